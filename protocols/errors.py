@@ -1,0 +1,20 @@
+"""The two roots of every protocol failure: our own misuse, and a peer's bad data.
+
+Run by: every role. A caller can retry after fixing a `LocalProtocolError`; a
+`RemoteProtocolError` means that bytes from a peer were wrong, stale, replayed or
+forged, and that the session with that peer must end.
+"""
+
+__all__ = ["LocalProtocolError", "RemoteProtocolError"]
+
+
+class LocalProtocolError(ValueError):
+    """This party called a protocol wrongly: wrong type, range, order or reuse."""
+
+
+class RemoteProtocolError(RuntimeError):
+    """A peer sent something that the protocol does not allow.
+
+    The message names the peer, what was expected, what came and what to do; it
+    never repeats a secret or the peer's bytes.
+    """

@@ -1,0 +1,129 @@
+"""Sealed links: end-to-end authenticated encryption between two parties of one session.
+
+Run by: every party, once for each peer. Protects from: everybody on the way, a relay
+included (it learns sizes and timing). Does not give: forward secrecy against the later
+theft of a run key, unless the run keys are fresh for each session, as `fresh_run_key`
+makes them.
+
+Key agreement is static X25519 (RFC 7748) between the run keys that the session's
+contract names; the link key is HKDF-SHA256 (RFC 5869) of the shared secret, salted
+with the hash of the contract. A party that holds another contract derives other keys,
+so its messages fail to authenticate. Messages are AES-256-GCM with the message's
+sequence number as the nonce, one key for each direction.
+"""
+
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["SEAL_OVERHEAD_BYTES", "RunKey", "SealedLink", "fresh_run_key"]
+
+SEAL_OVERHEAD_BYTES = 16
+_PUBLIC_KEY_BYTES = 32
+_NONCE_BYTES = 12
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """A party's X25519 key pair for one session; only `public` may be shown."""
+
+    public: bytes
+    _private: X25519PrivateKey = field(repr=False, compare=False)
+
+    def agree(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:
+        """Return 32 key bytes shared with the holder of `peer_public`."""
+        if len(peer_public) != _PUBLIC_KEY_BYTES:
+            raise RemoteProtocolError(
+                f"an X25519 public key has {_PUBLIC_KEY_BYTES} bytes, the peer's has {len(peer_public)}"
+            )
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
+        except ValueError as error:
+            raise RemoteProtocolError("the peer's X25519 public key is of low order") from error
+        return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(shared)
+
+    def __reduce__(self) -> str:
+        raise LocalProtocolError("a run key is a secret of its party and is never serialised")
+
+
+def fresh_run_key() -> RunKey:
+    """Make a key pair for one session."""
+    private = X25519PrivateKey.generate()
+    return RunKey(private.public_key().public_bytes_raw(), private)
+
+
+class SealedLink:
+    """One party's end of the link to one peer.
+
+    Sequence numbers count from 0 in each direction and are the nonces: a repeated,
+    missing or reordered message is refused.
+
+    Args:
+        me, peer: the two parties' names.
+        run_key: this party's key pair.
+        peer_public: the peer's public key, as the contract names it.
+        contract_hash: 32 bytes; both ends must hold the same contract.
+    """
+
+    def __init__(
+        self, *, me: str, peer: str, run_key: RunKey, peer_public: bytes, contract_hash: bytes
+    ) -> None:
+        self.me, self.peer = me, peer
+        self._sealer = self._cipher(run_key, peer_public, contract_hash, me, peer)
+        self._opener = self._cipher(run_key, peer_public, contract_hash, peer, me)
+        self._sent = self._received = 0
+
+    @staticmethod
+    def _cipher(key: RunKey, peer_public: bytes, salt: bytes, sender: str, receiver: str) -> AESGCM:
+        names = b"".join(
+            len(name.encode()).to_bytes(2, "big") + name.encode() for name in (sender, receiver)
+        )
+        return AESGCM(key.agree(peer_public, salt=salt, info=b"secure-apfed link v1" + names))
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence number that the next sealed message must carry."""
+        return self._sent
+
+    def seal(self, plaintext: bytes, *, sequence: int, associated: bytes) -> bytes:
+        """Encrypt and authenticate `plaintext`, and authenticate `associated` with it.
+
+        Raises:
+            LocalProtocolError: `sequence` is not the next one.
+        """
+        if sequence != self._sent:
+            raise LocalProtocolError(
+                f"{self.me} to {self.peer}: the next message is number {self._sent}, got {sequence}"
+            )
+        self._sent += 1
+        return self._sealer.encrypt(sequence.to_bytes(_NONCE_BYTES, "big"), plaintext, associated)
+
+    def open(self, sealed: bytes, *, sequence: int, associated: bytes) -> bytes:
+        """Decrypt what the peer sealed.
+
+        Raises:
+            RemoteProtocolError: replayed, reordered, altered, or sealed under another
+                contract or by another party. The link's state does not change then.
+        """
+        if sequence != self._received:
+            raise RemoteProtocolError(
+                f"{self.me}: expected message {self._received} of {self.peer}, got {sequence}; "
+                "a message was replayed, lost or reordered"
+            )
+        try:
+            plaintext = self._opener.decrypt(
+                sequence.to_bytes(_NONCE_BYTES, "big"), sealed, associated
+            )
+        except InvalidTag as error:
+            raise RemoteProtocolError(
+                f"{self.me}: message {sequence} of {self.peer} does not authenticate; it was altered, "
+                "or the two parties do not hold the same contract"
+            ) from error
+        self._received += 1
+        return plaintext

@@ -1,0 +1,160 @@
+"""What every way of adding private vectors offers: three roles and one frozen agreement.
+
+Run by: the active (`SumReceiver`), each passive (`SumContributor`) and the aggregator
+(`SumCombiner`). Guarantee asked of every secure backend: the receiver learns the sum
+and nothing else of one contribution; the combiner learns no value.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.conversation import Conversation
+from protocols.errors import LocalProtocolError
+
+__all__ = [
+    "StepBinding",
+    "SecureSum",
+    "SumAgreement",
+    "SumCombiner",
+    "SumContributor",
+    "SumReceiver",
+]
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumAgreement:
+    """What all parties fix before the first sum; public.
+
+    Attributes:
+        session: names the run; non-empty.
+        receiver, combiner: the active and the aggregator; different parties.
+        contributors: the passives, in the contract's order; all must contribute to each sum.
+        clip_norm: C > 0, the L2 bound of one row of a contribution (no unit).
+        bits: signed fixed-point bits of one value, 2 to 24.
+        allow_single: permit one contributor, whose "sum" is its own vector.
+    """
+
+    session: str
+    receiver: str
+    combiner: str
+    contributors: tuple[str, ...]
+    clip_norm: float
+    bits: int = 16
+    allow_single: bool = False
+
+    def __post_init__(self) -> None:
+        parties = (self.receiver, self.combiner, *self.contributors)
+        if not self.session or not all(parties):
+            raise LocalProtocolError("a sum needs a session name and a name for every party")
+        if len(set(parties)) != len(parties):
+            raise LocalProtocolError(
+                f"the parties of a sum are all different, got {', '.join(parties)}; "
+                "the key holder must not see single contributions"
+            )
+        if len(self.contributors) < (1 if self.allow_single else 2):
+            raise LocalProtocolError(
+                f"a sum over {len(self.contributors)} contributor(s) hides nothing: the receiver would "
+                "read that contribution itself; have two or more, or say allow_single"
+            )
+        if not (np.isfinite(self.clip_norm) and self.clip_norm > 0):
+            raise LocalProtocolError(f"clip_norm is a positive number, got {self.clip_norm}")
+        if not 2 <= self.bits <= 24:
+            raise LocalProtocolError(f"bits lies in 2..24, got {self.bits}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBinding:
+    """What a contribution is an answer to; all contributions to one sum must share it.
+
+    Attributes:
+        session: the run; step: counts from 0 and is used once.
+        rows: 32-byte digest of the ordered row positions.
+        message: 32-byte digest of the representations that the active sent.
+    """
+
+    session: str
+    step: int
+    rows: bytes
+    message: bytes
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over all fields, each with its length."""
+        parts = (self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message)
+        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hashlib.sha256(b"secure-apfed step v1" + framed).digest()
+
+
+class SumContributor(Conversation, Protocol):
+    """The end of one passive. Holds no secret key of the receiver."""
+
+    def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
+        """Clip each row to C, quantise, protect and frame one contribution.
+
+        Raises:
+            LocalProtocolError: not a finite, non-empty matrix; or a step already answered.
+        """
+        ...
+
+
+class SumCombiner(Conversation, Protocol):
+    """The end of the aggregator. Holds no key at all."""
+
+    def combine(self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
+        """Add one contribution of each agreed party.
+
+        Raises:
+            RemoteProtocolError: a contributor is missing or unknown, a frame is malformed,
+                or the frames answer different messages (equivocation by the active).
+        """
+        ...
+
+
+class SumReceiver(Conversation, Protocol):
+    """The end of the active: the only one that can read the sum."""
+
+    def decode(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> FloatArray:
+        """Open the sum of all contributions to the step that `binding` names.
+
+        Raises:
+            RemoteProtocolError: a frame of another step or shape, or a sum out of range.
+        """
+        ...
+
+
+class SecureSum(Protocol):
+    """A backend: a description from which each role's end is made.
+
+    Attributes:
+        name: its key in the table of backends.
+        unsafe: whether single contributions are readable by anybody but their owner.
+    """
+
+    name: ClassVar[str]
+    unsafe: ClassVar[bool]
+    agreement: SumAgreement
+
+    def receiver(self) -> SumReceiver: ...
+
+    def contributor(self, me: str) -> SumContributor: ...
+
+    def combiner(self) -> SumCombiner: ...
+
+    def contribution_bytes(self, shape: tuple[int, int]) -> int:
+        """Forecast the bytes of one contribution of this shape (rows, columns)."""
+        ...
+
+    def rounding(self) -> float:
+        """The largest error of one value of the sum against the sum of the clipped rows."""
+        ...
+
+    def parameters(self) -> Mapping[str, object]:
+        """Public parameters, for the contract and the report."""
+        ...

@@ -1,0 +1,23 @@
+"""Errors that people meet when they use the library; protocol errors are in `protocols`."""
+
+__all__ = ["ApfedError", "CheckpointError", "ConfigError", "DataError", "ModelError"]
+
+
+class ApfedError(Exception):
+    """Base of every error whose message is meant for the user: who, what, what to do."""
+
+
+class ConfigError(ApfedError):
+    """A setting is unknown, missing or out of range; names the file, key and values."""
+
+
+class DataError(ApfedError):
+    """A data file or table is missing, damaged or unfit; says what to run or to fix."""
+
+
+class ModelError(ApfedError):
+    """A network, objective or saved model does not fit the data that it was given."""
+
+
+class CheckpointError(ApfedError):
+    """A checkpoint or run folder is truncated, altered or of another run."""

@@ -1,0 +1,94 @@
+"""The one form in which anything passes between parties.
+
+An envelope's header names session, step, kind, sender, receiver and sequence; the link
+authenticates it together with the payload (see `protocols.seal`). Payloads are tensors
+and plain metadata (see `secure_apfed.exchange.codec`); never code, never method names.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgpack
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["SCHEMA_VERSION", "Envelope", "Kind"]
+
+SCHEMA_VERSION = 1
+_HEADER_LIMIT = 4096
+_NAME_LIMIT = 64
+
+
+class Kind(StrEnum):
+    """What a payload is; also the table of all messages that exist."""
+
+    ALIGNMENT = "alignment"
+    SUM_SETUP = "sum-setup"
+    REQUEST = "request"
+    REPRESENTATIONS = "representations"
+    CONTRIBUTION = "contribution"
+    SUM = "sum"
+    GRADIENTS = "gradients"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Envelope:
+    """One message.
+
+    Attributes:
+        session: the run that it belongs to.
+        step: training step from 0, or -1 before training.
+        kind: what the payload is.
+        sender, receiver: party names.
+        sequence: number of this message on its link, from 0.
+        payload: bytes, absent from `repr`.
+    """
+
+    session: str
+    step: int
+    kind: Kind
+    sender: str
+    receiver: str
+    sequence: int
+    payload: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for name in (self.sender, self.receiver):
+            if not 0 < len(name) <= _NAME_LIMIT:
+                raise LocalProtocolError(f"a party's name has 1 to {_NAME_LIMIT} characters, got {name!r}")
+        if self.sender == self.receiver:
+            raise LocalProtocolError(f"{self.sender} cannot write to itself")
+        if self.step < -1 or self.sequence < 0:
+            raise LocalProtocolError(f"step {self.step} or sequence {self.sequence} is below its range")
+
+    @property
+    def header(self) -> bytes:
+        """The canonical header bytes, which the link authenticates."""
+        fields = (SCHEMA_VERSION, self.session, self.step, self.kind.value)
+        packed: bytes = msgpack.packb((*fields, self.sender, self.receiver, self.sequence))
+        return packed
+
+    @classmethod
+    def parse_header(cls, header: bytes) -> "Envelope":
+        """Read a header that came over a wire; the payload is empty.
+
+        Raises:
+            RemoteProtocolError: anything but a canonical header of this schema version.
+        """
+        try:
+            if len(header) > _HEADER_LIMIT:
+                raise ValueError("header too long")
+            version, session, step, kind, sender, receiver, sequence = msgpack.unpackb(header)
+            if version != SCHEMA_VERSION:
+                raise RemoteProtocolError(
+                    f"the peer speaks envelope schema {version!r}, this party {SCHEMA_VERSION}"
+                )
+            envelope = cls(
+                session=session, step=step, kind=Kind(kind), sender=sender,
+                receiver=receiver, sequence=sequence, payload=b"",
+            )  # fmt: skip
+            if envelope.header != header:
+                raise ValueError("not canonical")
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise RemoteProtocolError("an envelope's header is malformed") from error
+        return envelope
