@@ -1,0 +1,82 @@
+"""Payloads: named tensors as safetensors and plain metadata as msgpack; no pickle, ever.
+
+Layout: 4 bytes big-endian length of the metadata, the metadata, the tensors. All bytes
+from a peer are hostile: `unpack` returns exactly what the receiver said it expects, or
+raises `RemoteProtocolError`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import safetensors
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from protocols.errors import RemoteProtocolError
+
+__all__ = ["TensorSpec", "pack", "unpack"]
+
+_LENGTH_BYTES = 4
+_META_LIMIT = 1 << 16
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What the receiver accepts: the dtype, and a shape in which None is any size."""
+
+    dtype: torch.dtype
+    shape: tuple[int | None, ...]
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether `tensor` has this dtype and shape."""
+        return (
+            tensor.dtype == self.dtype
+            and tensor.dim() == len(self.shape)
+            and all(want in (None, have) for want, have in zip(self.shape, tensor.shape, strict=True))
+        )
+
+
+def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> bytes:
+    """Serialise tensors (moved to the CPU) and metadata of plain msgpack types."""
+    packed: bytes = msgpack.packb(dict(meta or {}))
+    body = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    return len(packed).to_bytes(_LENGTH_BYTES, "big") + packed + body
+
+
+def unpack(
+    payload: bytes, expected: Mapping[str, TensorSpec], *, sender: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Parse a payload of `sender` that must hold exactly the `expected` tensors.
+
+    Raises:
+        RemoteProtocolError: malformed bytes, missing or extra tensors, wrong dtype or shape.
+    """
+    try:
+        meta, tensors = _parse(payload)
+    except (ValueError, TypeError, msgpack.UnpackException, safetensors.SafetensorError) as error:
+        raise RemoteProtocolError(f"{sender} sent a payload that cannot be parsed") from error
+    if tensors.keys() != expected.keys():
+        raise RemoteProtocolError(
+            f"{sender} sent the tensors {sorted(tensors)}, expected {sorted(expected)}"
+        )
+    for name, spec in expected.items():
+        if not spec.fits(tensors[name]):
+            raise RemoteProtocolError(
+                f"{sender} sent {name!r} as {tensors[name].dtype} {tuple(tensors[name].shape)}, "
+                f"expected {spec.dtype} {spec.shape}"
+            )
+    return tensors, meta
+
+
+def _parse(payload: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    length = int.from_bytes(payload[:_LENGTH_BYTES], "big")
+    start = _LENGTH_BYTES + length
+    if len(payload) < start or length > _META_LIMIT:
+        raise ValueError("metadata is longer than allowed or than the payload")
+    meta = msgpack.unpackb(payload[_LENGTH_BYTES:start])
+    if not isinstance(meta, dict):
+        raise TypeError("metadata is not a mapping")
+    return meta, load(payload[start:])

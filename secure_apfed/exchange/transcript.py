@@ -1,0 +1,166 @@
+"""The transcript: a recording transport. Who saw what, when, and how many bytes.
+
+Run by: the experimenter, around the real transport; it is not a party. Privacy reports
+read the flows; attacks read the kept envelopes, opened as their receivers saw them.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from pydantic import Field
+
+from protocols.errors import LocalProtocolError
+from secure_apfed.exchange.envelope import Envelope, Kind
+from secure_apfed.exchange.transport import Transport
+from secure_apfed.settings import Settings
+
+__all__ = ["Flow", "Transcript", "TranscriptSettings"]
+
+KEPT_KINDS = frozenset({Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM})
+
+
+class TranscriptSettings(Settings):
+    """Which payloads are kept for attacks; flows are always counted.
+
+    Attributes:
+        keep: payloads of no epoch, of the first and the last one, or of all.
+        limit_megabytes: refuse to hold more than this many MB of payloads.
+    """
+
+    keep: Literal["none", "first_and_last", "all"] = "first_and_last"
+    limit_megabytes: float = Field(512, gt=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """All messages of one kind from one party to another.
+
+    Attributes:
+        messages: their number; first_step, last_step: when (-1: before training).
+        payload_bytes: what the receiver read; wire_bytes: with headers and seals.
+    """
+
+    sender: str
+    receiver: str
+    kind: Kind
+    messages: int
+    payload_bytes: int
+    wire_bytes: int
+    first_step: int
+    last_step: int
+
+
+class Transcript:
+    """Records every envelope that passes through `transport`.
+
+    Call `begin_epoch` before an epoch's first step; only envelopes between such calls
+    are candidates for keeping.
+    """
+
+    def __init__(self, transport: Transport, settings: TranscriptSettings) -> None:
+        self._transport, self._settings = transport, settings
+        self._flows: dict[tuple[str, str, Kind], Flow] = {}
+        self._epochs: dict[int, list[Envelope]] = {}
+        self._current: list[Envelope] | None = None
+        self._payloads: dict[bytes, bytes] = {}
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """What was sent, by sender, receiver and kind."""
+        return tuple(self._flows.values())
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes on the wire so far, all links together."""
+        return sum(flow.wire_bytes for flow in self._flows.values())
+
+    @property
+    def kept(self) -> Mapping[int, tuple[Envelope, ...]]:
+        """The kept envelopes by epoch, in the order of sending."""
+        return {epoch: tuple(envelopes) for epoch, envelopes in self._epochs.items()}
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Say that the envelopes from now on belong to `epoch` (from 0)."""
+        self._current = None
+        if self._settings.keep == "none":
+            return
+        if self._settings.keep == "first_and_last":
+            for past in [past for past in self._epochs if past not in (0, epoch)]:
+                del self._epochs[past]
+            self._forget_unused()
+        self._current = self._epochs.setdefault(epoch, [])
+
+    def send(self, envelope: Envelope) -> int:
+        """Pass the envelope on and record it."""
+        wire_bytes = self._transport.send(envelope)
+        key = (envelope.sender, envelope.receiver, envelope.kind)
+        past = self._flows.get(key)
+        self._flows[key] = Flow(
+            sender=envelope.sender,
+            receiver=envelope.receiver,
+            kind=envelope.kind,
+            messages=1 + (past.messages if past else 0),
+            payload_bytes=len(envelope.payload) + (past.payload_bytes if past else 0),
+            wire_bytes=wire_bytes + (past.wire_bytes if past else 0),
+            first_step=past.first_step if past else envelope.step,
+            last_step=envelope.step,
+        )
+        if self._current is not None and envelope.kind in KEPT_KINDS:
+            self._current.append(replace(envelope, payload=self._store(envelope.payload)))
+        return wire_bytes
+
+    def receive(self, receiver: str, *, sender: str, kind: Kind, step: int) -> Envelope:
+        """Pass through: what is received was recorded when it was sent."""
+        return self._transport.receive(receiver, sender=sender, kind=kind, step=step)
+
+    def _store(self, payload: bytes) -> bytes:
+        """Hold equal payloads (the same representations to each passive) once."""
+        digest = hashlib.blake2b(payload, digest_size=16).digest()
+        known = self._payloads.setdefault(digest, payload)
+        held = sum(map(len, self._payloads.values())) if known is payload else 0
+        if held > self._settings.limit_megabytes * 1e6:
+            raise LocalProtocolError(
+                f"the transcript would hold {held / 1e6:.0f} MB of payloads, over the limit of "
+                f"{self._settings.limit_megabytes:g} MB; raise transcript.limit_megabytes, send a smaller "
+                "representation (model.projection), or set transcript.keep to none"
+            )
+        return known
+
+    def _forget_unused(self) -> None:
+        used = {id(item.payload) for envelopes in self._epochs.values() for item in envelopes}
+        self._payloads = {key: value for key, value in self._payloads.items() if id(value) in used}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything recorded, as plain msgpack types."""
+        digests = {id(payload): digest for digest, payload in self._payloads.items()}
+        return {
+            "flows": [{**asdict(flow), "kind": flow.kind.value} for flow in self.flows],
+            "payloads": dict(self._payloads),
+            "epochs": [
+                [epoch, [[_fields(item), digests[id(item.payload)]] for item in envelopes]]
+                for epoch, envelopes in self._epochs.items()
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
+        self._flows = {(flow.sender, flow.receiver, flow.kind): flow for flow in flows}
+        self._payloads = dict(state["payloads"])
+        self._epochs = {
+            epoch: list(_envelopes(items, self._payloads)) for epoch, items in state["epochs"]
+        }
+        self._current = None
+
+
+def _fields(envelope: Envelope) -> dict[str, Any]:
+    fields = asdict(envelope)
+    del fields["payload"]
+    return {**fields, "kind": envelope.kind.value}
+
+
+def _envelopes(items: Iterable[Any], payloads: Mapping[bytes, bytes]) -> Iterable[Envelope]:
+    for fields, digest in items:
+        yield Envelope(**{**fields, "kind": Kind(fields["kind"]), "payload": payloads[digest]})
