@@ -40,7 +40,8 @@ class RunKey:
         """Return 32 key bytes shared with the holder of `peer_public`."""
         if len(peer_public) != _PUBLIC_KEY_BYTES:
             raise RemoteProtocolError(
-                f"an X25519 public key has {_PUBLIC_KEY_BYTES} bytes, the peer's has {len(peer_public)}"
+                f"an X25519 public key has {_PUBLIC_KEY_BYTES} bytes, "
+                f"the peer's has {len(peer_public)}"
             )
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
@@ -122,8 +123,8 @@ class SealedLink:
             )
         except InvalidTag as error:
             raise RemoteProtocolError(
-                f"{self.me}: message {sequence} of {self.peer} does not authenticate; it was altered, "
-                "or the two parties do not hold the same contract"
+                f"{self.me}: message {sequence} of {self.peer} does not authenticate; "
+                "it was altered, or the two parties do not hold the same contract"
             ) from error
         self._received += 1
         return plaintext

@@ -13,4 +13,6 @@ __all__ = ["Settings"]
 class Settings(BaseModel):
     """Base of every settings class."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )

@@ -17,8 +17,8 @@ from protocols.conversation import Conversation
 from protocols.errors import LocalProtocolError
 
 __all__ = [
-    "StepBinding",
     "SecureSum",
+    "StepBinding",
     "SumAgreement",
     "SumCombiner",
     "SumContributor",
@@ -60,8 +60,9 @@ class SumAgreement:
             )
         if len(self.contributors) < (1 if self.allow_single else 2):
             raise LocalProtocolError(
-                f"a sum over {len(self.contributors)} contributor(s) hides nothing: the receiver would "
-                "read that contribution itself; have two or more, or say allow_single"
+                f"a sum over {len(self.contributors)} contributor(s) hides nothing: "
+                "the receiver would read that contribution itself; "
+                "have two or more, or say allow_single"
             )
         if not (np.isfinite(self.clip_norm) and self.clip_norm > 0):
             raise LocalProtocolError(f"clip_norm is a positive number, got {self.clip_norm}")
@@ -107,7 +108,9 @@ class SumContributor(Conversation, Protocol):
 class SumCombiner(Conversation, Protocol):
     """The end of the aggregator. Holds no key at all."""
 
-    def combine(self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
+    def combine(
+        self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
+    ) -> bytes:
         """Add one contribution of each agreed party.
 
         Raises:
