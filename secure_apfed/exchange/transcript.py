@@ -65,6 +65,7 @@ class Transcript:
         self._epochs: dict[int, list[Envelope]] = {}
         self._current: list[Envelope] | None = None
         self._payloads: dict[bytes, bytes] = {}
+        self._held_bytes = 0
 
     @property
     def flows(self) -> tuple[Flow, ...]:
@@ -118,19 +119,21 @@ class Transcript:
     def _store(self, payload: bytes) -> bytes:
         """Hold equal payloads (the same representations to each passive) once."""
         digest = hashlib.blake2b(payload, digest_size=16).digest()
-        known = self._payloads.setdefault(digest, payload)
-        held = sum(map(len, self._payloads.values())) if known is payload else 0
-        if held > self._settings.limit_megabytes * 1e6:
+        if digest not in self._payloads:
+            self._payloads[digest] = payload
+            self._held_bytes += len(payload)
+        if self._held_bytes > self._settings.limit_megabytes * 1e6:
             raise LocalProtocolError(
-                f"the transcript would hold {held / 1e6:.0f} MB of payloads, over the limit of "
+                f"the transcript would hold {self._held_bytes / 1e6:.0f} MB, over the limit of "
                 f"{self._settings.limit_megabytes:g} MB; raise transcript.limit_megabytes, send a smaller "
                 "representation (model.projection), or set transcript.keep to none"
             )
-        return known
+        return self._payloads[digest]
 
     def _forget_unused(self) -> None:
         used = {id(item.payload) for envelopes in self._epochs.values() for item in envelopes}
         self._payloads = {key: value for key, value in self._payloads.items() if id(value) in used}
+        self._held_bytes = sum(map(len, self._payloads.values()))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything recorded, as plain msgpack types."""
@@ -149,6 +152,7 @@ class Transcript:
         flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
         self._flows = {(flow.sender, flow.receiver, flow.kind): flow for flow in flows}
         self._payloads = dict(state["payloads"])
+        self._held_bytes = sum(map(len, self._payloads.values()))
         self._epochs = {
             epoch: list(_envelopes(items, self._payloads)) for epoch, items in state["epochs"]
         }

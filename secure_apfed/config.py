@@ -1,0 +1,53 @@
+"""One run, described completely: one YAML file, one frozen and validated object.
+
+Every package declares the settings of what it holds; here they meet. What an attack
+needs is kept as names and options, since attacks lie above this package; the
+composition root validates them.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from secure_apfed.alignment import AlignmentSettings
+from secure_apfed.data.settings import DataSettings
+from secure_apfed.exchange.transcript import TranscriptSettings
+from secure_apfed.methods.settings import PassiveSettings, RuleSettings, SumSettings, TrainSettings
+from secure_apfed.models.settings import ModelSettings
+from secure_apfed.privacy.settings import GuardSettings
+from secure_apfed.settings import Settings
+
+__all__ = ["AttackChoice", "Config"]
+
+
+class AttackChoice(Settings):
+    """An attack to mount on the finished run: a key of the table, and its options."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class Config(Settings):
+    """A complete run.
+
+    Attributes:
+        name: of the run, used for its folder and report.
+        seed: of everything reproducible (initial weights, batches, partition), never of keys.
+        method: apfed (every passive says its objective), apfed_r and apfed_c (the paper's
+            two), tvfl (joint training, joint inference) or single_view (the active alone).
+        passives: settings by party name; "default" holds for those not named.
+    """
+
+    name: str = Field(min_length=1)
+    seed: int = Field(0, ge=0)
+    method: Literal["apfed", "apfed_r", "apfed_c", "tvfl", "single_view"]
+    data: DataSettings
+    model: ModelSettings = ModelSettings()
+    passives: dict[str, PassiveSettings] = {"default": PassiveSettings()}
+    train: TrainSettings = TrainSettings()
+    alignment: AlignmentSettings = AlignmentSettings()
+    secure_sum: SumSettings = SumSettings()
+    guard: GuardSettings
+    rules: RuleSettings = RuleSettings()
+    transcript: TranscriptSettings = TranscriptSettings()
+    attacks: tuple[AttackChoice, ...] = ()

@@ -1,0 +1,30 @@
+"""Settings of a party's networks."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from secure_apfed.settings import Settings
+
+__all__ = ["ModelSettings"]
+
+
+class ModelSettings(Settings):
+    """Which family of networks a party uses, and its sizes.
+
+    Attributes:
+        network: a key of `NETWORKS`, or "auto": the paper's convolutions for images that
+            are at least 7 rows high, an MLP for everything else.
+        hidden: widths of the MLP's hidden layers (mlp only).
+        representation: numbers of the MLP encoder's output (mlp only).
+        projection: numbers of the linear projection that is sent to the passives; "none"
+            sends the encoder's output as it is; "auto" is 64, except for a plain
+            (unprotected) APFed-R, which sends the whole output as the authors' release does.
+        dropout: of the head, between its two layers (release: 0.5).
+    """
+
+    network: Literal["auto", "conv_mnist", "conv_cifar", "mlp"] = "auto"
+    hidden: tuple[int, ...] = (64,)
+    representation: int = Field(32, ge=1)
+    projection: int | Literal["auto", "none"] = "auto"
+    dropout: float = Field(0.5, ge=0, lt=1)
