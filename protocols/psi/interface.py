@@ -5,15 +5,70 @@ backend: an ID outside the intersection stays unknown to every other party; what
 backend reveals beyond the M-way intersection, it lists in `leaks`.
 """
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocols.conversation import Conversation
+from protocols.errors import LocalProtocolError
 
-__all__ = ["Aligner", "SetIntersection"]
+__all__ = [
+    "DEFAULT_MAXIMUM_IDS",
+    "Aligner",
+    "IntersectionAgreement",
+    "IntersectionTooSmallError",
+    "SetIntersection",
+    "check_ids",
+]
+
+DEFAULT_MAXIMUM_IDS = 10_000_000
+_POSITIONS = 2**32
+_ROWS_SHOWN = 5
+
+
+class IntersectionTooSmallError(LocalProtocolError):
+    """The parties share fewer IDs than they agreed on as a minimum; nothing was opened."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntersectionAgreement:
+    """What all parties fix before an intersection; public.
+
+    Attributes:
+        session: names the intersection; non-empty, used once.
+        minimum_rows: below this size no party's rows are opened; 0 or more.
+        maximum_ids: the largest set that a party accepts from a peer, 1 to 2^32 - 1. It
+            limits what a party can probe by filling its set with guessed IDs.
+        encoding: how records became ID bytes (normalisation), in any canonical text;
+            parties that encode differently would find no common ID.
+    """
+
+    session: str
+    minimum_rows: int = 2
+    maximum_ids: int = DEFAULT_MAXIMUM_IDS
+    encoding: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.session:
+            raise LocalProtocolError("an intersection needs a session name")
+        if not 0 < self.maximum_ids < _POSITIONS:
+            raise LocalProtocolError(f"maximum_ids lies in 1..2^32 - 1, got {self.maximum_ids}")
+        if not 0 <= self.minimum_rows <= self.maximum_ids:
+            raise LocalProtocolError(
+                f"minimum_rows lies in 0..maximum_ids ({self.maximum_ids}), got {self.minimum_rows}"
+            )
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over all fields, each with its length."""
+        numbers = (self.minimum_rows.to_bytes(4, "big"), self.maximum_ids.to_bytes(4, "big"))
+        parts = (self.session.encode(), *numbers, self.encoding.encode())
+        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hashlib.sha256(b"secure-apfed intersection v1" + framed).digest()
 
 
 class Aligner(Conversation, Protocol):
@@ -26,6 +81,7 @@ class Aligner(Conversation, Protocol):
         `rows[k]` of every party belongs to the same ID, for each k of the intersection.
 
         Raises:
+            IntersectionTooSmallError: the intersection is below the agreed minimum.
             LocalProtocolError: read before the intersection is finished.
         """
         ...
@@ -41,6 +97,11 @@ class SetIntersection(Protocol):
 
     name: ClassVar[str]
     leaks: ClassVar[tuple[str, ...]]
+    agreement: IntersectionAgreement
+
+    def __init__(self, agreement: IntersectionAgreement, *, processes: int | None = None) -> None:
+        """Describe one party's end; `processes` is its own choice, None lets the backend choose."""
+        ...
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
         """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
@@ -49,3 +110,36 @@ class SetIntersection(Protocol):
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
         """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
         ...
+
+
+def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
+    """Refuse a set that an intersection would get wrong; names rows, never an ID.
+
+    Raises:
+        LocalProtocolError: too many, empty or repeated IDs.
+    """
+    if len(ids) > maximum_ids:
+        raise LocalProtocolError(
+            f"{me} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"
+        )
+    empty = [row for row, identity in enumerate(ids) if not identity]
+    if empty:
+        raise LocalProtocolError(
+            f"{me} has {len(empty)} empty ID(s), in row(s) {_first(empty)}; remove these rows"
+        )
+    if len(set(ids)) == len(ids):
+        return
+    first_row: dict[bytes, int] = {}
+    repeats = [
+        row for row, identity in enumerate(ids) if first_row.setdefault(identity, row) != row
+    ]
+    pairs = ", ".join(f"{row} (as {first_row[ids[row]]})" for row in repeats[:_ROWS_SHOWN])
+    more = ", ..." if len(repeats) > _ROWS_SHOWN else ""
+    raise LocalProtocolError(
+        f"{me} has {len(repeats)} repeated ID(s), in row(s) {pairs}{more}; keep one row for each ID"
+    )
+
+
+def _first(rows: Sequence[int]) -> str:
+    shown = ", ".join(map(str, rows[:_ROWS_SHOWN]))
+    return shown + ", ..." if len(rows) > _ROWS_SHOWN else shown

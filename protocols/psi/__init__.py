@@ -1,0 +1,10 @@
+"""Private set intersection. A new backend is one file here and one line in the table."""
+
+from collections.abc import Mapping
+
+from protocols.psi.ecdh import EcdhIntersection
+from protocols.psi.interface import SetIntersection
+
+__all__ = ["SET_INTERSECTIONS"]
+
+SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {"ecdh": EcdhIntersection}
