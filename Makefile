@@ -1,0 +1,55 @@
+# make run    install everything pinned into .venv, then the main job on the embedded data sets
+# make test   the same installation, then lint, types and the fast tests
+# make help   every target
+#
+# PYTHON       the interpreter that makes .venv; 3.11 or newer
+# TORCH_INDEX  where to take torch from, e.g. https://download.pytorch.org/whl/cpu for the small
+#              build without CUDA; by default the package index that pip is set up with
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint requirements.lock
+CODE := protocols secure_apfed attacks experiments tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-slow lint clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' $(firstword $(MAKEFILE_LIST))
+	@echo "make setup | run | test | test-slow | lint | clean"
+
+setup: $(STAMP)
+
+# crypten comes last and without its dependencies: it names a dead package among them.
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed; $(PYTHON) is `$(PYTHON) -V 2>&1`. Try: make PYTHON=python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation --editable '.[experiments,dev]'
+	$(PIP) --no-deps crypten
+	@touch $@
+
+run: setup
+	$(BIN)/python -m experiments main
+
+lint: setup
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find $(CODE) -name __pycache__ -type d -exec rm -rf {} +
