@@ -1,0 +1,26 @@
+"""Data: built-in sets, the parties' own tables, and the vertical partition between parties."""
+
+from secure_apfed.data.catalogue import DATASETS, describe, find_dataset
+from secure_apfed.data.column_encoding import ColumnEncoding
+from secure_apfed.data.encoding import FeatureEncoding, RawFeatures, parse_encoding
+from secure_apfed.data.files import default_folder
+from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.data.loading import load_data
+from secure_apfed.data.records import PartyTable, VerticalData
+from secure_apfed.data.settings import DataSettings
+
+__all__ = [
+    "DATASETS",
+    "ColumnEncoding",
+    "DataSettings",
+    "FeatureEncoding",
+    "ImageEncoding",
+    "PartyTable",
+    "RawFeatures",
+    "VerticalData",
+    "default_folder",
+    "describe",
+    "find_dataset",
+    "load_data",
+    "parse_encoding",
+]

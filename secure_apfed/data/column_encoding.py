@@ -1,0 +1,213 @@
+"""How one party turns raw columns into features: standardised numbers, one-hot categories.
+
+Run by: that party alone, with statistics of its own rows (the active: its training rows
+only). The fitted encoding is plain data, so that the same columns can be encoded again
+when the model predicts. Letters: N rows, F features.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from secure_apfed.data.numbers import to_numbers, to_texts
+from secure_apfed.errors import DataError
+from secure_apfed.settings import Settings
+
+__all__ = ["CategoricalColumn", "ColumnEncoding", "Missing", "NumericColumn", "fit_columns"]
+
+Missing = Literal["error", "mean", "drop"]
+_CATEGORY_LIMIT = 256
+# Below this part of its mean, a column's spread is rounding: it is constant.
+_CONSTANT = 1e-12
+
+
+class NumericColumn(Settings):
+    """(value - mean) / scale; `scale` is the standard deviation, or 1 for a constant."""
+
+    kind: Literal["numeric"] = "numeric"
+    name: str
+    mean: float = 0.0
+    scale: float = Field(1.0, gt=0)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """One name for each feature that the column becomes."""
+        return (self.name,)
+
+    def encode(self, column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+        """Return (N, 1); an empty cell becomes 0, the mean."""
+        standard_N = (_finite(column, source=source) - self.mean) / self.scale
+        return np.nan_to_num(standard_N, nan=0.0)[:, None]
+
+
+class CategoricalColumn(Settings):
+    """One-hot over `categories`; an unknown or empty cell is a row of zeros."""
+
+    kind: Literal["categorical"] = "categorical"
+    name: str
+    categories: tuple[str, ...] = Field(min_length=1)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """One name for each feature that the column becomes."""
+        return tuple(f"{self.name}={category}" for category in self.categories)
+
+    def encode(self, column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+        """Return (N, number of categories)."""
+        places = {category: at for at, category in enumerate(self.categories)}
+        hot_NF = np.zeros((len(column), len(places)))
+        for row, text in enumerate(to_texts(column)):
+            if text in places:
+                hot_NF[row, places[text]] = 1.0
+        return hot_NF
+
+
+Column = Annotated[NumericColumn | CategoricalColumn, Field(discriminator="kind")]
+
+
+class ColumnEncoding(Settings):
+    """A party's columns, in the order of its features.
+
+    `missing` is what `encode` does about empty cells: "mean" fills a number with the mean
+    and a category with zeros; "error" and "drop" both refuse, because each row of the
+    input owes a row of output ("drop" leaves rows out before the encoding is fitted).
+    """
+
+    kind: Literal["columns"] = "columns"
+    columns: tuple[Column, ...] = Field(min_length=1)
+    missing: Missing = "error"
+
+    @classmethod
+    def plain(cls, names: Sequence[str]) -> "ColumnEncoding":
+        """Return an encoding of numeric columns that leaves numbers as they are."""
+        return cls(columns=tuple(NumericColumn(name=name) for name in names))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(F,) of one row's features."""
+        return (sum(len(column.features) for column in self.columns),)
+
+    def feature_name(self, index: int) -> str:
+        """Return the name of a position in the features."""
+        return [name for column in self.columns for name in column.features][index]
+
+    def encode(
+        self, raw: pd.DataFrame | NDArray[np.generic], *, source: str = "the input"
+    ) -> torch.Tensor:
+        """Return float32 features (N, F) of raw columns; further columns are ignored.
+
+        Args:
+            raw: a frame with these columns by name, or an array (N, number of columns) in
+                this encoding's order.
+            source: who or which file, for errors.
+
+        Raises:
+            DataError: a column is missing, empty cells that `missing` does not allow, text
+                in a numeric column, or an infinite number.
+        """
+        frame = self._frame(raw, source)
+        if self.missing != "mean":
+            check_complete(frame, source=source)
+        parts = [column.encode(frame[column.name], source=source) for column in self.columns]
+        features_NF = np.concatenate(parts, axis=1)
+        limit = np.finfo(np.float32).max
+        if features_NF.size and np.abs(features_NF).max() > limit:
+            name = self.feature_name(int(np.abs(features_NF).max(axis=0).argmax()))
+            raise DataError(
+                f"{source}: column {name!r} is too far from its mean for float32; rescale it"
+            )
+        return torch.from_numpy(features_NF.astype(np.float32))
+
+    def _frame(self, raw: pd.DataFrame | NDArray[np.generic], source: str) -> pd.DataFrame:
+        names = [column.name for column in self.columns]
+        if not isinstance(raw, pd.DataFrame):
+            if raw.ndim != 2 or raw.shape[1] != len(names):
+                raise DataError(
+                    f"{source}: expected {len(names)} columns ({', '.join(names)}), got an array of "
+                    f"shape {raw.shape}"
+                )
+            return pd.DataFrame(raw, columns=names)
+        absent = [name for name in names if name not in raw.columns]
+        if absent:
+            raise DataError(
+                f"{source}: {len(absent)} of {len(names)} columns are missing: {', '.join(absent)}; the "
+                "model was trained with them, so add them"
+            )
+        return raw[names]
+
+
+def check_complete(frame: pd.DataFrame, *, source: str) -> None:
+    """Refuse empty cells.
+
+    Raises:
+        DataError: names the columns and how many cells each lacks.
+    """
+    counts = frame.isna().sum()
+    lacking = [f"{name} ({count})" for name, count in counts.items() if count]
+    if lacking:
+        raise DataError(
+            f"{source}: empty cells in {', '.join(lacking)}; fill them, or train with missing: mean "
+            "or missing: drop"
+        )
+
+
+def fit_columns(
+    frame: pd.DataFrame, *, categorical: Sequence[str] = (), missing: Missing = "error", source: str
+) -> ColumnEncoding:
+    """Return the encoding of all columns of `frame`, with statistics of all its rows.
+
+    Numbers get their mean and population standard deviation, categories are sorted.
+
+    Raises:
+        DataError: empty cells under "error", a column without any value, text or infinity
+            in a numeric column, more than 256 categories, or no columns.
+    """
+    if not frame.shape[1]:
+        raise DataError(
+            f"{source}: no feature columns are left; name some as numeric or categorical"
+        )
+    if missing != "mean":
+        check_complete(frame, source=source)
+    fit = {True: _fit_categories, False: _fit_numbers}
+    columns = [fit[name in categorical](frame[name], source=source) for name in frame.columns]
+    return ColumnEncoding(columns=tuple(columns), missing=missing)
+
+
+def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn:
+    numbers = _finite(column, source=source)
+    known = numbers[~np.isnan(numbers)]
+    _check_any(len(known), column, source)
+    mean, deviation = float(known.mean()), float(known.std())
+    constant = deviation <= _CONSTANT * max(1.0, abs(mean))
+    return NumericColumn(name=str(column.name), mean=mean, scale=1.0 if constant else deviation)
+
+
+def _fit_categories(column: "pd.Series", *, source: str) -> CategoricalColumn:
+    categories = sorted({text for text in to_texts(column) if text is not None})
+    _check_any(len(categories), column, source)
+    if len(categories) > _CATEGORY_LIMIT:
+        raise DataError(
+            f"{source}: column {column.name!r} has {len(categories)} categories, at most "
+            f"{_CATEGORY_LIMIT} are one-hot encoded; declare it numeric, or put it under ignore"
+        )
+    return CategoricalColumn(name=str(column.name), categories=tuple(categories))
+
+
+def _check_any(count: int, column: "pd.Series", source: str) -> None:
+    if not count:
+        raise DataError(f"{source}: column {column.name!r} is empty; put it under ignore")
+
+
+def _finite(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+    numbers = to_numbers(column, source=source)
+    infinite = int(np.count_nonzero(np.isinf(numbers)))
+    if infinite:
+        raise DataError(
+            f"{source}: column {column.name!r} has {infinite} infinite numbers; mend them"
+        )
+    return numbers

@@ -1,0 +1,120 @@
+"""Finding, decompressing and checking the files of a data set in local folders.
+
+Run by: whoever loads a built-in set. Checksums are of the UNCOMPRESSED bytes, because
+distributors recompress (Debian strips gzip headers, mirrors choose levels).
+"""
+
+import gzip
+import hashlib
+import os
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from secure_apfed.errors import DataError
+
+__all__ = ["DataFile", "check_digest", "data_folders", "default_folder", "find_file", "read_file"]
+
+_VARIABLE = "SECURE_APFED_DATA"
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a data set.
+
+    Attributes:
+        name: its official name, uncompressed; `name.gz` is taken as well.
+        sha256: hex digest of the uncompressed bytes; empty where `md5` is all that is known.
+        md5: the older hex digest, as published; a check against damage, not against forgery.
+        size: uncompressed bytes, where no digest of them is published; 0 if a digest is.
+    """
+
+    name: str
+    sha256: str = ""
+    md5: str = ""
+    size: int = 0
+
+
+def default_folder() -> Path:
+    """The first of `data_folders(None)`: where a download goes unless told otherwise."""
+    return data_folders(None)[0]
+
+
+def data_folders(folder: Path | None) -> tuple[Path, ...]:
+    """Return the folders to search: `folder`, else SECURE_APFED_DATA's, else the user's cache."""
+    if folder is not None:
+        return (folder.expanduser(),)
+    listed = [Path(part) for part in os.environ.get(_VARIABLE, "").split(os.pathsep) if part]
+    return tuple(path.expanduser() for path in listed or [Path("~/.cache/secure-apfed")])
+
+
+def find_file(
+    file: DataFile, *, dataset: str, subfolders: Sequence[str], folder: Path | None
+) -> Path:
+    """Return where `file` lies, compressed or not.
+
+    In each folder of `data_folders(folder)` the set's own sub-folders come first, then those
+    that the system's packages use; files lying loose in a folder come last, because several
+    sets use the same file names.
+
+    Raises:
+        DataError: nowhere; names every folder searched and the command that fetches.
+    """
+    roots = data_folders(folder)
+    prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, "/usr/local", "/usr"))
+    places = [root / sub for root in roots for sub in (dataset, *subfolders)]
+    places += [Path(prefix, "share", "datasets", sub) for prefix in prefixes for sub in subfolders]
+    places += roots
+    for place in places:
+        for path in (place / file.name, place / f"{file.name}.gz"):
+            if path.is_file():
+                return path
+    raise DataError(
+        f"{dataset}: neither {file.name} nor {file.name}.gz is in any of "
+        f"{', '.join(str(place) for place in places)}; run `secure-apfed data fetch {dataset}`, or "
+        f"name the folder that holds it in data.folder or {_VARIABLE}"
+    )
+
+
+def read_file(path: Path) -> bytes:
+    """Return a file's bytes, decompressed where its name ends in .gz.
+
+    Raises:
+        DataError: unreadable, or a damaged gzip file.
+    """
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path}: truncated or damaged gzip file ({error}); get it again"
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def check_digest(content: bytes, file: DataFile, *, path: Path, dataset: str) -> None:
+    """Hold the uncompressed bytes against the size and digests of the catalogue.
+
+    Raises:
+        DataError: says what was expected, what was found and what to run.
+    """
+    remedy = f"remove it and run `secure-apfed data fetch {dataset}`"
+    if file.size and len(content) != file.size:
+        raise DataError(
+            f"{path}: {len(content)} uncompressed bytes, expected {file.size}; it is truncated or "
+            f"another set's file: {remedy}"
+        )
+    digests = (
+        ("SHA-256", file.sha256, hashlib.sha256),
+        ("MD5", file.md5, lambda data: hashlib.md5(data, usedforsecurity=False)),
+    )
+    for name, expected, digest in digests:
+        found = digest(content).hexdigest() if expected else ""
+        if found != expected:
+            raise DataError(
+                f"{path}: the {name} of its uncompressed bytes is {found}, expected {expected}; it is "
+                f"damaged or another set's file: {remedy}"
+            )

@@ -1,0 +1,223 @@
+"""Vertical partition: who holds which people and which features. Experiment design only.
+
+Everything follows from the run's seed through NumPy generators; nothing here makes a key.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.seeds import derive_seed
+
+__all__ = [
+    "Holdings",
+    "cut_columns",
+    "cut_strips",
+    "deal_people",
+    "party_names",
+    "person_ids",
+    "shared_rows",
+    "split_rows",
+]
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """Which rows of the pool each kind of party holds, in no party's order.
+
+    Attributes:
+        shared: training rows that the active and every passive hold.
+        active_only: the active's other training rows.
+        strangers: the passives' rows that the active lacks; the same for all passives, so
+            that passives know people in common whom the active must not learn of.
+        test: test rows, held by all, so that TVFL can be evaluated.
+    """
+
+    shared: Rows
+    active_only: Rows
+    strangers: Rows
+    test: Rows
+
+    @property
+    def train(self) -> Rows:
+        """The active's training rows."""
+        return np.concatenate([self.shared, self.active_only])
+
+    def of(self, *, active: bool) -> Rows:
+        """All rows of the active or of a passive."""
+        return np.concatenate([self.train if active else self.passive_train, self.test])
+
+    @property
+    def passive_train(self) -> Rows:
+        """A passive's rows outside the test split."""
+        return np.concatenate([self.shared, self.strangers])
+
+
+def generator(seed: int, purpose: str) -> np.random.Generator:
+    """Return the generator of one purpose, so that changing one draw leaves the others alone."""
+    return np.random.default_rng(derive_seed(seed, "data", purpose))
+
+
+def party_names(views: int) -> tuple[str, ...]:
+    """Return "active", "passive-1", ... for m views."""
+    return ("active", *(f"passive-{at}" for at in range(1, views)))
+
+
+def shared_rows(rows: int, overlap: float) -> int:
+    """Return floor(overlap * rows), exact for a decimal overlap such as 0.7."""
+    return math.floor(Fraction(str(overlap)) * rows)
+
+
+def split_rows(labels_N: Rows, test_fraction: float, *, seed: int) -> tuple[Rows, Rows]:
+    """Return (train, test) rows: of each class, the rounded share goes to the test split.
+
+    Raises:
+        DataError: too few rows for a split with both sides.
+    """
+    draw = generator(seed, "split")
+    test = []
+    for label in np.unique(labels_N):
+        rows = draw.permutation(np.flatnonzero(labels_N == label))
+        test.append(rows[: round(test_fraction * len(rows))])
+    test_rows = np.sort(np.concatenate(test)).astype(np.int64) if test else np.empty(0, np.int64)
+    train_rows = np.setdiff1d(np.arange(len(labels_N), dtype=np.int64), test_rows)
+    if not len(test_rows) or not len(train_rows):
+        raise DataError(
+            f"test_fraction {test_fraction} of {len(labels_N)} rows leaves {len(train_rows)} training "
+            f"and {len(test_rows)} test rows; both sides need some"
+        )
+    return train_rows, test_rows
+
+
+def deal_people(
+    train_rows: Rows, test_rows: Rows, *, overlap: float, limit: int | None, seed: int
+) -> Holdings:
+    """Choose the people of the active and of the passives.
+
+    With T training rows in the pool, the active gets the largest number A (at most `limit`)
+    for which every passive can hold as many: S = floor(overlap * A) shared ones and A - S
+    strangers kept from the active, so A + (A - S) <= T. Hence overlap is the shared part of
+    the active's training rows and of each passive's, and the intersection of all parties is
+    exactly the S shared rows. The price is that the active trains on about T / (2 - overlap)
+    rows: a passive whose people the active all knows would make alignment look too easy.
+
+    Raises:
+        DataError: nobody would be shared.
+    """
+    rows = generator(seed, "people").permutation(train_rows)
+    active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
+    while 2 * active - shared_rows(active, overlap) > len(rows):
+        active -= 1
+    active = min(active, limit or active)
+    shared = shared_rows(active, overlap)
+    if not shared:
+        raise DataError(
+            f"overlap {overlap} of {active} training rows leaves nobody whom all parties know; raise "
+            "overlap or limit"
+        )
+    return Holdings(
+        shared=rows[:shared],
+        active_only=rows[shared:active],
+        strangers=rows[active : 2 * active - shared],
+        test=test_rows,
+    )
+
+
+def person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
+    """Return an ID for each row of the pool that says nothing of its place or class."""
+    numbers = generator(seed, "ids").permutation(count)
+    return np.array([f"person-{number:06d}" for number in numbers])
+
+
+def cut_strips(
+    *, channels: int, height: int, width: int, maximum: int, views: int, active_view: int
+) -> tuple[ImageEncoding, ...]:
+    """Return the encodings of partition m-i: strips of floor(height / m) rows, view i first.
+
+    Remaining rows at the bottom are dropped, as in APFed's experiments.
+
+    Raises:
+        ConfigError: fewer image rows than views, or no such view.
+    """
+    if not 1 <= active_view <= views:
+        raise ConfigError(
+            f"active_view: must be 1 to {views}, the number of views, got {active_view}"
+        )
+    if views > height:
+        raise ConfigError(f"views: an image has {height} rows, fewer than {views} views")
+    strip = height // views
+    order = [active_view, *(view for view in range(1, views + 1) if view != active_view)]
+    return tuple(
+        ImageEncoding(
+            channels=channels,
+            height=height,
+            width=width,
+            maximum=maximum,
+            first_row=(view - 1) * strip,
+            end_row=view * strip,
+        )
+        for view in order
+    )
+
+
+def cut_columns(
+    available: Sequence[str],
+    natural_views: Mapping[str, Sequence[str]],
+    chosen: Mapping[str, Sequence[int | str]] | None,
+    *,
+    active_view: int,
+) -> dict[str, tuple[str, ...]]:
+    """Return party -> names of its columns, the active first.
+
+    Args:
+        available: the pool's columns.
+        natural_views: used where nothing is `chosen`; view i goes to the active.
+        chosen: party -> names, or positions from 0.
+
+    Raises:
+        ConfigError: an unknown column, or one given twice.
+    """
+    if chosen is None:
+        views = list(natural_views.values())
+        views.insert(0, views.pop(active_view - 1))
+        names = party_names(len(views))
+        return {name: tuple(view) for name, view in zip(names, views, strict=True)}
+    parties = {"active": chosen["active"]} | dict(chosen)
+    cut = {
+        party: tuple(_column(available, column, party) for column in columns)
+        for party, columns in parties.items()
+    }
+    owners: dict[str, str] = {}
+    for party, columns in cut.items():
+        if not columns:
+            raise ConfigError(f"columns: {party} has none; each party needs at least one")
+        for column in columns:
+            if column in owners:
+                raise ConfigError(
+                    f"columns: {column!r} is given to {owners[column]} and to {party}; "
+                    "a column belongs to one party, once"
+                )
+            owners[column] = party
+    return cut
+
+
+def _column(available: Sequence[str], column: int | str, party: str) -> str:
+    if isinstance(column, int):
+        if not 0 <= column < len(available):
+            raise ConfigError(
+                f"columns: {party} asks for column {column}, the set has 0 to {len(available) - 1}"
+            )
+        return available[column]
+    if column not in available:
+        raise ConfigError(
+            f"columns: {party} asks for {column!r}; the set has {', '.join(available)}"
+        )
+    return column

@@ -1,0 +1,139 @@
+"""A party's own rows, and all parties' rows of one run: checked when made.
+
+Letters: N rows of a table.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+from secure_apfed.data.encoding import FeatureEncoding
+from secure_apfed.errors import DataError
+
+__all__ = ["PartyTable", "VerticalData", "check_distinct"]
+
+
+@dataclass(frozen=True, eq=False)
+class PartyTable:
+    """One party's own rows.
+
+    Attributes:
+        name: the party.
+        ids: distinct, in the party's own order.
+        features: float32 (N, columns) or (N, channels, height, width).
+        labels: int64 (N,), the active only.
+        encoding: how raw columns or images became the features, for prediction later.
+
+    Raises:
+        DataError: empty, duplicate IDs, rows of different number, features of another shape
+            than the encoding's, or features that are NaN or infinite.
+    """
+
+    name: str
+    ids: tuple[str, ...] = field(repr=False)
+    features: torch.Tensor = field(repr=False)
+    labels: torch.Tensor | None = field(repr=False)
+    encoding: FeatureEncoding = field(repr=False)
+
+    def __post_init__(self) -> None:
+        rows = len(self.ids)
+        if not rows:
+            raise DataError(f"{self.name}: its table is empty; at least one row is needed")
+        check_distinct(self.ids, party=self.name)
+        if len(self.features) != rows:
+            raise DataError(f"{self.name}: {rows} IDs, but features of {len(self.features)} rows")
+        if self.labels is not None and tuple(self.labels.shape) != (rows,):
+            raise DataError(
+                f"{self.name}: {rows} IDs, but labels of shape {tuple(self.labels.shape)}"
+            )
+        if tuple(self.features.shape[1:]) != self.encoding.shape:
+            raise DataError(
+                f"{self.name}: its encoding gives rows of shape {self.encoding.shape}, the features "
+                f"have {tuple(self.features.shape[1:])}"
+            )
+        self._check_finite()
+
+    def _check_finite(self) -> None:
+        if bool(self.features.isfinite().all()):
+            return
+        bad_F = (~self.features.isfinite()).flatten(1).sum(0)
+        worst = int(bad_F.argmax())
+        raise DataError(
+            f"{self.name}: {int(bad_F.sum())} features are NaN or infinite, {int(bad_F[worst])} of them "
+            f"in {self.encoding.feature_name(worst)!r}; mend the rows or leave them out"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class VerticalData:
+    """All parties of one run, for simulation: across organisations each holds its own table.
+
+    Attributes:
+        classes: names, in the order of the labels.
+        train_rows, test_rows: positions in the active's table, int64, disjoint, ascending.
+
+    Raises:
+        DataError: labels missing, at the wrong party, outside the classes or all of one
+            class; two parties of one name; splits that overlap or lie outside the table.
+    """
+
+    active: PartyTable
+    passives: tuple[PartyTable, ...]
+    classes: tuple[str, ...]
+    train_rows: torch.Tensor = field(repr=False)
+    test_rows: torch.Tensor = field(repr=False)
+
+    def __post_init__(self) -> None:
+        names = [self.active.name, *(passive.name for passive in self.passives)]
+        if len(set(names)) != len(names):
+            raise DataError(f"two parties have one name among {', '.join(names)}; rename one")
+        for passive in self.passives:
+            if passive.labels is not None:
+                raise DataError(f"{passive.name} is passive and holds no labels; give it None")
+        self._check_rows()
+        self._check_labels()
+
+    def _check_rows(self) -> None:
+        rows = torch.cat([self.train_rows, self.test_rows])
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.active.ids):
+            raise DataError(
+                f"{self.active.name}: train and test rows lie in 0 to {len(self.active.ids) - 1}, got "
+                f"{int(rows.min())} to {int(rows.max())}"
+            )
+        if len(rows.unique()) != len(rows):
+            raise DataError(
+                f"{self.active.name}: a row is listed twice in the train and test splits"
+            )
+
+    def _check_labels(self) -> None:
+        labels_N = self.active.labels
+        if labels_N is None:
+            raise DataError(f"{self.active.name} is the active and needs labels, it has none")
+        wrong = (labels_N < 0) | (labels_N >= len(self.classes))
+        if bool(wrong.any()):
+            raise DataError(
+                f"{self.active.name}: {int(wrong.sum())} labels lie outside the {len(self.classes)} "
+                f"classes, first {int(labels_N[wrong][0])}; expected 0 to {len(self.classes) - 1}"
+            )
+        if len(labels_N[self.train_rows].unique()) < 2:
+            raise DataError(
+                f"{self.active.name}: the {len(self.train_rows)} training rows are all of one class, "
+                "so there is nothing to learn; add rows of another class, or raise data.limit"
+            )
+
+
+def check_distinct(ids: tuple[str, ...], *, party: str) -> None:
+    """Refuse a list in which an ID occurs twice.
+
+    Raises:
+        DataError: names the party, how many, and the rows of the first.
+    """
+    if len(set(ids)) == len(ids):
+        return
+    repeated = [one for one, count in Counter(ids).items() if count > 1]
+    rows = [row for row, one in enumerate(ids) if one == repeated[0]]
+    raise DataError(
+        f"{party}: {len(repeated)} IDs occur more than once, the first in rows "
+        f"{', '.join(map(str, rows[:5]))} (from 0); each row needs its own ID, or name more ID columns"
+    )
