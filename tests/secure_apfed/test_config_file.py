@@ -1,0 +1,172 @@
+"""A run's YAML file becomes one frozen config, or an error that a person can act on."""
+
+from pathlib import Path
+
+import pytest
+
+from secure_apfed.config import Config
+from secure_apfed.config_file import dump_config, load_config, load_config_text
+from secure_apfed.errors import ConfigError
+
+GOOD = """\
+name: small
+method: apfed
+data: {dataset: digits, views: 4}
+guard: {name: none}
+passives:
+  default: {objective: {name: contrastive, temperature: 1e-1}}
+train:
+  learning_rate: 1e-3
+  epochs: 2
+"""
+
+
+def problems_of(text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config_text(text, source="run.yaml", overrides=overrides)
+    return str(caught.value)
+
+
+def test_a_file_loads_and_unset_keys_take_their_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(GOOD)
+    config = load_config(path)
+    assert config.train.epochs == 2
+    assert config.train.batch_size == 128
+    assert config.train.learning_rate == 0.001
+
+
+def test_what_is_dumped_is_complete_and_loads_back_equal() -> None:
+    config = load_config_text(GOOD)
+    text = dump_config(config)
+    assert load_config_text(text) == config
+    assert all(f"{key}:" in text for key in Config.model_fields)
+
+
+@pytest.mark.parametrize("name", ["1e-3", "yes", "null", "2024-01-01", "a: b", "3", "Zoë", "- x"])
+def test_texts_that_look_like_other_values_survive_a_dump(name: str) -> None:
+    config = load_config_text(GOOD).model_copy(update={"name": name})
+    assert load_config_text(dump_config(config)).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD + "trian: {}", "run.yaml:10: trian: is an unknown key; did you mean 'train'?"),
+        (
+            GOOD + "  epoch: 3",
+            "run.yaml:10: train.epoch: is an unknown key; did you mean 'epochs'?",
+        ),
+        (
+            GOOD.replace("temperature", "temprature"),
+            (
+                "run.yaml:6: passives.default.objective.temprature: is an unknown key; "
+                "did you mean 'temperature'? Known here: anchors, name, temperature"
+            ),
+        ),
+        (
+            GOOD + "attacks:\n- {name: a, option: 1}",
+            "run.yaml:11: attacks.0.option: is an unknown key; did you mean 'options'?",
+        ),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(text: str, message: str) -> None:
+    assert problems_of(text).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batch_size: many", "train.batch_size: expected a whole number, got 'many'"),
+        ("batch_size: true", "train.batch_size: expected a whole number, got true"),
+        ("batch_size: 8.5", "train.batch_size: expected a whole number, got 8.5"),
+        ("batch_size: 1", "train.batch_size: expected a number >= 2, got 1"),
+        ("momentum: 1", "train.momentum: expected a number < 1, got 1"),
+        ("momentum: .nan", "train.momentum: expected a finite number, got nan"),
+        ("weight_decay: -1e-4", "train.weight_decay: expected a number >= 0, got -0.0001"),
+        ("use_unaligned: 'yes'", "train.use_unaligned: expected true or false, got 'yes'"),
+        ("device: cdua", "train.device: expected one of 'auto', 'cpu', 'cuda', got 'cdua'; did"),
+    ],
+)
+def test_a_wrong_value_says_what_was_expected_and_given(text: str, message: str) -> None:
+    assert problems_of(f"{GOOD}  {text}").startswith(f"run.yaml:10: {message}")
+
+
+def test_a_union_is_one_problem_that_names_every_choice() -> None:
+    assert problems_of(GOOD + "model: {projection: non}") == (
+        "run.yaml:10: model.projection: expected a whole number or one of 'auto', 'none', "
+        "got 'non'; did you mean 'none'?"
+    )
+
+
+def test_a_misspelt_choice_of_settings_names_its_key() -> None:
+    assert problems_of(GOOD.replace("contrastive", "contrastve")).startswith(
+        "run.yaml:6: passives.default.objective.name: expected one of 'reconstruction', "
+        "'contrastive', got 'contrastve'; did you mean 'contrastive'?"
+    )
+
+
+@pytest.mark.parametrize("key", ["name", "method", "data", "guard"])
+def test_a_missing_required_key_is_named(key: str) -> None:
+    rest = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith(key))
+    assert problems_of(rest) == f"run.yaml: {key}: is missing; it has no default"
+
+
+def test_all_problems_are_told_at_once() -> None:
+    told = problems_of(GOOD.replace("epochs: 2", "epochs: 0").replace("views: 4", "views: one"))
+    assert [line.split(": ")[1] for line in told.splitlines()] == ["data.views", "train.epochs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "run.yaml: is empty"),
+        ("# nothing\n", "run.yaml: is empty"),
+        ("- a\n- b", "run.yaml: expected settings as 'key: value' lines, got a list"),
+        ("hello", "run.yaml: expected settings as 'key: value' lines, got the value 'hello'"),
+        ("name: x\na: [", "run.yaml:2: is not YAML"),
+        ("name: \x00", "run.yaml: is not YAML"),
+        ("name: !!python/object/apply:os.getcwd []", "run.yaml:1: is not YAML"),
+        ("a: &a [*a]", "run.yaml: is not YAML"),
+        ("data: {views: 2,\n views: 3}", "run.yaml:2: data.views: is given twice, first in line 1"),
+    ],
+)
+def test_what_is_no_settings_file_is_refused(text: str, message: str) -> None:
+    assert problems_of(text).startswith(message)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_config(tmp_path / "absent.yaml")
+    with pytest.raises(ConfigError, match="is a folder"):
+        load_config(tmp_path)
+    (tmp_path / "image.yaml").write_bytes(b"name: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"not text in UTF-8 \(byte 6\)"):
+        load_config(tmp_path / "image.yaml")
+
+
+def test_overrides_replace_add_and_reach_into_lists() -> None:
+    text = GOOD + "attacks: [{name: first}]"
+    overrides = ["train.epochs=3", "passives.shop.weight=.5", "attacks.0.name=second", "seed=7"]
+    config = load_config_text(text, overrides=overrides)
+    assert config.train.epochs == 3
+    assert config.train.learning_rate == 0.001
+    assert config.passives["shop"].weight == 0.5
+    assert config.attacks[0].name == "second"
+    assert config.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.epochs", "--set train.epochs: expected key=value"),
+        ("=3", "--set =3: expected key=value"),
+        ("train..epochs=3", "--set train..epochs=3: expected key=value"),
+        ("train.epochs=[", "--set train.epochs=[: the value '[' is not YAML"),
+        ("train.epochs=few", "--set: train.epochs: expected a whole number, got 'few'"),
+        ("trian.epochs=3", "--set: trian: is an unknown key; did you mean 'train'?"),
+        ("name.first=3", "--set name.first=3: there is no 'first' to set in 'small'"),
+    ],
+)
+def test_a_wrong_override_says_so(override: str, message: str) -> None:
+    assert problems_of(GOOD, override).startswith(message)
