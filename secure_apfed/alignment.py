@@ -80,12 +80,11 @@ class IdNormalisation(Settings):
 
     def text(self, text: str) -> str:
         """Return the agreed form of one text."""
+        if self.case_fold:
+            # Unicode 3.13, D145: folding looks at letters taken apart
+            text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()
         if self.unicode_nfc:
             text = unicodedata.normalize("NFC", text)
-        if self.case_fold:
-            text = text.casefold()
-            if self.unicode_nfc:  # folding can take letters apart again
-                text = unicodedata.normalize("NFC", text)
         return text.strip() if self.strip else text
 
 

@@ -48,16 +48,12 @@ _DIGESTS, _POINTS = b"D", b"P"
 _PRIME = 2**255 - 19
 _CURVE_A = 486662
 _BELOW_2_255 = 2**255 - 1
-# Every u of a point of order 1, 2, 4 or 8, on the curve or on its twist.
+# Every u of a point of order 1, 2, 4 or 8, on the curve or on its twist. The two of order 8
+# are inverse numbers: the roots of u^4 - 4 u^3 - (2 + 4 * 486662) u^2 - 4 u + 1.
+_ORDER_EIGHT = 325606250916557431795983626356110631294008115727848805560023387167927233504
 _LOW_ORDER = frozenset(
     u.to_bytes(POINT_BYTES, "little")
-    for u in (
-        0,
-        1,
-        _PRIME - 1,
-        325606250916557431795983626356110631294008115727848805560023387167927233504,
-        39382357235489614581723061781553021112529911719440698176882885853963445705823,
-    )
+    for u in (0, 1, _PRIME - 1, _ORDER_EIGHT, pow(_ORDER_EIGHT, -1, _PRIME))
 )
 
 

@@ -18,8 +18,7 @@ different IDs agree with probability below 2^-81 for sets of 10 million.
 Source: C. Meadows, IEEE S&P 1986; Huberman, Franklin and Hogg, EC 1999.
 """
 
-import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi import curve
+from protocols.psi.framing import Framing
 from protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
@@ -44,7 +44,6 @@ Rows = NDArray[np.int64]
 _VERSION = 1
 _TAG_BYTES = 16
 _POSITION_BYTES = 4
-_HEADER = struct.Struct(">BB16sI")
 
 
 class _Kind(IntEnum):
@@ -54,7 +53,7 @@ class _Kind(IntEnum):
     REFUSAL = 4
 
 
-_ITEM_BYTES = {
+_ITEM_BYTES: Mapping[int, int] = {
     _Kind.BLINDED: curve.POINT_BYTES,
     _Kind.TAGS: _TAG_BYTES,
     _Kind.ROWS: _POSITION_BYTES,
@@ -106,6 +105,7 @@ class _Side:
         self.agreement, self.processes = backend.agreement, backend.processes
         check_ids(me, ids, self.agreement.maximum_ids)
         self.me, self.size = me, len(ids)
+        self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES)
         self._digests = curve.digest_ids(ids, session=self.agreement.digest)
         self.started = False
         self.result: Rows | IntersectionTooSmallError | None = None
@@ -123,43 +123,14 @@ class _Side:
     def multiply(self, scalar: bytes, points: bytes) -> bytes:
         return curve.multiply_points(scalar, points, processes=self.processes)
 
-    def pack(self, kind: _Kind, body: bytes = b"") -> bytes:
-        count = len(body) // _ITEM_BYTES[kind] if body else 0
-        return _HEADER.pack(_VERSION, kind, self.agreement.digest[:16], count) + body
+    def pack(self, kind: _Kind, items: bytes = b"") -> bytes:
+        return self._framing.pack(kind, items)
 
     def unpack(self, sender: str, message: bytes) -> tuple[_Kind, bytes]:
-        """Return the kind and the body, whose length fits the kind.
-
-        Raises:
-            RemoteProtocolError: malformed, of another agreement, or too large a set.
-        """
         if not self.started:
             raise LocalProtocolError(f"{self.me}: call start before receive")
-        if len(message) < _HEADER.size:
-            raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
-        version, number, agreement, count = _HEADER.unpack_from(message)
-        if version != _VERSION or number not in _ITEM_BYTES:
-            raise RemoteProtocolError(
-                f"{sender} sent version {version}, kind {number} of an ecdh intersection; "
-                f"this party speaks version {_VERSION}"
-            )
-        if agreement != self.agreement.digest[:16]:
-            raise RemoteProtocolError(
-                f"{sender} holds another agreement; compare session, minimum_rows, maximum_ids "
-                "and the normalisation of IDs"
-            )
-        kind, body = _Kind(number), message[_HEADER.size :]
-        if count > self.agreement.maximum_ids:
-            raise RemoteProtocolError(
-                f"{sender} announces {count} IDs, the parties agreed on at most "
-                f"{self.agreement.maximum_ids}"
-            )
-        if len(body) != count * _ITEM_BYTES[kind]:
-            raise RemoteProtocolError(
-                f"{sender} announces {count} items of {_ITEM_BYTES[kind]} bytes and sent "
-                f"{len(body)} bytes"
-            )
-        return kind, body
+        kind, items = self._framing.unpack(sender, message)
+        return _Kind(kind), items
 
     def too_few(self, detail: str) -> IntersectionTooSmallError:
         return IntersectionTooSmallError(

@@ -1,0 +1,277 @@
+"""What every set intersection must do, for each entry of the table."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from protocols.conversation import Outgoing, converse
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi import SET_INTERSECTIONS
+from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
+
+HUB = "active"
+BACKENDS = pytest.mark.parametrize("backend", sorted(SET_INTERSECTIONS))
+
+
+class Tap:
+    """A role that records what it sends."""
+
+    def __init__(self, role: Aligner, sent: list[Outgoing]) -> None:
+        self.role, self.sent = role, sent
+
+    def start(self) -> Sequence[Outgoing]:
+        return self._record(self.role.start())
+
+    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        return self._record(self.role.receive(sender, body))
+
+    @property
+    def finished(self) -> bool:
+        return self.role.finished
+
+    def _record(self, out: Sequence[Outgoing]) -> Sequence[Outgoing]:
+        self.sent.extend(out)
+        return out
+
+
+def make_roles(
+    backend: str, sets: Mapping[str, Sequence[bytes]], *, minimum_rows: int = 0, session: str = "s"
+) -> dict[str, Aligner]:
+    agreement = IntersectionAgreement(session=session, minimum_rows=minimum_rows)
+    protocol = SET_INTERSECTIONS[backend](agreement, processes=1)
+    members = [name for name in sets if name != HUB]
+    roles = {HUB: protocol.hub(HUB, members, sets[HUB])}
+    return roles | {name: protocol.member(name, HUB, sets[name]) for name in members}
+
+
+def play(
+    backend: str, sets: Mapping[str, Sequence[bytes]], *, minimum_rows: int = 0
+) -> tuple[dict[str, NDArray[np.int64]], list[Outgoing]]:
+    sent: list[Outgoing] = []
+    roles = make_roles(backend, sets, minimum_rows=minimum_rows)
+    converse({name: Tap(role, sent) for name, role in roles.items()})
+    return {name: role.rows for name, role in roles.items()}, sent
+
+
+def check(sets: Mapping[str, Sequence[bytes]], rows: Mapping[str, NDArray[np.int64]]) -> None:
+    expected = set.intersection(*map(set, sets.values()))
+    orders = [[sets[name][row] for row in rows[name]] for name in sets]
+    assert set(orders[0]) == expected
+    assert len(orders[0]) == len(expected)
+    assert all(order == orders[0] for order in orders)
+
+
+def random_sets(seed: int) -> dict[str, list[bytes]]:
+    """Sets of 0 to 300 IDs at 2 to 5 parties, overlapping by 0 to 100 %."""
+    rng = random.Random(seed)
+    size, members = rng.choice([0, 1, 2, 17, 100, 300]), rng.randint(1, 4)
+    share = rng.choice([0.0, 0.05, 0.5, 0.95, 1.0])
+    shared = [f"id-{k}".encode() for k in range(round(size * share))]
+    sets = {}
+    for name in [HUB, *(f"passive-{k}" for k in range(members))]:
+        own = [f"id-{name}-{k}".encode() for k in range(rng.randint(0, size) - len(shared))]
+        sets[name] = rng.sample(shared + own, len(shared) + len(own))
+    return sets
+
+
+@BACKENDS
+@pytest.mark.parametrize("seed", range(20))
+def test_random_sets_agree_with_python(backend: str, seed: int) -> None:
+    sets = random_sets(seed)
+    check(sets, play(backend, sets)[0])
+
+
+IDS = st.lists(st.binary(min_size=1, max_size=3), unique=True, max_size=12)
+
+
+@BACKENDS
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(sets=st.lists(IDS, min_size=2, max_size=4))
+def test_any_sets_agree_with_python(backend: str, sets: list[list[bytes]]) -> None:
+    named = {HUB: sets[0]} | {f"p{k}": ids for k, ids in enumerate(sets[1:])}
+    check(named, play(backend, named)[0])
+
+
+@BACKENDS
+def test_look_alike_ids_stay_apart(backend: str) -> None:
+    alike = ["a", "а", "A", "a\0", "\0a", "aa", "é", "e\u0301", "1", "01", "１", " 1", "1 "]  # noqa: RUF001
+    ids = [text.encode() for text in alike]
+    sets = {HUB: [*ids[::2], ids[1]], "p": ids[1:]}
+    check(sets, play(backend, sets)[0])
+
+
+@BACKENDS
+def test_the_common_order_is_neither_partys_own(backend: str) -> None:
+    ids = [str(k).encode() for k in range(200)]
+    rows = play(backend, {HUB: ids, "p": ids})[0]
+    assert sorted(rows[HUB].tolist()) == list(range(200))
+    assert rows[HUB].tolist() != list(range(200))
+    assert play(backend, {HUB: ids, "p": ids})[0][HUB].tolist() != rows[HUB].tolist()
+
+
+@BACKENDS
+def test_no_message_holds_an_id(backend: str) -> None:
+    ids = [f"person number {k}".encode() for k in range(30)]
+    for out in play(backend, {HUB: ids, "p": ids[5:], "q": ids[:-5]})[1]:
+        assert not any(identity in out.body for identity in ids)
+
+
+@BACKENDS
+def test_message_sizes_depend_on_set_sizes_and_the_common_size_only(backend: str) -> None:
+    def sizes(offset: int) -> list[tuple[str, int]]:
+        hub = [f"h{k + offset}".encode() for k in range(40)] + [b"c1", b"c2"]
+        member = [f"m{k}".encode() for k in range(25)] + [b"c1", b"c2"]
+        other = [*hub[:offset], *(f"o{k}".encode() for k in range(30 - offset)), b"c1", b"c2"]
+        sent = play(backend, {HUB: hub, "p": member, "q": other})[1]
+        return [(out.receiver, len(out.body)) for out in sent]
+
+    assert sizes(0) == sizes(20)
+
+
+@BACKENDS
+def test_an_intersection_below_the_minimum_is_refused_at_all_parties(backend: str) -> None:
+    ids = [str(k).encode() for k in range(20)]
+    sets = {HUB: ids[:12], "p": ids[8:], "q": ids}
+    roles = make_roles(backend, sets, minimum_rows=5)
+    converse(roles)
+    for name, role in roles.items():
+        with pytest.raises(IntersectionTooSmallError, match=f"{name}: .* minimum of 5"):
+            _ = role.rows
+    check(sets, play(backend, sets, minimum_rows=4)[0])
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (
+            [b"a", b"b", b"a", b"a"],
+            r"me has 2 repeated ID\(s\), in row\(s\) 2 \(as 0\), 3 \(as 0\);",
+        ),
+        ([b"x"] * 9, r"8 repeated .* 5 \(as 0\), \.\.\.;"),
+        ([b"a", b"", b"b", b""], r"me has 2 empty ID\(s\), in row\(s\) 1, 3;"),
+        ([bytes([k + 1]) for k in range(11)], r"me has 11 IDs, the parties agreed on at most 10"),
+    ],
+)
+def test_unfit_own_ids_are_refused(backend: str, ids: list[bytes], message: str) -> None:
+    agreement = IntersectionAgreement(session="s", maximum_ids=10)
+    protocol = SET_INTERSECTIONS[backend](agreement)
+    with pytest.raises(LocalProtocolError, match=message):
+        protocol.hub("me", ["you"], ids)
+    with pytest.raises(LocalProtocolError, match=message):
+        protocol.member("me", "you", ids)
+
+
+@BACKENDS
+def test_roles_need_different_parties(backend: str) -> None:
+    protocol = SET_INTERSECTIONS[backend](IntersectionAgreement(session="s"))
+    for members in ([], ["a", "a"], ["me"]):
+        with pytest.raises(LocalProtocolError, match="one hub and one or more different members"):
+            protocol.hub("me", members, [b"a"])
+    with pytest.raises(LocalProtocolError, match="both hub and member"):
+        protocol.member("me", "me", [b"a"])
+
+
+@BACKENDS
+def test_rows_and_order_of_calls(backend: str) -> None:
+    for name, role in make_roles(backend, {HUB: [b"a"], "p": [b"a"]}).items():
+        with pytest.raises(LocalProtocolError, match="not finished"):
+            _ = role.rows
+        with pytest.raises(LocalProtocolError, match="start before receive"):
+            role.receive("p" if name == HUB else HUB, b"")
+        role.start()
+        with pytest.raises(LocalProtocolError, match="started once"):
+            role.start()
+
+
+@BACKENDS
+def test_processes_must_be_positive(backend: str) -> None:
+    with pytest.raises(LocalProtocolError, match="processes is at least 1, got 0"):
+        SET_INTERSECTIONS[backend](IntersectionAgreement(session="s"), processes=0)
+
+
+@BACKENDS
+def test_parties_with_different_agreements_are_refused(backend: str) -> None:
+    here = make_roles(backend, {HUB: [b"a"], "p": [b"a"]}, session="one")
+    there = make_roles(backend, {HUB: [b"a"], "p": [b"a"]}, session="two")
+    with pytest.raises(RemoteProtocolError, match="holds another agreement; compare session"):
+        converse({HUB: here[HUB], "p": there["p"]})
+
+
+@BACKENDS
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_altered_messages_parse_or_are_refused(backend: str, data: st.DataObject) -> None:
+    """Any change of any one message: RemoteProtocolError, silence or a result, no crash."""
+    sets = {HUB: [b"a", b"b", b"c", b"d"], "p": [b"b", b"c", b"d", b"e"]}
+    roles = make_roles(backend, sets)
+    target, count = data.draw(st.integers(0, 4)), 0
+    queue = [(name, out) for name, role in roles.items() for out in role.start()]
+    try:
+        while queue:
+            sender, out = queue.pop(0)
+            body = mutate(out.body, data) if count == target else out.body
+            count += 1
+            answers = roles[out.receiver].receive(sender, body)
+            queue += [(out.receiver, answer) for answer in answers]
+    except RemoteProtocolError as error:
+        assert str(error)  # noqa: PT017
+
+
+def mutate(body: bytes, data: st.DataObject) -> bytes:
+    way = data.draw(st.sampled_from(["flip", "cut", "grow", "any", "copy"]))
+    at = data.draw(st.integers(0, len(body) - 1))
+    if way == "flip":
+        return body[:at] + bytes([body[at] ^ data.draw(st.integers(1, 255))]) + body[at + 1 :]
+    if way == "cut":
+        return body[:at]
+    if way == "grow":
+        return body + data.draw(st.binary(min_size=1, max_size=40))
+    if way == "copy":
+        return body[:at] + body[: len(body) - at]
+    return data.draw(st.binary(max_size=120))
+
+
+@BACKENDS
+def test_strangers_are_refused(backend: str) -> None:
+    for role in make_roles(backend, {HUB: [b"a"], "p": [b"a"]}).values():
+        role.start()
+        with pytest.raises(RemoteProtocolError, match="mallory"):
+            role.receive("mallory", b"")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"session": ""}, "session name"),
+        ({"session": "s", "maximum_ids": 0}, "maximum_ids lies in"),
+        ({"session": "s", "maximum_ids": 2**32}, "maximum_ids lies in"),
+        ({"session": "s", "minimum_rows": -1}, "minimum_rows lies in"),
+        ({"session": "s", "minimum_rows": 6, "maximum_ids": 5}, "minimum_rows lies in"),
+    ],
+)
+def test_unfit_agreements_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(LocalProtocolError, match=message):
+        IntersectionAgreement(**fields)  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_every_field_of_the_agreement_counts() -> None:
+    agreements = [
+        IntersectionAgreement(session="s"),
+        IntersectionAgreement(session="t"),
+        IntersectionAgreement(session="s", minimum_rows=3),
+        IntersectionAgreement(session="s", maximum_ids=9),
+        IntersectionAgreement(session="s", encoding="x"),
+    ]
+    assert len({agreement.digest for agreement in agreements}) == len(agreements)
+
+
+def test_the_table_names_its_entries_and_what_they_reveal() -> None:
+    for key, backend in SET_INTERSECTIONS.items():
+        assert backend.name == key
+        assert all(sentence.endswith(".") for sentence in backend.leaks)

@@ -1,0 +1,295 @@
+"""The messages of the intersection over X25519, honest and hostile, and its curve."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from protocols.conversation import Outgoing
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi import curve
+from protocols.psi.ecdh import EcdhIntersection
+from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
+from protocols.randomness import fresh_key
+
+HEADER = 22
+PRIME = 2**255 - 19
+IDS = [str(k).encode() for k in range(6)]
+
+
+def make_roles(*, minimum_rows: int = 0) -> tuple[Aligner, Aligner]:
+    agreement = IntersectionAgreement(session="s", minimum_rows=minimum_rows, maximum_ids=100)
+    protocol = EcdhIntersection(agreement)
+    return protocol.hub("hub", ["p"], IDS), protocol.member("p", "hub", IDS[2:])
+
+
+def played(*, minimum_rows: int = 0) -> tuple[Aligner, Aligner, bytes, bytes, bytes]:
+    """Play up to the hub's last message; return both roles and the three before it."""
+    hub, member = make_roles(minimum_rows=minimum_rows)
+    (to_member,), (to_hub,) = hub.start(), member.start()
+    (tags,) = member.receive("hub", to_member.body)
+    return hub, member, to_member.body, to_hub.body, tags.body
+
+
+def framed(like: bytes, items: Sequence[bytes], *, kind: int | None = None) -> bytes:
+    head = like[:1] + (like[1:2] if kind is None else bytes([kind])) + like[2:18]
+    return head + len(items).to_bytes(4, "big") + b"".join(items)
+
+
+def points_of(message: bytes) -> list[bytes]:
+    return curve.split_points(message[HEADER:])
+
+
+def number(u: int) -> bytes:
+    return u.to_bytes(32, "little")
+
+
+def is_on_curve(point: bytes) -> bool:
+    u = int.from_bytes(point, "little")
+    return pow(u * (u * u + 486662 * u + 1), (PRIME - 1) // 2, PRIME) == 1
+
+
+def test_blinding_commutes_and_stays_on_the_curve() -> None:
+    digests = curve.digest_ids([b"%d" % k for k in range(64)], session=bytes(32))
+    a, b = b"a" * 32, b"b" * 32
+    first = curve.blind_digests(a, digests)
+    assert curve.multiply_points(b, first) == curve.multiply_points(
+        a, curve.blind_digests(b, digests)
+    )
+    assert all(map(is_on_curve, curve.split_points(first)))
+    assert len(set(curve.split_points(first))) == 64
+
+
+def test_rfc_7748_vector() -> None:
+    """RFC 7748, section 5.2, first vector."""
+    scalar = bytes.fromhex("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4")
+    point = bytes.fromhex("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
+    expected = bytes.fromhex("c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552")
+    assert curve.multiply_points(scalar, point) == expected
+
+
+def test_digests_depend_on_the_session() -> None:
+    assert curve.digest_ids([b"a"], session=bytes(32)) != curve.digest_ids(
+        [b"a"], session=b"1" * 32
+    )
+
+
+def test_other_processes_compute_the_same() -> None:
+    digests = curve.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
+    alone = curve.blind_digests(b"a" * 32, digests, processes=1)
+    assert curve.blind_digests(b"a" * 32, digests, processes=2) == alone
+    assert curve.multiply_points(b"b" * 32, alone, processes=2) == curve.multiply_points(
+        b"b" * 32, alone, processes=1
+    )
+
+
+def test_processes_need_no_main_guard_of_the_caller() -> None:
+    script = (
+        "from protocols.psi import curve\n"
+        "d = curve.digest_ids([b'%d' % k for k in range(9)], session=bytes(32))\n"
+        "p = curve.blind_digests(b'a' * 32, d, processes=2)\n"
+        "raise SystemExit(0 if p == curve.blind_digests(b'a' * 32, d, processes=1) else 1)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_failing_helper_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(LocalProtocolError, match=r"helper process .* status 1; use processes=1"):
+        curve.blind_digests(bytes(32), bytes(64), processes=2)
+
+
+def test_message_kinds_and_sizes() -> None:
+    hub, member, to_member, to_hub, tags = played()
+    assert hub.receive("p", to_hub) == []
+    (opened,) = hub.receive("p", tags)
+    sizes = [len(message) - HEADER for message in (to_member, to_hub, tags, opened.body)]
+    assert sizes == [6 * 32, 4 * 32, 6 * 16, 4 * 4]
+    assert member.receive("hub", opened.body) == []
+    assert [IDS[k] for k in hub.rows] == [IDS[2:][k] for k in member.rows]
+
+
+def test_no_digest_travels_and_scalars_are_fresh() -> None:
+    one, two = played(), played()
+    digest = curve.digest_ids(
+        IDS, session=IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=100).digest
+    )
+    seen = [*points_of(one[2]), *points_of(one[3]), *points_of(two[2]), *points_of(two[3])]
+    assert set(seen).isdisjoint(curve.split_points(digest))
+    assert len(set(seen)) == len(seen)
+
+
+def test_members_cannot_compare_what_the_hub_sends_them() -> None:
+    hub = EcdhIntersection(IntersectionAgreement(session="s")).hub("hub", ["p", "q"], IDS)
+    to_p, to_q = (set(points_of(out.body)) for out in hub.start())
+    assert to_p.isdisjoint(to_q)
+
+
+def test_blinded_ids_show_no_bit_of_their_hash() -> None:
+    """All blinded points lie on the curve, none on the twist, whatever the set."""
+    _, _, to_member, to_hub, _ = played()
+    assert all(map(is_on_curve, points_of(to_member) + points_of(to_hub)))
+
+
+ORDER_EIGHT = 325606250916557431795983626356110631294008115727848805560023387167927233504
+LOW_ORDER = (0, 1, PRIME - 1, ORDER_EIGHT, pow(ORDER_EIGHT, -1, PRIME))
+
+
+@pytest.mark.parametrize("u", LOW_ORDER)
+def test_low_order_points_annihilate_and_are_refused(u: int) -> None:
+    with pytest.raises(ValueError, match="shared key"):
+        curve.multiply_points(fresh_key(), number(u))
+    hub, _, to_member, to_hub, _ = played()
+    with pytest.raises(RemoteProtocolError, match="p sent a point of low order"):
+        hub.receive("p", framed(to_hub, [*points_of(to_hub), number(u)]))
+    fresh = make_roles()[1]
+    fresh.start()
+    with pytest.raises(RemoteProtocolError, match="hub sent a point of low order"):
+        fresh.receive("hub", framed(to_member, [number(u)]))
+
+
+@pytest.mark.parametrize("u", [PRIME, PRIME + 5, 2**255 - 1, 2**255 + 9])
+def test_numbers_that_are_not_reduced_are_refused(u: int) -> None:
+    hub, _, _, to_hub, _ = played()
+    with pytest.raises(RemoteProtocolError, match="not a number below"):
+        hub.receive("p", framed(to_hub, [number(u)]))
+
+
+def test_the_largest_reduced_number_is_taken() -> None:
+    curve.check_points("p", number(PRIME - 2) + number(2))
+
+
+def test_points_of_broken_length_are_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match="p sent 33 bytes of points"):
+        curve.check_points("p", bytes(33))
+
+
+def test_repeated_points_are_refused() -> None:
+    hub, _, _, to_hub, _ = played()
+    points = points_of(to_hub)
+    with pytest.raises(RemoteProtocolError, match=r"p sent 2 blinded ID\(s\) twice"):
+        hub.receive("p", framed(to_hub, [*points, points[0], points[1]]))
+
+
+def test_a_stuffed_set_is_refused_before_it_is_read() -> None:
+    hub, _, _, to_hub, _ = played()
+    with pytest.raises(RemoteProtocolError, match=r"announces 101 items, .* at most 100"):
+        hub.receive("p", framed(to_hub, [number(k + 2) for k in range(101)]))
+
+
+def test_malformed_frames_are_refused() -> None:
+    hub, _, _, to_hub, _ = played()
+    for message, what in [
+        (b"", "0 bytes, too few"),
+        (to_hub[:21], "21 bytes, too few"),
+        (to_hub[:-1], "announces 4 items of 32 bytes and sent 127 bytes"),
+        (to_hub + b"0", "announces 4 items of 32 bytes and sent 129 bytes"),
+        (b"\x09" + to_hub[1:], "version 9"),
+        (to_hub[:1] + b"\x09" + to_hub[2:], "kind 9"),
+        (framed(to_hub, [], kind=4) + b"0", "announces 0 items of 0 bytes and sent 1 bytes"),
+    ]:
+        with pytest.raises(RemoteProtocolError, match=what):
+            hub.receive("p", message)
+    assert hub.receive("p", to_hub) == []
+
+
+def test_repeated_or_early_messages_are_refused() -> None:
+    hub, member, to_member, to_hub, tags = played()
+    with pytest.raises(RemoteProtocolError, match="sent tags when"):
+        hub.receive("p", tags)
+    hub.receive("p", to_hub)
+    with pytest.raises(RemoteProtocolError, match="sent blinded when"):
+        hub.receive("p", to_hub)
+    (opened,) = hub.receive("p", tags)
+    with pytest.raises(RemoteProtocolError, match="sent tags when"):
+        hub.receive("p", tags)
+    with pytest.raises(RemoteProtocolError, match="sent blinded when"):
+        member.receive("hub", to_member)
+    member.receive("hub", opened.body)
+    for again in (opened.body, framed(opened.body, [], kind=4)):
+        with pytest.raises(RemoteProtocolError, match="when the protocol does not expect it"):
+            member.receive("hub", again)
+
+
+def test_rows_before_the_blinded_ids_are_refused() -> None:
+    _, member = make_roles()
+    (own,) = member.start()
+    with pytest.raises(RemoteProtocolError, match="sent rows when"):
+        member.receive("hub", framed(own.body, [], kind=3))
+    with pytest.raises(RemoteProtocolError, match="sent refusal when"):
+        member.receive("hub", framed(own.body, [], kind=4))
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ([0, 4], "place 4 of a list of 4 IDs"),
+        ([1, 1], "opened 2 rows, of which 1 differ"),
+        ([0], "opened 1 rows, the parties agreed on at least 2"),
+        ([], "opened 0 rows, the parties agreed on at least 2"),
+    ],
+)
+def test_unfit_rows_are_refused(places: list[int], message: str) -> None:
+    _, member, to_member, _, _ = played(minimum_rows=2)
+    body = framed(to_member, [k.to_bytes(4, "big") for k in places], kind=3)
+    with pytest.raises(RemoteProtocolError, match=message):
+        member.receive("hub", body)
+    assert not member.finished
+
+
+def test_more_rows_than_the_hub_has_ids_are_refused() -> None:
+    protocol = EcdhIntersection(IntersectionAgreement(session="s", minimum_rows=0))
+    hub, member = protocol.hub("hub", ["p"], [b"a"]), protocol.member("p", "hub", [b"a", b"b"])
+    (offer,), _ = hub.start(), member.start()
+    member.receive("hub", offer.body)
+    with pytest.raises(RemoteProtocolError, match=r"opened 2 rows, .* with a set of 1 IDs"):
+        member.receive("hub", framed(offer.body, [bytes(4), bytes(3) + b"\1"], kind=3))
+
+
+@pytest.mark.parametrize("change", ["missing", "repeated"])
+def test_unfit_tags_are_refused(change: str) -> None:
+    hub, _, _, to_hub, message = played()
+    hub.receive("p", to_hub)
+    tags = [message[k : k + 16] for k in range(HEADER, len(message), 16)]
+    tags = tags[:-1] if change == "missing" else [*tags[:-1], tags[0]]
+    with pytest.raises(RemoteProtocolError, match="p returned 5 different tags for the 6 blinded"):
+        hub.receive("p", framed(message, tags))
+
+
+def test_a_refusal_names_the_sizes_at_the_hub_only() -> None:
+    hub, member, _, to_hub, tags = played(minimum_rows=5)
+    hub.receive("p", to_hub)
+    (refusal,) = hub.receive("p", tags)
+    assert refusal == Outgoing("p", framed(to_hub, [], kind=4))
+    member.receive("hub", refusal.body)
+    with pytest.raises(IntersectionTooSmallError, match=r"\(4 in common to all; 4 with p\)"):
+        _ = hub.rows
+    with pytest.raises(IntersectionTooSmallError, match="minimum of 5; nothing was opened"):
+        _ = member.rows
+
+
+def test_secrets_are_absent_from_repr() -> None:
+    hub, member = make_roles()
+    assert "0x" in repr(hub)
+    for pair in hub._pairs.values():  # type: ignore[attr-defined]  # looking for a leak
+        assert "scalar" not in repr(pair)
+    assert "_scalar" not in repr(member)
+
+
+def test_large_sets_use_processes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[int] = []
+
+    def elsewhere(job: bytes) -> bytes:
+        jobs.append(len(job))
+        return curve._work(job)
+
+    monkeypatch.setattr(curve, "_work_elsewhere", elsewhere)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    monkeypatch.setattr(curve, "PARALLEL_THRESHOLD", 30)
+    rng = np.random.default_rng(0)
+    curve.blind_digests(bytes(32), rng.bytes(29 * 32))
+    assert jobs == []
+    curve.blind_digests(bytes(32), rng.bytes(30 * 32))
+    assert jobs == [33 + 320] * 3

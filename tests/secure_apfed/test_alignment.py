@@ -1,0 +1,180 @@
+"""Aligning tables by IDs as people have them."""
+
+import doctest
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+import secure_apfed.alignment
+from protocols.conversation import converse
+from protocols.errors import RemoteProtocolError
+from secure_apfed.alignment import (
+    AlignmentSettings,
+    IdColumn,
+    IdNormalisation,
+    align,
+    canonical_ids,
+    intersection,
+)
+from secure_apfed.errors import DataError
+
+ANY_SIZE = AlignmentSettings(minimum_rows=1)
+
+
+def pairs(rows: Mapping[str, NDArray[np.int64]]) -> list[tuple[int, ...]]:
+    return sorted(zip(*(column.tolist() for column in rows.values()), strict=True))
+
+
+def match(left: IdColumn, right: IdColumn, **rules: bool) -> list[tuple[int, ...]]:
+    chosen = AlignmentSettings(minimum_rows=1, normalisation=IdNormalisation(**rules))
+    return pairs(align({"a": left, "b": right}, hub="a", settings=chosen))
+
+
+def test_the_example_of_the_module_runs() -> None:
+    result = doctest.testmod(secure_apfed.alignment)
+    assert (result.failed, result.attempted) == (0, 2)
+
+
+def test_rows_of_three_parties_name_the_same_ids() -> None:
+    ids = {"a": [5, 3, 9, 1, 7], "b": [7, 8, 9, 5], "c": [0, 9, 7, 5, 4]}
+    rows = align(ids, hub="b")
+    assert list(rows) == ["a", "b", "c"]
+    chosen = [[ids[party][row] for row in rows[party]] for party in ids]
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert sorted(chosen[0]) == [5, 7, 9]
+    assert all(column.dtype == np.int64 for column in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        (["1", "2"], [2, 3], [(1, 0)]),
+        (["01"], [1, "01"], [(0, 1)]),
+        ([b"x", b"y"], ["y"], [(1, 0)]),
+        (np.array([4, 5]), ["5"], [(1, 0)]),
+        (np.array(["u", "v"]), pd.Series(["v", "u"]), [(0, 1), (1, 0)]),
+        ([" a ", "b"], ["a"], [(0, 0)]),
+        (["e\u0301"], ["\u00e9"], [(0, 0)]),
+        (["A", "a"], ["a"], [(1, 0)]),
+        ([("ab", "c"), ("a", "bc")], [("a", "bc"), ("ab", "c")], [(0, 1), (1, 0)]),
+        ([("x", 1), ("x", None)], [["x", "1"], ["x", ""]], [(0, 0), (1, 1)]),
+        (
+            pd.DataFrame({"name": ["ann", "bob"], "born": [1990, 1985]}),
+            [("bob", 1985), ("ann", 1991)],
+            [(1, 0)],
+        ),
+        (pd.DataFrame({"id": [3, 4]}), np.array([4]), [(1, 0)]),
+        (range(3), (2, 9), [(2, 0)]),
+    ],
+)
+def test_kinds_of_ids(left: IdColumn, right: IdColumn, expected: list[tuple[int, int]]) -> None:
+    assert match(left, right) == expected
+
+
+def test_each_normalisation_rule_can_be_turned() -> None:
+    assert match(["STRASSE", "q"], ["straße", "q"], case_fold=True) == [(0, 0), (1, 1)]
+    assert match(["STRASSE", "q"], ["straße", "q"]) == [(1, 1)]
+    assert match([" a", "q"], ["a", "q"], strip=False) == [(1, 1)]
+    assert match(["e\u0301", "q"], ["\u00e9", "q"], unicode_nfc=False) == [(1, 1)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=st.text(max_size=8), fold=st.booleans(), nfc=st.booleans(), strip=st.booleans())
+def test_normalising_twice_changes_nothing(text: str, fold: bool, nfc: bool, strip: bool) -> None:
+    rules = IdNormalisation(case_fold=fold, unicode_nfc=nfc, strip=strip)
+    assert rules.text(rules.text(text)) == rules.text(text)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["a", "b ", " b"], r"shop has 1 repeated ID\(s\), in row\(s\) 2 \(as 1\); .*strip=True"),
+        (["a", "1", 1], r"shop has 1 repeated ID\(s\), in row\(s\) 2"),
+        (["a", " ", None, ""], r"shop has 3 empty ID\(s\), in row\(s\) 1, 2, 3; remove"),
+        ([("", None), ("a", "b")], r"shop has 1 empty ID\(s\), in row\(s\) 0;"),
+        (["a", 1.0], "shop, row 1: an ID is str, bytes or int, got float"),
+        (["a", True], "shop, row 1: an ID is str, bytes or int, got bool"),
+        (["a", "\ud800"], "shop, row 1: the ID is not valid Unicode"),
+        ("abc", "the IDs of shop are a str"),
+        ({"a": 1}, "the IDs of shop are a dict"),
+        (np.array(3), "the IDs of shop are a ndarray"),
+    ],
+)
+def test_unfit_ids_name_party_and_rows_only(ids: IdColumn, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        align({"bank": ["a", "b"], "shop": ids}, hub="bank")
+
+
+def test_too_many_ids_are_refused() -> None:
+    with pytest.raises(DataError, match="a has 4 IDs, the parties agreed on at most 3"):
+        align({"a": range(4), "b": [1]}, hub="b", settings=AlignmentSettings(maximum_ids=3))
+
+
+def test_an_empty_intersection_says_what_to_check() -> None:
+    with pytest.raises(DataError) as caught:
+        align({"a": ["x", "y"], "b": ["X", "Y", "Z"]}, hub="a", settings=ANY_SIZE)
+    text = str(caught.value)
+    for part in ("minimum of 1", "0 with b", "a 2, b 3", "same ID column", "case_fold=False"):
+        assert part in text
+
+
+def test_fewer_rows_than_the_minimum_are_not_opened() -> None:
+    with pytest.raises(DataError, match="minimum of 2"):
+        align({"a": [1, 2], "b": [2, 3]}, hub="a")
+    assert pairs(align({"a": [1, 2], "b": [2, 3]}, hub="a", settings=ANY_SIZE)) == [(1, 0)]
+
+
+@pytest.mark.parametrize("ids", [{}, {"a": [1]}, {"b": [1], "c": [1]}])
+def test_the_hub_and_one_more_party_are_needed(ids: dict[str, Sequence[int]]) -> None:
+    with pytest.raises(DataError, match="a hub and at least one other party; the hub is 'a'"):
+        align(ids, hub="a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"protocol": "edch"}, "no set intersection is called 'edch'; there are: "),
+        ({"minimum_rows": 0}, "greater than or equal to 1"),
+        ({"minimum_rows": 9, "maximum_ids": 8}, "above maximum_ids"),
+        ({"processes": 0}, "greater than or equal to 1"),
+        ({"protocoll": "ecdh"}, "Extra inputs"),
+    ],
+)
+def test_unfit_settings_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AlignmentSettings.model_validate(fields)
+
+
+def test_organisations_with_different_normalisation_are_refused() -> None:
+    folding = AlignmentSettings(normalisation=IdNormalisation(case_fold=True))
+    plain = AlignmentSettings()
+    hub = intersection(folding, session="s").hub("a", ["b"], canonical_ids("a", ["X"], folding))
+    member = intersection(plain, session="s").member("b", "a", canonical_ids("b", ["x"], plain))
+    with pytest.raises(RemoteProtocolError, match=r"another agreement; .*normalisation"):
+        converse({"a": hub, "b": member})
+
+
+def test_the_number_of_processes_is_each_partys_own_choice() -> None:
+    one, two = AlignmentSettings(processes=1), AlignmentSettings(processes=2)
+    hub = intersection(one, session="s").hub("a", ["b"], canonical_ids("a", ["x", "y"], one))
+    member = intersection(two, session="s").member("b", "a", canonical_ids("b", ["y", "x"], two))
+    converse({"a": hub, "b": member})
+    assert pairs({"a": hub.rows, "b": member.rows}) == [(0, 1), (1, 0)]
+
+
+def test_aligning_needs_neither_torch_nor_pandas() -> None:
+    script = (
+        "import sys\nfrom secure_apfed.alignment import align\n"
+        "assert len(align({'a': [1, 2], 'b': [2, 1]}, hub='a')['a']) == 2\n"
+        "raise SystemExit(str({'torch', 'pandas'} & set(sys.modules) or ''))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert done.stderr.strip() == b""
