@@ -5,7 +5,7 @@ Run by: every role. A caller can retry after fixing a `LocalProtocolError`; a
 forged, and that the session with that peer must end.
 """
 
-__all__ = ["LocalProtocolError", "RemoteProtocolError"]
+__all__ = ["LocalProtocolError", "RemoteProtocolError", "UnsafeChoiceWarning"]
 
 
 class LocalProtocolError(ValueError):
@@ -18,3 +18,7 @@ class RemoteProtocolError(RuntimeError):
     The message names the peer, what was expected, what came and what to do; it
     never repeats a secret or the peer's bytes.
     """
+
+
+class UnsafeChoiceWarning(UserWarning):
+    """A protection was switched off by name; the message says who sees what now."""

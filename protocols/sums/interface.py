@@ -6,9 +6,10 @@ and nothing else of one contribution; the combiner learns no value.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from protocols.conversation import Conversation
 from protocols.errors import LocalProtocolError
 
 __all__ = [
+    "FloatArray",
     "SecureSum",
     "StepBinding",
     "SumAgreement",
@@ -25,17 +27,22 @@ __all__ = [
     "SumReceiver",
 ]
 
-FloatArray = NDArray[np.float64]
+FloatArray = NDArray[np.floating[Any]]
+_DIGEST_BYTES = 32
+_MAX_CONTRIBUTORS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class SumAgreement:
     """What all parties fix before the first sum; public.
 
+    Raises LocalProtocolError on construction when a field is out of its range.
+
     Attributes:
         session: names the run; non-empty.
         receiver, combiner: the active and the aggregator; different parties.
         contributors: the passives, in the contract's order; all must contribute to each sum.
+            At most 1024.
         clip_norm: C > 0, the L2 bound of one row of a contribution (no unit).
         bits: signed fixed-point bits of one value, 2 to 24.
         allow_single: permit one contributor, whose "sum" is its own vector.
@@ -64,10 +71,32 @@ class SumAgreement:
                 "the receiver would read that contribution itself; "
                 "have two or more, or say allow_single"
             )
+        if len(self.contributors) > _MAX_CONTRIBUTORS:
+            raise LocalProtocolError(
+                f"a sum has at most {_MAX_CONTRIBUTORS} contributors, got {len(self.contributors)}"
+            )
         if not (np.isfinite(self.clip_norm) and self.clip_norm > 0):
             raise LocalProtocolError(f"clip_norm is a positive number, got {self.clip_norm}")
         if not 2 <= self.bits <= 24:
             raise LocalProtocolError(f"bits lies in 2..24, got {self.bits}")
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over all fields."""
+        canonical = json.dumps(asdict(self), sort_keys=True).encode()
+        return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
+
+    def position(self, me: str) -> int:
+        """The place of the contributor called `me`.
+
+        Raises:
+            LocalProtocolError: no contributor has that name.
+        """
+        if me not in self.contributors:
+            raise LocalProtocolError(
+                f"{me!r} contributes nothing; the contributors are {', '.join(self.contributors)}"
+            )
+        return self.contributors.index(me)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +104,8 @@ class StepBinding:
     """What a contribution is an answer to; all contributions to one sum must share it.
 
     Attributes:
-        session: the run; step: counts from 0 and is used once.
+        session: the run.
+        step: counts from 0, only upwards, and is used once.
         rows: 32-byte digest of the ordered row positions.
         message: 32-byte digest of the representations that the active sent.
     """
@@ -84,6 +114,15 @@ class StepBinding:
     step: int
     rows: bytes
     message: bytes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.step < 2**63:
+            raise LocalProtocolError(f"a step is a number from 0 to 2^63 - 1, got {self.step}")
+        for name, digest in (("rows", self.rows), ("message", self.message)):
+            if len(digest) != _DIGEST_BYTES:
+                raise LocalProtocolError(
+                    f"{name} is a digest of {_DIGEST_BYTES} bytes, got {len(digest)}"
+                )
 
     @property
     def digest(self) -> bytes:
@@ -99,6 +138,10 @@ class SumContributor(Conversation, Protocol):
     def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
         """Clip each row to C, quantise, protect and frame one contribution.
 
+        Args:
+            values_BD: float32 or float64, B rows of D numbers.
+            binding: what this contribution answers; its step must be above all former ones.
+
         Raises:
             LocalProtocolError: not a finite, non-empty matrix; or a step already answered.
         """
@@ -113,6 +156,10 @@ class SumCombiner(Conversation, Protocol):
     ) -> bytes:
         """Add one contribution of each agreed party.
 
+        Args:
+            contributions: frames by the authenticated names of their senders.
+            binding_digest: what the frames must answer, where the aggregator knows it.
+
         Raises:
             RemoteProtocolError: a contributor is missing or unknown, a frame is malformed,
                 or the frames answer different messages (equivocation by the active).
@@ -126,7 +173,13 @@ class SumReceiver(Conversation, Protocol):
     def decode(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> FloatArray:
         """Open the sum of all contributions to the step that `binding` names.
 
+        Args:
+            combined: what the aggregator sent.
+            shape: (rows, columns) that were asked for.
+            binding: what was asked; its step must be above all former ones.
+
         Raises:
+            LocalProtocolError: this step was opened already, or nothing was set up.
             RemoteProtocolError: a frame of another step or shape, or a sum out of range.
         """
         ...
@@ -142,7 +195,11 @@ class SecureSum(Protocol):
 
     name: ClassVar[str]
     unsafe: ClassVar[bool]
-    agreement: SumAgreement
+
+    def __init__(self, agreement: SumAgreement) -> None: ...
+
+    @property
+    def agreement(self) -> SumAgreement: ...
 
     def receiver(self) -> SumReceiver: ...
 
@@ -151,7 +208,7 @@ class SecureSum(Protocol):
     def combiner(self) -> SumCombiner: ...
 
     def contribution_bytes(self, shape: tuple[int, int]) -> int:
-        """Forecast the bytes of one contribution of this shape (rows, columns)."""
+        """Forecast the bytes of one float32 contribution of this shape (rows, columns)."""
         ...
 
     def rounding(self) -> float:

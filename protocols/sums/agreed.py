@@ -1,0 +1,241 @@
+"""What every backend checks alike: who contributed, to which step, under which parameters.
+
+Run by: every role, through one `AgreedFrames` each. Protects from: missing, unknown,
+doubled and replayed contributions; from frames made under other parameters or another
+key; and from an active that sends different representations to different passives
+(equivocation): their contributions carry different binding digests and are not added.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+from protocols.conversation import Outgoing
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums.frame import Frame, FrameKind
+from protocols.sums.interface import StepBinding, SumAgreement
+
+__all__ = ["AgreedFrames", "KeepsSecrets", "NoSetup", "fingerprint"]
+
+
+def fingerprint(
+    agreement: SumAgreement, parameters: Mapping[str, object], key: bytes = b""
+) -> bytes:
+    """SHA-256 over agreement, backend parameters and public key: equal at all parties."""
+    canonical = json.dumps(dict(parameters), sort_keys=True).encode()
+    parts = b"".join(len(part).to_bytes(8, "big") + part for part in (canonical, key))
+    return hashlib.sha256(b"secure-apfed sum v1" + agreement.digest + parts).digest()
+
+
+class KeepsSecrets:
+    """Base of what holds keys or unprotected values: never serialised, never copied."""
+
+    def __reduce__(self) -> str:
+        raise LocalProtocolError(
+            f"{type(self).__name__} holds secrets of its party and is never serialised"
+        )
+
+
+class NoSetup:
+    """The conversation of a role that needs no setup message."""
+
+    def start(self) -> Sequence[Outgoing]:
+        return ()
+
+    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        raise RemoteProtocolError(f"{sender} sent {len(body)} bytes of setup, but none is expected")
+
+    @property
+    def finished(self) -> bool:
+        return True
+
+
+class AgreedFrames:
+    """Writes and checks one role's frames of one backend under one agreement.
+
+    Steps only go up: a step at or below the last one is refused.
+
+    Args:
+        agreement: what the parties fixed.
+        backend: the backend's name.
+        fingerprint: of agreement, parameters and key, as `fingerprint` makes it.
+    """
+
+    def __init__(self, agreement: SumAgreement, backend: str, fingerprint: bytes) -> None:
+        self.agreement = agreement
+        self.backend = backend
+        self.fingerprint = fingerprint
+        self._last_step = -1
+
+    def begin_step(self, binding: StepBinding) -> None:
+        """Mark the step of `binding` as used by this role.
+
+        Raises:
+            LocalProtocolError: another session, or a step that is not above the last one.
+        """
+        if binding.session != self.agreement.session:
+            raise LocalProtocolError(
+                f"the binding names session {binding.session!r}, the agreement "
+                f"{self.agreement.session!r}"
+            )
+        if binding.step <= self._last_step:
+            raise LocalProtocolError(
+                f"step {binding.step} is not above step {self._last_step}, the last one that this "
+                "party used; each step is used once"
+            )
+        self._last_step = binding.step
+
+    def setup(self, *blobs: bytes) -> bytes:
+        """Frame a setup message."""
+        return Frame(
+            kind=FrameKind.SETUP,
+            backend=self.backend,
+            party=len(self.agreement.contributors),
+            step=0,
+            rows=0,
+            columns=0,
+            binding=self.agreement.digest,
+            fingerprint=self.fingerprint,
+            blobs=blobs,
+        ).pack()
+
+    def contribution(
+        self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
+    ) -> bytes:
+        """Frame the protected values of the contributor called `me`."""
+        return Frame(
+            kind=FrameKind.CONTRIBUTION,
+            backend=self.backend,
+            party=self.agreement.position(me),
+            step=binding.step,
+            rows=shape[0],
+            columns=shape[1],
+            binding=binding.digest,
+            fingerprint=self.fingerprint,
+            blobs=tuple(blobs),
+        ).pack()
+
+    def open_contributions(
+        self, contributions: Mapping[str, bytes], binding_digest: bytes | None
+    ) -> tuple[Frame, ...]:
+        """Return one frame of each contributor, in the agreement's order, all for one message.
+
+        Raises:
+            RemoteProtocolError: see the top of this file.
+        """
+        agreed = self.agreement.contributors
+        missing = [name for name in agreed if name not in contributions]
+        unknown = sorted(set(contributions) - set(agreed))
+        if missing or unknown:
+            raise RemoteProtocolError(
+                f"a sum needs one contribution of each of {', '.join(agreed)}; "
+                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
+            )
+        frames = tuple(Frame.parse(contributions[name], sender=name) for name in agreed)
+        for position, (name, frame) in enumerate(zip(agreed, frames, strict=True)):
+            self._check(frame, name, FrameKind.CONTRIBUTION)
+            if frame.party != position:
+                raise RemoteProtocolError(
+                    f"{name} is contributor {position} and sent the contribution of {frame.party}"
+                )
+        self._check_one_message(frames, binding_digest)
+        if frames[0].step <= self._last_step:
+            raise RemoteProtocolError(
+                f"contributions to step {frames[0].step} arrived after step {self._last_step} was "
+                "added; they are replayed"
+            )
+        self._last_step = frames[0].step
+        return frames
+
+    def sum_of(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
+        """Frame the combined values of `frames`."""
+        return Frame(
+            kind=FrameKind.SUM,
+            backend=self.backend,
+            party=len(frames),
+            step=frames[0].step,
+            rows=frames[0].rows,
+            columns=frames[0].columns,
+            binding=frames[0].binding,
+            fingerprint=self.fingerprint,
+            blobs=tuple(blobs),
+        ).pack()
+
+    def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Frame:
+        """Return the frame of the sum that answers `binding`; its step is used then.
+
+        Raises:
+            LocalProtocolError: the step was opened before.
+            RemoteProtocolError: the frame is malformed or answers something else.
+        """
+        sender = self.agreement.combiner
+        frame = Frame.parse(combined, sender=sender)
+        self._check(frame, sender, FrameKind.SUM)
+        if frame.party != len(self.agreement.contributors):
+            raise RemoteProtocolError(
+                f"{sender} sent a sum of {frame.party} contributions, expected "
+                f"{len(self.agreement.contributors)}"
+            )
+        if (frame.rows, frame.columns) != shape:
+            raise RemoteProtocolError(
+                f"{sender} sent a sum of shape {(frame.rows, frame.columns)}, expected {shape}"
+            )
+        if (frame.step, frame.binding) != (binding.step, binding.digest):
+            raise RemoteProtocolError(
+                f"{sender} sent the sum of step {frame.step} for another message than the one that "
+                f"step {binding.step} asked for"
+            )
+        self.begin_step(binding)
+        return frame
+
+    def open_setup(self, body: bytes, sender: str) -> Frame:
+        """Return the frame of a setup message from the receiver; its fingerprint is unchecked.
+
+        Raises:
+            RemoteProtocolError: malformed, of another party, or for another agreement.
+        """
+        if sender != self.agreement.receiver:
+            raise RemoteProtocolError(
+                f"setup comes from {self.agreement.receiver}, but {sender} sent a message"
+            )
+        frame = Frame.parse(body, sender=sender)
+        if (frame.kind, frame.backend) != (FrameKind.SETUP, self.backend):
+            raise RemoteProtocolError(
+                f"{sender} sent a {frame.kind.name.lower()} of {frame.backend}, expected the setup "
+                f"of {self.backend}"
+            )
+        if frame.binding != self.agreement.digest:
+            raise RemoteProtocolError(
+                f"{sender} sets up a sum under another agreement; compare the two configurations"
+            )
+        return frame
+
+    def _check(self, frame: Frame, sender: str, kind: FrameKind) -> None:
+        if (frame.kind, frame.backend) != (kind, self.backend):
+            raise RemoteProtocolError(
+                f"{sender} sent a {frame.kind.name.lower()} of {frame.backend}, expected a "
+                f"{kind.name.lower()} of {self.backend}"
+            )
+        if frame.fingerprint != self.fingerprint:
+            raise RemoteProtocolError(
+                f"{sender} uses other parameters or another public key for {self.backend}; "
+                "all parties must hold the same agreement and setup"
+            )
+
+    def _check_one_message(self, frames: Sequence[Frame], binding_digest: bytes | None) -> None:
+        first = frames[0]
+        expected = first.binding if binding_digest is None else binding_digest
+        for name, frame in zip(self.agreement.contributors, frames, strict=True):
+            if (frame.step, frame.rows, frame.columns) != (first.step, first.rows, first.columns):
+                raise RemoteProtocolError(
+                    f"{name} contributed {frame.rows}x{frame.columns} values to step {frame.step}, "
+                    f"but {self.agreement.contributors[0]} {first.rows}x{first.columns} to step "
+                    f"{first.step}"
+                )
+            if frame.binding != expected:
+                raise RemoteProtocolError(
+                    f"{name} answered another message than "
+                    f"{'the others' if binding_digest is None else 'the one agreed'} in step "
+                    f"{frame.step}; {self.agreement.receiver} may have sent them different "
+                    "representations"
+                )

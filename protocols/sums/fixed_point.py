@@ -1,0 +1,167 @@
+"""The one quantiser of all secure sums: row clip, fixed point, and packing into slots.
+
+Run by: every passive (clip, quantise, pack) and the active (unpack, dequantise), with
+the same public numbers on both ends. Protects: the sum's range, so that no honest
+contribution can wrap around; and the receiver's learning, as rows beyond the agreed
+bound never leave their owner.
+
+Shapes: B rows, D columns, V slot vectors of S slots.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError
+from protocols.sums.interface import FloatArray, SumAgreement
+
+__all__ = ["FixedPoint", "Packing", "checked_matrix", "clip_rows"]
+
+IntArray = NDArray[np.int64]
+_EXACT_FLOAT_BITS = 53
+
+
+def checked_matrix(values_BD: object) -> FloatArray:
+    """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix.
+
+    Raises:
+        LocalProtocolError: it is anything else.
+    """
+    if not isinstance(values_BD, np.ndarray) or values_BD.dtype not in (np.float32, np.float64):
+        kind = getattr(values_BD, "dtype", type(values_BD).__name__)
+        raise LocalProtocolError(f"a contribution is a float32 or float64 array, got {kind}")
+    if values_BD.ndim != 2 or values_BD.size == 0:
+        raise LocalProtocolError(
+            f"a contribution is a non-empty matrix (rows, columns), got shape {values_BD.shape}"
+        )
+    bad = int(np.count_nonzero(~np.isfinite(values_BD)))
+    if bad:
+        raise LocalProtocolError(
+            f"{bad} of {values_BD.size} values of a contribution are NaN or infinite; "
+            "lower the learning rate or check the objective"
+        )
+    return values_BD
+
+
+def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
+    """Scale every row whose L2 norm exceeds `clip_norm` down to it; others stay as they are.
+
+    Norms are taken after division by the row's largest magnitude, so that neither 1e300
+    nor subnormal numbers overflow or vanish. The result's norms are at most
+    `clip_norm` times 1 + 1e-15 * sqrt(D).
+    """
+    wide_BD = values_BD.astype(np.float64)
+    peak_B1 = np.abs(wide_BD).max(axis=1, keepdims=True)
+    unit_BD = wide_BD / np.where(peak_B1 > 0, peak_B1, 1.0)
+    norm_B1 = np.sqrt(np.square(unit_BD).sum(axis=1, keepdims=True))
+    with np.errstate(over="ignore", divide="ignore"):
+        exceeds_B1 = norm_B1 > clip_norm / peak_B1
+    factor_B1 = clip_norm / np.maximum(norm_B1, 1.0)
+    return np.where(exceeds_B1, unit_BD * factor_B1, wide_BD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedPoint:
+    """Signed fixed point of `bits` bits over [-clip_norm, clip_norm], for sums of many.
+
+    Attributes:
+        clip_norm: C, the L2 bound of a row.
+        bits: of one value, sign included.
+        contributors: M, how many quantised vectors are added.
+    """
+
+    clip_norm: float
+    bits: int
+    contributors: int
+
+    @classmethod
+    def of(cls, agreement: SumAgreement) -> "FixedPoint":
+        """The quantiser that an agreement fixes."""
+        return cls(
+            clip_norm=agreement.clip_norm,
+            bits=agreement.bits,
+            contributors=len(agreement.contributors),
+        )
+
+    @property
+    def levels(self) -> int:
+        """The largest magnitude of one quantised value, 2^(bits - 1) - 1."""
+        return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def limit(self) -> int:
+        """The largest magnitude of a sum, M * levels."""
+        return self.contributors * self.levels
+
+    @property
+    def field_bits(self) -> int:
+        """W = bits + ceil(log2 M): signed bits that hold any sum."""
+        return self.bits + (self.contributors - 1).bit_length()
+
+    @property
+    def rounding(self) -> float:
+        """The largest error of one value of the sum: half a step for each contributor."""
+        return self.contributors * self.clip_norm / self.levels / 2
+
+    def quantise(self, values_BD: FloatArray) -> IntArray:
+        """Clip the rows and return round(g / C * levels).
+
+        Raises:
+            LocalProtocolError: not a finite, non-empty float matrix.
+        """
+        clipped_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)
+        levels_BD = np.rint(clipped_BD / self.clip_norm * self.levels)
+        return np.clip(levels_BD, -self.levels, self.levels).astype(np.int64)
+
+    def dequantise(self, sum_BD: IntArray) -> NDArray[np.float64]:
+        """Return the real numbers that an integer sum stands for."""
+        return np.multiply(sum_BD, self.clip_norm / self.levels, dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """Integers side by side in the slots of a homomorphic scheme.
+
+    With two fields a slot holds q_even + q_odd * 2^field_bits, which adds up to the two
+    sums as long as each stays below 2^(field_bits - 1) in magnitude.
+
+    Attributes:
+        fields: integers in one slot, 1 or 2.
+        field_bits: W, signed bits of one field.
+        slots: S, slots of one vector.
+    """
+
+    fields: int
+    field_bits: int
+    slots: int
+
+    def __post_init__(self) -> None:
+        if self.fields not in (1, 2) or self.fields * self.field_bits > _EXACT_FLOAT_BITS:
+            raise LocalProtocolError(
+                f"{self.fields} field(s) of {self.field_bits} bits do not fit a float64 slot of "
+                f"{_EXACT_FLOAT_BITS} exact bits; use fewer bits or one field"
+            )
+
+    def vectors(self, values: int) -> int:
+        """How many slot vectors `values` integers need."""
+        return -(-values // (self.fields * self.slots))
+
+    def pack(self, integers_BD: IntArray) -> IntArray:
+        """Return slots (V, S) with zeros after the last integer."""
+        flat = integers_BD.reshape(-1)
+        padded = np.zeros((self.vectors(flat.size) * self.slots, self.fields), dtype=np.int64)
+        padded.reshape(-1)[: flat.size] = flat
+        slots = padded[:, 0]
+        if self.fields == 2:
+            slots = slots + (padded[:, 1] << self.field_bits)
+        return slots.reshape(-1, self.slots)
+
+    def unpack(self, slots_VS: IntArray) -> IntArray:
+        """Return all fields of the slots in order, padding included; signs carry over."""
+        slots = slots_VS.reshape(-1)
+        if self.fields == 1:
+            return slots.copy()
+        half = 1 << (self.field_bits - 1)
+        low = ((slots + half) & (2 * half - 1)) - half
+        return np.stack((low, (slots - low) >> self.field_bits), axis=1).reshape(-1)

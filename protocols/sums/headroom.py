@@ -1,0 +1,114 @@
+"""How much room a CKKS slot has: finds a scale and a packing that can never overflow.
+
+Run by: every role, from public numbers only, so that all parties find the same answer.
+Protects from: parameters below 128-bit security, sums that wrap around the modulus, and
+rounding that could pick the wrong integer. What does not fit is refused with what would.
+"""
+
+import math
+from dataclasses import dataclass
+
+from protocols.errors import LocalProtocolError
+from protocols.sums.fixed_point import FixedPoint, Packing
+
+__all__ = ["ROUNDING_TOLERANCE", "SECURE_MODULUS_BITS", "CkksHeadroom", "solve_ckks"]
+
+SECURE_MODULUS_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
+"""Ring degree to the largest modulus at 128-bit classical security, ternary secret.
+
+HomomorphicEncryption.org standard (Albrecht et al. 2018), table 1; SEAL enforces the same.
+"""
+
+ROUNDING_TOLERANCE = 0.25
+"""How far a decrypted slot may lie from an integer: half of what rounding could repair."""
+
+_TAIL = 20.0
+_MODULUS_MARGIN = 1 + 2**-10
+_MAX_SCALE_BITS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class CkksHeadroom:
+    """Parameters that fit.
+
+    Attributes:
+        poly_degree: N, the ring degree; a ciphertext has N / 2 slots.
+        primes: bits of the data prime and of the key-switching prime.
+        scale_bits: log2 of the encoding scale.
+        packing: how integers share the slots.
+        deviation: bound of a decrypted slot's distance from its integer; less than
+            `ROUNDING_TOLERANCE`, exceeded with probability below 2^-40 in one slot.
+    """
+
+    poly_degree: int
+    primes: tuple[int, int]
+    scale_bits: int
+    packing: Packing
+    deviation: float
+
+
+def slot_noise(poly_degree: int, contributors: int) -> float:
+    """Standard deviation of a decrypted slot at scale 1.
+
+    A fresh public-key ciphertext is divided by the key-switching prime, which leaves the
+    rounding error e0 + e1 * s with e uniform in [-1/2, 1/2] and s ternary: variance
+    (1 + 2N/3) / 12 a coefficient. A slot's real part adds N / 2 of them. (Cheon et al.
+    2017, section 3.4, with SEAL's encryption; measured 6.8e2 at N = 4096, M = 1.)
+    """
+    return math.sqrt(contributors * poly_degree / 2 * (1 + 2 * poly_degree / 3) / 12)
+
+
+def solve_ckks(
+    fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, int] = (60, 49)
+) -> CkksHeadroom:
+    """Find the densest packing, and for it the largest power-of-two scale, that fits.
+
+    Raises:
+        LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
+    """
+    limit = SECURE_MODULUS_BITS.get(poly_degree)
+    if limit is None or sum(primes) > limit:
+        fits = [str(n) for n, bits in SECURE_MODULUS_BITS.items() if bits >= sum(primes)]
+        raise LocalProtocolError(
+            f"ring degree {poly_degree} with a modulus of {sum(primes)} bits has less than 128-bit "
+            f"security; degrees that fit that modulus: {', '.join(fits) or 'none'}"
+        )
+    for fields in (2, 1):
+        found = _fit(fixed_point, fields, poly_degree, primes)
+        if found is not None:
+            return found
+    fewer = [
+        bits
+        for bits in range(fixed_point.bits - 1, 1, -1)
+        if _fit(_with_bits(fixed_point, bits), 1, poly_degree, primes) is not None
+    ]
+    raise LocalProtocolError(
+        f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "
+        f"prime of {primes[0]} bits; "
+        + (f"{fewer[0]} bits would" if fewer else "use a larger data prime")
+    )
+
+
+def _with_bits(fixed_point: FixedPoint, bits: int) -> FixedPoint:
+    return FixedPoint(
+        clip_norm=fixed_point.clip_norm, bits=bits, contributors=fixed_point.contributors
+    )
+
+
+def _fit(
+    fixed_point: FixedPoint, fields: int, poly_degree: int, primes: tuple[int, int]
+) -> CkksHeadroom | None:
+    width = fixed_point.field_bits
+    peak = fixed_point.limit * (1 + (2**width if fields == 2 else 0))
+    room = 2 ** (primes[0] - 1) / _MODULUS_MARGIN
+    scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / peak)))
+    deviation = _TAIL * slot_noise(poly_degree, fixed_point.contributors) * 2.0**-scale_bits
+    if fields * width > 53 or deviation >= ROUNDING_TOLERANCE:
+        return None
+    return CkksHeadroom(
+        poly_degree=poly_degree,
+        primes=primes,
+        scale_bits=scale_bits,
+        packing=Packing(fields=fields, field_bits=width, slots=poly_degree // 2),
+        deviation=deviation,
+    )
