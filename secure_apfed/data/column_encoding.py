@@ -128,14 +128,16 @@ class ColumnEncoding(Settings):
         if not isinstance(raw, pd.DataFrame):
             if raw.ndim != 2 or raw.shape[1] != len(names):
                 raise DataError(
-                    f"{source}: expected {len(names)} columns ({', '.join(names)}), got an array of "
+                    f"{source}: expected {len(names)} columns ({', '.join(names)}), got an array "
+                    "of "
                     f"shape {raw.shape}"
                 )
             return pd.DataFrame(raw, columns=names)
         absent = [name for name in names if name not in raw.columns]
         if absent:
             raise DataError(
-                f"{source}: {len(absent)} of {len(names)} columns are missing: {', '.join(absent)}; the "
+                f"{source}: {len(absent)} of {len(names)} columns are missing: "
+                f"{', '.join(absent)}; the "
                 "model was trained with them, so add them"
             )
         return raw[names]
@@ -151,7 +153,8 @@ def check_complete(frame: pd.DataFrame, *, source: str) -> None:
     lacking = [f"{name} ({count})" for name, count in counts.items() if count]
     if lacking:
         raise DataError(
-            f"{source}: empty cells in {', '.join(lacking)}; fill them, or train with missing: mean "
+            f"{source}: empty cells in {', '.join(lacking)}; fill them, or train with missing: "
+            "mean "
             "or missing: drop"
         )
 
@@ -173,8 +176,12 @@ def fit_columns(
         )
     if missing != "mean":
         check_complete(frame, source=source)
-    fit = {True: _fit_categories, False: _fit_numbers}
-    columns = [fit[name in categorical](frame[name], source=source) for name in frame.columns]
+    columns = [
+        _fit_categories(frame[name], source=source)
+        if name in categorical
+        else _fit_numbers(frame[name], source=source)
+        for name in frame.columns
+    ]
     return ColumnEncoding(columns=tuple(columns), missing=missing)
 
 

@@ -15,7 +15,15 @@ from pathlib import Path
 
 from secure_apfed.errors import DataError
 
-__all__ = ["DataFile", "check_digest", "data_folders", "default_folder", "find_file", "read_file"]
+__all__ = [
+    "DataFile",
+    "check_digest",
+    "data_folders",
+    "decompress",
+    "default_folder",
+    "find_file",
+    "read_file",
+]
 
 _VARIABLE = "SECURE_APFED_DATA"
 
@@ -86,13 +94,23 @@ def read_file(path: Path) -> bytes:
     """
     try:
         content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path}: truncated or damaged gzip file ({error}); get it again"
-        ) from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    return decompress(content, source=path) if path.suffix == ".gz" else content
+
+
+def decompress(content: bytes, *, source: Path) -> bytes:
+    """Return what a gzip file holds.
+
+    Raises:
+        DataError: truncated or damaged.
+    """
+    try:
+        return gzip.decompress(content)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{source}: truncated or damaged gzip file ({error}); get it again"
+        ) from error
 
 
 def check_digest(content: bytes, file: DataFile, *, path: Path, dataset: str) -> None:
@@ -115,6 +133,7 @@ def check_digest(content: bytes, file: DataFile, *, path: Path, dataset: str) ->
         found = digest(content).hexdigest() if expected else ""
         if found != expected:
             raise DataError(
-                f"{path}: the {name} of its uncompressed bytes is {found}, expected {expected}; it is "
+                f"{path}: the {name} of its uncompressed bytes is {found}, expected {expected}; it "
+                "is "
                 f"damaged or another set's file: {remedy}"
             )

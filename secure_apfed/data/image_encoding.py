@@ -40,7 +40,8 @@ class ImageEncoding(Settings):
     def _strip_is_inside(self) -> Self:
         if not self.first_row < self.end_row <= self.height:
             raise ValueError(
-                f"the strip of rows {self.first_row} to {self.end_row} is not inside 0 to {self.height}"
+                f"the strip of rows {self.first_row} to {self.end_row} is not inside 0 to "
+                f"{self.height}"
             )
         return self
 
@@ -88,8 +89,10 @@ class ImageEncoding(Settings):
                 rows = slice(None) if size == cut else slice(self.first_row, self.end_row)
                 return images_NCHW[:, :, rows]
         raise DataError(
-            f"{source}: expected images of {_times(whole)} (channels x height x width), or strips of "
-            f"{_times(cut)}, as arrays or flat ({math.prod(whole)} or {math.prod(cut)} columns); got "
+            f"{source}: expected images of {_times(whole)} (channels x height x width), or strips "
+            "of "
+            f"{_times(cut)}, as arrays or flat ({math.prod(whole)} or {math.prod(cut)} columns); "
+            "got "
             f"{_times(values.shape[1:]) or 'single numbers'}"
         )
 
@@ -108,7 +111,8 @@ class ImageEncoding(Settings):
             )
         if self.maximum > 1 and high <= 1 and bool((numbers != np.rint(numbers)).any()):
             raise DataError(
-                f"{source}: pixels run from {low:g} to {high:g} and look scaled to [0, 1] already; give "
+                f"{source}: pixels run from {low:g} to {high:g} and look scaled to [0, 1] already; "
+                "give "
                 f"the raw values 0 to {self.maximum}"
             )
 

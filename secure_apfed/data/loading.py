@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from secure_apfed.data.catalogue import find_dataset
+from secure_apfed.data.catalogue import TABLES, find_dataset
 from secure_apfed.data.column_encoding import fit_columns
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.data.partition import (
@@ -24,6 +24,7 @@ from secure_apfed.data.partition import (
 from secure_apfed.data.pool import ImagePool, Pool, TablePool
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings
+from secure_apfed.data.tables import load_tables
 
 __all__ = ["load_data"]
 
@@ -40,10 +41,12 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         ConfigError: a view or column that the set does not have.
         DataError: a file is missing or damaged, or the tables do not fit; says what to do.
     """
+    if settings.dataset == TABLES:
+        return load_tables(settings, seed=seed)
     dataset = find_dataset(settings.dataset)
     pool = dataset.read(dataset, settings.folder)
     people = _people(pool, settings, seed)
-    ids = person_ids(len(pool.labels_N), seed=seed)
+    ids = person_ids(len(pool.labels), seed=seed)
     views = (
         _ImageViews(pool, settings) if isinstance(pool, ImagePool) else _TableViews(pool, settings)
     )
@@ -53,7 +56,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         active = place == 0
         rows = generator(seed, f"order of {name}").permutation(people.of(active=active))
         features, encoding = views.take(name, rows, fit_rows=people.train if active else rows)
-        labels = torch.from_numpy(pool.labels_N[rows]) if active else None
+        labels = torch.from_numpy(pool.labels[rows]) if active else None
         tables.append(PartyTable(name, tuple(ids[rows].tolist()), features, labels, encoding))
         active_rows = rows if active else active_rows
     is_test = np.isin(active_rows, people.test)
@@ -67,9 +70,9 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
 
 
 def _people(pool: Pool, settings: DataSettings, seed: int) -> Holdings:
-    rows = np.arange(len(pool.labels_N), dtype=np.int64)
+    rows = np.arange(len(pool.labels), dtype=np.int64)
     if pool.official_train is None:
-        train, test = split_rows(pool.labels_N, settings.test_fraction, seed=seed)
+        train, test = split_rows(pool.labels, settings.test_fraction, seed=seed)
     else:
         train, test = rows[: pool.official_train], rows[pool.official_train :]
     return deal_people(train, test, overlap=settings.overlap, limit=settings.limit, seed=seed)
@@ -79,12 +82,12 @@ class _ImageViews:
     """Strips of the pool's images, one for each party."""
 
     def __init__(self, pool: ImagePool, settings: DataSettings) -> None:
-        _, channels, height, width = pool.pixels_NCHW.shape
+        _, channels, height, width = pool.pixels.shape
         strips = cut_strips(
             channels=channels, height=height, width=width, maximum=pool.maximum,
             views=settings.view_count, active_view=settings.active_view,
         )  # fmt: skip
-        self._pixels_NCHW = pool.pixels_NCHW
+        self._pixels_NCHW = pool.pixels
         self._strips = dict(zip(party_names(len(strips)), strips, strict=True))
         self.parties = tuple(self._strips)
 

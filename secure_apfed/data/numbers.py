@@ -6,7 +6,13 @@ from numpy.typing import NDArray
 
 from secure_apfed.errors import DataError
 
-__all__ = ["to_numbers", "to_texts"]
+__all__ = ["is_numeric", "to_numbers", "to_texts"]
+
+
+def is_numeric(column: "pd.Series") -> bool:
+    """Whether a column was read as numbers; true and false are categories."""
+    dtype = column.dtype
+    return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
 
 
 def to_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
@@ -19,7 +25,8 @@ def to_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
     wrong = np.flatnonzero(np.isnan(numbers) & column.notna().to_numpy())
     if wrong.size:
         raise DataError(
-            f"{source}: column {column.name!r} is numeric, but {wrong.size} cells are not numbers, first "
+            f"{source}: column {column.name!r} is numeric, but {wrong.size} cells are not numbers, "
+            "first "
             f"in row {wrong[0]} (from 0); mend them, or declare the column categorical"
         )
     return numbers

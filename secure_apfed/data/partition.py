@@ -91,7 +91,8 @@ def split_rows(labels_N: Rows, test_fraction: float, *, seed: int) -> tuple[Rows
     train_rows = np.setdiff1d(np.arange(len(labels_N), dtype=np.int64), test_rows)
     if not len(test_rows) or not len(train_rows):
         raise DataError(
-            f"test_fraction {test_fraction} of {len(labels_N)} rows leaves {len(train_rows)} training "
+            f"test_fraction {test_fraction} of {len(labels_N)} rows leaves {len(train_rows)} "
+            "training "
             f"and {len(test_rows)} test rows; both sides need some"
         )
     return train_rows, test_rows
@@ -120,7 +121,8 @@ def deal_people(
     shared = shared_rows(active, overlap)
     if not shared:
         raise DataError(
-            f"overlap {overlap} of {active} training rows leaves nobody whom all parties know; raise "
+            f"overlap {overlap} of {active} training rows leaves nobody whom all parties know; "
+            "raise "
             "overlap or limit"
         )
     return Holdings(
@@ -179,8 +181,9 @@ def cut_columns(
 
     Args:
         available: the pool's columns.
-        natural_views: used where nothing is `chosen`; view i goes to the active.
+        natural_views: used where nothing is `chosen`.
         chosen: party -> names, or positions from 0.
+        active_view: which natural view goes to the active, from 1.
 
     Raises:
         ConfigError: an unknown column, or one given twice.

@@ -26,8 +26,8 @@ class ImagePool:
             None where the set has no split.
     """
 
-    pixels_NCHW: NDArray[np.uint8]
-    labels_N: NDArray[np.int64]
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
     maximum: int
     official_train: int | None = None
 
@@ -37,7 +37,7 @@ class TablePool:
     """Raw columns of N people and their labels (N,); `categorical` names columns to one-hot."""
 
     frame: pd.DataFrame
-    labels_N: NDArray[np.int64]
+    labels: NDArray[np.int64]
     categorical: tuple[str, ...] = ()
     official_train: int | None = None
 

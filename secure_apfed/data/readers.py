@@ -55,7 +55,8 @@ def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
             )
         if image.shape[1] != dataset.height:
             raise DataError(
-                f"{file.name}: images of {image.shape[1]} rows, {dataset.name}'s have {dataset.height}"
+                f"{file.name}: images of {image.shape[1]} rows, {dataset.name}'s have "
+                f"{dataset.height}"
             )
     labels_N = _labels(dataset, np.concatenate(labels))
     return ImagePool(np.concatenate(images)[:, None], labels_N, 255, official_train=len(images[0]))

@@ -49,7 +49,8 @@ class PartyTable:
             )
         if tuple(self.features.shape[1:]) != self.encoding.shape:
             raise DataError(
-                f"{self.name}: its encoding gives rows of shape {self.encoding.shape}, the features "
+                f"{self.name}: its encoding gives rows of shape {self.encoding.shape}, the "
+                "features "
                 f"have {tuple(self.features.shape[1:])}"
             )
         self._check_finite()
@@ -60,7 +61,8 @@ class PartyTable:
         bad_F = (~self.features.isfinite()).flatten(1).sum(0)
         worst = int(bad_F.argmax())
         raise DataError(
-            f"{self.name}: {int(bad_F.sum())} features are NaN or infinite, {int(bad_F[worst])} of them "
+            f"{self.name}: {int(bad_F.sum())} features are NaN or infinite, {int(bad_F[worst])} of "
+            "them "
             f"in {self.encoding.feature_name(worst)!r}; mend the rows or leave them out"
         )
 
@@ -98,10 +100,11 @@ class VerticalData:
         rows = torch.cat([self.train_rows, self.test_rows])
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.active.ids):
             raise DataError(
-                f"{self.active.name}: train and test rows lie in 0 to {len(self.active.ids) - 1}, got "
+                f"{self.active.name}: train and test rows lie in 0 to {len(self.active.ids) - 1}, "
+                "got "
                 f"{int(rows.min())} to {int(rows.max())}"
             )
-        if len(rows.unique()) != len(rows):
+        if len(set(rows.tolist())) != len(rows):
             raise DataError(
                 f"{self.active.name}: a row is listed twice in the train and test splits"
             )
@@ -113,12 +116,14 @@ class VerticalData:
         wrong = (labels_N < 0) | (labels_N >= len(self.classes))
         if bool(wrong.any()):
             raise DataError(
-                f"{self.active.name}: {int(wrong.sum())} labels lie outside the {len(self.classes)} "
+                f"{self.active.name}: {int(wrong.sum())} labels lie outside the "
+                f"{len(self.classes)} "
                 f"classes, first {int(labels_N[wrong][0])}; expected 0 to {len(self.classes) - 1}"
             )
-        if len(labels_N[self.train_rows].unique()) < 2:
+        if len(set(labels_N[self.train_rows].tolist())) < 2:
             raise DataError(
-                f"{self.active.name}: the {len(self.train_rows)} training rows are all of one class, "
+                f"{self.active.name}: the {len(self.train_rows)} training rows are all of one "
+                "class, "
                 "so there is nothing to learn; add rows of another class, or raise data.limit"
             )
 
@@ -135,5 +140,6 @@ def check_distinct(ids: tuple[str, ...], *, party: str) -> None:
     rows = [row for row, one in enumerate(ids) if one == repeated[0]]
     raise DataError(
         f"{party}: {len(repeated)} IDs occur more than once, the first in rows "
-        f"{', '.join(map(str, rows[:5]))} (from 0); each row needs its own ID, or name more ID columns"
+        f"{', '.join(map(str, rows[:5]))} (from 0); each row needs its own ID, or name more ID "
+        "columns"
     )

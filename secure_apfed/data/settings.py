@@ -125,11 +125,13 @@ class DataSettings(Settings):
             )
         if dataset.height is not None and self.view_count > dataset.height:
             raise ValueError(
-                f"views: an image of {self.dataset} has {dataset.height} rows, fewer than {self.views} views"
+                f"views: an image of {self.dataset} has {dataset.height} rows, fewer than "
+                f"{self.views} views"
             )
         if self.active_view > self.view_count:
             raise ValueError(
-                f"active_view: must be 1 to {self.view_count}, the number of views, got {self.active_view}"
+                f"active_view: must be 1 to {self.view_count}, the number of views, got "
+                f"{self.active_view}"
             )
 
     @property

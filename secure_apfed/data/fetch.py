@@ -1,0 +1,191 @@
+"""`fetch`: downloads a data set from its official addresses, once, and checks it.
+
+Run by: a person, at the command line. Trusts: only the catalogue's digests; servers and
+mirrors may send anything. A download continues where it was interrupted, and a file
+appears under its name only when it is whole and right.
+"""
+
+import hashlib
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from secure_apfed.data.catalogue import find_dataset
+from secure_apfed.data.files import DataFile, check_digest, decompress, default_folder, read_file
+from secure_apfed.data.pool import Download
+from secure_apfed.errors import DataError
+
+__all__ = ["Progress", "fetch", "fetch_file"]
+
+# (file, bytes so far, bytes in all or None where the server does not say)
+Progress = Callable[[str, int, int | None], None]
+
+_ATTEMPTS = 3
+_TIMEOUT_SECONDS = 30.0
+
+
+def _quiet(file: str, done: int, total: int | None) -> None:
+    """Show nothing."""
+
+
+def fetch(name: str, folder: Path | None = None, progress: Progress = _quiet) -> tuple[Path, ...]:
+    """Put the files of a data set into `folder`/`name` and return where they are.
+
+    Args:
+        name: a key of `DATASETS`.
+        folder: a data folder; None takes `default_folder()`.
+        progress: called as bytes arrive.
+
+    Returns:
+        The files; empty where the set ships with a library.
+
+    Raises:
+        ConfigError: no such set.
+        DataError: it cannot be fetched, or no address gave the right bytes; what has
+            arrived stays, so running again continues.
+    """
+    dataset = find_dataset(name)
+    if dataset.files and not dataset.downloads:
+        raise DataError(f"{name} cannot be fetched: {dataset.how}; see {dataset.source}")
+    target = (folder or default_folder()).expanduser() / name
+    by_name = {file.name: file for file in dataset.files}
+    paths: list[Path] = []
+    for download in dataset.downloads:
+        members = tuple(by_name[member] for member in download.members)
+        paths += fetch_file(download, members, target, dataset=name, progress=progress)
+    return tuple(paths)
+
+
+def fetch_file(
+    download: Download,
+    members: tuple[DataFile, ...],
+    folder: Path,
+    *,
+    dataset: str,
+    progress: Progress = _quiet,
+) -> list[Path]:
+    """Fetch one file, or one archive and its `members`, into `folder`.
+
+    Raises:
+        DataError: as `fetch`; names every address and what went wrong there.
+    """
+    finals = [folder / file.name for file in members] or [folder / f"{download.file.name}.gz"]
+    if _all_here(finals, members or (download.file,), dataset):
+        return finals
+    failures: list[str] = []
+    for address in download.addresses:
+        # One part for each address: mirrors may compress the same bytes differently.
+        mark = hashlib.sha256(address.encode()).hexdigest()[:8]
+        part = folder / f".{download.file.name}.{mark}.part"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _download(address, part, download.file.name, progress)
+            _install(download, members, part, finals, dataset)
+        except DataError as error:
+            failures.append(str(error))
+        except OSError as error:
+            raise DataError(
+                f"{folder}: cannot write ({error.strerror}); free space or choose another folder"
+            ) from error
+        else:
+            return finals
+    raise DataError(
+        f"{dataset}: could not fetch {download.file.name}: {'; '.join(failures)}. Run it again to "
+        "continue, or put the file into the folder by hand"
+    )
+
+
+def _all_here(finals: list[Path], files: tuple[DataFile, ...], dataset: str) -> bool:
+    for path, file in zip(finals, files, strict=True):
+        if not path.is_file():
+            return False
+        try:
+            check_digest(read_file(path), file, path=path, dataset=dataset)
+        except DataError:
+            return False
+    return True
+
+
+def _download(address: str, part: Path, name: str, progress: Progress) -> None:
+    """Bring `part` to its full length, continuing after interruptions."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            _continue(address, part, name, progress)
+        except httpx.HTTPStatusError as error:
+            raise DataError(f"{address} answers {error.response.status_code}") from error
+        except httpx.HTTPError as error:
+            if attempt == _ATTEMPTS:
+                raise DataError(
+                    f"{address} was interrupted ({error or type(error).__name__})"
+                ) from error
+        except httpx.InvalidURL as error:
+            raise DataError(f"{address} is no address ({error})") from error
+        else:
+            return
+
+
+def _continue(address: str, part: Path, name: str, progress: Progress) -> None:
+    """Append what `part` still lacks, or begin again where the server sends the whole file."""
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    with httpx.stream(
+        "GET", address, headers=headers, follow_redirects=True, timeout=_TIMEOUT_SECONDS
+    ) as response:
+        if have and response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # nothing is left to send; the digest decides
+        response.raise_for_status()
+        if response.status_code != httpx.codes.PARTIAL_CONTENT:
+            have = 0
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            part.unlink(missing_ok=True)
+            raise httpx.RemoteProtocolError("it sent another range than it was asked for")
+        length = response.headers.get("Content-Length", "")
+        total = have + int(length) if length.isdecimal() else None
+        with part.open("ab" if have else "wb") as file:
+            for chunk in response.iter_raw():
+                file.write(chunk)
+                have += len(chunk)
+                progress(name, have, total)
+
+
+def _install(
+    download: Download,
+    members: tuple[DataFile, ...],
+    part: Path,
+    finals: list[Path],
+    dataset: str,
+) -> None:
+    """Check `part` and move it, or what it packs, to its final place; a wrong one is removed."""
+    content = part.read_bytes()
+    try:
+        plain = content if members else decompress(content, source=part)
+        check_digest(plain, download.file, path=part, dataset=dataset)
+    except DataError:
+        part.unlink()
+        raise
+    if not members:
+        part.replace(finals[0])
+        return
+    _unpack(part, members, finals, dataset)
+    part.unlink()
+
+
+def _unpack(archive: Path, members: tuple[DataFile, ...], finals: list[Path], dataset: str) -> None:
+    """Take exactly `members` out of a checked archive; no path in it is ever followed."""
+    wanted = {file.name: (file, path) for file, path in zip(members, finals, strict=True)}
+    with tarfile.open(archive, "r:gz") as tar:
+        for entry in tar:
+            name = Path(entry.name).name
+            stream = tar.extractfile(entry) if entry.isfile() and name in wanted else None
+            if stream is None:
+                continue
+            file, path = wanted.pop(name)
+            content = stream.read()
+            check_digest(content, file, path=archive / name, dataset=dataset)
+            fresh = path.with_name(f".{name}.fresh")
+            fresh.write_bytes(content)
+            fresh.replace(path)
+    if wanted:
+        raise DataError(f"{archive}: lacks {', '.join(wanted)}; it is not the archive expected")

@@ -1,0 +1,193 @@
+"""The parties' own tables: one CSV or Parquet file each.
+
+Run by: each party on its own file; `load_tables` plays all of them for a simulation. A
+party's statistics come from its own rows alone: the active's training rows, all rows of a
+passive. IDs are compared as text, "007" and "7" differ.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from secure_apfed.data.column_encoding import fit_columns
+from secure_apfed.data.frames import read_frame
+from secure_apfed.data.numbers import is_numeric, to_texts
+from secure_apfed.data.partition import generator, split_rows
+from secure_apfed.data.records import PartyTable, VerticalData, check_distinct
+from secure_apfed.data.settings import DataSettings, PartySettings
+from secure_apfed.errors import DataError
+
+__all__ = ["load_active", "load_passive", "load_tables"]
+
+# Between the parts of an ID of several columns; no text file holds it by accident.
+_JOINT = "\x1f"
+
+
+@dataclass(frozen=True, eq=False)
+class _Raw:
+    """A party's rows as read: IDs, feature columns, and labels as text at the active."""
+
+    ids: tuple[str, ...]
+    features: pd.DataFrame
+    categorical: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+
+    def at(self, rows: NDArray[np.int64]) -> "_Raw":
+        """Return the same with these rows only, in this order."""
+        ids, labels = ([values[row] for row in rows] for values in (self.ids, self.labels))
+        return _Raw(tuple(ids), self.features.iloc[rows], self.categorical, tuple(labels))
+
+
+def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
+    """Return all parties' tables, the active first, each in its file's order.
+
+    The active's rows are split with the seed; its test rows need not be known to all.
+
+    Raises:
+        DataError: a file or table is missing, damaged or unfit; names the party.
+    """
+    active, classes, train_rows, test_rows = load_active(settings, seed=seed)
+    passives = [load_passive(settings, name) for name in _parties(settings) if name != active.name]
+    return VerticalData(
+        active=active,
+        passives=tuple(passives),
+        classes=classes,
+        train_rows=torch.from_numpy(train_rows),
+        test_rows=torch.from_numpy(test_rows),
+    )
+
+
+def load_active(
+    settings: DataSettings, *, seed: int
+) -> tuple[PartyTable, tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the active's table, its classes, and its train and test rows.
+
+    Raises:
+        DataError: as `load_tables`, and for labels that are empty, outside the given
+            classes, or of one class only.
+    """
+    name = settings.active
+    raw = _read(settings, name, label_column=settings.label_column)
+    classes = settings.classes or _infer_classes(raw.labels)
+    labels = _number(raw.labels, classes, party=name)
+    train, test = split_rows(labels, settings.test_fraction, seed=seed)
+    if settings.limit is not None:
+        train = generator(seed, "limit").permutation(train)[: settings.limit]
+    kept = np.sort(np.concatenate([train, test]))
+    is_train = np.isin(kept, train)
+    raw, labels = raw.at(kept), labels[kept]
+    missing = _parties(settings)[name].missing
+    encoding = fit_columns(
+        raw.features.iloc[np.flatnonzero(is_train)],
+        categorical=raw.categorical,
+        missing=missing,
+        source=name,
+    )
+    features = encoding.encode(raw.features, source=name)
+    table = PartyTable(name, raw.ids, features, torch.from_numpy(labels), encoding)
+    return table, classes, np.flatnonzero(is_train), np.flatnonzero(~is_train)
+
+
+def load_passive(settings: DataSettings, name: str) -> PartyTable:
+    """Return one passive's table.
+
+    Raises:
+        DataError: as `load_tables`, and where the file holds the active's label column.
+    """
+    raw = _read(settings, name, label_column=None)
+    missing = _parties(settings)[name].missing
+    encoding = fit_columns(raw.features, categorical=raw.categorical, missing=missing, source=name)
+    return PartyTable(name, raw.ids, encoding.encode(raw.features, source=name), None, encoding)
+
+
+def _parties(settings: DataSettings) -> dict[str, PartySettings]:
+    return settings.parties or {}
+
+
+def _read(settings: DataSettings, name: str, *, label_column: str | None) -> _Raw:
+    party = _parties(settings)[name]
+    given = party.id_column or settings.id_column
+    id_columns = (given,) if isinstance(given, str) else given
+    labels = () if label_column is None else (label_column,)
+    texts = (*id_columns, *labels, *(party.categorical or ()))
+    frame = read_frame(_path(settings, party.file), texts=texts, source=name)
+    if not len(frame):
+        raise DataError(f"{name}: {party.file} has no rows")
+    named = (*texts, *(party.numeric or ()), *party.ignore)
+    absent = [column for column in dict.fromkeys(named) if column not in frame.columns]
+    if absent:
+        raise DataError(
+            f"{name}: {party.file} lacks the columns {', '.join(absent)}; it has "
+            f"{', '.join(map(str, frame.columns))}"
+        )
+    numeric, categorical = _choose(frame, party, taken=(*id_columns, *labels))
+    if label_column is None and settings.label_column in (*numeric, *categorical):
+        raise DataError(
+            f"{name}: its column {settings.label_column!r} is called like the active's labels, "
+            "which "
+            "a passive must not train on; put it under ignore or rename it"
+        )
+    features = frame[[*numeric, *categorical]]
+    if party.missing == "drop":
+        frame = frame[features.notna().all(axis=1)]
+        features = features.loc[frame.index]
+    if not len(frame):
+        raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
+    label_texts = _complete(frame, labels, party=name)
+    ids = _complete(frame, id_columns, party=name)
+    check_distinct(ids, party=name)
+    return _Raw(ids, features, categorical, label_texts if labels else ("",) * len(ids))
+
+
+def _path(settings: DataSettings, file: Path) -> Path:
+    return (settings.folder or Path()).expanduser() / file.expanduser()
+
+
+def _choose(
+    frame: pd.DataFrame, party: PartySettings, *, taken: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the numeric and the categorical columns: as named, else by their types."""
+    if party.numeric is not None or party.categorical is not None:
+        return party.numeric or (), party.categorical or ()
+    left = [str(name) for name in frame.columns if name not in (*taken, *party.ignore)]
+    numeric = tuple(name for name in left if is_numeric(frame[name]))
+    return numeric, tuple(name for name in left if name not in numeric)
+
+
+def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> tuple[str, ...]:
+    """Return one text a row made of these columns; an empty cell is an error."""
+    parts = []
+    for name in columns:
+        texts = to_texts(frame[name])
+        if None in texts:
+            raise DataError(
+                f"{party}: column {name!r} is empty in {texts.count(None)} rows, first in row "
+                f"{texts.index(None)} (from 0); each row needs an ID, and at the active a label"
+            )
+        parts.append([text or "" for text in texts])
+    return tuple(_JOINT.join(row) for row in zip(*parts, strict=True))
+
+
+def _infer_classes(labels: tuple[str, ...]) -> tuple[str, ...]:
+    found = set(labels)
+    whole = all(label.lstrip("-").isdecimal() for label in found)
+    return tuple(sorted(found, key=int)) if whole else tuple(sorted(found))
+
+
+def _number(labels: tuple[str, ...], classes: tuple[str, ...], *, party: str) -> NDArray[np.int64]:
+    places = {label: place for place, label in enumerate(classes)}
+    outside = [label for label in labels if label not in places]
+    if outside:
+        raise DataError(
+            f"{party}: {len(outside)} labels lie outside the classes {', '.join(classes)}, such as "
+            f"{', '.join(sorted(set(outside))[:5])}; mend them, or add the class"
+        )
+    if len(set(labels)) < 2:
+        raise DataError(
+            f"{party}: all {len(labels)} labels are {labels[0]!r}; two classes are needed"
+        )
+    return np.array([places[label] for label in labels], dtype=np.int64)
