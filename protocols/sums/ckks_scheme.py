@@ -39,7 +39,7 @@ class CkksScheme:
     """
 
     def __init__(self, headroom: CkksHeadroom) -> None:
-        self._headroom = headroom
+        self.headroom = headroom
         self._scale = 2.0**headroom.scale_bits
         sample = self.key_pair()
         self._parameters = self._serialised(sample, public_key=False)
@@ -52,8 +52,8 @@ class CkksScheme:
         """A context with a fresh secret key, for the receiver only."""
         context = ts.context(
             ts.SCHEME_TYPE.CKKS,
-            self._headroom.poly_degree,
-            coeff_mod_bit_sizes=list(self._headroom.primes),
+            self.headroom.poly_degree,
+            coeff_mod_bit_sizes=list(self.headroom.primes),
             n_threads=1,
         )
         context.global_scale = self._scale
@@ -137,7 +137,7 @@ class CkksScheme:
             self.ciphertext.check(blob, sender=sender)
         framed = b"".join(
             (
-                proto_numbers(_VECTOR_SIZES, [self._headroom.packing.slots] * vectors),
+                proto_numbers(_VECTOR_SIZES, [self.headroom.packing.slots] * vectors),
                 *(proto_bytes(_VECTOR_CIPHERTEXTS, blob) for blob in blobs),
                 proto_double(_VECTOR_SCALE, self._scale),
             )

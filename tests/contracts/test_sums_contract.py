@@ -1,0 +1,290 @@
+"""What every way of adding private vectors must do; a new entry of the table is tested at once."""
+
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums import SECURE_SUMS
+from protocols.sums.fixed_point import FixedPoint
+from protocols.sums.interface import SumAgreement
+from tests.contracts.sum_parties import (
+    CHOICES,
+    Parties,
+    agreement,
+    binding,
+    make,
+    parties,
+    random_values,
+)
+
+every = pytest.mark.parametrize("choice", CHOICES)
+exact = pytest.mark.parametrize("choice", [name for name in CHOICES if name != "plain"])
+secure = pytest.mark.parametrize(
+    "choice", [name for name, backend in SECURE_SUMS.items() if not backend.unsafe]
+)
+
+EXTREMES = (0.0, -0.0, 1.0, -1.0, 1e300, -1e300, 1e-300, 5e-324, 0.5, -0.25)
+
+
+@st.composite
+def addends(draw: st.DrawFn, passives: int) -> list[NDArray[np.float64]]:
+    shape = draw(st.tuples(st.integers(1, 4), st.integers(1, 7)))
+    size = shape[0] * shape[1]
+    number = st.one_of(st.sampled_from(EXTREMES), st.floats(-2, 2, width=32))
+    lists = st.lists(number, min_size=size, max_size=size)
+    return [np.array(draw(lists)).reshape(shape) for _ in range(passives)]
+
+
+def integer_sum(agreed: SumAgreement, values: list[NDArray[Any]]) -> NDArray[np.float64]:
+    fixed_point = FixedPoint.of(agreed)
+    total = sum(fixed_point.quantise(value) for value in values)
+    return fixed_point.dequantise(np.asarray(total, dtype=np.int64))
+
+
+@exact
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_sum_is_the_integer_sum_of_the_quantised_inputs(choice: str, data: st.DataObject) -> None:
+    passives = data.draw(st.sampled_from([2, 3, 5]))
+    values = data.draw(addends(passives))
+    played = parties(choice, passives)
+    assert np.array_equal(played.add(values), integer_sum(played.sum.agreement, values))
+
+
+@exact
+@pytest.mark.parametrize("passives", [2, 4, 16, 23, 24])
+def test_sum_is_exact_at_full_range(choice: str, passives: int) -> None:
+    played = parties(choice, passives)
+    signs = np.where(np.arange(4200) % 3 == 0, -1.0, 1.0)[:, None]
+    for sign in (1.0, -1.0, signs):
+        values = [np.full((4200, 1), 1e300) * sign] * passives
+        assert np.array_equal(played.add(values), integer_sum(played.sum.agreement, values))
+
+
+@every
+def test_sum_is_close_to_the_sum_of_the_rows(choice: str) -> None:
+    played = parties(choice)
+    values = [value / 10 for value in random_values(3)]
+    difference = np.abs(played.add(values) - sum(values)).max()
+    assert difference <= played.sum.rounding() + 1e-15
+
+
+@every
+def test_order_of_arrival_and_of_parties_does_not_matter(choice: str) -> None:
+    played = parties(choice)
+    values = random_values(3)
+    bound = played.next()
+    contributions = dict(reversed(played.contribute(values, bound).items()))
+    first = played.receiver.decode(played.combiner.combine(contributions), (3, 5), bound)
+    np.testing.assert_allclose(played.add(values[::-1]), first, rtol=1e-12)
+
+
+@every
+def test_rows_are_clipped(choice: str) -> None:
+    played = parties(choice)
+    total = played.add([np.full((1, 4), 1e200)] * 3)
+    np.testing.assert_allclose(total, 1.5, atol=played.sum.rounding() + 1e-12)
+
+
+@every
+def test_float32_is_taken(choice: str) -> None:
+    total = parties(choice).add([np.full((2, 2), 0.25, dtype=np.float32)] * 3)
+    np.testing.assert_allclose(total, 0.75, atol=parties(choice).sum.rounding())
+
+
+@every
+def test_a_contributor_answers_a_step_once(choice: str) -> None:
+    played = parties(choice)
+    bound = played.next()
+    played.contribute(random_values(3), bound)
+    with pytest.raises(LocalProtocolError, match=f"step {bound.step} is not above step"):
+        played.contribute(random_values(3), bound)
+
+
+@every
+def test_the_aggregator_adds_a_step_once(choice: str) -> None:
+    played = parties(choice)
+    contributions = played.contribute(random_values(3), played.next())
+    played.combiner.combine(contributions)
+    with pytest.raises(RemoteProtocolError, match="they are replayed"):
+        played.combiner.combine(contributions)
+
+
+@every
+def test_the_receiver_opens_a_step_once(choice: str) -> None:
+    played = parties(choice)
+    bound = played.next()
+    combined = played.combiner.combine(played.contribute(random_values(3), bound))
+    played.receiver.decode(combined, (3, 5), bound)
+    with pytest.raises(LocalProtocolError, match="each step is used once"):
+        played.receiver.decode(combined, (3, 5), bound)
+
+
+@every
+def test_a_binding_of_another_session_is_refused(choice: str) -> None:
+    with pytest.raises(LocalProtocolError, match="the binding names session 'other'"):
+        parties(choice).contribute(random_values(3), binding(10**6, session="other"))
+
+
+@every
+def test_missing_and_unknown_contributors_are_named(choice: str) -> None:
+    played = parties(choice)
+    contributions = played.contribute(random_values(3), played.next())
+    contributions["stranger"] = contributions.pop("passive_2")
+    with pytest.raises(RemoteProtocolError, match="missing: passive_2; unknown: stranger"):
+        played.combiner.combine(contributions)
+
+
+@every
+def test_one_contribution_does_not_count_twice(choice: str) -> None:
+    played = parties(choice)
+    contributions = played.contribute(random_values(3), played.next())
+    contributions["passive_3"] = contributions["passive_1"]
+    with pytest.raises(RemoteProtocolError, match="passive_3 is contributor 2 and sent the"):
+        played.combiner.combine(contributions)
+
+
+@every
+def test_equivocation_is_refused(choice: str) -> None:
+    """An active that sends one passive other representations gets no sum."""
+    played = parties(choice)
+    bound = played.next()
+    told = dict.fromkeys(played.names, bound) | {"passive_2": binding(bound.step, message=1)}
+    contributions = played.contribute([np.full((2, 2), 1e6)] * 3, told)
+    with pytest.raises(RemoteProtocolError, match="sent them different representations"):
+        played.combiner.combine(contributions)
+    with pytest.raises(RemoteProtocolError, match="passive_2 answered another message than"):
+        played.combiner.combine(contributions, bound.digest)
+
+
+@every
+def test_steps_and_shapes_do_not_mix(choice: str) -> None:
+    played = parties(choice)
+    first = played.next()
+    values = random_values(3)
+    told = dict.fromkeys(played.names, first) | {"passive_3": played.next()}
+    late = played.contribute(values, told)
+    with pytest.raises(RemoteProtocolError, match="passive_3 contributed 3x5 values to step"):
+        played.combiner.combine(late)
+    values[2] = np.zeros((3, 4))
+    shaped = played.contribute(values, played.next())
+    with pytest.raises(RemoteProtocolError, match="passive_3 contributed 3x4 values"):
+        played.combiner.combine(shaped)
+
+
+@every
+def test_the_receiver_refuses_another_step_shape_or_message(choice: str) -> None:
+    played = parties(choice)
+    bound = played.next()
+    combined = played.combiner.combine(played.contribute(random_values(3), bound))
+    with pytest.raises(RemoteProtocolError, match=r"a sum of shape \(3, 5\), expected \(5, 3\)"):
+        played.receiver.decode(combined, (5, 3), bound)
+    for other in (played.next(), binding(bound.step, message=1)):
+        with pytest.raises(RemoteProtocolError, match="for another message"):
+            played.receiver.decode(combined, (3, 5), other)
+
+
+@every
+def test_a_contribution_is_not_a_sum(choice: str) -> None:
+    """An aggregator that forwards one contribution as the sum is found out."""
+    played = parties(choice)
+    bound = played.next()
+    contribution = played.contribute(random_values(3), bound)["passive_1"]
+    with pytest.raises(RemoteProtocolError, match=r"a contribution of .*, expected a sum"):
+        played.receiver.decode(contribution, (3, 5), bound)
+
+
+@every
+def test_parties_under_another_agreement_are_refused(choice: str) -> None:
+    played = parties(choice)
+    other = Parties(make(choice, agreement(clip_norm=2.0)))
+    bound = played.next()
+    contributions = played.contribute(random_values(3), bound)
+    contributions["passive_2"] = other.contribute(random_values(3), bound)["passive_2"]
+    with pytest.raises(RemoteProtocolError, match="passive_2 uses other parameters"):
+        played.combiner.combine(contributions)
+
+
+@every
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros((0, 3)), "non-empty matrix"),
+        (np.zeros(3), "non-empty matrix"),
+        (np.zeros((1, 2, 3)), "non-empty matrix"),
+        (np.array([[np.nan, 1.0]]), "1 of 2 values of a contribution are NaN"),
+        (np.array([[np.inf, -np.inf]]), "2 of 2 values of a contribution are NaN"),
+        (np.zeros((2, 2), dtype=np.int64), "float32 or float64 array, got int64"),
+        ([[1.0]], "float32 or float64 array, got list"),
+    ],
+)
+def test_bad_values_are_refused_and_cost_no_step(choice: str, values: Any, message: str) -> None:
+    played = parties(choice)
+    bound = played.next()
+    with pytest.raises(LocalProtocolError, match=message):
+        played.contributors["passive_1"].contribute(values, bound)
+    played.contributors["passive_1"].contribute(np.zeros((1, 1)), bound)
+
+
+@every
+def test_a_stranger_cannot_take_a_role(choice: str) -> None:
+    with pytest.raises(LocalProtocolError, match="'stranger' contributes nothing"):
+        parties(choice).sum.contributor("stranger")
+
+
+@every
+def test_setup_messages_must_be_expected(choice: str) -> None:
+    played = parties(choice)
+    roles = (played.receiver, played.combiner, played.contributors["passive_1"])
+    for role in roles:
+        for sender in ("active", "passive_2", "stranger"):
+            with pytest.raises(RemoteProtocolError):
+                role.receive(sender, b"hello")
+
+
+@every
+@pytest.mark.parametrize("shape", [(1, 1), (128, 64), (700, 13)])
+def test_forecast_of_bytes_holds(choice: str, shape: tuple[int, int]) -> None:
+    played = parties(choice)
+    values = [np.ones(shape, dtype=np.float32)] * 3
+    sizes = {len(frame) for frame in played.contribute(values, played.next()).values()}
+    forecast = played.sum.contribution_bytes(shape)
+    assert max(sizes) <= forecast <= 1.02 * min(sizes) + 64
+
+
+@every
+def test_parameters_are_public_facts(choice: str) -> None:
+    described = parties(choice).sum.parameters()
+    assert json.loads(json.dumps(dict(described)))["backend"] == parties(choice).sum.name
+
+
+def test_names_in_the_table_are_the_backends_own() -> None:
+    assert {name: backend.name for name, backend in SECURE_SUMS.items()} == {
+        name: name for name in SECURE_SUMS
+    }
+
+
+@secure
+def test_keys_never_leave_through_repr_or_pickle(choice: str) -> None:
+    played = parties(choice)
+    for role in (played.receiver, *played.contributors.values()):
+        assert "object at 0x" in repr(role)
+        with pytest.raises(LocalProtocolError, match="never serialised"):
+            pickle.dumps(role)
+
+
+@secure
+def test_no_value_travels_in_the_clear(choice: str) -> None:
+    """The bytes of one contribution do not depend visibly on the values: zeros look like ones."""
+    played = parties(choice)
+    zeros = played.contribute([np.zeros((64, 64))] * 3, played.next())["passive_1"]
+    body = np.frombuffer(zeros[256:], dtype=np.uint8)
+    # 60-bit residues in 64-bit words: about one byte in sixteen words of eight is 0.
+    assert np.count_nonzero(body == 0) < body.size / 50

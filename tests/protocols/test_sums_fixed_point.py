@@ -1,0 +1,92 @@
+"""The shared quantiser: clip, range, rounding, packing."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.errors import LocalProtocolError
+from protocols.sums.fixed_point import FixedPoint, Packing, clip_rows
+
+FULL = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(FULL, min_size=1, max_size=30), st.floats(1e-6, 1e6))
+def test_clip_holds_for_any_row(row: list[float], bound: float) -> None:
+    clipped = clip_rows(np.array([row]), bound)[0]
+    assert np.isfinite(clipped).all()
+    scaled = clipped / bound
+    assert np.sqrt(np.square(scaled).sum()) <= 1 + 1e-12
+    assert (np.sign(clipped) * np.sign(row) >= 0).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 5e-324, -1e-310, 1e-200])
+def test_small_rows_stay_as_they_are(value: float) -> None:
+    row = np.full((1, 9), value)
+    assert np.array_equal(clip_rows(row, 1.0), row)
+
+
+def test_long_rows_keep_their_direction() -> None:
+    clipped = clip_rows(np.array([[3e300, 4e300], [0.3, 0.4], [-1.7e308, 0.0]]), 0.5)
+    np.testing.assert_allclose(clipped, [[0.3, 0.4], [0.3, 0.4], [-0.5, 0.0]], rtol=1e-14)
+
+
+@pytest.mark.parametrize("bits", [2, 8, 16, 24])
+def test_range_and_rounding(bits: int) -> None:
+    fixed_point = FixedPoint(clip_norm=0.1, bits=bits, contributors=1)
+    rng = np.random.default_rng(0)
+    values = rng.uniform(-0.05, 0.05, size=(50, 2))
+    integers = fixed_point.quantise(values)
+    assert np.abs(integers).max() <= fixed_point.levels
+    error = np.abs(fixed_point.dequantise(integers) - values).max()
+    assert fixed_point.rounding / 2 < error <= fixed_point.rounding * (1 + 1e-9)
+
+
+def test_the_bound_itself_takes_the_last_level() -> None:
+    fixed_point = FixedPoint(clip_norm=0.3, bits=16, contributors=4)
+    assert fixed_point.quantise(np.array([[0.3], [-0.3], [9.0]])).tolist() == [
+        [32767],
+        [-32767],
+        [32767],
+    ]
+    assert (fixed_point.limit, fixed_point.field_bits) == (4 * 32767, 18)
+
+
+@pytest.mark.parametrize(("contributors", "width"), [(1, 16), (2, 17), (3, 18), (4, 18), (5, 19)])
+def test_field_width(contributors: int, width: int) -> None:
+    fixed_point = FixedPoint(clip_norm=1.0, bits=16, contributors=contributors)
+    assert fixed_point.field_bits == width
+    assert fixed_point.limit < 2 ** (width - 1)
+
+
+@given(st.data(), st.sampled_from([1, 2]), st.integers(2, 26))
+def test_packing_round_trip(data: st.DataObject, fields: int, width: int) -> None:
+    packing = Packing(fields=fields, field_bits=width, slots=4)
+    edge = 2 ** (width - 1)
+    integers = np.array(
+        data.draw(st.lists(st.integers(-edge, edge - 1), min_size=1, max_size=30)), dtype=np.int64
+    )
+    slots = packing.pack(integers)
+    assert slots.shape == (packing.vectors(integers.size), 4)
+    assert np.array_equal(slots.astype(np.float64).astype(np.int64), slots)
+    back = packing.unpack(slots)
+    assert np.array_equal(back[: integers.size], integers)
+    assert not back[integers.size :].any()
+
+
+@given(st.lists(st.integers(-1000, 1000), min_size=6, max_size=6))
+def test_packed_sums_are_sums(numbers: list[int]) -> None:
+    packing = Packing(fields=2, field_bits=13, slots=2)
+    first, second = np.array(numbers[:3]), np.array(numbers[3:])
+    total = packing.unpack(packing.pack(first) + packing.pack(second))
+    assert np.array_equal(total[:3], first + second)
+
+
+def test_a_slot_holds_53_bits() -> None:
+    Packing(fields=2, field_bits=26, slots=4)
+    with pytest.raises(
+        LocalProtocolError, match=r"2 field\(s\) of 27 bits do not fit a float64 slot"
+    ):
+        Packing(fields=2, field_bits=27, slots=4)
+    with pytest.raises(LocalProtocolError, match="do not fit"):
+        Packing(fields=3, field_bits=2, slots=4)

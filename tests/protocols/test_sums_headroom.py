@@ -1,0 +1,78 @@
+"""The solver's limits are real: what it accepts decodes exactly, one step more does not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError
+from protocols.sums.ckks_scheme import CkksScheme
+from protocols.sums.fixed_point import FixedPoint
+from protocols.sums.headroom import ROUNDING_TOLERANCE, CkksHeadroom, slot_noise, solve_ckks
+
+
+def fixed_point(passives: int, bits: int = 16) -> FixedPoint:
+    return FixedPoint(clip_norm=1.0, bits=bits, contributors=passives)
+
+
+def test_the_published_parameters() -> None:
+    found = solve_ckks(fixed_point(16))
+    assert (found.scale_bits, found.packing.fields, found.packing.field_bits) == (19, 2, 20)
+    assert solve_ckks(fixed_point(23)).packing.fields == 2
+    assert solve_ckks(fixed_point(24)).packing.fields == 1
+
+
+@pytest.mark.parametrize("bits", [2, 8, 16, 24])
+@pytest.mark.parametrize("passives", [1, 2, 7, 64, 1024])
+def test_everything_accepted_has_room(bits: int, passives: int) -> None:
+    wanted = fixed_point(passives, bits)
+    found = solve_ckks(wanted)
+    width = found.packing.field_bits
+    peak = wanted.limit * (1 + (2**width if found.packing.fields == 2 else 0))
+    assert peak * 2**found.scale_bits < 2 ** (found.primes[0] - 1)
+    assert found.deviation < ROUNDING_TOLERANCE
+
+
+def test_insecure_parameters_are_refused() -> None:
+    with pytest.raises(
+        LocalProtocolError, match=r"less than 128-bit security; degrees .* 8192, 16"
+    ):
+        solve_ckks(fixed_point(2), poly_degree=4096, primes=(60, 50))
+    with pytest.raises(LocalProtocolError, match="ring degree 1000 "):
+        solve_ckks(fixed_point(2), poly_degree=1000)
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    with pytest.raises(LocalProtocolError, match=r"values of 24 bits do not fit .* 13 bits would"):
+        solve_ckks(fixed_point(16, 24), primes=(36, 36))
+    with pytest.raises(LocalProtocolError, match="use a larger data prime"):
+        solve_ckks(fixed_point(16, 2), primes=(20, 20))
+
+
+def slots_of_sum(found: CkksHeadroom, slot: int, addends: int = 1) -> NDArray[np.float64]:
+    """Add `addends` ciphertexts that hold `slot` everywhere."""
+    scheme = CkksScheme(found)
+    keys = scheme.key_pair()
+    slots = np.full((1, found.packing.slots), slot)
+    parts = {str(k): scheme.encrypt(keys, slots) for k in range(addends)}
+    return scheme.decrypt(keys, scheme.add(keys, parts, 1), 1, sender="the test")
+
+
+def test_two_bits_more_scale_wrap_around() -> None:
+    """The solver leaves less than two bits of the modulus unused."""
+    wanted = fixed_point(16)
+    found = solve_ckks(wanted)
+    one = wanted.levels * (1 + 2**found.packing.field_bits)
+    assert np.array_equal(np.rint(slots_of_sum(found, one, 16)), np.full(2048, 16.0 * one))
+    wrapped = slots_of_sum(replace(found, scale_bits=found.scale_bits + 2), one, 16)
+    assert np.abs(wrapped - 16 * one).min() > 2**20
+
+
+@pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
+def test_the_noise_model_is_the_measured_one(factor: float, accepted: bool) -> None:
+    found = solve_ckks(fixed_point(2))
+    error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.scale_bits
+    more = (slots_of_sum(found, -7) + 7) * 2.0**found.scale_bits
+    measured = np.concatenate([error, more]).std() / (factor * slot_noise(4096, 1))
+    assert (0.85 < measured < 1.15) == accepted
