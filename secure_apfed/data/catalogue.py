@@ -1,15 +1,26 @@
-"""The one table of data sets: source, licence, checksum, classes and how each is had.
+"""The one table of data sets: source, licence, classes and how each is had.
 
-Adding one is an entry here and, for a new format, a reader in `readers`. Sets whose
-members cannot be shipped or fetched stay out; a user's own files are `dataset: tables`.
+Their files, with digests and addresses, are in `pins`. Adding a set is an entry here and,
+for a new format, a reader in `readers`. A user's own files are `dataset: tables`.
 """
 
 import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from secure_apfed.data.files import DataFile
-from secure_apfed.data.pool import DataSet, Download
+from secure_apfed.data.pins import (
+    CIFAR10,
+    CIFAR10_DOWNLOADS,
+    CIFAR100,
+    CIFAR100_DOWNLOADS,
+    CREDIT_CARD,
+    FASHION_MNIST,
+    FASHION_MNIST_DOWNLOADS,
+    HANDWRITTEN,
+    MNIST,
+    MNIST_DOWNLOADS,
+)
+from secure_apfed.data.pool import DataSet
 from secure_apfed.data.readers import (
     read_breast_cancer,
     read_cifar,
@@ -24,7 +35,6 @@ __all__ = ["DATASETS", "TABLES", "describe", "find_dataset"]
 
 TABLES = "tables"
 _TEN = tuple("0123456789")
-_CIFAR = "https://www.cs.toronto.edu/~kriz"
 _TINY_IMAGES = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
 _CIFAR100_CLASSES = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
@@ -39,73 +49,11 @@ _CIFAR100_CLASSES = (
 )
 
 
-def _idx_files(digests: Mapping[str, tuple[str, str]]) -> tuple[DataFile, ...]:
-    return tuple(DataFile(name, sha256, md5) for name, (sha256, md5) in digests.items())
-
-
-def _gz(files: tuple[DataFile, ...], *folders: str) -> tuple[Download, ...]:
-    return tuple(Download(f, tuple(f"{at}/{f.name}.gz" for at in folders)) for f in files)
-
-
-_MNIST = _idx_files({
-    "train-images-idx3-ubyte": (
-        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-        "6bbc9ace898e44ae57da46a324031adb",
-    ),
-    "train-labels-idx1-ubyte": (
-        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-        "a25bea736e30d166cdddb491f175f624",
-    ),
-    "t10k-images-idx3-ubyte": (
-        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-        "2646ac647ad5339dbf082846283269ea",
-    ),
-    "t10k-labels-idx1-ubyte": (
-        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-        "27ae3e4e09519cfbb04c329615203637",
-    ),
-})  # fmt: skip
-
-_FASHION_MNIST = _idx_files({
-    "train-images-idx3-ubyte": (
-        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-    ),
-    "train-labels-idx1-ubyte": (
-        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-        "9018921c3c673c538a1fc5bad174d6f9",
-    ),
-    "t10k-images-idx3-ubyte": (
-        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-        "8181f5470baa50b63fa0f6fddb340f0a",
-    ),
-    "t10k-labels-idx1-ubyte": (
-        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-        "15d484375f8d13e6eb1aabb0c3f46965",
-    ),
-})  # fmt: skip
-
-_CIFAR10 = tuple(
-    DataFile(name, size=10_000 * 3073)
-    for name in (*(f"data_batch_{at}.bin" for at in range(1, 6)), "test_batch.bin")
-)
-_CIFAR100 = (
-    DataFile("train.bin", size=50_000 * 3074),
-    DataFile("test.bin", size=10_000 * 3074),
-)
-
 _MEASURES = (
     "radius", "texture", "perimeter", "area", "smoothness",
     "compactness", "concavity", "concave points", "symmetry", "fractal dimension",
 )  # fmt: skip
 _MFEAT = {"fou": 76, "fac": 216, "kar": 64, "pix": 240, "zer": 47}
-_MFEAT_SHA256 = {
-    "fou": "b517f89501eff177b4daf897d8f7e8eb6a5b0e5671f740e57cc1d768f6b969b3",
-    "fac": "fc9f88143a423f7cf9df6ce9a2afcdde23c1d4e3202e436e17447c09945da1ca",
-    "kar": "685544902516d302e92f84736cec34cb7268169b1f0dbba706dbd46dc76426df",
-    "pix": "4aabd68ecf903736cabcaa1c8e4b32e62384c827ced972e540ac2580d1bd26bd",
-    "zer": "9d89df4f793790fc318e0a598eaa06cea0fd5f22734731e1c3e53fda0c108ea9",
-}
 _MONTHS = range(1, 7)
 
 _ENTRIES = (
@@ -151,12 +99,8 @@ _ENTRIES = (
         views=2,
         height=28,
         split=True,
-        files=_MNIST,
-        downloads=_gz(
-            _MNIST,
-            "https://ossci-datasets.s3.amazonaws.com/mnist",
-            "https://storage.googleapis.com/cvdf-datasets/mnist",
-        ),
+        files=MNIST,
+        downloads=MNIST_DOWNLOADS,
         read=read_idx,
     ),
     DataSet(
@@ -182,19 +126,15 @@ _ENTRIES = (
         views=2,
         height=28,
         split=True,
-        files=_FASHION_MNIST,
+        files=FASHION_MNIST,
         subfolders=("fashion-mnist",),
-        downloads=_gz(
-            _FASHION_MNIST,
-            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
-            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-        ),
+        downloads=FASHION_MNIST_DOWNLOADS,
         read=read_idx,
     ),
     DataSet(
         name="cifar10",
         title="CIFAR-10",
-        source=f"{_CIFAR}/cifar.html",
+        source="https://www.cs.toronto.edu/~kriz/cifar.html",
         licence="none stated; asks for the citation",
         citation=_TINY_IMAGES,
         how="`secure-apfed data fetch cifar10`, or its binary version's .bin files",
@@ -214,22 +154,15 @@ _ENTRIES = (
         views=2,
         height=32,
         split=True,
-        files=_CIFAR10,
+        files=CIFAR10,
         subfolders=("cifar-10-batches-bin",),
-        downloads=(
-            Download(
-                DataFile("cifar-10-binary.tar.gz", md5="c32a1d4ab5d03f1284b67883e8d87530"),
-                (f"{_CIFAR}/cifar-10-binary.tar.gz",),
-                packing="tar.gz",
-                members=tuple(file.name for file in _CIFAR10),
-            ),
-        ),
+        downloads=CIFAR10_DOWNLOADS,
         read=read_cifar,
     ),
     DataSet(
         name="cifar100",
         title="CIFAR-100 (fine labels)",
-        source=f"{_CIFAR}/cifar.html",
+        source="https://www.cs.toronto.edu/~kriz/cifar.html",
         licence="none stated; asks for the citation",
         citation=_TINY_IMAGES,
         how="`secure-apfed data fetch cifar100`, or its binary version's .bin files",
@@ -238,16 +171,9 @@ _ENTRIES = (
         views=2,
         height=32,
         split=True,
-        files=_CIFAR100,
+        files=CIFAR100,
         subfolders=("cifar-100-binary",),
-        downloads=(
-            Download(
-                DataFile("cifar-100-binary.tar.gz", md5="03b5dce01913d631647c71ecec9e9cb8"),
-                (f"{_CIFAR}/cifar-100-binary.tar.gz",),
-                packing="tar.gz",
-                members=tuple(file.name for file in _CIFAR100),
-            ),
-        ),
+        downloads=CIFAR100_DOWNLOADS,
         read=read_cifar,
     ),
     DataSet(
@@ -263,7 +189,7 @@ _ENTRIES = (
         natural_views={
             view: tuple(f"{view}-{at}" for at in range(width)) for view, width in _MFEAT.items()
         },
-        files=tuple(DataFile(f"mfeat-{view}.csv", _MFEAT_SHA256[view]) for view in _MFEAT),
+        files=HANDWRITTEN,
         read=read_handwritten,
     ),
     DataSet(
@@ -281,12 +207,7 @@ _ENTRIES = (
             "repayment": ("PAY_0", *(f"PAY_{month}" for month in _MONTHS[1:])),
             "amounts": tuple(f"{kind}_AMT{month}" for kind in ("BILL", "PAY") for month in _MONTHS),
         },
-        files=(
-            DataFile(
-                "UCI_Credit_Card.csv",
-                "a0f0ab49d6326671d6cd83be5c88dcf18007025fe9a53ecd699119c871176ca1",
-            ),
-        ),
+        files=CREDIT_CARD,
         read=read_credit_card,
     ),
 )

@@ -50,30 +50,23 @@ def fetch(name: str, folder: Path | None = None, progress: Progress = _quiet) ->
     if dataset.files and not dataset.downloads:
         raise DataError(f"{name} cannot be fetched: {dataset.how}; see {dataset.source}")
     target = (folder or default_folder()).expanduser() / name
-    by_name = {file.name: file for file in dataset.files}
     paths: list[Path] = []
     for download in dataset.downloads:
-        members = tuple(by_name[member] for member in download.members)
-        paths += fetch_file(download, members, target, dataset=name, progress=progress)
+        paths += fetch_file(download, target, dataset=name, progress=progress)
     return tuple(paths)
 
 
 def fetch_file(
-    download: Download,
-    members: tuple[DataFile, ...],
-    folder: Path,
-    *,
-    dataset: str,
-    progress: Progress = _quiet,
+    download: Download, folder: Path, *, dataset: str, progress: Progress = _quiet
 ) -> list[Path]:
-    """Fetch one file, or one archive and its `members`, into `folder`.
+    """Fetch one file, or one archive and its members, into `folder`.
 
     Raises:
         DataError: as `fetch`; names every address and what went wrong there.
     """
-    finals = [folder / file.name for file in members] or [folder / f"{download.file.name}.gz"]
-    if _all_here(finals, members or (download.file,), dataset):
-        return finals
+    targets = _targets(download, folder)
+    if all(_is_here(path, file) for path, file in targets.items()):
+        return list(targets)
     failures: list[str] = []
     for address in download.addresses:
         # One part for each address: mirrors may compress the same bytes differently.
@@ -82,7 +75,7 @@ def fetch_file(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _download(address, part, download.file.name, progress)
-            _install(download, members, part, finals, dataset)
+            _install(download, part, targets, address)
         except DataError as error:
             failures.append(str(error))
         except OSError as error:
@@ -90,21 +83,27 @@ def fetch_file(
                 f"{folder}: cannot write ({error.strerror}); free space or choose another folder"
             ) from error
         else:
-            return finals
+            return list(targets)
     raise DataError(
         f"{dataset}: could not fetch {download.file.name}: {'; '.join(failures)}. Run it again to "
-        "continue, or put the file into the folder by hand"
+        f"continue, or put the file into {folder} by hand"
     )
 
 
-def _all_here(finals: list[Path], files: tuple[DataFile, ...], dataset: str) -> bool:
-    for path, file in zip(finals, files, strict=True):
-        if not path.is_file():
-            return False
-        try:
-            check_digest(read_file(path), file, path=path, dataset=dataset)
-        except DataError:
-            return False
+def _targets(download: Download, folder: Path) -> dict[Path, DataFile]:
+    """Return what lies in `folder` after the download."""
+    if download.members:
+        return {folder / file.name: file for file in download.members}
+    return {folder / f"{download.file.name}.gz": download.file}
+
+
+def _is_here(path: Path, file: DataFile) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        check_digest(read_file(path), file, path=path, remedy="")
+    except DataError:
+        return False
     return True
 
 
@@ -150,42 +149,38 @@ def _continue(address: str, part: Path, name: str, progress: Progress) -> None:
                 progress(name, have, total)
 
 
-def _install(
-    download: Download,
-    members: tuple[DataFile, ...],
-    part: Path,
-    finals: list[Path],
-    dataset: str,
-) -> None:
+def _install(download: Download, part: Path, targets: dict[Path, DataFile], address: str) -> None:
     """Check `part` and move it, or what it packs, to its final place; a wrong one is removed."""
+    remedy = f"{address} sends other bytes, which are removed again"
     content = part.read_bytes()
     try:
-        plain = content if members else decompress(content, source=part)
-        check_digest(plain, download.file, path=part, dataset=dataset)
+        plain = content if download.members else decompress(content, source=part)
+        check_digest(plain, download.file, path=part, remedy=remedy)
+        if download.members:
+            _unpack(part, targets, remedy)
     except DataError:
         part.unlink()
         raise
-    if not members:
-        part.replace(finals[0])
-        return
-    _unpack(part, members, finals, dataset)
-    part.unlink()
+    if download.members:
+        part.unlink()
+    else:
+        part.replace(*targets)
 
 
-def _unpack(archive: Path, members: tuple[DataFile, ...], finals: list[Path], dataset: str) -> None:
-    """Take exactly `members` out of a checked archive; no path in it is ever followed."""
-    wanted = {file.name: (file, path) for file, path in zip(members, finals, strict=True)}
+def _unpack(archive: Path, targets: dict[Path, DataFile], remedy: str) -> None:
+    """Take exactly the targets out of a checked archive; no path in it is ever followed."""
+    wanted = {path.name: path for path in targets}
     with tarfile.open(archive, "r:gz") as tar:
         for entry in tar:
             name = Path(entry.name).name
             stream = tar.extractfile(entry) if entry.isfile() and name in wanted else None
             if stream is None:
                 continue
-            file, path = wanted.pop(name)
+            path = wanted.pop(name)
             content = stream.read()
-            check_digest(content, file, path=archive / name, dataset=dataset)
+            check_digest(content, targets[path], path=archive / name, remedy=remedy)
             fresh = path.with_name(f".{name}.fresh")
             fresh.write_bytes(content)
             fresh.replace(path)
     if wanted:
-        raise DataError(f"{archive}: lacks {', '.join(wanted)}; it is not the archive expected")
+        raise DataError(f"{archive}: lacks {', '.join(wanted)}; {remedy}")

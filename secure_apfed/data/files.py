@@ -59,7 +59,7 @@ def data_folders(folder: Path | None) -> tuple[Path, ...]:
 
 
 def find_file(
-    file: DataFile, *, dataset: str, subfolders: Sequence[str], folder: Path | None
+    file: DataFile, *, dataset: str, subfolders: Sequence[str], folder: Path | None, remedy: str
 ) -> Path:
     """Return where `file` lies, compressed or not.
 
@@ -68,7 +68,7 @@ def find_file(
     sets use the same file names.
 
     Raises:
-        DataError: nowhere; names every folder searched and the command that fetches.
+        DataError: nowhere; names every folder searched and the remedy.
     """
     roots = data_folders(folder)
     prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, "/usr/local", "/usr"))
@@ -81,8 +81,8 @@ def find_file(
                 return path
     raise DataError(
         f"{dataset}: neither {file.name} nor {file.name}.gz is in any of "
-        f"{', '.join(str(place) for place in places)}; run `secure-apfed data fetch {dataset}`, or "
-        f"name the folder that holds it in data.folder or {_VARIABLE}"
+        f"{', '.join(str(place) for place in places)}; {remedy}, or name "
+        f"the folder that holds it in data.folder or {_VARIABLE}"
     )
 
 
@@ -113,13 +113,12 @@ def decompress(content: bytes, *, source: Path) -> bytes:
         ) from error
 
 
-def check_digest(content: bytes, file: DataFile, *, path: Path, dataset: str) -> None:
+def check_digest(content: bytes, file: DataFile, *, path: Path, remedy: str) -> None:
     """Hold the uncompressed bytes against the size and digests of the catalogue.
 
     Raises:
-        DataError: says what was expected, what was found and what to run.
+        DataError: says what was expected, what was found, and the remedy.
     """
-    remedy = f"remove it and run `secure-apfed data fetch {dataset}`"
     if file.size and len(content) != file.size:
         raise DataError(
             f"{path}: {len(content)} uncompressed bytes, expected {file.size}; it is truncated or "
@@ -134,6 +133,5 @@ def check_digest(content: bytes, file: DataFile, *, path: Path, dataset: str) ->
         if found != expected:
             raise DataError(
                 f"{path}: the {name} of its uncompressed bytes is {found}, expected {expected}; it "
-                "is "
-                f"damaged or another set's file: {remedy}"
+                f"is damaged or another set's file: {remedy}"
             )

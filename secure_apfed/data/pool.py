@@ -50,17 +50,15 @@ class Download:
     """One file to fetch.
 
     Attributes:
-        file: what lies in the data folder afterwards: for "gz" the digests are of the
-            uncompressed bytes, for "tar.gz" of the archive itself.
+        file: a gzip file, named and hashed as its uncompressed content; or, where there
+            are members, a .tar.gz archive, named and hashed as it is.
         addresses: where it is, tried in order.
-        packing: "gz" is kept as it is; "tar.gz" is unpacked.
         members: the files to take out of an archive; nothing else is written.
     """
 
     file: DataFile
     addresses: tuple[str, ...]
-    packing: str = "gz"
-    members: tuple[str, ...] = ()
+    members: tuple[DataFile, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,9 +102,12 @@ def read_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
 
 
 def _content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
-    path = find_file(file, dataset=dataset.name, subfolders=dataset.subfolders, folder=folder)
+    get = f"run `secure-apfed data fetch {dataset.name}`" if dataset.downloads else dataset.how
+    path = find_file(
+        file, dataset=dataset.name, subfolders=dataset.subfolders, folder=folder, remedy=get
+    )
     content = read_file(path)
-    check_digest(content, file, path=path, dataset=dataset.name)
+    check_digest(content, file, path=path, remedy=f"remove it and {get}")
     return content
 
 
