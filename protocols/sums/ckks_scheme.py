@@ -86,7 +86,7 @@ class CkksScheme:
 
     def encrypt(self, context: ts.Context, slots_VS: NDArray[np.int64]) -> list[bytes]:
         """One raw ciphertext for each row of slots."""
-        vectors = (ts.ckks_vector(context, row, self._scale) for row in slots_VS.tolist())
+        vectors = (ts.ckks_vector(context, row, self._scale) for row in slots_VS.astype(np.float64))
         return [blob for vector in vectors for blob in _ciphertexts(vector)]
 
     def add(
