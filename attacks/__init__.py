@@ -1,0 +1,20 @@
+"""Attacks: what an adversary can do with what it saw. One file and one line below for each.
+
+`attacks.run.mount` runs the configured ones on a finished run. How to add one:
+docs/add-an-attack.md.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from attacks.interface import Attack
+from attacks.model_completion import ModelCompletion
+
+__all__ = ["ATTACKS"]
+
+_ENTRIES: tuple[type[Attack], ...] = (
+    # Labels, from what passives receive.
+    ModelCompletion,
+)
+
+ATTACKS: Mapping[str, type[Attack]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

@@ -1,0 +1,145 @@
+"""Labels out of columns: probes where some labels are known, clusters where none are.
+
+Shared by the attacks on labels. Attacks, baselines and references get the same probes, the
+same labels and the same standardisation; only their columns differ. Each probe is reported by
+itself: nothing here chooses among them.
+
+Letters: N rows, n of them with known labels, U the others, F columns, K classes.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from torch import Tensor
+
+from attacks.interface import Guess, Prediction
+from attacks.metrics import name_clusters_by_priors
+from attacks.view import AdversaryView
+
+__all__ = ["PROBES", "guess_labels", "own_columns", "standardised"]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+
+# (most iterations, seed) -> an unfitted scikit-learn classifier.
+PROBES: Mapping[str, Callable[[int, int], Any]] = {
+    "logistic": lambda iterations, _: LogisticRegression(max_iter=iterations),
+    "mlp": lambda iterations, seed: MLPClassifier(
+        (64,), solver="lbfgs", alpha=0.1, max_iter=iterations, random_state=seed
+    ),
+}
+_STARTS = 4
+
+
+def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
+    """Return (N, F): the coalition's own features of `positions`, members side by side."""
+    return torch.cat([own[positions].flatten(1) for own in view.features.values()], dim=1)
+
+
+def standardised(columns_NF: Tensor, *, components: int, seed: int) -> FloatArray:
+    """Return columns of mean 0 and variance 1; wider ones as their first principal components.
+
+    Constant columns become 0. The adversary has all rows, so all of them set the scale.
+    """
+    values_NF = columns_NF.double().numpy()
+    spread_F = values_NF.std(axis=0)
+    scaled_NF: FloatArray = (values_NF - values_NF.mean(axis=0)) / np.where(spread_F, spread_F, 1)
+    if min(scaled_NF.shape) > components:
+        reduced = PCA(components, svd_solver="randomized", random_state=seed % 2**32)
+        scaled_NF = reduced.fit_transform(scaled_NF)
+    return scaled_NF
+
+
+def guess_labels(
+    view: AdversaryView,
+    positions: Tensor,
+    *,
+    attacks: Mapping[str, FloatArray],
+    baselines: Mapping[str, FloatArray],
+    references: Mapping[str, FloatArray],
+    seed: int,
+) -> Guess:
+    """Guess the labels of all `positions` (N,) that are not known, from each set of columns.
+
+    Args:
+        view: gives the known labels, the priors and the budget.
+        positions: observed alignment positions; row i of all columns belongs to the i-th.
+        attacks: name -> (N, F) standardised columns that use what was released.
+        baselines: the same of what the adversary has anyway.
+        references: the same of what is shown beside them.
+        seed: of the MLP's weights and of the clusters' starts.
+    """
+    labels = dict(zip(*(item.tolist() for item in _known(view)), strict=True))
+    labels_N = np.array([labels.get(position, -1) for position in positions.tolist()])
+    how = _probe if (labels_N >= 0).any() else _cluster
+    found = [
+        {
+            f"{way} on {name}": scores
+            for name, columns_NF in columns.items()
+            for way, scores in how(view, columns_NF, labels_N, seed).items()
+        }
+        for columns in (attacks, baselines, references)
+    ]
+    return Guess(
+        positions=positions[torch.from_numpy(labels_N < 0)],
+        attacks=found[0],
+        baselines={"majority class": _majority(view, labels_N), **found[1]},
+        references=found[2],
+    )
+
+
+def _known(view: AdversaryView) -> tuple[Tensor, Tensor]:
+    return view.knowledge.labels.positions, view.knowledge.labels.values
+
+
+def _probe(
+    view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
+) -> dict[str, Prediction]:
+    """Fit each probe on the known rows; return its scores of the others."""
+    known_N = labels_N >= 0
+    predictions = {}
+    for name, make in PROBES.items():
+        probe = make(view.budget.iterations, seed % 2**32)
+        with warnings.catch_warnings():
+            # The budget may end the optimiser; that is part of the adversary's description.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            probe.fit(columns_NF[known_N], labels_N[known_N])
+        scores_UK = np.zeros((int((~known_N).sum()), view.knowledge.classes))
+        scores_UK[:, probe.classes_] = probe.predict_proba(columns_NF[~known_N])
+        predictions[name] = Prediction(scores_UK)
+    return predictions
+
+
+def _cluster(
+    view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
+) -> dict[str, Prediction]:
+    """K-means with one cluster a class, named by the priors and, as a bound, by the truth."""
+    means = KMeans(
+        view.knowledge.classes, n_init=_STARTS, max_iter=view.budget.iterations,
+        random_state=seed % 2**32,
+    ).fit(columns_NF)  # fmt: skip
+    scores_NK: FloatArray = -means.transform(columns_NF)
+    predictions = {"clusters named by the truth": Prediction(scores_NK, clusters=True)}
+    if view.knowledge.priors is not None:
+        priors_K = np.array(view.knowledge.priors)
+        named_NK = name_clusters_by_priors(scores_NK, priors_K)
+        predictions["clusters named by priors"] = Prediction(named_NK)
+    return predictions
+
+
+def _majority(view: AdversaryView, labels_N: IntArray) -> Prediction:
+    """Score every row by the priors or, where they are unknown, by the known labels' shares."""
+    classes = view.knowledge.classes
+    shares_K = np.bincount(labels_N[labels_N >= 0], minlength=classes).astype(np.float64)
+    if view.knowledge.priors is not None:
+        shares_K = np.array(view.knowledge.priors)
+    return Prediction(np.tile(shares_K, (int((labels_N < 0).sum()), 1)))

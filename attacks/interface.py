@@ -1,0 +1,147 @@
+"""What an attack is, what it guesses, and what its result says.
+
+An attack is one file with one class and one line in `attacks.ATTACKS`. The object itself is
+frozen settings: its fields are the options of a config file. It reads an `AdversaryView` and
+returns a `Guess`; it never sees the truth, so it can neither score itself nor choose by it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from attacks.view import AdversaryView, Behaviour, Role
+from secure_apfed.errors import ApfedError
+from secure_apfed.settings import Settings
+
+__all__ = ["Attack", "AttackError", "AttackResult", "Guess", "Prediction", "Target"]
+
+Target: TypeAlias = Literal["labels", "features"]
+FloatArray: TypeAlias = NDArray[np.floating[Any]]
+
+
+class AttackError(ApfedError):
+    """An attack was set up or scored in a way that would make its figures untrue."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """One guess for N rows.
+
+    Attributes:
+        values: (N, K) class scores, the highest is the guess; or (N, F) features.
+        clusters: the K columns are clusters without names; the scorer names them by the
+            truth (clustering accuracy), for attacks and baselines alike.
+    """
+
+    values: FloatArray
+    clusters: bool = False
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Guess:
+    """All that an attack says about the rows at `positions`.
+
+    Attributes:
+        positions: (N,) alignment positions, none of which the adversary knew.
+        attacks: variant -> its prediction; every variant uses what was released.
+        baselines: name -> the prediction of an adversary that knows and computes the same
+            but saw nothing of what was released.
+        references: name -> further predictions that help to read the figures; they use what
+            was released and take no part in the advantage.
+    """
+
+    positions: Tensor
+    attacks: Mapping[str, Prediction]
+    baselines: Mapping[str, Prediction]
+    references: Mapping[str, Prediction] = field(default_factory=dict)
+
+
+class Attack(Settings, ABC):
+    """Base of every attack; the fields below are options that all attacks share.
+
+    Class attributes:
+        name: its key in the table and in configs.
+        target: what it guesses, which decides how it is scored.
+        role: who mounts it.
+        behaviour: whether that party must have deviated from the protocol.
+
+    Attributes:
+        coalition: "single" mounts it once for each party of the role, "all" once for all of
+            them together.
+        labels_per_class: labels of training rows that the adversary knows.
+        priors: whether it knows the share of each class.
+        shadow_rows: training rows whose victim features it knows.
+        iterations: at most, of any optimiser that it runs.
+    """
+
+    name: ClassVar[str]
+    target: ClassVar[Target]
+    role: ClassVar[Role]
+    behaviour: ClassVar[Behaviour] = "curious"
+
+    coalition: Literal["single", "all"] = "single"
+    labels_per_class: int = Field(0, ge=0)
+    priors: bool = True
+    shadow_rows: int = Field(0, ge=0)
+    iterations: int = Field(300, ge=1)
+
+    @abstractmethod
+    def applicable(self, view: AdversaryView) -> str | None:
+        """Return why this attack says nothing about this view, or None if it applies."""
+
+    @abstractmethod
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Attack. The result is a function of the view and the seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackResult:
+    """One attack by one adversary on one run; plain values only.
+
+    A failed attack proves no privacy. `variant` and `baseline` are the best ones by `metric`
+    on the scored rows, so both maxima are optimistic by selection, the attack's over
+    len(variants) and the baseline's over len(baselines) candidates.
+
+    Attributes:
+        attack, target, adversary, role, behaviour, method: what was attacked by whom.
+        applicable: False: nothing was computed, for this `reason`.
+        metric: what the advantage is measured in.
+        variant, score: the best variant and its figures.
+        variants, baselines, references: all figures, by name and metric.
+        baseline: the name of the best same-knowledge baseline.
+        advantage: metric of the best variant minus that of the best baseline; None where not
+            applicable.
+        knowledge: what the adversary was declared to know.
+        counts: "known" and "scored" rows.
+        seed: of the attack and of the choice of known rows.
+    """
+
+    attack: str
+    target: Target
+    adversary: str
+    role: Role
+    behaviour: Behaviour
+    method: str
+    applicable: bool
+    reason: str | None = None
+    metric: str | None = None
+    variant: str | None = None
+    score: Mapping[str, float | None] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    baseline: str | None = None
+    baselines: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    references: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    advantage: float | None = None
+    knowledge: Mapping[str, int | bool] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    seed: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a dict that `json.dumps` takes and `AttackResult(**it)` restores."""
+        return asdict(self)

@@ -1,0 +1,47 @@
+"""Figures that scikit-learn does not have ready: naming clusters, AUC over the classes present."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from sklearn.metrics import confusion_matrix, roc_auc_score
+
+__all__ = ["macro_auc", "name_clusters_by_priors", "name_clusters_by_truth"]
+
+FloatArray: TypeAlias = NDArray[np.floating[Any]]
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+def macro_auc(scores_NK: FloatArray, labels_N: IntArray) -> float | None:
+    """Return the mean one-vs-rest AUC over the classes that occur; None if only one does."""
+    areas = [
+        roc_auc_score(labels_N == label, scores_NK[:, label])
+        for label in range(scores_NK.shape[1])
+        if 0 < np.count_nonzero(labels_N == label) < len(labels_N)
+    ]
+    return float(np.mean(areas)) if areas else None
+
+
+def name_clusters_by_truth(scores_NK: FloatArray, labels_N: IntArray) -> FloatArray:
+    """Return the columns in the order of classes that maximises accuracy (clustering accuracy).
+
+    This is the usual convention (Hungarian matching on the confusion matrix; Xie et al.,
+    Unsupervised Deep Embedding, 2016). It uses the truth: an upper bound on what an
+    adversary reaches that can name its K clusters, for instance by one label each.
+    """
+    classes = range(scores_NK.shape[1])
+    confusion_KK = confusion_matrix(labels_N, scores_NK.argmax(axis=1), labels=list(classes))
+    _, cluster_of_class = linear_sum_assignment(-confusion_KK)
+    return scores_NK[:, cluster_of_class]
+
+
+def name_clusters_by_priors(scores_NK: FloatArray, priors_K: FloatArray) -> FloatArray:
+    """Return the columns in the order of classes whose shares are nearest to the clusters' sizes.
+
+    Hungarian matching on |size / N - prior|. Says little where the priors are nearly uniform.
+    """
+    clusters = scores_NK.shape[1]
+    sizes_K = np.bincount(scores_NK.argmax(axis=1), minlength=clusters) / len(scores_NK)
+    _, cluster_of_class = linear_sum_assignment(np.abs(priors_K[:, None] - sizes_K[None, :]))
+    return scores_NK[:, cluster_of_class]

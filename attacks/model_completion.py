@@ -1,0 +1,90 @@
+"""A1, model completion: a curious passive reads labels out of the representations it got.
+
+Run by: one passive, or several that pool what they have. It collects the representations of
+the last epoch by alignment position and completes the model that it lacks, a head, from the
+few labels that it knows; without labels it clusters. In TVFL the representations are those
+that the passive itself computed and sent, whose encoder the label gradients trained (passive
+model completion; Fu et al., 2022, Label Inference Attacks Against Vertical Federated Learning).
+
+Its probes are supervised: the semi-supervised training of that paper (MixMatch) is not here,
+so with few labels a determined adversary may reach more.
+"""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from attacks.completion import guess_labels, own_columns, standardised
+from attacks.interface import Attack, Guess, Target
+from attacks.view import AdversaryView, Observed, Role, representations
+from secure_apfed.seeds import shuffled
+
+__all__ = ["ModelCompletion", "why_no_labels_leak_here"]
+
+
+class ModelCompletion(Attack):
+    """Probes with known labels, or clusters without any.
+
+    Attacks use h, and h beside the own features x. Baselines: the majority class, and the same
+    probes or clusters on x alone. Reference: the same on h of the first kept epoch, which shows
+    what training added to the leak; it was released too, so it takes no part in the advantage.
+
+    Attributes:
+        labels_per_class: 1, 4 and 40 are the usual settings; 0 clusters.
+        most_rows: of more observed rows a random part is used.
+        components: wider columns are reduced to this many principal components.
+    """
+
+    name: ClassVar[str] = "model_completion"
+    target: ClassVar[Target] = "labels"
+    role: ClassVar[Role] = "passive"
+
+    labels_per_class: int = Field(4, ge=0)
+    most_rows: int = Field(10_000, ge=2)
+    components: int = Field(256, ge=2)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """A passive needs representations that were released and recorded."""
+        return why_no_labels_leak_here(self, view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the labels of the observed rows that are not known."""
+        last = representations(view, view.epochs[-1])
+        first = representations(view, view.epochs[0])
+        positions = self._chosen(view, last, first, seed)
+        h_NF, x_NF, first_NF = (
+            standardised(columns, components=self.components, seed=seed)
+            for columns in (last.at(positions), own_columns(view, positions), first.at(positions))
+        )
+        return guess_labels(
+            view,
+            positions,
+            attacks={"h": h_NF, "h and x": np.hstack([h_NF, x_NF])},
+            baselines={"x": x_NF},
+            references={"h of the first epoch": first_NF} if len(view.epochs) > 1 else {},
+            seed=seed,
+        )
+
+    def _chosen(self, view: AdversaryView, last: Observed, first: Observed, seed: int) -> Tensor:
+        """Return positions seen in both epochs: the known ones, and others up to the limit."""
+        seen = last.positions[torch.isin(last.positions, first.positions)]
+        known = torch.isin(seen, view.knowledge.labels.positions)
+        others = shuffled(seen[~known], seed, "attacks", "rows")
+        room = max(self.most_rows - int(known.sum()), 1)
+        return torch.cat([seen[known], others[:room]]).sort().values
+
+
+def why_no_labels_leak_here(attack: Attack, view: AdversaryView) -> str | None:
+    """Return why an attack on released representations by passives has nothing to read."""
+    if view.role != attack.role:
+        return f"{attack.name} is mounted by a {attack.role} party, not by the {view.role}"
+    if view.method == "single_view":
+        return "single_view: the active trains alone and releases no representation"
+    if not view.epochs:
+        return (
+            "the transcript kept no representations; set transcript.keep to first_and_last or all"
+        )
+    return None

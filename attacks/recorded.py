@@ -1,0 +1,178 @@
+"""The experimenter's side: cuts a finished run into views, knowledge and truth.
+
+Run by: whoever holds the recording of all parties, which no real party does. Attacks import
+`attacks.view` and never this module (a test holds them to it).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.interface import AttackError
+from attacks.view import AdversaryView, Behaviour, Budget, Knowledge, KnownRows, Role
+from secure_apfed.data import PartyTable
+from secure_apfed.exchange import Flow
+from secure_apfed.runs import Recording
+from secure_apfed.seeds import derive_seed
+
+__all__ = ["Truth", "class_priors", "reveal_features", "reveal_labels", "truth_of", "view_of"]
+
+# Adversaries that hold no table; their names say their roles.
+_ROLES: Mapping[str, Role] = {
+    "aggregator": "aggregator",
+    "eavesdropper": "eavesdropper",
+    "outsider": "outsider",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Truth:
+    """What the scorer compares with.
+
+    Attributes:
+        classes: K.
+        labels: (A,) int64 by alignment position.
+        trained: (T,) int64 alignment positions of the training rows, ascending.
+        features: party -> (A, ...) by alignment position.
+    """
+
+    classes: int
+    labels: Tensor
+    trained: Tensor
+    features: Mapping[str, Tensor]
+
+
+def truth_of(recording: Recording) -> Truth:
+    """Return labels and features of all aligned rows.
+
+    Raises:
+        AttackError: the run aligned nothing, or the active holds no labels.
+    """
+    data = recording.data
+    if data.active.name not in recording.alignment:
+        raise AttackError("the run aligned no rows, so there is nothing to attack or to score")
+    rows = recording.alignment[data.active.name]
+    if data.active.labels is None:
+        raise AttackError(f"{data.active.name} holds no labels, so no attack on them can be scored")
+    return Truth(
+        classes=len(data.classes),
+        labels=data.active.labels[rows],
+        trained=torch.isin(rows, data.train_rows).nonzero().flatten(),
+        features=_features(recording, tuple(_tables(recording))),
+    )
+
+
+def class_priors(truth: Truth) -> tuple[float, ...]:
+    """Return the share of each class among the aligned training rows."""
+    counts_K = torch.bincount(truth.labels[truth.trained], minlength=truth.classes)
+    return tuple((counts_K / counts_K.sum()).tolist())
+
+
+def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
+    """Choose `per_class` aligned training rows of each class whose labels become known.
+
+    For one seed, fewer labels are a subset of more, so that figures are comparable.
+
+    Raises:
+        AttackError: a class has too few rows for one of them to remain unknown.
+    """
+    truth = truth_of(recording)
+    draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
+    chosen: list[int] = []
+    for label in range(truth.classes if per_class else 0):
+        rows = truth.trained[truth.labels[truth.trained] == label].numpy()
+        if len(rows) <= per_class:
+            raise AttackError(
+                f"class {recording.data.classes[label]!r} has {len(rows)} aligned training rows; "
+                f"{per_class} known ones leave none to score; lower labels_per_class"
+            )
+        chosen += draw.permutation(rows)[:per_class].tolist()
+    positions = torch.tensor(sorted(chosen), dtype=torch.int64)
+    return KnownRows(positions, truth.labels[positions])
+
+
+def reveal_features(recording: Recording, rows: int, seed: int) -> KnownRows:
+    """Choose `rows` aligned training rows whose features at the active become known.
+
+    Raises:
+        AttackError: none would remain unknown.
+    """
+    truth = truth_of(recording)
+    if rows and rows >= len(truth.trained):
+        raise AttackError(
+            f"there are {len(truth.trained)} aligned training rows; {rows} known ones leave none "
+            "to score; lower shadow_rows"
+        )
+    draw = np.random.default_rng(derive_seed(seed, "attacks", "features"))
+    positions = torch.from_numpy(np.sort(draw.permutation(truth.trained.numpy())[:rows]))
+    return KnownRows(positions, truth.features[recording.data.active.name][positions])
+
+
+def view_of(
+    recording: Recording,
+    parties: Sequence[str],
+    *,
+    knowledge: Knowledge,
+    behaviour: Behaviour = "curious",
+    budget: Budget | None = None,
+) -> AdversaryView:
+    """Return what `parties` saw: the adversary first, then those that collude with it.
+
+    "eavesdropper" and "outsider" are adversaries too: the links are sealed, so the first sees
+    the sizes of all flows and no payload, the second nothing of the training.
+
+    Raises:
+        AttackError: no party, one that the run does not have, or one named twice.
+    """
+    tables = _tables(recording)
+    known = (*tables, *_ROLES)
+    if not parties or len(set(parties)) != len(parties) or not set(parties) <= set(known):
+        raise AttackError(
+            f"an adversary is one or several of {', '.join(known)}, each once; got {list(parties)}"
+        )
+    members = set(parties)
+    transcript = recording.transcript
+    return AdversaryView(
+        role=_role(recording, parties[0]),
+        parties=tuple(parties),
+        behaviour=behaviour,
+        method=recording.config.method,
+        envelopes={
+            epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
+            for epoch, envelopes in transcript.kept.items()
+        },
+        flows=tuple(flow for flow in transcript.flows if _sees(members, flow)),
+        features=_features(recording, parties),
+        knowledge=knowledge,
+        budget=budget or Budget(),
+    )
+
+
+def _tables(recording: Recording) -> dict[str, PartyTable]:
+    data = recording.data
+    return {party.name: party for party in (data.active, *data.passives)}
+
+
+def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
+    """Return (A, ...) features by alignment position of those parties that hold aligned rows."""
+    tables, alignment = _tables(recording), recording.alignment
+    return {
+        name: tables[name].features[alignment[name]]
+        for name in parties
+        if name in tables and name in alignment
+    }
+
+
+def _role(recording: Recording, party: str) -> Role:
+    if party == recording.data.active.name:
+        return "active"
+    if party in _tables(recording):
+        return "passive"
+    return _ROLES[party]
+
+
+def _sees(members: set[str], flow: Flow) -> bool:
+    return "eavesdropper" in members or bool({flow.sender, flow.receiver} & members)

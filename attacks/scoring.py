@@ -1,0 +1,163 @@
+"""Compares what an attack guessed with the truth, beside its baselines.
+
+Run by: the experimenter. The only module besides `attacks.recorded` that handles `Truth`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import accuracy_score, recall_score
+
+from attacks.interface import Attack, AttackError, AttackResult, Guess, Prediction, Target
+from attacks.metrics import macro_auc, name_clusters_by_truth
+from attacks.recorded import Truth
+from attacks.view import AdversaryView
+
+__all__ = ["SCALES", "Scale", "not_applicable", "score"]
+
+Figures: TypeAlias = Mapping[str, float | None]
+Array: TypeAlias = NDArray[Any]
+
+
+def _measure_labels(prediction: Prediction, labels_N: Array) -> Figures:
+    """Accuracy, balanced accuracy (mean recall of the classes that occur) and macro AUC."""
+    scores_NK = prediction.values
+    if prediction.clusters:
+        scores_NK = name_clusters_by_truth(scores_NK, labels_N)
+    guessed_N = scores_NK.argmax(axis=1)
+    recall = recall_score(
+        labels_N, guessed_N, labels=np.unique(labels_N), average="macro", zero_division=0
+    )
+    return {
+        "accuracy": float(accuracy_score(labels_N, guessed_N)),
+        "balanced_accuracy": float(recall),
+        "auc": macro_auc(scores_NK, labels_N),
+    }
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How guesses at one target are judged.
+
+    Attributes:
+        metric: in which the best is chosen and the advantage measured; higher is better.
+        measure: (prediction, truth of the same rows) -> figures, `metric` among them.
+    """
+
+    metric: str
+    measure: Callable[[Prediction, Array], Figures]
+
+
+SCALES: Mapping[Target, Scale] = {
+    "labels": Scale("balanced_accuracy", _measure_labels),
+}
+
+
+def score(
+    attack: Attack, view: AdversaryView, guess: Guess, truth: Truth, seed: int
+) -> AttackResult:
+    """Return the result of `guess`, which `attack` made from `view`.
+
+    Raises:
+        AttackError: the guess is about no row, about one twice, about one that the adversary
+            knew or that did not train, or has values of another shape than its rows.
+    """
+    known = view.knowledge.labels.positions
+    _check(attack, guess, truth, known)
+    actual = truth.labels[guess.positions].numpy()
+    scale = SCALES[attack.target]
+    figures = {
+        kind: {name: dict(scale.measure(item, actual)) for name, item in items.items()}
+        for kind, items in (
+            ("attacks", guess.attacks),
+            ("baselines", guess.baselines),
+            ("references", guess.references),
+        )
+    }
+    variant, best = _best(figures["attacks"], scale.metric)
+    baseline, floor = _best(figures["baselines"], scale.metric)
+    return AttackResult(
+        **_who(attack, view),
+        applicable=True,
+        metric=scale.metric,
+        variant=variant,
+        score=figures["attacks"][variant],
+        variants=figures["attacks"],
+        baseline=baseline,
+        baselines=figures["baselines"],
+        references=figures["references"],
+        advantage=best - floor,
+        knowledge=_declared(view),
+        counts={"known": len(known), "scored": len(guess.positions)},
+        seed=seed,
+    )
+
+
+def not_applicable(attack: Attack, view: AdversaryView, reason: str, seed: int) -> AttackResult:
+    """Return the result of an attack that says nothing here, for a stated reason."""
+    return AttackResult(
+        **_who(attack, view),
+        applicable=False,
+        reason=reason,
+        knowledge=_declared(view),
+        counts={"known": len(view.knowledge.labels), "scored": 0},
+        seed=seed,
+    )
+
+
+def _who(attack: Attack, view: AdversaryView) -> dict[str, Any]:
+    return {
+        "attack": attack.name,
+        "target": attack.target,
+        "adversary": view.name,
+        "role": view.role,
+        "behaviour": view.behaviour,
+        "method": view.method,
+    }
+
+
+def _declared(view: AdversaryView) -> dict[str, int | bool]:
+    knowledge = view.knowledge
+    return {
+        "classes": knowledge.classes,
+        "labels": len(knowledge.labels),
+        "priors": knowledge.priors is not None,
+        "shadow_rows": len(knowledge.shadow),
+        "architecture": knowledge.architecture is not None,
+        "own_features": sum(own[0].numel() for own in view.features.values()),
+        "epochs": len(view.epochs),
+        "iterations": view.budget.iterations,
+    }
+
+
+def _check(attack: Attack, guess: Guess, truth: Truth, known: torch.Tensor) -> None:
+    positions = guess.positions
+    if not len(positions) or len(set(positions.tolist())) != len(positions):
+        raise AttackError(
+            f"{attack.name} guesses {len(positions)} rows; it must guess at least one, each once"
+        )
+    cheated = int(torch.isin(positions, known).sum())
+    if cheated:
+        raise AttackError(f"{attack.name} guesses {cheated} rows that the adversary knew")
+    strange = int((~torch.isin(positions, truth.trained)).sum())
+    if strange:
+        raise AttackError(f"{attack.name} guesses {strange} rows that did not train")
+    if not guess.attacks or not guess.baselines:
+        raise AttackError(f"{attack.name} must give at least one attack and one baseline")
+    for name, item in (*guess.attacks.items(), *guess.baselines.items(), *guess.references.items()):
+        if item.values.shape != (len(positions), truth.classes):
+            raise AttackError(
+                f"{attack.name}, {name}: expected scores of shape "
+                f"{(len(positions), truth.classes)}, got {item.values.shape}"
+            )
+
+
+def _best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:
+    """Return the name and figure of the first entry with the highest `metric`."""
+    values = {name: value for name, of in figures.items() if (value := of[metric]) is not None}
+    name = max(values, key=lambda item: values[item])
+    return name, values[name]

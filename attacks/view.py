@@ -1,0 +1,198 @@
+"""What one adversary saw and knows: the only input that an attack ever gets.
+
+Run by: the experimenter, after a run, who cuts a recording into views. A view holds the
+envelopes that the coalition itself sent or received and its members' own features; nothing
+of the other parties, so no attack can touch a victim's state by accident. Views are cut in
+`attacks.recorded`; code that is not ours can build one from its own messages.
+
+Letters: A aligned rows, N observed rows, B batch, D numbers of a representation,
+F features, K classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocols.errors import RemoteProtocolError
+from secure_apfed.exchange import Envelope, Flow, Kind, TensorSpec, unpack
+from secure_apfed.models.settings import ModelSettings
+
+__all__ = [
+    "AdversaryView",
+    "Behaviour",
+    "Budget",
+    "Knowledge",
+    "KnownRows",
+    "Observed",
+    "Role",
+    "representations",
+]
+
+Role: TypeAlias = Literal["passive", "active", "aggregator", "eavesdropper", "outsider"]
+Behaviour: TypeAlias = Literal["curious", "malicious"]
+
+# Vectors or convolution maps; what is sent is never narrower than float32.
+_LAYOUTS = tuple(
+    (dtype, dimensions) for dtype in (torch.float32, torch.float64) for dimensions in (2, 4, 3)
+)
+
+
+def _no_rows() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownRows:
+    """Rows of which the adversary knows something that it did not observe.
+
+    Attributes:
+        positions: (n,) int64 alignment positions, each once.
+        values: (n, ...) the labels (n,), or a victim's features (n, F).
+    """
+
+    positions: Tensor = field(default_factory=_no_rows)
+    values: Tensor = field(default_factory=_no_rows)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Knowledge:
+    """What is declared that the adversary knows beyond what it saw.
+
+    Attributes:
+        classes: K.
+        labels: known labels by alignment position.
+        priors: the share of each class among the training rows; None: unknown to it.
+        shadow: rows whose victim features it knows, for paired inversion.
+        architecture: the victim's networks; None: unknown to it.
+    """
+
+    classes: int
+    labels: KnownRows = field(default_factory=KnownRows)
+    priors: tuple[float, ...] | None = None
+    shadow: KnownRows = field(default_factory=KnownRows)
+    architecture: ModelSettings | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How much the adversary computes.
+
+    Attributes:
+        iterations: of any optimiser that the attack runs. Not seconds: a result must not
+            depend on the machine.
+    """
+
+    iterations: int = 300
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AdversaryView:
+    """Everything that an attack may use.
+
+    Attributes:
+        role: of the first party.
+        parties: the adversary and, after it, those that collude with it.
+        behaviour: "curious" follows the protocol; "malicious" chose what it sent.
+        method: how the run trained.
+        envelopes: epoch -> what the coalition sent and received, in that order.
+        flows: message counts and sizes of the coalition's links (an eavesdropper's: all).
+        features: member -> (A, ...) its own features; row k is alignment position k.
+        knowledge, budget: what is declared.
+    """
+
+    role: Role
+    parties: tuple[str, ...]
+    behaviour: Behaviour
+    method: str
+    envelopes: Mapping[int, tuple[Envelope, ...]] = field(repr=False)
+    flows: tuple[Flow, ...] = field(default=(), repr=False)
+    features: Mapping[str, Tensor] = field(repr=False)
+    knowledge: Knowledge
+    budget: Budget = Budget()
+
+    @property
+    def name(self) -> str:
+        """The coalition in words."""
+        return " + ".join(self.parties)
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """Epochs in which the coalition saw representations, ascending."""
+        return tuple(
+            sorted(
+                epoch
+                for epoch, envelopes in self.envelopes.items()
+                if any(envelope.kind is Kind.REPRESENTATIONS for envelope in envelopes)
+            )
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """Representations of one epoch.
+
+    Attributes:
+        positions: (N,) int64 alignment positions, ascending, each once.
+        z: (N, D) what was released for them; maps are flattened.
+    """
+
+    positions: Tensor
+    z: Tensor
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Return (len(positions), D) of positions that were all observed."""
+        return self.z[torch.searchsorted(self.positions, positions)]
+
+
+def representations(view: AdversaryView, epoch: int) -> Observed:
+    """Return what the view holds of `epoch`, the latest release of each position.
+
+    Representations of several senders (TVFL's colluding passives) stand side by side, in the
+    order of their names, for the positions that all of them released.
+
+    Raises:
+        KeyError: the view holds no representation of that epoch.
+        RemoteProtocolError: a payload that is not rows and representations.
+    """
+    if epoch not in view.epochs:
+        raise KeyError(f"{view.name} holds no representations of epoch {epoch}")
+    batches: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for envelope in view.envelopes[epoch]:
+        if envelope.kind is Kind.REPRESENTATIONS:
+            batches.setdefault(envelope.sender, []).append(_open(envelope))
+    blocks = [_latest(batches[sender]) for sender in sorted(batches)]
+    common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
+    return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
+
+
+def _open(envelope: Envelope) -> tuple[Tensor, Tensor]:
+    """Return rows (B,) and representations (B, D)."""
+    refusals = []
+    for dtype, dimensions in _LAYOUTS:
+        expected = {
+            "rows": TensorSpec(torch.int64, (None,)),
+            "z": TensorSpec(dtype, (None,) * dimensions),
+        }
+        try:
+            tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
+        except RemoteProtocolError as refusal:
+            refusals.append(refusal)
+        else:
+            return tensors["rows"], tensors["z"].flatten(1)
+    raise refusals[0]
+
+
+def _latest(batches: Sequence[tuple[Tensor, Tensor]]) -> Observed:
+    rows = torch.cat([rows for rows, _ in batches])
+    z_ND = torch.cat([z_BD for _, z_BD in batches])
+    # np.unique returns the first occurrence, so the order is reversed to keep the last.
+    positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
+    return Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)])

@@ -1,0 +1,156 @@
+"""A recording of parties that exchanged planted representations through a real transport."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import TypeAlias
+
+import pytest
+import torch
+from torch import Tensor
+
+from protocols.seal import fresh_run_key
+from secure_apfed.config import Config
+from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.exchange import (
+    Envelope,
+    InMemoryTransport,
+    Kind,
+    Transcript,
+    TranscriptSettings,
+    pack,
+)
+from secure_apfed.runs import Recording
+
+PASSIVES = ("passive-1", "passive-2")
+CLASSES = 3
+ROWS = 330
+
+# (labels by alignment position, x of passive-1, generator, epoch) -> z by alignment position.
+Leak: TypeAlias = Callable[[Tensor, Tensor, torch.Generator, int], Tensor]
+MakeRecording: TypeAlias = Callable[..., Recording]
+
+
+def _data(draw: torch.Generator) -> tuple[VerticalData, Mapping[str, Tensor]]:
+    """Return three parties' tables, each in its own order, and the alignment of 270 rows."""
+    labels = torch.arange(ROWS) % CLASSES
+    person_x = torch.randn(ROWS, 4, generator=draw)
+    # passive-1 knows a little of the label, passive-2 nothing.
+    person_x[:, 0] += labels
+    views = {
+        "active": torch.randn(ROWS, 5, generator=draw) + labels[:, None],
+        "passive-1": person_x,
+        "passive-2": torch.randn(ROWS, 2, generator=draw),
+    }
+    shared = torch.randperm(ROWS, generator=draw)[:270]
+    tables, alignment = {}, {}
+    for name, view in views.items():
+        order = torch.randperm(ROWS, generator=draw)
+        tables[name] = PartyTable(
+            name=name,
+            ids=tuple(f"id-{person}" for person in order.tolist()),
+            features=view[order],
+            labels=labels[order] if name == "active" else None,
+            encoding=ColumnEncoding.plain([f"c{at}" for at in range(view.shape[1])]),
+        )
+        alignment[name] = order.argsort()[shared]
+    data = VerticalData(
+        active=tables["active"],
+        passives=tuple(tables[name] for name in PASSIVES),
+        classes=("a", "b", "c"),
+        train_rows=torch.arange(0, ROWS - 60),
+        test_rows=torch.arange(ROWS - 60, ROWS),
+    )
+    return data, alignment
+
+
+class _Wire:
+    """Numbers each message on its link, as parties do."""
+
+    def __init__(self) -> None:
+        names = ("active", "aggregator", *PASSIVES)
+        transport = InMemoryTransport(
+            session="planted", contract_hash=bytes(32),
+            run_keys={name: fresh_run_key() for name in names},
+        )  # fmt: skip
+        self.transcript = Transcript(transport, TranscriptSettings(keep="all"))
+        self._sequences: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(count)
+
+    def send(self, step: int, kind: Kind, sender: str, receiver: str, payload: bytes) -> None:
+        self.transcript.send(
+            Envelope(
+                session="planted", step=step, kind=kind, sender=sender, receiver=receiver,
+                sequence=next(self._sequences[sender, receiver]), payload=payload,
+            )
+        )  # fmt: skip
+
+
+def _step(wire: _Wire, method: str, step: int, rows: Tensor, z: Tensor) -> None:
+    if method == "tvfl":
+        for scale, passive in enumerate(PASSIVES, start=1):
+            payload = pack({"rows": rows, "z": scale * z[rows]})
+            wire.send(step, Kind.REPRESENTATIONS, passive, "active", payload)
+    else:
+        payload = pack({"rows": rows, "z": z[rows]})
+        for passive in PASSIVES:
+            wire.send(step, Kind.REPRESENTATIONS, "active", passive, payload)
+        wire.send(step, Kind.SUM, "aggregator", "active", b"sum")
+
+
+@pytest.fixture(scope="session")
+def make_recording() -> MakeRecording:
+    """Return a maker: (leak, method, epochs) -> the recording of a run that released it."""
+
+    def make(leak: str | Leak, *, method: str = "apfed_c", epochs: int = 2) -> Recording:
+        draw = torch.Generator().manual_seed(5)
+        release = LEAKS[leak] if isinstance(leak, str) else leak
+        data, alignment = _data(draw)
+        wire = _Wire()
+        rows = alignment["active"]
+        assert data.active.labels is not None
+        trained = torch.isin(rows, data.train_rows).nonzero().flatten()
+        own = data.passives[0].features[alignment[PASSIVES[0]]]
+        step = count()
+        for epoch in range(epochs if method != "single_view" else 0):
+            wire.transcript.begin_epoch(epoch)
+            z = release(data.active.labels[rows], own, draw, epoch)
+            order = trained[torch.randperm(len(trained), generator=draw)]
+            for start in range(0, len(order), 50):
+                _step(wire, method, next(step), order[start : start + 50], z)
+        config = Config.model_validate(
+            {"name": "planted", "method": method, "data": {}, "guard": {"name": "none"}}
+        )
+        return Recording(config=config, data=data, alignment=alignment, transcript=wire.transcript)
+
+    return make
+
+
+def leak_labels(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+    """Release the label beside noise, from the second epoch on."""
+    noise = 0.3 * torch.randn(len(labels), 6, generator=draw)
+    if epoch:
+        noise[:, :CLASSES] += torch.nn.functional.one_hot(labels, CLASSES)
+    return noise
+
+
+def leak_nothing(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+    """Release noise."""
+    return torch.randn(len(labels), 6, generator=draw)
+
+
+def echo(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+    """Release a function of what the first passive knows anyway."""
+    return torch.tanh(own @ torch.linspace(-1, 1, 4 * 6).reshape(4, 6))
+
+
+def copy(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+    """Release what the first passive knows anyway, in other units."""
+    return 3 * own.flip(1) + 1
+
+
+LEAKS: Mapping[str, Leak] = {
+    "labels": leak_labels,
+    "nothing": leak_nothing,
+    "echo": echo,
+    "copy": copy,
+}

@@ -1,0 +1,32 @@
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from attacks.metrics import macro_auc, name_clusters_by_priors, name_clusters_by_truth
+
+
+def test_macro_auc_equals_scikit_learn_where_that_is_defined() -> None:
+    draw = np.random.default_rng(0)
+    scores = draw.dirichlet(np.ones(4), 200)
+    labels = draw.integers(0, 4, 200)
+    expected = roc_auc_score(labels, scores, multi_class="ovr", average="macro")
+    assert macro_auc(scores, labels) == pytest.approx(expected)
+
+
+def test_macro_auc_leaves_out_classes_that_do_not_occur() -> None:
+    scores = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])
+    assert macro_auc(scores, np.array([0, 1])) == 1.0
+    assert macro_auc(scores, np.array([1, 1])) is None
+
+
+def test_clusters_get_the_names_that_fit_the_truth_best() -> None:
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    shuffled = np.eye(3)[[2, 2, 0, 0, 1, 1]]
+    assert (name_clusters_by_truth(shuffled, labels).argmax(1) == labels).all()
+
+
+def test_clusters_get_names_by_their_sizes() -> None:
+    labels = np.array([0] * 6 + [1] * 3 + [2])
+    shuffled = np.eye(3)[np.array([1, 2, 0])[labels]]
+    named = name_clusters_by_priors(shuffled, np.array([0.6, 0.3, 0.1]))
+    assert (named.argmax(1) == labels).all()

@@ -1,0 +1,146 @@
+import ast
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attacks
+from attacks import ATTACKS
+from attacks.interface import AttackError, AttackResult, Guess, Prediction
+from attacks.model_completion import ModelCompletion
+from attacks.recorded import reveal_labels, truth_of, view_of
+from attacks.run import headlines, mount, prepare
+from attacks.scoring import score
+from attacks.view import Knowledge
+from secure_apfed.config import AttackChoice
+from secure_apfed.errors import ConfigError
+
+EXPERIMENTER_ONLY = {"attacks.recorded", "attacks.scoring", "attacks.run", "secure_apfed.runs"}
+
+
+def test_the_table_is_keyed_by_the_names_of_its_entries() -> None:
+    assert {name: kind.name for name, kind in ATTACKS.items()} == {name: name for name in ATTACKS}
+
+
+def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
+    folder = Path(next(iter(attacks.__path__)))
+    open_to_it = [path for path in folder.glob("*.py") if path.stem in _read_by_attacks()]
+    assert {"model_completion", "view", "completion"} <= {path.stem for path in open_to_it}
+    for path in open_to_it:
+        tree = ast.parse(path.read_text())
+        modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not modules & EXPERIMENTER_ONLY, path.name
+
+
+def _read_by_attacks() -> set[str]:
+    own = {kind.__module__.removeprefix("attacks.") for kind in ATTACKS.values()}
+    return own | {"view", "interface", "completion", "metrics"}
+
+
+def test_each_passive_mounts_the_attack_and_the_worst_is_the_headline(make_recording: Any) -> None:
+    results = mount(make_recording("labels"), [AttackChoice(name="model_completion")], seed=0)
+    assert [result.adversary for result in results] == ["passive-1", "passive-2"]
+    (worst,) = headlines(results)
+    assert worst.advantage == max(result.advantage or 0 for result in results)
+
+
+def test_a_result_goes_through_json(make_recording: Any) -> None:
+    result = mount(make_recording("labels"), [AttackChoice(name="model_completion")], seed=0)[0]
+    assert AttackResult(**json.loads(json.dumps(result.as_json()))) == result
+
+
+def test_headlines_keep_what_applied_to_nobody(make_recording: Any) -> None:
+    recording = make_recording("nothing", method="single_view")
+    results = mount(recording, [AttackChoice(name="model_completion")], seed=0)
+    assert headlines(results) == results[:1]
+
+
+def test_an_unknown_attack_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'model_completion'") as caught:
+        prepare(AttackChoice(name="model_complete"))
+    assert "attacks: 'model_complete' is unknown" in str(caught.value)
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    choice = AttackChoice(name="model_completion", options={"label_per_class": 4})
+    with pytest.raises(ConfigError, match="did you mean 'labels_per_class'"):
+        prepare(choice)
+
+
+def test_an_option_out_of_range_says_what_is_expected() -> None:
+    choice = AttackChoice(name="model_completion", options={"labels_per_class": -1})
+    with pytest.raises(ConfigError, match=r"labels_per_class expected a number >= 0, got -1"):
+        prepare(choice)
+
+
+def test_options_are_checked_before_any_attack_runs() -> None:
+    choices = [AttackChoice(name="model_completion"), AttackChoice(name="nonsense")]
+    with pytest.raises(ConfigError, match="'nonsense' is unknown"):
+        mount(None, choices, seed=0)  # type: ignore[arg-type]  # it must not be touched
+
+
+class TestScoring:
+    attack = ModelCompletion()
+
+    @pytest.fixture
+    def parts(self, make_recording: Any) -> Any:
+        recording = make_recording("labels")
+        truth = truth_of(recording)
+        known = reveal_labels(recording, 4, 0)
+        view = view_of(recording, ["passive-1"], knowledge=Knowledge(classes=3, labels=known))
+        unknown = truth.trained[~torch.isin(truth.trained, known.positions)]
+        return view, truth, unknown
+
+    @staticmethod
+    def _guess(positions: torch.Tensor, attack: Any, baseline: Any) -> Guess:
+        return Guess(
+            positions=positions,
+            attacks={"guess": Prediction(attack)},
+            baselines={"floor": Prediction(baseline)},
+        )
+
+    def test_a_perfect_guess_is_compared_with_its_floor(self, parts: Any) -> None:
+        view, truth, unknown = parts
+        right = np.eye(3)[truth.labels[unknown].numpy()]
+        constant = np.tile([1.0, 0, 0], (len(unknown), 1))
+        result = score(self.attack, view, self._guess(unknown, right, constant), truth, 0)
+        assert result.score == {"accuracy": 1.0, "balanced_accuracy": 1.0, "auc": 1.0}
+        assert result.baselines["floor"]["auc"] == 0.5
+        assert result.advantage == pytest.approx(2 / 3)
+
+    def test_the_adversarys_known_rows_are_never_scored(self, parts: Any) -> None:
+        view, truth, _ = parts
+        known = view.knowledge.labels.positions
+        right = np.eye(3)[truth.labels[known].numpy()]
+        with pytest.raises(AttackError, match="guesses 12 rows that the adversary knew"):
+            score(self.attack, view, self._guess(known, right, right), truth, 0)
+
+    def test_rows_that_did_not_train_are_refused(self, parts: Any) -> None:
+        view, truth, _ = parts
+        test = torch.arange(len(truth.labels))[~torch.isin(torch.arange(270), truth.trained)]
+        guess = np.eye(3)[truth.labels[test].numpy()]
+        with pytest.raises(AttackError, match="rows that did not train"):
+            score(self.attack, view, self._guess(test, guess, guess), truth, 0)
+
+    def test_no_row_and_repeated_rows_are_refused(self, parts: Any) -> None:
+        view, truth, unknown = parts
+        for positions in (unknown[:0], unknown[[0, 0]]):
+            guess = np.zeros((len(positions), 3))
+            with pytest.raises(AttackError, match="at least one, each once"):
+                score(self.attack, view, self._guess(positions, guess, guess), truth, 0)
+
+    def test_scores_of_another_shape_are_refused(self, parts: Any) -> None:
+        view, truth, unknown = parts
+        narrow = np.zeros((len(unknown), 2))
+        with pytest.raises(AttackError, match=r"guess: expected scores of shape \(\d+, 3\)"):
+            score(self.attack, view, self._guess(unknown, narrow, narrow), truth, 0)
+
+    def test_an_attack_without_a_baseline_is_refused(self, parts: Any) -> None:
+        view, truth, unknown = parts
+        guess = replace(self._guess(unknown, np.zeros((len(unknown), 3)), None), baselines={})
+        with pytest.raises(AttackError, match="at least one attack and one baseline"):
+            score(self.attack, view, guess, truth, 0)
