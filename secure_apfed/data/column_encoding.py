@@ -22,8 +22,6 @@ __all__ = ["CategoricalColumn", "ColumnEncoding", "Missing", "NumericColumn", "f
 
 Missing = Literal["error", "mean", "drop"]
 _CATEGORY_LIMIT = 256
-# Below this part of its mean, a column's spread is rounding: it is constant.
-_CONSTANT = 1e-12
 
 
 class NumericColumn(Settings):
@@ -189,9 +187,10 @@ def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn:
     numbers = _finite(column, source=source)
     known = numbers[~np.isnan(numbers)]
     _check_any(len(known), column, source)
-    mean, deviation = float(known.mean()), float(known.std())
-    constant = deviation <= _CONSTANT * max(1.0, abs(mean))
-    return NumericColumn(name=str(column.name), mean=mean, scale=1.0 if constant else deviation)
+    deviation = float(known.std())
+    if known.min() == known.max() or deviation == 0:  # where std and mean are but rounding
+        return NumericColumn(name=str(column.name), mean=float(known[0]))
+    return NumericColumn(name=str(column.name), mean=float(known.mean()), scale=deviation)
 
 
 def _fit_categories(column: "pd.Series", *, source: str) -> CategoricalColumn:

@@ -20,6 +20,7 @@ __all__ = [
     "cut_columns",
     "cut_strips",
     "deal_people",
+    "generator",
     "party_names",
     "person_ids",
     "shared_rows",

@@ -1,0 +1,172 @@
+"""Encodings: raw columns and images become features, in training and in prediction alike."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pydantic import ValidationError
+
+from secure_apfed.data import (
+    ColumnEncoding,
+    FeatureEncoding,
+    ImageEncoding,
+    RawFeatures,
+    parse_encoding,
+)
+from secure_apfed.data.column_encoding import CategoricalColumn, NumericColumn, fit_columns
+from secure_apfed.errors import DataError
+
+FRAME = pd.DataFrame({
+    "age": [20.0, 40.0, 60.0],
+    "job": ["cook", "nurse", "cook"],
+    "site": [1, 1, 1],
+})  # fmt: skip
+STRIP = ImageEncoding(channels=1, height=4, width=2, maximum=16, first_row=1, end_row=3)
+
+
+def fit(frame: pd.DataFrame = FRAME, **options: object) -> ColumnEncoding:
+    missing = options.get("missing", "error")
+    assert missing in ("error", "mean", "drop")
+    return fit_columns(frame, categorical=("job",), missing=missing, source="bank")
+
+
+def test_numbers_are_standardised_and_categories_one_hot() -> None:
+    encoding = fit()
+    spread = float(np.std([20, 40, 60]))
+    assert encoding.shape == (4,)
+    assert [encoding.feature_name(at) for at in range(4)] == [
+        "age",
+        "job=cook",
+        "job=nurse",
+        "site",
+    ]
+    features = encoding.encode(FRAME)
+    expected = [[-20 / spread, 1, 0, 0], [0, 0, 1, 0], [20 / spread, 1, 0, 0]]
+    torch.testing.assert_close(features, torch.tensor(expected))
+
+
+def test_a_constant_column_is_zero_and_not_noise() -> None:
+    encoding = fit_columns(pd.DataFrame({"x": [0.1] * 7}), source="p")
+    assert encoding.encode(pd.DataFrame({"x": [0.1, 1.1]})).tolist() == [[0.0], [1.0]]
+
+
+@pytest.mark.parametrize("encoding", [fit(), STRIP, ColumnEncoding.plain(["a", "b"])])
+def test_json_round_trip(encoding: FeatureEncoding) -> None:
+    again = parse_encoding(json.loads(json.dumps(encoding.model_dump(mode="json"))))
+    assert again == encoding
+
+
+def test_what_is_no_encoding_is_refused() -> None:
+    with pytest.raises(DataError, match="not a feature encoding"):
+        parse_encoding({"kind": "columns", "columns": []})
+    with pytest.raises(ValidationError, match="not inside 0 to 4"):
+        ImageEncoding(channels=1, height=4, width=2, first_row=3, end_row=5)
+
+
+def test_prediction_needs_no_more_than_the_named_columns_in_any_order() -> None:
+    frame = pd.DataFrame({"extra": [0], "site": [1], "job": ["pilot"], "age": [40]})
+    assert fit().encode(frame).tolist() == [[0.0, 0.0, 0.0, 0.0]]  # a pilot is unknown: zeros
+
+
+def test_an_array_in_the_order_of_the_columns() -> None:
+    encoding = ColumnEncoding.plain(["a", "b"])
+    assert encoding.encode(np.array([[1, 2]])).tolist() == [[1.0, 2.0]]
+    with pytest.raises(
+        DataError, match=r"expected 2 columns \(a, b\), got an array of shape \(1, 3\)"
+    ):
+        encoding.encode(np.zeros((1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (FRAME.drop(columns=["age", "job"]), "2 of 3 columns are missing: age, job"),
+        (FRAME.assign(age=["1", "old", "x"]), "'age' is numeric, but 2 cells .* first in row 1"),
+        (FRAME.assign(age=[1, np.inf, -np.inf]), "'age' has 2 infinite numbers"),
+        (FRAME.assign(age=[1, np.nan, np.nan]), r"empty cells in age \(2\)"),
+        (FRAME.assign(age=[1, 2, 1e300]), "'age' is too far from its mean for float32"),
+    ],
+)
+def test_raw_tables_that_do_not_fit(frame: pd.DataFrame, message: str) -> None:
+    with pytest.raises(DataError, match=f"new.csv: .*{message}"):
+        fit().encode(frame, source="new.csv")
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (pd.DataFrame({"a": [1.0, np.nan], "b": ["x", None]}), r"empty cells in a \(1\), b \(1\)"),
+        (pd.DataFrame({"a": ["x", "y"]}), "'a' is numeric, but 2 cells are not numbers"),
+        (pd.DataFrame({"a": [1.0, np.inf]}), "'a' has 1 infinite"),
+        (pd.DataFrame(index=[0, 1]), "no feature columns are left"),
+    ],
+)
+def test_tables_that_cannot_be_fitted(frame: pd.DataFrame, message: str) -> None:
+    with pytest.raises(DataError, match=f"bank: .*{message}"):
+        fit_columns(frame, source="bank")
+
+
+def test_empty_columns_and_too_many_categories() -> None:
+    with pytest.raises(DataError, match="column 'a' is empty"):
+        fit_columns(pd.DataFrame({"a": [np.nan, np.nan]}), missing="mean", source="bank")
+    names = pd.DataFrame({"job": [f"name {at}" for at in range(300)]})
+    with pytest.raises(DataError, match="'job' has 300 categories, at most 256"):
+        fit(names)
+
+
+def test_missing_mean_fills_numbers_with_the_mean_and_categories_with_zeros() -> None:
+    holes = FRAME.assign(age=[20.0, np.nan, 60.0], job=["cook", np.nan, "nurse"])
+    encoding = fit(holes, missing="mean")
+    assert encoding.columns[0] == NumericColumn(name="age", mean=40.0, scale=20.0)
+    assert encoding.columns[1] == CategoricalColumn(name="job", categories=("cook", "nurse"))
+    assert encoding.encode(holes)[1].tolist() == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_whole_numbers_stay_the_same_category_beside_empty_cells() -> None:
+    encoding = fit(pd.DataFrame({"job": [1, 2]}))
+    assert encoding.encode(
+        pd.DataFrame({"job": [2.0, np.nan]}).assign(job=[2.0, 1.0])
+    ).tolist() == [
+        [0.0, 1.0],
+        [1.0, 0.0],
+    ]
+
+
+WHOLE = np.arange(16, dtype=np.uint8).reshape(2, 1, 4, 2)
+CUT = WHOLE[:, :, 1:3]
+
+
+@pytest.mark.parametrize("raw", [WHOLE, CUT])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
+@pytest.mark.parametrize("form", ["channels", "grey", "flat", "frame"])
+def test_whole_images_and_strips_in_every_form(
+    raw: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], dtype: type, form: str
+) -> None:
+    values: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = raw.astype(dtype)
+    flat = values.reshape(2, -1)
+    forms: dict[str, RawFeatures] = {
+        "channels": values, "grey": values[:, 0], "flat": flat, "frame": pd.DataFrame(flat),
+    }  # fmt: skip
+    expected = torch.from_numpy(CUT.astype(np.float32)) / 16
+    assert torch.equal(STRIP.encode(forms[form]), expected)
+    assert STRIP.feature_name(2) == "channel 0, row 2, column 0"
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (np.zeros((2, 5, 5)), "expected images of 1x4x2 .*, or strips of 1x2x2.* got 5x5"),
+        (np.zeros(3), "got single numbers"),
+        (np.full((1, 4, 2), 17), "pixels run from 17 to 17, expected 0 to 16"),
+        (np.full((1, 4, 2), -1), "pixels run from -1 to -1"),
+        (np.full((1, 4, 2), 0.5), "look scaled to .0, 1. already"),
+        (np.full((1, 4, 2), np.nan), "4 pixels are NaN or infinite"),
+        (np.full((1, 4, 2), "a"), "whole numbers or floats, got <U1"),
+        (pd.DataFrame([["a"] * 8]), "column 0 is numeric, but 1 cells are not numbers"),
+    ],
+)
+def test_images_that_do_not_fit(raw: RawFeatures, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        STRIP.encode(raw)

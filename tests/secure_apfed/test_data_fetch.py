@@ -1,0 +1,266 @@
+"""Downloads from a server on this machine: whole, resumed, interrupted, wrong, absent."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from secure_apfed.data import DATASETS, catalogue, fetch
+from secure_apfed.data.fetch import fetch_file
+from secure_apfed.data.files import DataFile
+from secure_apfed.data.pool import Download
+from secure_apfed.errors import ConfigError, DataError
+
+PLAIN = bytes(range(256)) * 200
+PACKED = gzip.compress(PLAIN, mtime=0)
+FILE = DataFile("train-images", sha256=hashlib.sha256(PLAIN).hexdigest())
+
+
+@dataclass
+class Server:
+    """A loopback server and what it was asked; `cut` bytes end an answer early, once."""
+
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    ranges: list[str | None] = field(default_factory=list)
+    honours_ranges: bool = True
+    shifts_ranges: bool = False
+    cuts: list[int] = field(default_factory=list)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base's name
+            """Keep the test's output clean."""
+
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            state.ranges.append(asked)
+            content = state.files.get(self.path)
+            if content is None:
+                self.send_error(404)
+                return
+            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+            if not state.honours_ranges:
+                start = 0
+            if start >= len(content):
+                self.send_error(416)
+                return
+            if start:
+                self.send_response(206)
+                first = start + state.shifts_ranges
+                self.send_header(
+                    "Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}"
+                )
+            else:
+                self.send_response(200)
+            body = content[start:]
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: state.cuts.pop(0)] if state.cuts else body)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        state.url = f"http://127.0.0.1:{running.server_port}"
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield state
+        running.shutdown()
+        thread.join()
+
+
+def download(server: Server, *paths: str) -> Download:
+    return Download(FILE, tuple(server.url + path for path in paths))
+
+
+def parts(folder: Path) -> list[Path]:
+    return list(folder.glob(".*.part"))
+
+
+def test_a_file_arrives_whole_under_its_name(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = PACKED
+    seen: list[tuple[str, int, int | None]] = []
+    found = fetch_file(
+        download(server, "/a.gz"),
+        tmp_path / "new",
+        dataset="d",
+        progress=lambda *at: seen.append(at),
+    )
+    assert found == [tmp_path / "new" / "train-images.gz"]
+    assert found[0].read_bytes() == PACKED
+    assert seen[-1] == ("train-images", len(PACKED), len(PACKED))
+    assert not parts(tmp_path / "new")
+
+
+def test_what_is_there_and_right_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "train-images.gz").write_bytes(gzip.compress(PLAIN, 1))  # packed otherwise
+    fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert server.ranges == []
+
+
+@pytest.mark.parametrize("wrong", [b"not gzip", gzip.compress(b"other")])
+def test_what_is_there_and_wrong_is_replaced(server: Server, tmp_path: Path, wrong: bytes) -> None:
+    server.files["/a.gz"] = PACKED
+    (tmp_path / "train-images.gz").write_bytes(wrong)
+    fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert (tmp_path / "train-images.gz").read_bytes() == PACKED
+
+
+def test_an_interruption_is_continued_where_it_stopped(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = PACKED
+    server.cuts = [300]
+    (found,) = fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert found.read_bytes() == PACKED
+    assert server.ranges == [None, "bytes=300-"]
+
+
+def test_running_again_continues_after_giving_up(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = PACKED
+    server.cuts = [100, 10, 1]
+    with pytest.raises(DataError, match=r"was interrupted .* Run it again to continue"):
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert [part.stat().st_size for part in parts(tmp_path)] == [111]
+    assert not (tmp_path / "train-images.gz").exists()
+    (found,) = fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert found.read_bytes() == PACKED
+    assert server.ranges[-1] == "bytes=111-"
+
+
+def test_a_server_that_ignores_ranges_sends_everything_again(
+    server: Server, tmp_path: Path
+) -> None:
+    server.files["/a.gz"] = PACKED
+    server.honours_ranges = False
+    server.cuts = [300]
+    (found,) = fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert found.read_bytes() == PACKED
+
+
+def test_a_server_that_sends_another_range_is_asked_from_the_start(
+    server: Server, tmp_path: Path
+) -> None:
+    server.files["/a.gz"] = PACKED
+    server.shifts_ranges = True
+    server.cuts = [300]
+    (found,) = fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert found.read_bytes() == PACKED
+    assert server.ranges == [None, "bytes=300-", None]
+
+
+def test_a_part_that_is_complete_already_is_taken(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = PACKED
+    server.cuts = [len(PACKED) - 1, 0, 0]
+    with pytest.raises(DataError):
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    (part,) = parts(tmp_path)
+    part.write_bytes(PACKED)  # killed between the last byte and the rename
+    (found,) = fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert found.read_bytes() == PACKED
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"other"), f"the SHA-256 .* expected {FILE.sha256}.* sends other bytes"),
+        (b"<html>sign in</html>", "truncated or damaged gzip file"),
+    ],
+)
+def test_wrong_bytes_are_refused_and_removed(
+    server: Server, tmp_path: Path, content: bytes, message: str
+) -> None:
+    server.files["/a.gz"] = content
+    with pytest.raises(DataError, match=message):
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_absent_file_names_the_address(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"d: could not fetch train-images: http.*/a.gz answers 404"
+    ):
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+
+
+def test_the_next_address_is_tried(server: Server, tmp_path: Path) -> None:
+    server.files |= {"/wrong.gz": gzip.compress(b"other"), "/right.gz": PACKED}
+    addresses = download(server, "/absent.gz", "/wrong.gz", "/right.gz")
+    (found,) = fetch_file(addresses, tmp_path, dataset="d")
+    assert found.read_bytes() == PACKED
+
+
+def test_a_server_that_does_not_answer(tmp_path: Path) -> None:
+    nobody = Download(FILE, ("http://127.0.0.1:1/a.gz",))
+    with pytest.raises(DataError, match=r"127.0.0.1:1/a.gz was interrupted"):
+        fetch_file(nobody, tmp_path, dataset="d")
+
+
+def test_a_folder_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot write"):
+        fetch_file(download(server, "/a.gz"), tmp_path / "file" / "d", dataset="d")
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def test_an_archive_gives_its_members_and_nothing_else(server: Server, tmp_path: Path) -> None:
+    packed = archive({"c/a.bin": b"aa", "../../evil": b"x", "/b.bin": b"bbb"})
+    server.files["/c.tar.gz"] = packed
+    file = DataFile("c.tar.gz", sha256=hashlib.sha256(packed).hexdigest())
+    members = (DataFile("a.bin", size=2), DataFile("b.bin", size=3))
+    home = tmp_path / "one" / "two"
+    found = fetch_file(Download(file, (f"{server.url}/c.tar.gz",), members), home, dataset="c")
+    assert [path.read_bytes() for path in found] == [b"aa", b"bbb"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["a.bin", "b.bin"]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ((DataFile("a.bin", size=2), DataFile("b.bin")), "lacks b.bin"),
+        ((DataFile("a.bin", size=9),), "2 uncompressed bytes, expected 9"),
+    ],
+)
+def test_an_archive_without_the_members(
+    server: Server, tmp_path: Path, members: tuple[DataFile, ...], message: str
+) -> None:
+    packed = archive({"a.bin": b"aa"})
+    server.files["/c.tar.gz"] = packed
+    file = DataFile("c.tar.gz", sha256=hashlib.sha256(packed).hexdigest())
+    with pytest.raises(DataError, match=message):
+        fetch_file(Download(file, (f"{server.url}/c.tar.gz",), members), tmp_path, dataset="c")
+
+
+def test_fetch_by_name(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.files["/a.gz"] = PACKED
+    entry = replace(DATASETS["mnist"], files=(FILE,), downloads=(download(server, "/a.gz"),))
+    monkeypatch.setattr(catalogue, "DATASETS", {"mnist": entry})
+    assert fetch("mnist", tmp_path) == (tmp_path / "mnist" / "train-images.gz",)
+    monkeypatch.setenv("SECURE_APFED_DATA", str(tmp_path / "other"))
+    assert fetch("mnist") == (tmp_path / "other" / "mnist" / "train-images.gz",)
+
+
+def test_sets_that_need_or_allow_no_download() -> None:
+    assert fetch("digits") == ()
+    with pytest.raises(DataError, match=r"credit_card cannot be fetched: put UCI_Credit_Card.csv"):
+        fetch("credit_card")
+    with pytest.raises(ConfigError, match="did you mean 'mnist'"):
+        fetch("mnits")

@@ -1,0 +1,202 @@
+"""Every built-in set through `load_data`: the same people, other rows, other order."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+
+from secure_apfed.data import DATASETS, DataSettings, VerticalData, catalogue, load_data
+from secure_apfed.data.partition import cut_strips, deal_people, shared_rows, split_rows
+from secure_apfed.data.records import PartyTable
+from secure_apfed.errors import ConfigError, DataError
+
+QUICK = ["digits", "breast_cancer"]
+
+
+def load(dataset: str, seed: int = 0, **settings: object) -> VerticalData:
+    try:
+        return load_data(DataSettings.model_validate({"dataset": dataset} | settings), seed=seed)
+    except DataError as error:
+        if "is in any of" in str(error):
+            pytest.skip(str(error))
+        raise
+
+
+def train_ids(data: VerticalData) -> set[str]:
+    return {data.active.ids[row] for row in data.train_rows.tolist()}
+
+
+def by_id(table: PartyTable, ids: list[str]) -> torch.Tensor:
+    place = {one: row for row, one in enumerate(table.ids)}
+    return table.features[[place[one] for one in ids]]
+
+
+@pytest.mark.parametrize("name", [n for n in DATASETS if not n.startswith("cifar")])
+def test_every_set_gives_tables_that_overlap_as_asked(name: str) -> None:
+    data = load(name, overlap=0.8, limit=1000)
+    known = train_ids(data)
+    tests = {data.active.ids[row] for row in data.test_rows.tolist()}
+    assert len(data.passives) == DATASETS[name].views - 1
+    assert data.classes == DATASETS[name].classes
+    assert len(known.intersection(*(p.ids for p in data.passives))) == shared_rows(len(known), 0.8)
+    for passive in data.passives:
+        strangers = set(passive.ids) - set(data.active.ids)
+        assert len(known & set(passive.ids)) == shared_rows(len(known), 0.8)
+        assert len(passive.ids) == len(data.active.ids)
+        assert len(strangers) == len(known) - shared_rows(len(known), 0.8)
+        assert tests <= set(passive.ids)
+        assert passive.labels is None
+    assert data.active.features.dtype == torch.float32
+    assert data.active.labels is not None
+    assert data.active.labels.dtype == torch.int64
+    assert set(data.active.labels.tolist()) == set(range(len(data.classes)))
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
+def test_the_official_split_is_kept_and_its_size_is_right(name: str) -> None:
+    data = load(name)
+    assert (len(data.train_rows), len(data.test_rows)) == (60_000, 10_000)
+    assert data.active.labels is not None
+    # Each class of Fashion-MNIST's official test split has 1000 images; MNIST's 7 has 1028.
+    counts = data.active.labels[data.test_rows].bincount()
+    assert int(counts[7]) == (1028 if name == "mnist" else 1000)
+
+
+def test_views_of_one_person_make_up_the_image() -> None:
+    data = load("digits", overlap=0.8, active_view=3)
+    common = sorted(set(data.active.ids).intersection(*(p.ids for p in data.passives)))
+    strips = [by_id(table, common) for table in (*data.passives[:2], data.active, data.passives[2])]
+    images = torch.cat(strips, dim=2).squeeze(1).mul(16).round()
+    everyone = {tuple(row) for row in load_digits().data.astype(int).tolist()}
+    assert images.shape == (len(common), 8, 8)
+    assert {tuple(image.flatten().int().tolist()) for image in images} <= everyone
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_parties_have_their_own_order(name: str) -> None:
+    data = load(name)
+    orders = {data.active.ids, *(passive.ids for passive in data.passives)}
+    assert len(orders) == 1 + len(data.passives)
+    assert len({frozenset(order) for order in orders}) == 1
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_seed_decides_everything(name: str) -> None:
+    first, again, other = (load(name, seed, overlap=0.7) for seed in (3, 3, 4))
+    for one, two in zip(
+        (first.active, *first.passives), (again.active, *again.passives), strict=True
+    ):
+        assert one.ids == two.ids
+        assert torch.equal(one.features, two.features)
+    assert torch.equal(first.test_rows, again.test_rows)
+    assert first.active.ids != other.active.ids
+
+
+def test_overlap_leaves_the_test_split_alone() -> None:
+    splits = [load("digits", overlap=overlap) for overlap in (1.0, 0.5)]
+    assert len({frozenset(d.active.ids[r] for r in d.test_rows.tolist()) for d in splits}) == 1
+
+
+def test_ids_do_not_give_the_class_away() -> None:
+    data = load("handwritten")  # its file is sorted by class
+    assert data.active.labels is not None
+    numbers = np.array([int(one.removeprefix("person-")) for one in data.active.ids])
+    assert abs(np.corrcoef(numbers, data.active.labels.numpy())[0, 1]) < 0.1
+
+
+def test_the_active_is_standardised_by_its_training_rows_and_a_passive_by_all() -> None:
+    data = load("breast_cancer")
+    train = data.active.features[data.train_rows].double()
+    whole = data.passives[0].features.double()
+    for rows in (train, whole):
+        torch.testing.assert_close(rows.mean(0), torch.zeros(10).double(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            rows.std(0, correction=0), torch.ones(10).double(), atol=1e-6, rtol=0
+        )
+    assert float(data.active.features.double().mean(0).abs().max()) > 1e-3
+
+
+def test_tables_can_be_cut_by_names_and_numbers() -> None:
+    data = load(
+        "breast_cancer", columns={"passive-1": [1, "worst area"], "active": ["mean radius"]}
+    )
+    names = [table.encoding.feature_name(0) for table in (data.active, *data.passives)]
+    assert names == ["mean radius", "mean texture"]
+    assert data.passives[0].encoding.feature_name(1) == "worst area"
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"active": [0], "p": [30]}, "p asks for column 30, the set has 0 to 29"),
+        ({"active": [0], "p": ["colour"]}, "p asks for 'colour'; the set has mean radius"),
+        ({"active": [0], "p": ["mean radius"]}, "'mean radius' is given to active and to p"),
+        ({"active": [0], "p": []}, "p has none"),
+    ],
+)
+def test_wrong_columns_are_named(columns: dict[str, list[object]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load("breast_cancer", columns=columns)
+
+
+def test_limit_counts_the_actives_training_rows() -> None:
+    assert len(load("digits", limit=100).train_rows) == 100
+
+
+def test_nobody_in_common_is_an_error() -> None:
+    with pytest.raises(DataError, match=r"0\.01 of 50 training rows leaves nobody"):
+        load("digits", overlap=0.01, limit=50)
+
+
+def test_one_class_only_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = DATASETS["digits"]
+    pool = digits.read(digits, None)
+    alike = replace(digits, read=lambda *_: replace(pool, labels=np.zeros_like(pool.labels)))
+    monkeypatch.setattr(catalogue, "DATASETS", {"digits": alike})
+    with pytest.raises(DataError, match="1348 training rows are all of one class"):
+        load("digits")
+
+
+@given(
+    rows=st.integers(4, 500),
+    overlap=st.sampled_from([0.5, 0.7, 0.8, 0.9, 1.0]),
+    seed=st.integers(0, 2**32),
+)
+def test_people_are_dealt_without_waste_or_repeat(rows: int, overlap: float, seed: int) -> None:
+    train, test = np.arange(rows), np.arange(rows, rows + 3)
+    people = deal_people(train, test, overlap=overlap, limit=None, seed=seed)
+    used = np.concatenate([people.train, people.strangers])
+    assert len(set(used.tolist())) == len(used) <= rows
+    assert len(people.shared) == shared_rows(len(people.train), overlap)
+    assert len(people.strangers) == len(people.active_only)
+    # One active row more would need more rows than there are.
+    more = len(people.train) + 1
+    assert 2 * more - shared_rows(more, overlap) > rows
+
+
+def test_shared_rows_are_exact_for_decimals() -> None:
+    assert shared_rows(10, 0.7) == 7  # 0.7 * 10 in binary is below 7
+    assert shared_rows(1000, 0.29) == 290
+    assert shared_rows(3, 0.5) == 1
+
+
+def test_split_keeps_every_class_on_both_sides() -> None:
+    labels = np.repeat(np.arange(3), [8, 40, 100])
+    train, test = split_rows(labels, 0.25, seed=1)
+    assert np.bincount(labels[test]).tolist() == [2, 10, 25]
+    assert sorted([*train, *test]) == list(range(148))
+    with pytest.raises(DataError, match="leaves 4 training and 0 test rows"):
+        split_rows(np.arange(4), 0.25, seed=1)
+
+
+def test_strips_drop_the_rows_that_remain() -> None:
+    strips = cut_strips(channels=1, height=28, width=28, maximum=255, views=3, active_view=2)
+    assert [(s.first_row, s.end_row) for s in strips] == [(9, 18), (0, 9), (18, 27)]
+    with pytest.raises(ConfigError, match="active_view: must be 1 to 3"):
+        cut_strips(channels=1, height=28, width=28, maximum=255, views=3, active_view=4)
+    with pytest.raises(ConfigError, match="an image has 2 rows, fewer than 3"):
+        cut_strips(channels=1, height=2, width=2, maximum=255, views=3, active_view=1)
