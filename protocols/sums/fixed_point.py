@@ -35,8 +35,8 @@ def checked_matrix(values_BD: object) -> FloatArray:
         raise LocalProtocolError(
             f"a contribution is a non-empty matrix (rows, columns), got shape {values_BD.shape}"
         )
-    bad = int(np.count_nonzero(~np.isfinite(values_BD)))
-    if bad:
+    if not np.isfinite(values_BD).all():
+        bad = int(np.count_nonzero(~np.isfinite(values_BD)))
         raise LocalProtocolError(
             f"{bad} of {values_BD.size} values of a contribution are NaN or infinite; "
             "lower the learning rate or check the objective"
@@ -47,18 +47,22 @@ def checked_matrix(values_BD: object) -> FloatArray:
 def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
     """Scale every row whose L2 norm exceeds `clip_norm` down to it; others stay as they are.
 
-    Norms are taken after division by the row's largest magnitude, so that neither 1e300
-    nor subnormal numbers overflow or vanish. The result's norms are at most
-    `clip_norm` times 1 + 1e-15 * sqrt(D).
+    The result's norms are at most `clip_norm` times 1 + 1e-15 * sqrt(D), for any finite
+    row: one whose squares overflow is first divided by its largest magnitude, and one whose
+    squares vanish is below any bound that an agreement may fix (1e-30 or more).
     """
     wide_BD = values_BD.astype(np.float64)
-    peak_B1 = np.abs(wide_BD).max(axis=1, keepdims=True)
-    unit_BD = wide_BD / np.where(peak_B1 > 0, peak_B1, 1.0)
-    norm_B1 = np.sqrt(np.square(unit_BD).sum(axis=1, keepdims=True))
-    with np.errstate(over="ignore", divide="ignore"):
-        exceeds_B1 = norm_B1 > clip_norm / peak_B1
-    factor_B1 = clip_norm / np.maximum(norm_B1, 1.0)
-    return np.where(exceeds_B1, unit_BD * factor_B1, wide_BD)
+    with np.errstate(over="ignore"):
+        norm_B = np.sqrt(np.einsum("bd,bd->b", wide_BD, wide_BD))
+    huge_B = ~np.isfinite(norm_B)
+    if huge_B.any():
+        wide_BD[huge_B] /= np.abs(wide_BD[huge_B]).max(axis=1, keepdims=True)
+        wide_BD[huge_B] *= 2 * clip_norm
+        norm_B[huge_B] = np.linalg.norm(wide_BD[huge_B], axis=1)
+    long_B = norm_B > clip_norm
+    if long_B.any():
+        wide_BD[long_B] *= (clip_norm / norm_B[long_B])[:, None]
+    return wide_BD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +114,10 @@ class FixedPoint:
         Raises:
             LocalProtocolError: not a finite, non-empty float matrix.
         """
-        clipped_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)
-        levels_BD = np.rint(clipped_BD / self.clip_norm * self.levels)
-        return np.clip(levels_BD, -self.levels, self.levels).astype(np.int64)
+        levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)
+        levels_BD *= self.levels / self.clip_norm
+        # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
+        return np.rint(levels_BD, out=levels_BD).astype(np.int64)
 
     def dequantise(self, sum_BD: IntArray) -> NDArray[np.float64]:
         """Return the real numbers that an integer sum stands for."""

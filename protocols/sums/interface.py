@@ -30,6 +30,7 @@ __all__ = [
 FloatArray = NDArray[np.floating[Any]]
 _DIGEST_BYTES = 32
 _MAX_CONTRIBUTORS = 1024
+_MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-30, 1e30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class SumAgreement:
         receiver, combiner: the active and the aggregator; different parties.
         contributors: the passives, in the contract's order; all must contribute to each sum.
             At most 1024.
-        clip_norm: C > 0, the L2 bound of one row of a contribution (no unit).
+        clip_norm: C, the L2 bound of one row of a contribution (no unit), 1e-30 to 1e30.
         bits: signed fixed-point bits of one value, 2 to 24.
         allow_single: permit one contributor, whose "sum" is its own vector.
     """
@@ -75,8 +76,10 @@ class SumAgreement:
             raise LocalProtocolError(
                 f"a sum has at most {_MAX_CONTRIBUTORS} contributors, got {len(self.contributors)}"
             )
-        if not (np.isfinite(self.clip_norm) and self.clip_norm > 0):
-            raise LocalProtocolError(f"clip_norm is a positive number, got {self.clip_norm}")
+        if not _MIN_CLIP_NORM <= self.clip_norm <= _MAX_CLIP_NORM:
+            raise LocalProtocolError(
+                f"clip_norm lies in {_MIN_CLIP_NORM:g}..{_MAX_CLIP_NORM:g}, got {self.clip_norm}"
+            )
         if not 2 <= self.bits <= 24:
             raise LocalProtocolError(f"bits lies in 2..24, got {self.bits}")
 
