@@ -1,0 +1,46 @@
+"""The report of a run: pictures and one self-contained HTML page, made from its folder only."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiments.report.folder import RunFolder, read_run
+from experiments.report.page import render
+from experiments.report.pictures import write_pictures
+from secure_apfed.errors import CheckpointError
+
+__all__ = ["find_reference", "read_run", "write_report"]
+
+
+def write_report(folder: Path) -> Path:
+    """Make pictures/*.png and report.html of a finished run; return the page's path.
+
+    Raises:
+        CheckpointError: the folder is no finished run, or a file in it is damaged.
+    """
+    run = read_run(folder)
+    reference = find_reference(run)
+    pictures = write_pictures(run, reference, folder / "pictures")
+    page = folder / "report.html"
+    half = folder / "report.html.part"
+    half.write_text(render(run, reference, pictures), encoding="utf-8")
+    half.replace(page)
+    return page
+
+
+def find_reference(run: RunFolder) -> RunFolder | None:
+    """Return the SingleVL run beside this one that has the same data and seed, if there is one."""
+    wanted = (run.config.data, run.config.seed)
+    for other in _single_view_runs(run.path):
+        if (other.config.data, other.config.seed) == wanted:
+            return other
+    return None
+
+
+def _single_view_runs(folder: Path) -> Iterator[RunFolder]:
+    for result in sorted(folder.absolute().parent.glob("*/result.json")):
+        try:
+            other = read_run(result.parent)
+        except CheckpointError:
+            continue  # a sibling that cannot be read is not a reference
+        if other.config.method == "single_view":
+            yield other

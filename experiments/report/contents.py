@@ -1,0 +1,292 @@
+"""What a report says, as plain values; `page` gives them their form."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from attacks.interface import AttackResult
+from experiments.report import words
+from experiments.report.folder import Outcome, RunFolder
+from experiments.report.names import attack_title, method_name, plain
+from experiments.report.rules import Coalition, Role, coalitions_in, limits_in, rule_for
+from protocols.psi import SET_INTERSECTIONS
+from protocols.sums import SECURE_SUMS
+from secure_apfed.data import find_dataset
+from secure_apfed.exchange import Kind
+from secure_apfed.methods.settings import TrainSettings
+
+__all__ = [
+    "AttackRow", "Learned", "Tile", "accounting_of", "alignment_leaks_of", "attacks_of",
+    "coalitions_of", "learned_by", "limits_of", "settings_of", "tiles_of", "warnings_of",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One figure of the summary."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What one party received of one kind, and what it can read of it."""
+
+    kind: str
+    senders: str
+    messages: str
+    size: str
+    steps: str
+    reads: str
+    protects: str
+    remains: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRow:
+    """One attack by one adversary in words; `reason` where it said nothing."""
+
+    title: str
+    adversary: str
+    knowledge: str
+    metric: str = ""
+    attack: str = ""
+    variant: str = ""
+    baseline: str = ""
+    baseline_name: str = ""
+    advantage: str = ""
+    scored: str = ""
+    reason: str = ""
+
+
+def learned_by(run: RunFolder) -> Mapping[str, tuple[Learned, ...]]:
+    """Return what each party received, filled from the transcript.
+
+    Parties of one role that received the same, apart from the sender's name, share an entry.
+    """
+    alike: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
+    for name, role in run.roles.items():
+        alike.setdefault((role, tuple(_received(run, name, role))), []).append(name)
+    return {_heading(names, role): received for (role, received), names in alike.items()}
+
+
+def _heading(names: list[str], role: Role) -> str:
+    if names == [role]:
+        return role.capitalize()
+    each = ", each of them" if len(names) > 1 else ""
+    return f"{', '.join(names)} ({role}{each})"
+
+
+def _received(run: RunFolder, name: str, role: Role) -> Iterator[Learned]:
+    kinds = list(Kind)
+    flows = sorted(
+        (flow for flow in run.flows if flow.receiver == name),
+        key=lambda flow: kinds.index(flow.kind),
+    )
+    for kind, of_kind in groupby(flows, key=lambda flow: flow.kind):
+        group = list(of_kind)
+        rule = rule_for(kind, role, run.situation)
+        first, last = min(f.first_step for f in group), max(f.last_step for f in group)
+        yield Learned(
+            kind=plain(kind),
+            senders=", ".join(flow.sender for flow in group),
+            messages=words.count(sum(flow.messages for flow in group)),
+            size=words.size(sum(flow.payload_bytes for flow in group)),
+            steps="before training" if last < 0 else f"steps {max(first, 0)} to {last}",
+            reads=rule.reads,
+            protects=rule.protects,
+            remains=rule.remains,
+        )
+
+
+def alignment_leaks_of(run: RunFolder) -> tuple[str, ...]:
+    """Return what the set intersection reveals beyond its result, as it says itself."""
+    if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
+        return ()
+    return SET_INTERSECTIONS[run.config.alignment.protocol].leaks
+
+
+def coalitions_of(run: RunFolder) -> tuple[Coalition, ...]:
+    """Return what parties of this run would learn together."""
+    return coalitions_in(run.situation)
+
+
+def limits_of(run: RunFolder) -> tuple[str, ...]:
+    """Return what this run does not guarantee."""
+    return limits_in(run.situation)
+
+
+def tiles_of(run: RunFolder, reference: RunFolder | None) -> tuple[Tile, ...]:
+    """Return the figures of the summary."""
+    outcome, tiles = run.outcome, []
+    for variant, value in outcome.accuracy.items():
+        tested = (
+            f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
+        )
+        tiles.append(
+            Tile(name=f"{method_name(variant)} accuracy", value=words.percent(value), note=tested)
+        )
+    if reference is not None and run.config.method != "single_view":
+        alone = next(iter(reference.outcome.accuracy.values()))
+        tiles.append(
+            Tile(name="SingleVL accuracy", value=words.percent(alone), note="the active alone")
+        )
+    privacy = outcome.privacy
+    delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
+    tiles.append(
+        Tile(
+            name="epsilon, released rows", value=words.epsilon(privacy.epsilon_x),
+            note=f"{delta}labels {words.epsilon(privacy.epsilon_y)}",
+        )
+    )  # fmt: skip
+    advantages = [one.advantage for one in run.attacks or () if one.advantage is not None]
+    if advantages:
+        metric = next(
+            str(one.metric) for one in run.attacks or () if one.advantage == max(advantages)
+        )
+        tiles.append(
+            Tile(
+                name="worst attack",
+                value=f"{max(advantages):+.3f}",
+                note=f"{plain(metric)} over baseline",
+            )
+        )
+    tiles.append(
+        Tile(
+            name="sent", value=words.size(outcome.wire_bytes),
+            note=f"{words.count(sum(flow.messages for flow in run.flows))} messages",
+        )
+    )  # fmt: skip
+    tiles.append(Tile(name="duration", value=words.duration(outcome.seconds), note=_device(run)))
+    return tuple(tiles)
+
+
+def _device(run: RunFolder) -> str:
+    device = run.versions.get("device")
+    return f"on {device}" if isinstance(device, str) else ""
+
+
+def warnings_of(run: RunFolder) -> tuple[str, ...]:
+    """Return what a reader must know before any figure: unsafe choices and made-up data."""
+    told, config = [], run.config
+    if "synthetic" in config.data.dataset:
+        told.append("The data are synthetic: no figure here says anything about real people.")
+    if run.situation.method == "single_view":
+        return tuple(told)
+    if run.situation.method == "apfed":
+        backend = SECURE_SUMS.get(config.secure_sum.protocol)
+        if backend is None or backend.unsafe:
+            name = config.secure_sum.protocol
+            told.append(f"The sum is {name}: the aggregator reads every passive's gradient.")
+        if run.situation.passives == 1:
+            told.append("There is one passive: the active reads its gradient, whatever the sum.")
+        if not run.situation.guarded:
+            told.append("There is no guard: passives receive the representations as they are.")
+    else:
+        told.append(
+            "TVFL is a baseline without protection: representations and gradients are open."
+        )
+    return tuple(told)
+
+
+def accounting_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
+    """Return the privacy accounting as (name, value) rows."""
+    privacy = run.outcome.privacy
+    rows = [
+        ("epsilon_x, one row's releases, encoder held fixed", words.epsilon(privacy.epsilon_x)),
+        ("epsilon_y, labels", words.epsilon(privacy.epsilon_y)),
+        ("epsilon_model, the finished model", words.epsilon(privacy.epsilon_model)),
+    ]
+    if privacy.delta is not None:
+        rows.append(("delta", words.number(privacy.delta)))
+    if privacy.releases is not None:
+        rows.append(("T, most releases of one row", words.count(privacy.releases)))
+    rows += [(plain(name), _value(value)) for name, value in (privacy.model_extra or {}).items()]
+    rows.append(("entries in the ledger", words.count(len(run.ledger))))
+    return tuple(rows)
+
+
+def attacks_of(run: RunFolder) -> tuple[AttackRow, ...]:
+    """Return all attacks, also those that did not apply."""
+    return tuple(_attack_row(one) for one in run.attacks or ())
+
+
+def _attack_row(one: AttackResult) -> AttackRow:
+    knowledge = ", ".join(f"{plain(name)} {_value(value)}" for name, value in one.knowledge.items())
+    row = {"title": attack_title(one), "adversary": one.adversary, "knowledge": knowledge}
+    if not one.applicable or one.advantage is None:
+        return AttackRow(**row, reason=one.reason or "not applicable")
+    return AttackRow(
+        **row,
+        metric=plain(str(one.metric)),
+        attack=f"{one.score[one.metric]:.3f}",
+        variant=str(one.variant),
+        baseline=f"{one.baselines[one.baseline][one.metric]:.3f}",
+        baseline_name=str(one.baseline),
+        advantage=f"{one.advantage:+.3f}",
+        scored=words.count(one.counts.get("scored", 0)),
+    )
+
+
+def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
+    """Return the settings that a reader asks for first; the whole config stands below them."""
+    config, outcome = run.config, run.outcome
+    data = config.data
+    title = (
+        find_dataset(data.dataset).title if data.dataset != "tables" else "the parties' own tables"
+    )
+    rows = [
+        ("method", method_name(config.method)),
+        ("data", f"{title}, {data.view_count} views"),
+        ("parties", ", ".join(run.roles)),
+        ("rows", _rows_told(outcome)),
+        ("training", _training_told(config.train)),
+        ("alignment", f"{config.alignment.protocol}, overlap asked {words.percent(data.overlap)}"),
+    ]  # fmt: skip
+    if outcome.sum is not None:
+        parameters = ", ".join(
+            f"{name} {_value(value)}" for name, value in outcome.sum.parameters.items()
+        )
+        rows.append(("secure sum", f"{outcome.sum.protocol}: {parameters}".rstrip(": ")))
+        if outcome.sum.rounding is not None:
+            rows.append(
+                ("largest rounding error", f"{words.number(outcome.sum.rounding, 2)} a value of the sum")
+            )
+    guard = {
+        key: value
+        for key, value in config.guard.model_dump(mode="json").items()
+        if value is not None
+    }
+    rows.append(("guard", ", ".join(f"{name} {_value(value)}" for name, value in guard.items())))
+    return tuple(rows)
+
+
+def _training_told(train: TrainSettings) -> str:
+    return (
+        f"{train.epochs} epochs, batches of {train.batch_size}, learning rate "
+        f"{train.learning_rate:g}"
+    )
+
+
+def _rows_told(outcome: Outcome) -> str:
+    told = (
+        ("trained", outcome.train_rows),
+        ("tested", outcome.test_rows),
+        ("aligned", outcome.aligned_rows),
+    )
+    return ", ".join(f"{words.count(value)} {name}" for name, value in told if value is not None)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return words.number(value, 4)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_value, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_value(entry)}" for key, entry in value.items())
+    return str(value)

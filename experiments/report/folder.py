@@ -1,0 +1,199 @@
+"""A finished run as its folder tells it; the only thing that a report is made from."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+
+from attacks.interface import AttackResult
+from experiments.report.rules import Role, Situation
+from secure_apfed.config import Config
+from secure_apfed.config_file import load_config_text
+from secure_apfed.errors import CheckpointError
+from secure_apfed.exchange import Flow
+
+__all__ = ["EpochMetrics", "Outcome", "Privacy", "RunFolder", "SumFacts", "read_run"]
+
+_AGGREGATOR = "aggregator"
+
+
+def _unbounded(value: Any) -> Any:
+    """JSON has no infinity: null and texts stand for it."""
+    return math.inf if value in (None, "inf", "infinity", "Infinity") else value
+
+
+Epsilon = Annotated[float, BeforeValidator(_unbounded)]
+
+
+class _Part(BaseModel):
+    """Something that a run wrote; what a report does not use may be there as well."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Privacy(_Part):
+    """What the run spent; inf where there is no guarantee."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    epsilon_x: Epsilon
+    epsilon_y: Epsilon
+    epsilon_model: Epsilon
+    delta: float | None = None
+    releases: int | None = None
+
+
+class SumFacts(_Part):
+    """The secure sum that was used: backend, public parameters, largest rounding error."""
+
+    protocol: str
+    parameters: Mapping[str, Any] = {}
+    rounding: float | None = None
+
+
+class Outcome(_Part):
+    """result.json."""
+
+    method: str
+    accuracy: Mapping[str, float]
+    wire_bytes: int
+    privacy: Privacy
+    seconds: float
+    aligned_rows: int | None = None
+    train_rows: int | None = None
+    test_rows: int | None = None
+    sum: SumFacts | None = None
+    guarantee: str | None = None
+
+
+class EpochMetrics(_Part):
+    """One line of metrics.jsonl."""
+
+    epoch: int
+    step: int
+    loss: float
+    accuracy: Mapping[str, float] | None = None
+    epsilon: Epsilon = math.inf
+    wire_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """One finished run.
+
+    Attributes:
+        config, outcome, epochs, flows: what was asked, reached, measured and sent.
+        contract_sha256: hash of what the parties agreed on.
+        seeds, versions: for repeating the run.
+        ledger: the entries that the privacy accountant was charged with, in order.
+        attacks: their results; None where none were mounted.
+    """
+
+    path: Path
+    config: Config
+    outcome: Outcome
+    epochs: tuple[EpochMetrics, ...]
+    flows: tuple[Flow, ...]
+    contract_sha256: str
+    seeds: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    ledger: tuple[Mapping[str, Any], ...] = field(repr=False)
+    attacks: tuple[AttackResult, ...] | None
+
+    @cached_property
+    def roles(self) -> Mapping[str, Role]:
+        """The role of every party that sent or received anything, the active first."""
+        active = self.config.data.active if self.config.data.parties else "active"
+        names = {name for flow in self.flows for name in (flow.sender, flow.receiver)}
+        special = {active: Role.ACTIVE, _AGGREGATOR: Role.AGGREGATOR}
+        passives = dict.fromkeys(sorted(names - special.keys()), Role.PASSIVE)
+        known = (
+            {**special, **passives} if _AGGREGATOR in names else {active: Role.ACTIVE, **passives}
+        )
+        return {name: role for role in Role for name, of in known.items() if of == role}
+
+    @property
+    def situation(self) -> Situation:
+        """What decides who can read what."""
+        config = self.config
+        return Situation(
+            method="apfed" if config.method.startswith("apfed") else config.method,
+            secure_sum=config.secure_sum.protocol,
+            guarded=config.guard.name != "none",
+            passives=sum(role == Role.PASSIVE for role in self.roles.values()),
+        )
+
+
+def read_run(path: Path) -> RunFolder:
+    """Read a run folder.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the run has not finished.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: there is no such run folder")
+    if not (path / "result.json").is_file():
+        reason = "the run has not finished; continue it with --resume" if (
+            path / "config.yaml"
+        ).is_file() else "it is no run folder"  # fmt: skip
+        raise CheckpointError(f"{path}: has no result.json: {reason}")
+    contract = _json(path / "contract.json")
+    return RunFolder(
+        path=path,
+        config=load_config_text(_text(path / "config.yaml"), source=str(path / "config.yaml")),
+        outcome=_parsed(path / "result.json", Outcome, _json(path / "result.json")),
+        epochs=tuple(
+            _parsed(path / "metrics.jsonl", EpochMetrics, line)
+            for line in _lines(path / "metrics.jsonl")
+        ),
+        flows=_parsed(path / "transcript.json", tuple[Flow, ...], _json(path / "transcript.json")),
+        contract_sha256=str(contract.get("sha256", "")),
+        seeds=_json(path / "seeds.json"),
+        versions=_json(path / "versions.json"),
+        ledger=tuple(_lines(path / "ledger.jsonl")) if (path / "ledger.jsonl").is_file() else (),
+        attacks=_attacks(path / "attacks.json"),
+    )
+
+
+def _attacks(path: Path) -> tuple[AttackResult, ...] | None:
+    if not path.is_file():
+        return None
+    return _parsed(path, tuple[AttackResult, ...], _json(path))
+
+
+def _parsed(path: Path, kind: Any, value: Any) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise CheckpointError(f"{path}: is damaged at {place!r}: {first['msg'].lower()}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: is missing; the run folder is not complete") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: is truncated or damaged: {error}") from None
+
+
+def _lines(path: Path) -> Sequence[Mapping[str, Any]]:
+    try:
+        return [json.loads(line) for line in _text(path).splitlines() if line]
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: is truncated or damaged: {error}") from None

@@ -1,0 +1,113 @@
+"""The self-contained HTML page of a run: style and pictures inside, no outside reference."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from experiments.report import contents
+from experiments.report.folder import RunFolder
+from experiments.report.names import method_name
+from experiments.report.pictures import Picture
+from secure_apfed.config_file import dump_config
+
+__all__ = ["render"]
+
+_LEDGER_SHOWN = 20
+
+
+def render(run: RunFolder, reference: RunFolder | None, pictures: Sequence[Picture]) -> str:
+    """Return the page.
+
+    Args:
+        run: what it reports.
+        reference: a SingleVL run on the same data, or None; the page then says so.
+        pictures: to show, as `write_pictures` returned them.
+    """
+    template = (
+        resources.files("experiments.report").joinpath("report.html.jinja").read_text("utf-8")
+    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    page: str = environment.from_string(template).render(
+        name=run.config.name,
+        headline=_headline(run),
+        warnings=contents.warnings_of(run),
+        tiles=contents.tiles_of(run, reference),
+        pictures=[_inside(picture) for picture in pictures],
+        no_reference=_no_reference(run, reference),
+        learned=contents.learned_by(run),
+        alignment=run.config.alignment.protocol,
+        alignment_leaks=contents.alignment_leaks_of(run),
+        coalitions=[(one.who, one.learns) for one in contents.coalitions_of(run)],
+        guarantee=run.outcome.guarantee,
+        accounting=contents.accounting_of(run),
+        ledger=_trace(run.ledger),
+        attacks=contents.attacks_of(run),
+        limits=contents.limits_of(run),
+        settings=contents.settings_of(run),
+        config=dump_config(run.config),
+        repeat=_repeat(run),
+    )
+    return page
+
+
+def _headline(run: RunFolder) -> str:
+    passives = run.situation.passives
+    if run.situation.method == "single_view":
+        return "SingleVL: the active trained alone; nothing was sent."
+    others = "one passive party" if passives == 1 else f"{passives} passive parties"
+    method = method_name(run.config.method)
+    alone = (
+        "the active predicts alone" if run.situation.method == "apfed"
+        else "prediction needs the passives, or a stand-in for what they would send"
+    )  # fmt: skip
+    return f"{method}: one active party trained with {others}; {alone}."
+
+
+def _inside(picture: Picture) -> dict[str, str]:
+    encoded = base64.b64encode(picture.path.read_bytes()).decode("ascii")
+    return {
+        "key": picture.path.stem, "title": picture.title, "caption": picture.caption,
+        "base64": encoded,
+    }  # fmt: skip
+
+
+def _no_reference(run: RunFolder, reference: RunFolder | None) -> str:
+    if reference is not None or run.config.method == "single_view":
+        return ""
+    return (
+        "There is no SingleVL run on the same data and seed beside this one, so its accuracy is "
+        "not compared. Run the same file with --set method=single_view into a folder beside this "
+        "one, then make the report again."
+    )
+
+
+def _trace(ledger: Sequence[Mapping[str, Any]]) -> str:
+    lines = [json.dumps(entry) for entry in ledger]
+    if len(lines) > _LEDGER_SHOWN:
+        half = _LEDGER_SHOWN // 2
+        left_out = f"... {len(lines) - 2 * half} entries, all in ledger.jsonl ..."
+        lines = [*lines[:half], left_out, *lines[-half:]]
+    return "\n".join(lines)
+
+
+def _repeat(run: RunFolder) -> list[tuple[str, str]]:
+    return [
+        ("command", "secure-apfed run config.yaml"),
+        ("SHA-256 of the contract", run.contract_sha256),
+        *((f"seed, {name}", str(value)) for name, value in run.seeds.items()),
+        *_flat(run.versions),
+    ]
+
+
+def _flat(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            rows.append((name, ", ".join(f"{key} {entry}" for key, entry in value.items())))
+        else:
+            rows.append((name, str(value)))
+    return rows

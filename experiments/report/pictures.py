@@ -1,0 +1,215 @@
+"""The pictures of a run: learning curves, accuracy against SingleVL, attacks against baselines.
+
+Each takes what it shows and returns a figure, or None where there is nothing to show.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attacks.interface import AttackResult
+from experiments.report.folder import RunFolder
+from experiments.report.names import attack_title, method_name, plain
+
+__all__ = ["Picture", "write_pictures"]
+
+_OURS, _OTHER, _ATTACK, _INK, _FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _OTHER,
+    "axes.labelcolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.7,
+    "figure.facecolor": "white",
+    "savefig.dpi": 150,
+}
+_WIDTH = 8.0
+_Z95 = 1.959964
+_MANY_EPOCHS = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A written picture: its file, and a sentence that says what it shows."""
+
+    path: Path
+    title: str
+    caption: str
+
+
+def write_pictures(
+    run: RunFolder, reference: RunFolder | None, folder: Path
+) -> tuple[Picture, ...]:
+    """Write every picture that the run has data for; return them in the order of reading.
+
+    Args:
+        run: what the pictures are of.
+        reference: a SingleVL run on the same data, or None.
+        folder: where to write.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in folder.glob("*.png"):
+        stale.unlink()
+    made: list[Picture] = []
+    drawings: tuple[tuple[str, str, Callable[[], tuple[Figure, str] | None]], ...] = (
+        ("learning", "Learning", lambda: _learning(run)),
+        ("accuracy", "Accuracy against SingleVL", lambda: _accuracy(run, reference)),
+        ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
+    )
+    with mpl.rc_context(_STYLE):
+        for name, title, draw in drawings:
+            drawn = draw()
+            if drawn is None:
+                continue
+            figure, caption = drawn
+            path = folder / f"{name}.png"
+            figure.savefig(path)
+            made.append(Picture(path=path, title=title, caption=caption))
+    return tuple(made)
+
+
+def _learning(run: RunFolder) -> tuple[Figure, str] | None:
+    if not run.epochs:
+        return None
+    epochs = [row.epoch + 1 for row in run.epochs]
+    figure = Figure(figsize=(_WIDTH, 3.1), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    marker = "o" if len(epochs) <= _MANY_EPOCHS else None
+    left.plot(epochs, [row.loss for row in run.epochs], color=_OURS, marker=marker, markersize=3.5)
+    left.set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
+    left.set_ylim(bottom=0)
+    measured = [(row.epoch + 1, row.accuracy) for row in run.epochs if row.accuracy]
+    ends: list[tuple[float, str, str]] = []
+    for at, variant in enumerate(run.outcome.accuracy):
+        points = [(epoch, 100 * values[variant]) for epoch, values in measured if variant in values]
+        if points:
+            color = _OURS if at == 0 else _OTHER
+            right.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=3.5)
+            ends.append((points[-1][1], method_name(variant), color))
+    right.set(title="Test accuracy", xlabel="epoch", ylabel="per cent of test rows")
+    _label_ends(right, epochs[-1], ends)
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.align_labels()
+    return figure, (
+        "The active's task loss on the rows that it trains on, and its accuracy on rows that no "
+        "training step saw."
+    )
+
+
+def _label_ends(axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Write each curve's name at its end, moved apart where the ends are close."""
+    if not ends:
+        return
+    low, high = axes.get_ylim()
+    gap = 0.075 * (high - low)
+    past = -math.inf
+    for value, name, color in sorted(ends):
+        past = max(value, past + gap)
+        axes.annotate(
+            f"{name}, {value:.1f} %", (epoch, value), xytext=(8, past), color=color,
+            textcoords=("offset points", "data"), va="center", annotation_clip=False,
+        )  # fmt: skip
+
+
+def _accuracy(run: RunFolder, reference: RunFolder | None) -> tuple[Figure, str] | None:
+    if reference is None or run.config.method == "single_view":
+        return None
+    rows = [
+        (method_name(variant), value, run.outcome.test_rows, _OURS)
+        for variant, value in run.outcome.accuracy.items()
+    ]
+    rows += [
+        ("SingleVL (the active alone)", value, reference.outcome.test_rows, _OTHER)
+        for value in reference.outcome.accuracy.values()
+    ]
+    figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, (_, value, tested, color) in enumerate(rows):
+        low, high = _wilson(value, tested) if tested else (value, value)
+        axes.plot([100 * low, 100 * high], [place, place], color=color, linewidth=2.5)
+        axes.plot(100 * value, place, "o", color=color, markersize=8)
+        axes.annotate(
+            f"{100 * value:.1f} %", (100 * value, place), xytext=(0, 8),
+            textcoords="offset points", ha="center", color=color,
+        )  # fmt: skip
+    _name_rows(axes, [name for name, *_ in rows])
+    axes.set(xlabel="test accuracy, per cent")
+    axes.margins(x=0.1)
+    return figure, (
+        "One run with one seed each. The lines are 95 % intervals (Wilson) for the number of test "
+        "rows; they do not contain the spread over seeds."
+    )
+
+
+def _attacks(results: Sequence[AttackResult]) -> tuple[Figure, str] | None:
+    rows = list(_dumbbells(results))
+    if not rows:
+        return None
+    metrics = dict.fromkeys(metric for _, metric, *_ in rows)
+    figure = Figure(figsize=(_WIDTH, 1.1 + 0.55 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, (_, metric, attack, baseline) in enumerate(rows):
+        axes.plot([baseline, attack], [place, place], color=_FAINT, linewidth=5, zorder=1)
+        axes.plot(baseline, place, "D", color=_OTHER, markersize=7)
+        axes.plot(attack, place, "o", color=_ATTACK, markersize=9)
+        told = f"{attack - baseline:+.3f} {metric if len(metrics) > 1 else ''}"
+        middle = ((attack + baseline) / 2, place)
+        axes.annotate(
+            told, middle, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9
+        )
+    axes.plot([], [], "o", color=_ATTACK, markersize=9, label="attack, best variant")
+    axes.plot([], [], "D", color=_OTHER, markersize=7, label="best baseline with equal knowledge")
+    _name_rows(axes, [name for name, *_ in rows])
+    axes.set(xlabel=f"{' or '.join(metrics)} of the guess")
+    axes.margins(x=0.12)
+    figure.legend(loc="outside upper left", ncols=2, frameon=False)
+    return figure, (
+        "How well each adversary guesses with what it received, beside the same adversary without "
+        "it. The difference is the advantage; a small one proves no privacy."
+    )
+
+
+def _dumbbells(results: Sequence[AttackResult]) -> Iterator[tuple[str, str, float, float]]:
+    """Yield (name, metric, attack, baseline) of what was computed, worst first."""
+    told = [one for one in results if one.applicable and one.advantage is not None]
+    for one in sorted(told, key=lambda one: -(one.advantage or 0.0)):
+        metric = str(one.metric)
+        attack = one.score.get(metric)
+        baseline = one.baselines.get(str(one.baseline), {}).get(metric)
+        if attack is not None and baseline is not None:
+            name = f"{attack_title(one)}\nby {one.adversary}"
+            yield name, plain(metric), attack, baseline
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name horizontal rows, the first on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylim(len(names) - 0.5, -0.75)
+    axes.grid(visible=False, axis="y")
+
+
+def _wilson(share: float, rows: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of `rows` (Wilson 1927)."""
+    z2 = _Z95**2 / rows
+    middle = (share + z2 / 2) / (1 + z2)
+    half = _Z95 / (1 + z2) * math.sqrt(share * (1 - share) / rows + z2 / (4 * rows))
+    return middle - half, middle + half

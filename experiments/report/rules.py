@@ -1,0 +1,327 @@
+"""Who can read what: the one table of it, from which reports and the threat model are made.
+
+A rule says what the receiver of one kind of message reads of it, what protects the sender,
+and what remains open. Only what a curious party learns by following the protocol stands
+here; coalitions and limits of the whole run have their own tables below.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from secure_apfed.errors import ApfedError
+from secure_apfed.exchange.envelope import Kind
+
+__all__ = [
+    "COALITIONS",
+    "LIMITS",
+    "RULES",
+    "Coalition",
+    "Limit",
+    "Role",
+    "Rule",
+    "Situation",
+    "coalitions_in",
+    "limits_in",
+    "markdown",
+    "rule_for",
+]
+
+
+class Role(StrEnum):
+    """What a party is in a run."""
+
+    ACTIVE = "active"
+    PASSIVE = "passive"
+    AGGREGATOR = "aggregator"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What of a run decides who can read what.
+
+    Attributes:
+        method: apfed, tvfl or single_view; apfed stands for all its forms.
+        secure_sum: key of the sum's backend.
+        guarded: whether representations carry noise before they leave the active.
+        passives: M.
+    """
+
+    method: str
+    secure_sum: str
+    guarded: bool
+    passives: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Condition:
+    """When an entry holds; what is left out holds always."""
+
+    methods: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()
+    guarded: bool | None = None
+    passives: tuple[int, int] = (0, 1 << 30)
+
+    def holds(self, situation: Situation) -> bool:
+        """Whether the situation is one of those that the entry speaks of."""
+        least, most = self.passives
+        return (
+            (not self.methods or situation.method in self.methods)
+            and (not self.sums or situation.secure_sum in self.sums)
+            and self.guarded in (None, situation.guarded)
+            and least <= situation.passives <= most
+        )
+
+    def words(self) -> str:
+        """Say the condition in words for a table."""
+        least, most = self.passives
+        told = [", ".join(self.methods), *([f"sum {' or '.join(self.sums)}"] if self.sums else [])]
+        if self.guarded is not None:
+            told.append("guard on" if self.guarded else "no guard")
+        if least == most:
+            told.append(f"M = {least}")
+        elif least:
+            told.append(f"M >= {least}")
+        return "; ".join(filter(None, told)) or "always"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(_Condition):
+    """What one role learns of one kind of message.
+
+    Attributes:
+        kind, receiver: of the message.
+        reads: what the receiver can read.
+        protects: what stands between the receiver and more.
+        remains: what is not protected.
+    """
+
+    kind: Kind
+    receiver: Role
+    reads: str
+    protects: str
+    remains: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coalition(_Condition):
+    """What parties learn if they put together what each of them has."""
+
+    who: str
+    learns: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit(_Condition):
+    """Something that a run does not guarantee."""
+
+    sentence: str
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        kind=Kind.ALIGNMENT, receiver=Role.ACTIVE,
+        reads="How many IDs each passive has; afterwards which of its own rows are common to all.",
+        protects="Set intersection: an ID that only one party has stays unknown to the others.",
+        remains="Membership in the common intersection, and what the protocol tells beyond it.",
+    ),
+    Rule(
+        kind=Kind.ALIGNMENT, receiver=Role.PASSIVE,
+        reads="How many IDs the active has; afterwards which of its own rows are common to all.",
+        protects="Set intersection: an ID that only one party has stays unknown to the others.",
+        remains="Membership in the common intersection, and what the protocol tells beyond it.",
+    ),
+    Rule(
+        kind=Kind.SUM_SETUP, receiver=Role.ACTIVE,
+        reads="Public parameters of the sum.", protects="They hold no secret.", remains="Nothing.",
+    ),
+    Rule(
+        kind=Kind.SUM_SETUP, receiver=Role.PASSIVE,
+        reads="Public parameters of the sum and, where it encrypts, the active's public key.",
+        protects="They hold no secret.", remains="Nothing.",
+    ),
+    Rule(
+        kind=Kind.SUM_SETUP, receiver=Role.AGGREGATOR,
+        reads="Public parameters of the sum.",
+        protects="It gets no key that opens anything.", remains="Nothing.",
+    ),
+    Rule(
+        kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=False,
+        reads="The row positions of every batch and the active's representation of each row, as "
+        "it is.",
+        protects="Nothing but the network itself: epsilon is infinite.",
+        remains="Labels and features of the active can be guessed from it (see the attacks).",
+    ),
+    Rule(
+        kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=True,
+        reads="The row positions of every batch and a clipped and noised representation of each "
+        "row, once for every time that the row is used.",
+        protects="The guard: each row's releases together cost the stated epsilon_x.",
+        remains="It holds for one row's own releases with the encoder held fixed. Labels are not "
+        "covered: they shape the encoder that every release comes from.",
+    ),
+    Rule(
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("plain",),
+        reads="Every passive's gradient in the clear.",
+        protects="Nothing: `plain` is no secure sum.",
+        remains="From gradients a passive's features can be rebuilt.",
+    ),
+    Rule(
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("ckks",),
+        reads="One ciphertext of each passive and step: its size and time, and a digest of what it "
+        "answers.",
+        protects="CKKS encryption; the only secret key is at the active. Contributions that answer "
+        "different representations are not added.",
+        remains="Who takes part, and when.",
+    ),
+    Rule(
+        kind=Kind.SUM, receiver=Role.ACTIVE, passives=(1, 1),
+        reads="The gradient of the only passive, row by row.",
+        protects="Only the passive's clip: a sum over one party hides nothing.",
+        remains="The passive's features can be rebuilt from its gradients.",
+    ),
+    Rule(
+        kind=Kind.SUM, receiver=Role.ACTIVE, passives=(2, 1 << 30),
+        reads="The sum of all passives' weighted and clipped gradients, row by row.",
+        protects="The secure sum: it never receives one passive's part.",
+        remains="A sum weakens, and does not end, what gradients tell about passives' features.",
+    ),
+    Rule(
+        kind=Kind.REQUEST, receiver=Role.PASSIVE, methods=("tvfl",),
+        reads="The row positions of every batch.", protects="Nothing.",
+        remains="When and how often a person's row is used.",
+    ),
+    Rule(
+        kind=Kind.REPRESENTATIONS, receiver=Role.ACTIVE, methods=("tvfl",),
+        reads="The passive's own representation of every row of every batch, as it is.",
+        protects="Nothing but the network itself.",
+        remains="The passive's features can be rebuilt from it.",
+    ),
+    Rule(
+        kind=Kind.GRADIENTS, receiver=Role.PASSIVE, methods=("tvfl",),
+        reads="The gradient of the active's task loss for each row.",
+        protects="Nothing.",
+        remains="Its direction and norm give the labels away.",
+    ),
+)  # fmt: skip
+
+COALITIONS: tuple[Coalition, ...] = (
+    Coalition(
+        methods=("apfed",), sums=("ckks",), passives=(2, 1 << 30), who="active and aggregator",
+        learns="Every single passive's gradient: the active's key opens what the aggregator holds.",
+    ),
+    Coalition(
+        methods=("apfed",), passives=(2, 2), who="active and one of the two passives",
+        learns="The other passive's gradient: the sum minus the own part.",
+    ),
+    Coalition(
+        methods=("apfed",), passives=(3, 1 << 30), who="active and all passives but one",
+        learns="The remaining passive's gradient; fewer passives learn the sum of the others.",
+    ),
+    Coalition(
+        methods=("apfed",), passives=(2, 1 << 30), who="passives among themselves",
+        learns="No further representation (all receive the same bytes), but they can pool their "
+        "features in an attack.",
+    ),
+    Coalition(
+        methods=("tvfl",), passives=(2, 1 << 30), who="passives among themselves",
+        learns="Several gradients of the same row's loss, which tell its label more surely.",
+    ),
+)  # fmt: skip
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        methods=("apfed", "tvfl"),
+        sentence="Labels have no differential privacy: epsilon_y is infinite.",
+    ),
+    Limit(
+        methods=("apfed",), guarded=True,
+        sentence="The guarantee is one of row releases with the encoder held fixed. It is not "
+        "differentially private training: the weights are fitted to every row without noise, and a "
+        "changed record moves the representations of other rows.",
+    ),
+    Limit(
+        sentence="The finished model has no guarantee: epsilon_model is infinite. Whoever can "
+        "query it or read its weights may test whether a row was in the training data.",
+    ),
+    Limit(
+        methods=("apfed", "tvfl"),
+        sentence="Which people are in the intersection is known to every party, and so are the "
+        "sizes of the tables.",
+    ),
+    Limit(
+        methods=("apfed", "tvfl"),
+        sentence="A party that lies about its own IDs, features or gradients is not detected while "
+        "its messages keep to the rules: a passive can worsen the model, any party can try IDs.",
+    ),
+    Limit(
+        methods=("apfed",), guarded=True,
+        sentence="The noise protects the active from the passives. It does not protect the "
+        "passives from the active.",
+    ),
+    Limit(
+        methods=("apfed",),
+        sentence="Gradients carry no noise: what the active may compute from their sum has no "
+        "epsilon.",
+    ),
+    Limit(
+        methods=("apfed", "tvfl"),
+        sentence="This run played all parties in one process, so nothing kept them apart but the "
+        "protocol: it measures and simulates. Only parties on separate machines keep secrets.",
+    ),
+    Limit(
+        sentence="A failed attack proves no privacy: a stronger one, or one with more knowledge, "
+        "may succeed.",
+    ),
+)  # fmt: skip
+
+
+def rule_for(kind: Kind, receiver: Role, situation: Situation) -> Rule:
+    """Return what `receiver` learns of messages of this kind.
+
+    Raises:
+        ApfedError: the table does not say; a report without it would hide something.
+    """
+    for rule in RULES:
+        if (rule.kind, rule.receiver) == (kind, receiver) and rule.holds(situation):
+            return rule
+    raise ApfedError(
+        f"nothing says what the {receiver} learns of {kind} in {situation}; "
+        "add a rule to experiments.report.rules"
+    )
+
+
+def coalitions_in(situation: Situation) -> tuple[Coalition, ...]:
+    """Return the coalitions that exist in this situation."""
+    return tuple(entry for entry in COALITIONS if entry.holds(situation))
+
+
+def limits_in(situation: Situation) -> tuple[str, ...]:
+    """Return what a run in this situation does not guarantee."""
+    return tuple(entry.sentence for entry in LIMITS if entry.holds(situation))
+
+
+def markdown() -> str:
+    """Return the tables as Markdown; docs/threat-model.md holds them word for word."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    yield "| message | received by | when | can read | what protects | what remains open |"
+    yield "|---|---|---|---|---|---|"
+    for rule in RULES:
+        yield _row(rule.kind, rule.receiver, rule.words(), rule.reads, rule.protects, rule.remains)
+    yield ""
+    yield "| together | when | learn |"
+    yield "|---|---|---|"
+    for coalition in COALITIONS:
+        yield _row(coalition.who, coalition.words(), coalition.learns)
+    yield ""
+    yield "| when | not guaranteed |"
+    yield "|---|---|"
+    for limit in LIMITS:
+        yield _row(limit.words(), limit.sentence)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
