@@ -35,7 +35,9 @@ class TensorSpec:
         return (
             tensor.dtype == self.dtype
             and tensor.dim() == len(self.shape)
-            and all(want in (None, have) for want, have in zip(self.shape, tensor.shape, strict=True))
+            and all(
+                want in (None, have) for want, have in zip(self.shape, tensor.shape, strict=True)
+            )
         )
 
 

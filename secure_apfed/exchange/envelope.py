@@ -55,11 +55,15 @@ class Envelope:
     def __post_init__(self) -> None:
         for name in (self.sender, self.receiver):
             if not 0 < len(name) <= _NAME_LIMIT:
-                raise LocalProtocolError(f"a party's name has 1 to {_NAME_LIMIT} characters, got {name!r}")
+                raise LocalProtocolError(
+                    f"a party's name has 1 to {_NAME_LIMIT} characters, got {name!r}"
+                )
         if self.sender == self.receiver:
             raise LocalProtocolError(f"{self.sender} cannot write to itself")
         if self.step < -1 or self.sequence < 0:
-            raise LocalProtocolError(f"step {self.step} or sequence {self.sequence} is below its range")
+            raise LocalProtocolError(
+                f"step {self.step} or sequence {self.sequence} is below its range"
+            )
 
     @property
     def header(self) -> bytes:

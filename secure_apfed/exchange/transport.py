@@ -85,7 +85,9 @@ class InMemoryTransport:
         """Open the next frame from `sender` and check that it is what is expected here."""
         queue = self._frames[sender, receiver]
         if not queue:
-            raise RemoteProtocolError(f"{receiver} expected {kind} of step {step} from {sender}; nothing came")
+            raise RemoteProtocolError(
+                f"{receiver} expected {kind} of step {step} from {sender}; nothing came"
+            )
         envelope = self._open(queue.popleft(), sender, receiver)
         if (envelope.kind, envelope.step) != (kind, step):
             raise RemoteProtocolError(
@@ -96,12 +98,17 @@ class InMemoryTransport:
 
     def _open(self, frame: bytes, sender: str, receiver: str) -> Envelope:
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
-        header, sealed = frame[_LENGTH_BYTES : _LENGTH_BYTES + length], frame[_LENGTH_BYTES + length :]
+        header, sealed = (
+            frame[_LENGTH_BYTES : _LENGTH_BYTES + length],
+            frame[_LENGTH_BYTES + length :],
+        )
         claimed = Envelope.parse_header(header)
         if (claimed.session, claimed.sender, claimed.receiver) != (self._session, sender, receiver):
             raise RemoteProtocolError(
                 f"{receiver}: a frame on the link from {sender} claims to be from {claimed.sender} "
                 f"to {claimed.receiver} in session {claimed.session!r}"
             )
-        payload = self._link(receiver, sender).open(sealed, sequence=claimed.sequence, associated=header)
+        payload = self._link(receiver, sender).open(
+            sealed, sequence=claimed.sequence, associated=header
+        )
         return replace(claimed, payload=payload)

@@ -1,0 +1,72 @@
+"""APFed-C: the passive contrasts its own representation with the active's, Eqs. (13) to (16).
+
+Run by: a passive. Letters: B batch (N' in the paper), D numbers of the representation.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from secure_apfed.models import ModelSettings, Shape, family_for, output_shape, projection_to
+from secure_apfed.objectives.settings import ContrastiveSettings
+
+__all__ = ["Contrastive", "contrastive_loss"]
+
+
+def contrastive_loss(
+    a_BD: Tensor, p_BD: Tensor, *, temperature: float = 1.0, anchors: str = "both"
+) -> Tensor:
+    """Eqs. (14) to (16), with the cosine similarity of Eq. (15).
+
+    The exponent is divided by the temperature tau, which Eq. (14) prints as lambda. The
+    denominator of anchor i runs over the other rows of its own view and all rows of the
+    other view. With "active" the anchors are the rows of `a_BD`, as in Eq. (14); with
+    "both" also those of `p_BD`, and the mean is over 2B anchors, as in the release.
+
+    Returns:
+        The loss, a scalar.
+    """
+    rows = len(a_BD)
+    both_2BD = F.normalize(torch.cat([a_BD, p_BD]), dim=1)
+    count = 2 * rows if anchors == "both" else rows
+    scores = both_2BD[:count] @ both_2BD.T / temperature
+    own = torch.arange(count, device=scores.device)
+    scores = scores.index_put((own, own), scores.new_tensor(-torch.inf))
+    return F.cross_entropy(scores, (own + rows) % (2 * rows))
+
+
+class Contrastive(nn.Module):
+    """The passive's encoder, its linear projection to the size of z, and the loss.
+
+    Args:
+        settings: anchors and temperature.
+        representation: shape of one row of z.
+        features: shape of one row of the passive's own features.
+        model: family and sizes of the encoder.
+    """
+
+    def __init__(
+        self,
+        settings: ContrastiveSettings,
+        *,
+        representation: Shape,
+        features: Shape,
+        model: ModelSettings,
+    ) -> None:
+        super().__init__()
+        self._settings = settings
+        self.encoder = family_for(model, features).encoder(features, model)
+        encoded = output_shape(self.encoder, features)
+        self.projection = projection_to(math.prod(representation), encoded)
+
+    def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
+        """The loss, a scalar."""
+        p_BD = self.projection(self.encoder(features_B))
+        return contrastive_loss(
+            z_BD.flatten(1),
+            p_BD,
+            temperature=self._settings.temperature,
+            anchors=self._settings.anchors,
+        )

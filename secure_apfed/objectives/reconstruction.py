@@ -1,0 +1,49 @@
+"""APFed-R: the passive reconstructs its own view from the active's representation, Eq. (12).
+
+Run by: a passive. Letters: B batch, D numbers of the representation.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from secure_apfed.errors import ModelError
+from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
+from secure_apfed.objectives.settings import ReconstructionSettings
+
+__all__ = ["Reconstruction"]
+
+
+class Reconstruction(nn.Module):
+    """Mean squared error, mean over batch and features (L_q of Eq. 12 in the release).
+
+    Args:
+        settings: none beyond the name.
+        representation: shape of one row of z.
+        features: shape of one row of the passive's own features.
+        model: family and sizes of the decoder.
+
+    Raises:
+        ModelError: the decoder's output does not have the shape of the features.
+    """
+
+    def __init__(
+        self,
+        settings: ReconstructionSettings,
+        *,
+        representation: Shape,
+        features: Shape,
+        model: ModelSettings,
+    ) -> None:
+        super().__init__()
+        self.decoder = family_for(model, features).decoder(representation, features, model)
+        decoded = output_shape(self.decoder, representation)
+        if decoded != features:
+            raise ModelError(
+                f"the decoder turns representations of shape {representation} into {decoded}, but "
+                f"this passive's rows have shape {features}; send a projection (model.projection), "
+                "or use views of one size"
+            )
+
+    def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
+        """The loss, a scalar."""
+        return F.mse_loss(self.decoder(z_BD), features_B)
