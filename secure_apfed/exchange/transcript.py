@@ -125,8 +125,8 @@ class Transcript:
         if self._held_bytes > self._settings.limit_megabytes * 1e6:
             raise LocalProtocolError(
                 f"the transcript would hold {self._held_bytes / 1e6:.0f} MB, over the limit of "
-                f"{self._settings.limit_megabytes:g} MB; raise transcript.limit_megabytes, send a smaller "
-                "representation (model.projection), or set transcript.keep to none"
+                f"{self._settings.limit_megabytes:g} MB; raise transcript.limit_megabytes, send a "
+                "smaller representation (model.projection), or set transcript.keep to none"
             )
         return self._payloads[digest]
 

@@ -32,15 +32,15 @@ class NetworkFamily(Protocol):
     """Makes networks that fit together; shapes are those of one row, without the batch."""
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """features -> representation."""
+        """Makes features -> representation."""
         ...
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Flattened representation of `size` numbers -> class scores (B, K)."""
+        """Makes flattened representation of `size` numbers -> class scores (B, K)."""
         ...
 
     def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
-        """representation -> features of another party; mirrors `encoder`."""
+        """Makes representation -> features of another party; mirrors `encoder`."""
         ...
 
 

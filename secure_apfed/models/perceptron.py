@@ -35,5 +35,7 @@ class Perceptron:
 
 
 def _layers(widths: tuple[int, ...]) -> list[nn.Module]:
-    linear = [nn.Linear(wide, narrow) for wide, narrow in pairwise(widths)]
-    return [layer for pair in ((one, nn.ReLU()) for one in linear) for layer in pair][:-1]
+    layers: list[nn.Module] = []
+    for wide, narrow in pairwise(widths):
+        layers += [nn.Linear(wide, narrow), nn.ReLU()]
+    return layers[:-1]
