@@ -1,0 +1,53 @@
+"""The guide's two programs run as they are printed."""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import attacks.run
+from attacks import ATTACKS
+from secure_apfed.config import AttackChoice
+
+GUIDE = Path(__file__).parents[2] / "docs" / "add-an-attack.md"
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ModuleType]]:
+    folder = tmp_path_factory.mktemp("guide")
+    modules = []
+    for at, code in enumerate(re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)):
+        path = folder / f"guide_{at}.py"
+        path.write_text(code)
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        # A class of settings looks its annotations up in its module.
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+        modules.append(module)
+    yield modules
+    for module in modules:
+        del sys.modules[module.__name__]
+
+
+def test_the_printed_attack_finds_a_planted_leak(
+    programs: list[ModuleType], make_recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = programs[0].NearestMean
+    monkeypatch.setattr(attacks.run, "ATTACKS", {**ATTACKS, kind.name: kind})
+    choice = [AttackChoice(name="nearest_mean", options={"labels_per_class": 10})]
+    leaking = attacks.run.mount(make_recording("labels"), choice, seed=0)
+    quiet = attacks.run.mount(make_recording("nothing"), choice, seed=0)
+    assert min(result.advantage or 0 for result in leaking) > 0.15
+    assert max(result.advantage or 0 for result in quiet) < 0.15
+
+
+def test_a_view_of_other_peoples_training_can_be_attacked(programs: list[ModuleType]) -> None:
+    assert programs[1].accuracy > 0.9
