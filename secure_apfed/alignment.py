@@ -43,6 +43,8 @@ __all__ = [
     "intersection",
 ]
 
+_DEALER = "dealer (in memory)"
+
 
 @runtime_checkable
 class _Column(Protocol):
@@ -152,9 +154,10 @@ def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> lis
     return canonical
 
 
-def intersection(settings: AlignmentSettings, *, session: str) -> SetIntersection:
+def intersection(settings: AlignmentSettings, *, session: str, dealer: str = "") -> SetIntersection:
     """Return the protocol that `settings` names, for one `session` that is used once.
 
+    `dealer` names the party that hands out randomness where the protocol needs one.
     Its IDs must come from `canonical_ids`; peers with another normalisation are refused.
     """
     agreement = IntersectionAgreement(
@@ -162,6 +165,7 @@ def intersection(settings: AlignmentSettings, *, session: str) -> SetIntersectio
         minimum_rows=settings.minimum_rows,
         maximum_ids=settings.maximum_ids,
         encoding=f"ids v1 {settings.normalisation.model_dump_json()}",
+        dealer=dealer,
     )
     return SET_INTERSECTIONS[settings.protocol](agreement, processes=settings.processes)
 
@@ -194,12 +198,13 @@ def align(
             f"the parties are {', '.join(ids_by_party) or 'none'}"
         )
     ids = {party: canonical_ids(party, ids_by_party[party], settings) for party in ids_by_party}
-    protocol = intersection(settings, session=f"in memory {fresh_key().hex()}")
-    roles = {hub: protocol.hub(hub, members, ids[hub])}
-    roles |= {member: protocol.member(member, hub, ids[member]) for member in members}
-    converse(roles)
+    protocol = intersection(settings, session=f"in memory {fresh_key().hex()}", dealer=_DEALER)
+    aligners = {hub: protocol.hub(hub, members, ids[hub])}
+    aligners |= {member: protocol.member(member, hub, ids[member]) for member in members}
+    helpers = {_DEALER: protocol.dealer(hub, members)} if protocol.needs_dealer else {}
+    converse(aligners | helpers)
     try:
-        return {party: roles[party].rows for party in ids_by_party}
+        return {party: aligners[party].rows for party in ids_by_party}
     except IntersectionTooSmallError as error:
         sizes = ", ".join(f"{party} {len(rows)}" for party, rows in ids.items())
         raise DataError(

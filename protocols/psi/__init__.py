@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 
+from protocols.psi.circuit.backend import CircuitIntersection
 from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import SetIntersection
 
 __all__ = ["SET_INTERSECTIONS"]
 
-SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {"ecdh": EcdhIntersection}
+SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
+    "circuit": CircuitIntersection,
+    "ecdh": EcdhIntersection,
+}

@@ -34,6 +34,8 @@ from protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
     check_ids,
+    check_parties,
+    opened_rows,
 )
 from protocols.randomness import fresh_key, random_permutation
 
@@ -72,6 +74,7 @@ class EcdhIntersection:
     """
 
     name: ClassVar[str] = "ecdh"
+    needs_dealer: ClassVar[bool] = False
     leaks: ClassVar[tuple[str, ...]] = (
         "The hub learns its pairwise intersection with every member, even when it is refused.",
         "A member learns which of its own IDs all parties share, or that these are too few.",
@@ -84,18 +87,19 @@ class EcdhIntersection:
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "_Hub":
         """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
-        if not members or len({me, *members}) != len(members) + 1:
-            raise LocalProtocolError(
-                f"an intersection has one hub and one or more different members, got hub {me} "
-                f"and members {', '.join(members) or 'none'}"
-            )
+        check_parties(me, members)
         return _Hub(_Side(me, ids, self), members)
 
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> "_Member":
         """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
-        if me == hub:
-            raise LocalProtocolError(f"{me} cannot be both hub and member")
+        check_parties(hub, [me])
         return _Member(_Side(me, ids, self), hub)
+
+    def dealer(self, hub: str, members: Sequence[str]) -> "_Hub":
+        """Raise LocalProtocolError: Diffie-Hellman needs no dealer."""
+        raise LocalProtocolError(
+            f"an ecdh intersection has no dealer, only hub {hub} and members {', '.join(members)}"
+        )
 
 
 class _Side:
@@ -105,7 +109,7 @@ class _Side:
         self.agreement, self.processes = backend.agreement, backend.processes
         check_ids(me, ids, self.agreement.maximum_ids)
         self.me, self.size = me, len(ids)
-        self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES)
+        self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
         self._digests = curve.digest_ids(ids, session=self.agreement.digest)
         self.started = False
         self.result: Rows | IntersectionTooSmallError | None = None
@@ -132,20 +136,9 @@ class _Side:
         kind, items = self._framing.unpack(sender, message)
         return _Kind(kind), items
 
-    def too_few(self, detail: str) -> IntersectionTooSmallError:
-        return IntersectionTooSmallError(
-            f"{self.me}: the parties share fewer IDs than the agreed minimum of "
-            f"{self.agreement.minimum_rows}{detail}; nothing was opened. Check that all parties "
-            "use the same ID column and the same normalisation"
-        )
-
     @property
     def rows(self) -> Rows:
-        if self.result is None:
-            raise LocalProtocolError(f"{self.me}: the intersection is not finished")
-        if isinstance(self.result, IntersectionTooSmallError):
-            raise self.result
-        return self.result
+        return opened_rows(self.me, self.result)
 
 
 def _unexpected(sender: str, kind: _Kind) -> RemoteProtocolError:
@@ -223,9 +216,12 @@ class _Hub:
     def _open(self) -> Sequence[Outgoing]:
         side, places = self._side, {m: p.place_of_row or {} for m, p in self._pairs.items()}
         common = np.array(sorted(set.intersection(*map(set, places.values()))), np.int64)
-        if len(common) < side.agreement.minimum_rows:
+        minimum = side.agreement.minimum_rows
+        if len(common) < minimum:
             found = ", ".join(f"{len(place)} with {member}" for member, place in places.items())
-            side.result = side.too_few(f" ({len(common)} in common to all; {found})")
+            side.result = IntersectionTooSmallError.of(
+                side.me, minimum, f" ({len(common)} in common to all; {found})"
+            )
             return [Outgoing(member, side.pack(_Kind.REFUSAL)) for member in places]
         side.result = common[random_permutation(len(common))]
         return [
@@ -272,7 +268,8 @@ class _Member:
         if self._hub_size is None or self.finished or kind in (_Kind.BLINDED, _Kind.TAGS):
             raise _unexpected(sender, kind)
         if kind is _Kind.REFUSAL:
-            side.result = side.too_few("")
+            minimum = side.agreement.minimum_rows
+            side.result = IntersectionTooSmallError.of(side.me, minimum)
         else:
             side.result = self._order[self._check_places(sender, items)]
         return []

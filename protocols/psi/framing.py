@@ -25,11 +25,13 @@ class Framing:
         agreement: must equal the peer's; its digest is in each frame.
         version: names the backend and its version, 0 to 255.
         item_bytes: the kinds of messages (0 to 255) and the size of one item of each.
+        maximum_items: the most items of one message.
     """
 
     agreement: IntersectionAgreement
     version: int
     item_bytes: Mapping[int, int]
+    maximum_items: int
 
     def pack(self, kind: int, items: bytes = b"") -> bytes:
         """Frame the items, which lie one after the other in `items`."""
@@ -56,10 +58,9 @@ class Framing:
                 f"{sender} holds another agreement; compare session, minimum_rows, maximum_ids "
                 "and the normalisation of IDs"
             )
-        if count > self.agreement.maximum_ids:
+        if count > self.maximum_items:
             raise RemoteProtocolError(
-                f"{sender} announces {count} items, the parties agreed on at most "
-                f"{self.agreement.maximum_ids} IDs"
+                f"{sender} announces {count} items, this party accepts at most {self.maximum_items}"
             )
         items = message[_HEADER.size :]
         if len(items) != count * self.item_bytes[kind]:

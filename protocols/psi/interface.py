@@ -23,6 +23,8 @@ __all__ = [
     "IntersectionTooSmallError",
     "SetIntersection",
     "check_ids",
+    "check_parties",
+    "opened_rows",
 ]
 
 DEFAULT_MAXIMUM_IDS = 10_000_000
@@ -32,6 +34,15 @@ _ROWS_SHOWN = 5
 
 class IntersectionTooSmallError(LocalProtocolError):
     """The parties share fewer IDs than they agreed on as a minimum; nothing was opened."""
+
+    @classmethod
+    def of(cls, me: str, minimum_rows: int, detail: str = "") -> "IntersectionTooSmallError":
+        """Say it at the party `me`; `detail` may name sizes that this party knows."""
+        return cls(
+            f"{me}: the parties share fewer IDs than the agreed minimum of {minimum_rows}{detail}; "
+            "nothing was opened. Check that all parties use the same ID column and the same "
+            "normalisation"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +56,15 @@ class IntersectionAgreement:
             limits what a party can probe by filling its set with guessed IDs.
         encoding: how records became ID bytes (normalisation), in any canonical text;
             parties that encode differently would find no common ID.
+        dealer: the party that hands out randomness, for backends that need one. It holds no
+            IDs and must not work together with any other party.
     """
 
     session: str
     minimum_rows: int = 2
     maximum_ids: int = DEFAULT_MAXIMUM_IDS
     encoding: str = ""
+    dealer: str = ""
 
     def __post_init__(self) -> None:
         if not self.session:
@@ -66,7 +80,8 @@ class IntersectionAgreement:
     def digest(self) -> bytes:
         """SHA-256 over all fields, each with its length."""
         numbers = (self.minimum_rows.to_bytes(4, "big"), self.maximum_ids.to_bytes(4, "big"))
-        parts = (self.session.encode(), *numbers, self.encoding.encode())
+        texts = (self.session, self.encoding, self.dealer)
+        parts = (*numbers, *(text.encode() for text in texts))
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hashlib.sha256(b"secure-apfed intersection v1" + framed).digest()
 
@@ -88,14 +103,16 @@ class Aligner(Conversation, Protocol):
 
 
 class SetIntersection(Protocol):
-    """A backend: makes the two roles. IDs are bytes, distinct and not empty.
+    """A backend: makes the roles. IDs are bytes, distinct and not empty.
 
     Attributes:
         name: its key in the table of backends.
+        needs_dealer: whether the party that `agreement.dealer` names must take part.
         leaks: what it reveals beyond the intersection and the sizes, in sentences.
     """
 
     name: ClassVar[str]
+    needs_dealer: ClassVar[bool]
     leaks: ClassVar[tuple[str, ...]]
     agreement: IntersectionAgreement
 
@@ -110,6 +127,36 @@ class SetIntersection(Protocol):
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
         """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
         ...
+
+    def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
+        """The dealer's side. Raises LocalProtocolError if the backend needs none."""
+        ...
+
+
+def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
+    """Refuse an intersection without members or with one party in two roles.
+
+    Raises:
+        LocalProtocolError: names the parties.
+    """
+    parties = (hub, *members, *others)
+    if not members or not all(parties) or len(set(parties)) != len(parties):
+        raise LocalProtocolError(
+            "an intersection has one hub and one or more different members, got hub "
+            f"{hub!r}, members {', '.join(map(repr, members)) or 'none'}"
+            + "".join(f", dealer {other!r}" for other in others)
+        )
+
+
+def opened_rows(
+    me: str, outcome: NDArray[np.int64] | IntersectionTooSmallError | None
+) -> NDArray[np.int64]:
+    """Return the rows that `me` learned, or raise why there are none; see `Aligner.rows`."""
+    if outcome is None:
+        raise LocalProtocolError(f"{me}: the intersection is not finished")
+    if isinstance(outcome, IntersectionTooSmallError):
+        raise outcome
+    return outcome
 
 
 def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -9,19 +10,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from protocols.conversation import Outgoing, converse
+from protocols.conversation import Conversation, Outgoing, converse
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi import SET_INTERSECTIONS
 from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 
-HUB = "active"
+HUB, DEALER = "active", "aggregator"
 BACKENDS = pytest.mark.parametrize("backend", sorted(SET_INTERSECTIONS))
 
 
 class Tap:
     """A role that records what it sends."""
 
-    def __init__(self, role: Aligner, sent: list[Outgoing]) -> None:
+    def __init__(self, role: Conversation, sent: list[Outgoing]) -> None:
         self.role, self.sent = role, sent
 
     def start(self) -> Sequence[Outgoing]:
@@ -39,23 +40,33 @@ class Tap:
         return out
 
 
+@dataclass(frozen=True)
+class Cast:
+    """All roles of one intersection; `all` has the dealer too, where there is one."""
+
+    aligners: dict[str, Aligner]
+    all: dict[str, Conversation]
+
+
 def make_roles(
     backend: str, sets: Mapping[str, Sequence[bytes]], *, minimum_rows: int = 0, session: str = "s"
-) -> dict[str, Aligner]:
-    agreement = IntersectionAgreement(session=session, minimum_rows=minimum_rows)
+) -> Cast:
+    agreement = IntersectionAgreement(session=session, minimum_rows=minimum_rows, dealer=DEALER)
     protocol = SET_INTERSECTIONS[backend](agreement, processes=1)
     members = [name for name in sets if name != HUB]
     roles = {HUB: protocol.hub(HUB, members, sets[HUB])}
-    return roles | {name: protocol.member(name, HUB, sets[name]) for name in members}
+    roles |= {name: protocol.member(name, HUB, sets[name]) for name in members}
+    helpers = {DEALER: protocol.dealer(HUB, members)} if protocol.needs_dealer else {}
+    return Cast(roles, {**roles, **helpers})
 
 
 def play(
     backend: str, sets: Mapping[str, Sequence[bytes]], *, minimum_rows: int = 0
 ) -> tuple[dict[str, NDArray[np.int64]], list[Outgoing]]:
     sent: list[Outgoing] = []
-    roles = make_roles(backend, sets, minimum_rows=minimum_rows)
-    converse({name: Tap(role, sent) for name, role in roles.items()})
-    return {name: role.rows for name, role in roles.items()}, sent
+    cast = make_roles(backend, sets, minimum_rows=minimum_rows)
+    converse({name: Tap(role, sent) for name, role in cast.all.items()})
+    return {name: role.rows for name, role in cast.aligners.items()}, sent
 
 
 def check(sets: Mapping[str, Sequence[bytes]], rows: Mapping[str, NDArray[np.int64]]) -> None:
@@ -137,9 +148,9 @@ def test_message_sizes_depend_on_set_sizes_and_the_common_size_only(backend: str
 def test_an_intersection_below_the_minimum_is_refused_at_all_parties(backend: str) -> None:
     ids = [str(k).encode() for k in range(20)]
     sets = {HUB: ids[:12], "p": ids[8:], "q": ids}
-    roles = make_roles(backend, sets, minimum_rows=5)
-    converse(roles)
-    for name, role in roles.items():
+    cast = make_roles(backend, sets, minimum_rows=5)
+    converse(cast.all)
+    for name, role in cast.aligners.items():
         with pytest.raises(IntersectionTooSmallError, match=f"{name}: .* minimum of 5"):
             _ = role.rows
     check(sets, play(backend, sets, minimum_rows=4)[0])
@@ -159,7 +170,7 @@ def test_an_intersection_below_the_minimum_is_refused_at_all_parties(backend: st
     ],
 )
 def test_unfit_own_ids_are_refused(backend: str, ids: list[bytes], message: str) -> None:
-    agreement = IntersectionAgreement(session="s", maximum_ids=10)
+    agreement = IntersectionAgreement(session="s", maximum_ids=10, dealer=DEALER)
     protocol = SET_INTERSECTIONS[backend](agreement)
     with pytest.raises(LocalProtocolError, match=message):
         protocol.hub("me", ["you"], ids)
@@ -169,17 +180,17 @@ def test_unfit_own_ids_are_refused(backend: str, ids: list[bytes], message: str)
 
 @BACKENDS
 def test_roles_need_different_parties(backend: str) -> None:
-    protocol = SET_INTERSECTIONS[backend](IntersectionAgreement(session="s"))
+    protocol = SET_INTERSECTIONS[backend](IntersectionAgreement(session="s", dealer=DEALER))
     for members in ([], ["a", "a"], ["me"]):
         with pytest.raises(LocalProtocolError, match="one hub and one or more different members"):
             protocol.hub("me", members, [b"a"])
-    with pytest.raises(LocalProtocolError, match="both hub and member"):
+    with pytest.raises(LocalProtocolError, match="one hub and one or more different members"):
         protocol.member("me", "me", [b"a"])
 
 
 @BACKENDS
 def test_rows_and_order_of_calls(backend: str) -> None:
-    for name, role in make_roles(backend, {HUB: [b"a"], "p": [b"a"]}).items():
+    for name, role in make_roles(backend, {HUB: [b"a"], "p": [b"a"]}).aligners.items():
         with pytest.raises(LocalProtocolError, match="not finished"):
             _ = role.rows
         with pytest.raises(LocalProtocolError, match="start before receive"):
@@ -192,15 +203,15 @@ def test_rows_and_order_of_calls(backend: str) -> None:
 @BACKENDS
 def test_processes_must_be_positive(backend: str) -> None:
     with pytest.raises(LocalProtocolError, match="processes is at least 1, got 0"):
-        SET_INTERSECTIONS[backend](IntersectionAgreement(session="s"), processes=0)
+        SET_INTERSECTIONS[backend](IntersectionAgreement(session="s", dealer=DEALER), processes=0)
 
 
 @BACKENDS
 def test_parties_with_different_agreements_are_refused(backend: str) -> None:
-    here = make_roles(backend, {HUB: [b"a"], "p": [b"a"]}, session="one")
-    there = make_roles(backend, {HUB: [b"a"], "p": [b"a"]}, session="two")
+    here = make_roles(backend, {HUB: [b"a"], "p": [b"a"]}, session="one").all
+    there = make_roles(backend, {HUB: [b"a"], "p": [b"a"]}, session="two").all
     with pytest.raises(RemoteProtocolError, match="holds another agreement; compare session"):
-        converse({HUB: here[HUB], "p": there["p"]})
+        converse({**here, "p": there["p"]})
 
 
 @BACKENDS
@@ -209,8 +220,8 @@ def test_parties_with_different_agreements_are_refused(backend: str) -> None:
 def test_altered_messages_parse_or_are_refused(backend: str, data: st.DataObject) -> None:
     """Any change of any one message: RemoteProtocolError, silence or a result, no crash."""
     sets = {HUB: [b"a", b"b", b"c", b"d"], "p": [b"b", b"c", b"d", b"e"]}
-    roles = make_roles(backend, sets)
-    target, count = data.draw(st.integers(0, 4)), 0
+    roles = make_roles(backend, sets).all
+    target, count = data.draw(st.integers(0, 30 if DEALER in roles else 4)), 0
     queue = [(name, out) for name, role in roles.items() for out in role.start()]
     try:
         while queue:
@@ -239,7 +250,7 @@ def mutate(body: bytes, data: st.DataObject) -> bytes:
 
 @BACKENDS
 def test_strangers_are_refused(backend: str) -> None:
-    for role in make_roles(backend, {HUB: [b"a"], "p": [b"a"]}).values():
+    for role in make_roles(backend, {HUB: [b"a"], "p": [b"a"]}).all.values():
         role.start()
         with pytest.raises(RemoteProtocolError, match="mallory"):
             role.receive("mallory", b"")
@@ -267,6 +278,7 @@ def test_every_field_of_the_agreement_counts() -> None:
         IntersectionAgreement(session="s", minimum_rows=3),
         IntersectionAgreement(session="s", maximum_ids=9),
         IntersectionAgreement(session="s", encoding="x"),
+        IntersectionAgreement(session="s", dealer="x"),
     ]
     assert len({agreement.digest for agreement in agreements}) == len(agreements)
 

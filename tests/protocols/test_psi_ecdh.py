@@ -175,7 +175,7 @@ def test_repeated_points_are_refused() -> None:
 
 def test_a_stuffed_set_is_refused_before_it_is_read() -> None:
     hub, _, _, to_hub, _ = played()
-    with pytest.raises(RemoteProtocolError, match=r"announces 101 items, .* at most 100"):
+    with pytest.raises(RemoteProtocolError, match=r"announces 101 items, .* accepts at most 100"):
         hub.receive("p", framed(to_hub, [number(k + 2) for k in range(101)]))
 
 

@@ -1,0 +1,137 @@
+"""Private set intersection by a circuit: parties compare bins of shared bits.
+
+Run by: the active as the hub, each passive as a member, and a dealer without IDs, over
+authenticated and encrypted links. Protects from: semi-honest parties, of which the dealer
+works with nobody. Only the intersection of all opens; no pairwise intersection does.
+
+1. Hub and members agree on a hash key (commit, reveal) and put their IDs into bins
+   (`protocols.psi.circuit.hashing`).
+2. For each chunk of bins, the dealer hands out triples; the hub and each member compare the
+   tag in each bin with the member's slots, 64 bits by six levels of AND, and XOR the slots:
+   one bit a bin, shared by the two. Levels of AND over all members make it one bit of all.
+3. All mask and permute their shares and send them to the dealer, who counts the common IDs
+   and says whether they reach the agreed minimum.
+4. If so, the members send their shares to the hub, and the hub names what opened to them.
+
+B bins, W = B / 64 words, K slots, M members.
+Source: Pinkas, Schneider, Tkachenko and Yanai, EUROCRYPT 2019 (bins, circuit); the triples
+and the bit-slicing are those of `protocols.psi.circuit.bits`.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from protocols.errors import LocalProtocolError
+from protocols.psi.circuit.bits import WORD, TripleShares, bit_planes
+from protocols.psi.circuit.dealer import deal_request, dealer_script
+from protocols.psi.circuit.gates import all_members_agree, any_slot_equals
+from protocols.psi.circuit.hashing import BITS
+from protocols.psi.circuit.meeting import meet_as_hub, meet_as_member
+from protocols.psi.circuit.messages import Desk, Kind, chunks, triple_words
+from protocols.psi.circuit.opening import open_at_hub, open_at_member
+from protocols.psi.interface import IntersectionAgreement, check_ids, check_parties
+from protocols.psi.script import Script, ScriptedRole, Turn
+from protocols.randomness import KEY_BYTES
+
+__all__ = ["CircuitIntersection"]
+
+
+class CircuitIntersection:
+    """The backend `circuit`: many bytes, little computing, a dealer; see `leaks`.
+
+    Args:
+        agreement: equal at all parties; names the dealer.
+        processes: 1 or None; this backend computes on whole arrays in this process.
+    """
+
+    name: ClassVar[str] = "circuit"
+    needs_dealer: ClassVar[bool] = True
+    leaks: ClassVar[tuple[str, ...]] = (
+        "The dealer learns how many IDs are common to all.",
+        "All parties learn whether the agreed minimum is reached.",
+    )
+
+    def __init__(self, agreement: IntersectionAgreement, *, processes: int | None = None) -> None:
+        if processes is not None and processes < 1:
+            raise LocalProtocolError(f"processes is at least 1, got {processes}")
+        if not agreement.dealer:
+            raise LocalProtocolError(
+                "a circuit intersection needs a dealer; name it in the agreement"
+            )
+        self.agreement = agreement
+
+    def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> ScriptedRole:
+        """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
+        check_parties(me, members, self.agreement.dealer)
+        check_ids(me, ids, self.agreement.maximum_ids)
+        script = _hub_script(Desk(me, self.agreement), members, ids)
+        return ScriptedRole(me, [*members, self.agreement.dealer], script)
+
+    def member(self, me: str, hub: str, ids: Sequence[bytes]) -> ScriptedRole:
+        """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
+        check_parties(hub, [me], self.agreement.dealer)
+        check_ids(me, ids, self.agreement.maximum_ids)
+        script = _member_script(Desk(me, self.agreement), hub, ids)
+        return ScriptedRole(me, [hub, self.agreement.dealer], script)
+
+    def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
+        """The dealer's side."""
+        me = self.agreement.dealer
+        check_parties(hub, members, me)
+        return ScriptedRole(
+            me, [hub, *members], dealer_script(Desk(me, self.agreement), hub, members)
+        )
+
+
+def _hub_script(desk: Desk, members: Sequence[str], ids: Sequence[bytes]) -> Script:
+    meeting, row_of_bin = yield from meet_as_hub(desk, members, ids)
+    dealer, seed_bytes = desk.agreement.dealer, KEY_BYTES * (len(members) + 1)
+    shares = []
+    for chunk in chunks(meeting.tags.shape[-1], meeting.slots):
+        tags_B = meeting.tags[chunk]
+        words = len(tags_B) // BITS
+        pair_words, all_words = triple_words(words, meeting.slots)
+        order = deal_request(words, meeting.slots)
+        inbox = yield desk.turn(Kind.DEAL, {dealer: order}, [dealer])
+        dealt = desk.read(inbox, dealer, Kind.TRIPLES, seed_bytes + WORD.itemsize * all_words)
+        *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
+        planes_1W = ~bit_planes(tags_B)[:, None]
+        planes, triples = {}, {}
+        for member, slots, seed, count in zip(
+            members, meeting.slots, seeds, pair_words, strict=True
+        ):
+            planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
+            triples[member] = TripleShares.expand(seed, count)
+        bits = yield from any_slot_equals(desk, planes, triples, leads=True)
+        all_triples = TripleShares.expand(all_seed, all_words, dealt[seed_bytes:])
+        bits_MW = np.stack([bits[member] for member in members])
+        shares.append(
+            (yield from all_members_agree(desk, bits_MW, all_triples, hub=desk.me, members=members))
+        )
+    share = np.concatenate(shares)
+    return (yield from open_at_hub(desk, members, meeting, row_of_bin, ids, share))
+
+
+def _member_script(desk: Desk, hub: str, ids: Sequence[bytes]) -> Script:
+    meeting = yield from meet_as_member(desk, hub, ids)
+    dealer, place, shares = desk.agreement.dealer, meeting.place, []
+    for chunk in chunks(meeting.tags.shape[-1], meeting.slots):
+        tags_KB = meeting.tags[:, chunk]
+        words = tags_KB.shape[1] // BITS
+        pair_words, all_words = triple_words(words, meeting.slots)
+        inbox = yield Turn((), [dealer])
+        length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
+        dealt = desk.read(inbox, dealer, Kind.TRIPLES, length)
+        seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
+        triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
+        planes = {hub: bit_planes(tags_KB)}
+        bits = yield from any_slot_equals(desk, planes, {hub: triples}, leads=False)
+        bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
+        bits_MW[place] = bits[hub]
+        all_triples = TripleShares.expand(all_seed, all_words)
+        shares.append(
+            (yield from all_members_agree(desk, bits_MW, all_triples, hub=hub, members=()))
+        )
+    return (yield from open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))

@@ -1,0 +1,75 @@
+"""The dealer of the circuit intersection: hands out triples and counts common IDs.
+
+Run by: a party without IDs, such as the aggregator. It sees the sizes of all sets and of
+the intersection; if it worked together with the hub or a member, they could read the other
+parties' tags.
+"""
+
+import struct
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from protocols.errors import RemoteProtocolError
+from protocols.psi.circuit.bits import deal_triples
+from protocols.psi.circuit.hashing import BITS
+from protocols.psi.circuit.messages import CHUNK_SLOTS, Desk, Inbox, Kind, triple_words
+from protocols.psi.script import Script, Turn
+
+__all__ = ["deal_request", "dealer_script"]
+
+
+def deal_request(words: int, slots: Sequence[int]) -> bytes:
+    """Return the hub's order for one chunk: W, and K of each member."""
+    return struct.pack(f">{1 + len(slots)}I", words, *slots)
+
+
+def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
+    """Serve one intersection, see `protocols.psi.circuit.backend`, steps 2 and 3."""
+    total = 0
+    turn = Turn((), [hub])
+    while True:
+        inbox = yield turn
+        if desk.kind_of(inbox, hub) is not Kind.DEAL:
+            break
+        order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
+        words, *slots = struct.unpack(f">{1 + len(members)}I", order)
+        _check_order(desk, hub, words, slots)
+        total += words
+        turn = _deal(desk, hub, members, words, slots)
+    verdict = yield from _count(desk, hub, members, inbox, total)
+    yield desk.turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
+    return np.zeros(0, np.int64)
+
+
+def _check_order(desk: Desk, hub: str, words: int, slots: Sequence[int]) -> None:
+    single_bins = words == 1 and max(slots) <= 3 * desk.agreement.maximum_ids
+    if not words or not min(slots) or (words * BITS * max(slots) > CHUNK_SLOTS and not single_bins):
+        raise RemoteProtocolError(
+            f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk has "
+            f"1 to {CHUNK_SLOTS} slots"
+        )
+
+
+def _deal(desk: Desk, hub: str, members: Sequence[str], words: int, slots: Sequence[int]) -> Turn:
+    pair_words, all_words = triple_words(words, slots)
+    all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
+    bodies, hub_seeds = {}, b""
+    for member, count, all_seed in zip(members, pair_words, all_seeds, strict=False):
+        (hub_seed, seed), correction = deal_triples(2, count)
+        hub_seeds += hub_seed
+        bodies[member] = seed + all_seed + correction
+    bodies[hub] = hub_seeds + all_seeds[-1] + all_correction
+    return desk.turn(Kind.TRIPLES, bodies, [hub])
+
+
+def _count(
+    desk: Desk, hub: str, members: Sequence[str], inbox: Inbox, words: int
+) -> Generator[Turn, Inbox, bytes]:
+    """Return 1 where the common IDs reach the agreed minimum, else 0."""
+    bits = desk.read_words(inbox, hub, Kind.COUNT, (words,))
+    inbox = yield Turn((), members)
+    for member in members:
+        bits = bits ^ desk.read_words(inbox, member, Kind.COUNT, (words,))
+    enough = int(np.bitwise_count(bits).sum()) >= desk.agreement.minimum_rows
+    return bytes([enough])

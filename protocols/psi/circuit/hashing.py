@@ -1,0 +1,136 @@
+"""Putting IDs into bins: cuckoo hashing at the hub, simple hashing at the members.
+
+Run by: hub and members of `protocols.psi.circuit.backend`, each on its own IDs. Both use one key,
+so an ID that both hold has the same tag and the same three bins at both; the hub keeps it
+in one of the three, a member in all of them: they meet exactly once.
+
+B bins (a multiple of 64), K slots of a member's bin, n IDs.
+Source: Pinkas, Schneider and Zohner, ACM TOPS 2018, sections 3.1 and 5 (bins and slots).
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "BITS",
+    "TOKEN_BYTES",
+    "bins_for",
+    "cuckoo_table",
+    "fingerprints",
+    "hub_tags",
+    "member_table",
+    "open_tokens",
+    "slots_for",
+]
+
+Words = NDArray[np.uint64]
+Rows = NDArray[np.int64]
+
+BITS = 64
+TOKEN_BYTES = 16
+_CHOICES = 3
+_FAILURE_BITS = 40
+_ROUNDS = 1000
+# Tags of IDs have a top bit of 0; these never equal one of them, nor each other.
+_HUB_DUMMY, _MEMBER_DUMMY = np.uint64(1 << 63), np.uint64((1 << 63) + 1)
+_TAG_MASK = np.uint64((1 << 63) - 1)
+
+
+def bins_for(hub_size: int) -> int:
+    """Return B >= 1.27 n + 32: cuckoo hashing with three choices and no stash rarely fails."""
+    return BITS * math.ceil((1.27 * hub_size + 32) / BITS)
+
+
+def slots_for(member_size: int, bins: int) -> int:
+    """Return K such that no bin gets more than K IDs, except with probability 2^-40.
+
+    Union bound over B bins of a Binomial(3n, 1 / B) tail, which is at most its first term
+    times (k + 1) / (k + 1 - 3n / B) for k above the mean (Feller, vol. 1, VI.3).
+    """
+    balls = _CHOICES * member_size
+    mean = balls / bins
+    for slots in range(math.floor(mean) + 1, balls):
+        k = slots + 1
+        ways = math.lgamma(balls + 1) - math.lgamma(k + 1) - math.lgamma(balls - k + 1)
+        term = ways - k * math.log(bins) + (balls - k) * math.log1p(-1 / bins)
+        tail = term + math.log((k + 1) / (k + 1 - mean))
+        if tail + math.log(bins) <= -_FAILURE_BITS * math.log(2):
+            return slots
+    return max(balls, 1)
+
+
+def fingerprints(ids: Sequence[bytes], key: bytes, bins: int) -> tuple[Words, Rows]:
+    """Return tags_n below 2^63 and bins_n3 in 0..B-1: BLAKE2b of each ID under `key`."""
+    keyed = hashlib.blake2b(key=key, digest_size=8 * (1 + _CHOICES), person=b"apfed psi tag")
+
+    def digest(identity: bytes) -> bytes:
+        one = keyed.copy()
+        one.update(identity)
+        return one.digest()
+
+    words = np.frombuffer(b"".join(map(digest, ids)), "<u8").reshape(-1, 1 + _CHOICES)
+    return words[:, 0] & _TAG_MASK, (words[:, 1:] % np.uint64(bins)).astype(np.int64)
+
+
+def open_tokens(ids: Sequence[bytes], key: bytes) -> list[bytes]:
+    """Return 16 bytes for each ID, by which a member finds an opened ID among its own."""
+    return [
+        hashlib.blake2b(
+            identity, key=key, digest_size=TOKEN_BYTES, person=b"apfed psi open"
+        ).digest()
+        for identity in ids
+    ]
+
+
+def cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
+    """Return the row kept in each bin (-1: none), shape (B,), or None where that fails.
+
+    All rows without a bin move at once: the last one to enter a bin stays, who was there
+    before moves to another of its bins. The walk is random, it is not a secret.
+    """
+    table = np.full(bins, -1, np.int64)
+    choice = np.zeros(len(bins_n3), np.int64)
+    homeless = np.arange(len(bins_n3))
+    walk = np.random.default_rng()
+    for _ in range(_ROUNDS):
+        if not len(homeless):
+            return table
+        target = bins_n3[homeless, choice[homeless]]
+        before = table[target]
+        table[target] = homeless
+        entered = table[target] == homeless
+        evicted = before[entered]
+        homeless = np.concatenate([homeless[~entered], evicted[evicted >= 0]])
+        choice[homeless] += walk.integers(1, _CHOICES, len(homeless))
+        choice[homeless] %= _CHOICES
+    return None
+
+
+def hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
+    """Return the tag in each bin, shape (B,); a dummy where there is none."""
+    tags_B = np.full(len(row_of_bin), _HUB_DUMMY)
+    used = row_of_bin >= 0
+    tags_B[used] = tags_n[row_of_bin[used]]
+    return tags_B
+
+
+def member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words | None:
+    """Return the tags in all slots, shape (K, B), or None where a bin overflows.
+
+    An ID whose choices fall into one bin is put there once; twice would cancel it later.
+    """
+    first, second, third = bins_n3.T
+    fresh = np.stack([first >= 0, second != first, (third != first) & (third != second)], axis=1)
+    bin_of, tag_of = bins_n3[fresh], np.repeat(tags_n, fresh.sum(axis=1))
+    order = np.argsort(bin_of, kind="stable")
+    bin_of, tag_of = bin_of[order], tag_of[order]
+    slot_of = np.arange(len(bin_of)) - np.searchsorted(bin_of, bin_of)
+    if len(slot_of) and int(slot_of.max()) >= slots:
+        return None
+    tags_KB = np.full((slots, bins), _MEMBER_DUMMY)
+    tags_KB[slot_of, bin_of] = tag_of
+    return tags_KB

@@ -1,0 +1,152 @@
+"""Before the circuit: hub and members exchange sizes, agree on a hash key, fill their bins.
+
+Run by: hub and members of `protocols.psi.circuit.backend`. The hub commits to its part of
+the key before it sees the members' parts, and reveals it when it has them all, so that no
+party alone chooses where IDs fall. Where cuckoo hashing, a bin or two equal tags fail at
+any party, all go on to the next key derived from the same parts.
+
+COMMIT: SHA-256 of the hub's part, its size, M, the member's place. JOIN: the member's part,
+a mask seed for the hub alone, its size. REVEAL: the hub's part, all members' parts and
+sizes. PLACE: the number of the key. PLACED: 1 where it fits. AGREED: empty.
+"""
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi.circuit import hashing
+from protocols.psi.circuit.messages import Desk, Inbox, Kind
+from protocols.psi.script import Turn
+from protocols.randomness import KEY_BYTES, derive_key, fresh_key
+
+__all__ = ["Meeting", "meet_as_hub", "meet_as_member"]
+
+_ATTEMPTS = 64
+_COMMIT = struct.Struct(">32sIHH")
+_JOIN = struct.Struct(">32s32sI")
+_PART = struct.Struct(">32sI")
+_PLACE = struct.Struct(">I")
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a party takes into the circuit.
+
+    Attributes:
+        key: 32 bytes that hub and members share, unknown to the dealer.
+        masks: the mask seeds that the hub shares with each member (a member: with the hub).
+        place: this member's place among the members; of no use at the hub.
+        slots: K of each member's bins, in the order of the members.
+        tags: hub: the tag in each bin (B,); member: in each slot (K, B).
+    """
+
+    key: bytes = field(repr=False)
+    masks: Sequence[bytes] = field(repr=False)
+    place: int
+    slots: Sequence[int]
+    tags: NDArray[np.uint64] = field(repr=False)
+
+
+def meet_as_hub(
+    desk: Desk, members: Sequence[str], ids: Sequence[bytes]
+) -> Generator[Turn, Inbox, tuple[Meeting, NDArray[np.int64]]]:
+    """The hub's side; also returns the row whose ID is in each bin (B,), -1 for none."""
+    own, count = fresh_key(), len(members)
+    commitment = hashlib.sha256(own).digest()
+    commits = {m: _COMMIT.pack(commitment, len(ids), count, k) for k, m in enumerate(members)}
+    inbox = yield desk.turn(Kind.COMMIT, commits, members)
+    joins = [_JOIN.unpack(desk.read(inbox, m, Kind.JOIN, _JOIN.size)) for m in members]
+    for member, (_, _, size) in zip(members, joins, strict=True):
+        _check_size(desk, member, size)
+    parts = b"".join(_PART.pack(part, size) for part, _, size in joins)
+    yield desk.turn(Kind.REVEAL, dict.fromkeys(members, own + parts), ())
+    bins = hashing.bins_for(len(ids))
+    for attempt in range(_ATTEMPTS):
+        key = _key(desk, own, parts, attempt)
+        tags, bins_n3 = hashing.fingerprints(ids, key, bins)
+        row_of_bin = hashing.cuckoo_table(bins_n3, bins)
+        if row_of_bin is None or _repeats(tags):
+            continue
+        inbox = yield desk.turn(Kind.PLACE, dict.fromkeys(members, _PLACE.pack(attempt)), members)
+        fits = [desk.read(inbox, member, Kind.PLACED, 1) == b"\1" for member in members]
+        if all(fits):
+            yield desk.turn(Kind.AGREED, dict.fromkeys(members, b""), ())
+            slots = [hashing.slots_for(size, bins) for _, _, size in joins]
+            masks = [mask for _, mask, _ in joins]
+            tags_B = hashing.hub_tags(tags, row_of_bin)
+            return Meeting(key, masks, 0, slots, tags_B), row_of_bin
+    raise LocalProtocolError(
+        f"{desk.me}: none of {_ATTEMPTS} hash keys gave every ID a bin; a peer keeps refusing, or "
+        "these IDs were chosen to collide"
+    )
+
+
+def meet_as_member(desk: Desk, hub: str, ids: Sequence[bytes]) -> Generator[Turn, Inbox, Meeting]:
+    """A member's side."""
+    inbox = yield Turn((), [hub])
+    commit = desk.read(inbox, hub, Kind.COMMIT, _COMMIT.size)
+    commitment, hub_size, count, place = _COMMIT.unpack(commit)
+    _check_size(desk, hub, hub_size)
+    if place >= count:
+        raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
+    own, mask = fresh_key(), fresh_key()
+    inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, len(ids))}, [hub])
+    reveal = desk.read(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
+    hub_part, parts = reveal[:KEY_BYTES], reveal[KEY_BYTES:]
+    if not hmac.compare_digest(hashlib.sha256(hub_part).digest(), commitment):
+        raise RemoteProtocolError(f"{hub} revealed another key part than it committed to")
+    if parts[_PART.size * place :][: _PART.size] != _PART.pack(own, len(ids)):
+        raise RemoteProtocolError(f"{hub} repeats the key part or size of {desk.me} wrongly")
+    sizes = [size for _, size in _PART.iter_unpack(parts)]
+    for size in sizes:
+        _check_size(desk, hub, size)
+    bins = hashing.bins_for(hub_size)
+    slots = [hashing.slots_for(size, bins) for size in sizes]
+    keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
+    key, tags_KB = yield from _fill_slots(desk, hub, ids, keys, (slots[place], bins))
+    return Meeting(key, [mask], place, slots, tags_KB)
+
+
+def _fill_slots(
+    desk: Desk, hub: str, ids: Sequence[bytes], keys: Sequence[bytes], shape: tuple[int, int]
+) -> Generator[Turn, Inbox, tuple[bytes, NDArray[np.uint64]]]:
+    """Try the keys that the hub proposes; return the one that all take and the tags (K, B)."""
+    slots, bins = shape
+    previous = -1
+    inbox = yield Turn((), [hub])
+    while True:
+        (attempt,) = _PLACE.unpack(desk.read(inbox, hub, Kind.PLACE, _PLACE.size))
+        if not previous < attempt < len(keys):
+            raise RemoteProtocolError(
+                f"{hub} proposes hash key {attempt} after {previous}; keys are numbered upwards "
+                f"and end at {len(keys) - 1}"
+            )
+        previous = attempt
+        tags, bins_n3 = hashing.fingerprints(ids, keys[attempt], bins)
+        table = None if _repeats(tags) else hashing.member_table(tags, bins_n3, bins, slots)
+        inbox = yield desk.turn(Kind.PLACED, {hub: bytes([table is not None])}, [hub])
+        if table is not None and desk.kind_of(inbox, hub) is Kind.AGREED:
+            desk.read(inbox, hub, Kind.AGREED, 0)
+            return keys[attempt], table
+
+
+def _key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
+    return derive_key(hub_part, desk.agreement.digest, parts, attempt.to_bytes(4, "big"))
+
+
+def _repeats(tags: NDArray[np.uint64]) -> bool:
+    return len(np.unique(tags)) < len(tags)
+
+
+def _check_size(desk: Desk, sender: str, size: int) -> None:
+    if size > desk.agreement.maximum_ids:
+        raise RemoteProtocolError(
+            f"{sender} announces {size} IDs, the parties agreed on at most "
+            f"{desk.agreement.maximum_ids}"
+        )

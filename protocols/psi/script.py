@@ -1,0 +1,100 @@
+"""A role written top to bottom: a generator that sends, waits and goes on.
+
+Run by: both ends of protocols with many rounds, where a table of states would hide the
+protocol. A script yields a `Turn` (what to send, whose answers it needs), is resumed with
+one message of each of these parties, and returns its outcome.
+"""
+
+from collections import deque
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.conversation import Outgoing
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi.interface import IntersectionTooSmallError, opened_rows
+
+__all__ = ["Script", "ScriptedRole", "Turn"]
+
+_MESSAGES_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Messages to send, and the parties that must each answer with one message."""
+
+    outgoing: Sequence[Outgoing]
+    awaited: Collection[str]
+
+
+Script = Generator[Turn, Mapping[str, bytes], NDArray[np.int64] | IntersectionTooSmallError]
+"""Ends with the rows of its party, or with the reason why there are none."""
+
+
+class ScriptedRole:
+    """Drives a script as a conversation; satisfies `Aligner`.
+
+    Args:
+        me: this party's name; peers: who may write to it.
+        script: not yet started. What it raises ends the role.
+    """
+
+    def __init__(self, me: str, peers: Collection[str], script: Script) -> None:
+        self._me, self._script = me, script
+        self._inbox: dict[str, deque[bytes]] = {peer: deque() for peer in peers}
+        self._awaited: Collection[str] = ()
+        self._started = self._failed = False
+        self._outcome: NDArray[np.int64] | IntersectionTooSmallError | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the script came to its end."""
+        return self._outcome is not None
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """What the script returned; see `Aligner.rows`."""
+        return opened_rows(self._me, self._outcome)
+
+    def start(self) -> Sequence[Outgoing]:
+        """Run the script up to its first turn."""
+        if self._started:
+            raise LocalProtocolError(f"{self._me}: an intersection is started once")
+        self._started = True
+        return self._run(None)
+
+    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        """Keep a message until the script waits for it; run the script as far as it goes."""
+        if not self._started:
+            raise LocalProtocolError(f"{self._me}: call start before receive")
+        if sender not in self._inbox:
+            raise RemoteProtocolError(f"{sender} takes no part in this intersection")
+        if self.finished or self._failed or len(self._inbox[sender]) >= _MESSAGES_AHEAD:
+            raise RemoteProtocolError(
+                f"{sender} sent a message when the protocol does not expect it: the intersection "
+                f"is over, or {sender} is too far ahead"
+            )
+        self._inbox[sender].append(body)
+        if not all(self._inbox[peer] for peer in self._awaited):
+            return []
+        return self._run(self._taken())
+
+    def _taken(self) -> Mapping[str, bytes]:
+        return {peer: self._inbox[peer].popleft() for peer in self._awaited}
+
+    def _run(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
+        sent = list(self._resume(messages))
+        while not self.finished and all(self._inbox[peer] for peer in self._awaited):
+            sent += self._resume(self._taken())
+        return sent
+
+    def _resume(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
+        self._failed = True  # unless the script gets to its next turn or its end
+        try:
+            turn = next(self._script) if messages is None else self._script.send(messages)
+        except StopIteration as end:
+            self._outcome, turn = end.value, Turn((), ())
+        self._failed, self._awaited = False, turn.awaited
+        return turn.outgoing
