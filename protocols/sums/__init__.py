@@ -11,11 +11,13 @@ from protocols.sums.interface import (
     SumContributor,
     SumReceiver,
 )
+from protocols.sums.masked import MaskedSum
 from protocols.sums.plain import PlainSum
 
 __all__ = [
     "SECURE_SUMS",
     "CkksSum",
+    "MaskedSum",
     "PlainSum",
     "SecureSum",
     "StepBinding",
@@ -28,4 +30,5 @@ __all__ = [
 SECURE_SUMS: Mapping[str, type[SecureSum]] = {
     "plain": PlainSum,
     "ckks": CkksSum,
+    "masked": MaskedSum,
 }

@@ -189,15 +189,11 @@ class AgreedFrames:
         return frame
 
     def open_setup(self, body: bytes, sender: str) -> Frame:
-        """Return the frame of a setup message from the receiver; its fingerprint is unchecked.
+        """Return the frame of a setup message; its sender and fingerprint are unchecked.
 
         Raises:
-            RemoteProtocolError: malformed, of another party, or for another agreement.
+            RemoteProtocolError: malformed, of another backend, or for another agreement.
         """
-        if sender != self.agreement.receiver:
-            raise RemoteProtocolError(
-                f"setup comes from {self.agreement.receiver}, but {sender} sent a message"
-            )
         frame = Frame.parse(body, sender=sender)
         if (frame.kind, frame.backend) != (FrameKind.SETUP, self.backend):
             raise RemoteProtocolError(

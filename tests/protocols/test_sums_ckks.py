@@ -8,9 +8,9 @@ import tenseal as ts
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import CkksSum
-from protocols.sums.ckks_scheme import CkksScheme
 from protocols.sums.frame import Frame
 from protocols.sums.seal_blobs import BlobShape
+from protocols.sums.seal_scheme import Ckks, SealScheme
 from tests.contracts.sum_parties import Parties, agreement, parties, random_values
 
 
@@ -20,7 +20,7 @@ def played() -> Parties:
 
 
 @pytest.fixture(scope="module")
-def scheme(played: Parties) -> CkksScheme:
+def scheme(played: Parties) -> SealScheme:
     assert isinstance(played.sum, CkksSum)
     return played.sum.scheme
 
@@ -31,7 +31,7 @@ def contexts(played: Parties) -> dict[str, ts.Context]:
     return {**held, "aggregator": vars(played.combiner)["_context"]}
 
 
-def test_nobody_but_the_active_can_decrypt(played: Parties, scheme: CkksScheme) -> None:
+def test_nobody_but_the_active_can_decrypt(played: Parties, scheme: SealScheme) -> None:
     blobs = Frame.parse(
         played.contribute(random_values(3), played.next())["passive_1"], sender="passive_1"
     ).blobs
@@ -47,7 +47,7 @@ def test_nobody_but_the_active_can_decrypt(played: Parties, scheme: CkksScheme) 
             scheme.decrypt(context, blobs, 1, sender="passive_1")
 
 
-def test_the_aggregator_cannot_even_encrypt(played: Parties, scheme: CkksScheme) -> None:
+def test_the_aggregator_cannot_even_encrypt(played: Parties, scheme: SealScheme) -> None:
     held = contexts(played)
     assert held["passive_1"].has_public_key()
     assert not held["aggregator"].has_public_key()
@@ -63,7 +63,7 @@ def test_setup_sends_the_public_key_to_passives_only() -> None:
     assert all(size > 100_000 for size in sizes.values())
 
 
-def test_only_raw_seal_blobs_cross_the_wire(played: Parties, scheme: CkksScheme) -> None:
+def test_only_raw_seal_blobs_cross_the_wire(played: Parties, scheme: SealScheme) -> None:
     values = random_values(3, (100, 50))
     bound = played.next()
     contributions = played.contribute(values, bound)
@@ -116,7 +116,7 @@ def test_roles_wait_for_their_setup() -> None:
         combiner.receive("active", first.body)
     with pytest.raises(RemoteProtocolError, match="sent 0 public keys"):
         contributor.receive("active", last.body)
-    with pytest.raises(RemoteProtocolError, match="setup comes from active"):
+    with pytest.raises(RemoteProtocolError, match="keys come from active"):
         contributor.receive("aggregator", first.body)
     contributor.receive("active", first.body)
     with pytest.raises(RemoteProtocolError, match="a second public key"):
@@ -134,7 +134,7 @@ def test_an_exchanged_key_does_not_match_its_fingerprint() -> None:
         other.receive("active", first.pack())
 
 
-def test_an_altered_sum_is_refused(played: Parties, scheme: CkksScheme) -> None:
+def test_an_altered_sum_is_refused(played: Parties, scheme: SealScheme) -> None:
     """Doubling inside the ciphertexts keeps the frame intact but leaves the range."""
     bound = played.next()
     values = [np.ones((8, 1))] * 3
@@ -147,7 +147,7 @@ def test_an_altered_sum_is_refused(played: Parties, scheme: CkksScheme) -> None:
         played.receiver.decode(replace(combined, blobs=tuple(doubled)).pack(), (8, 1), bound)
 
 
-def test_values_in_the_padding_are_refused(played: Parties, scheme: CkksScheme) -> None:
+def test_values_in_the_padding_are_refused(played: Parties, scheme: SealScheme) -> None:
     bound = played.next()
     combined = Frame.parse(
         played.combiner.combine(played.contribute([np.ones((8, 1))] * 3, bound)),
@@ -157,9 +157,10 @@ def test_values_in_the_padding_are_refused(played: Parties, scheme: CkksScheme) 
         played.receiver.decode(replace(combined, rows=7).pack(), (7, 1), bound)
 
 
-def test_another_scale_is_refused(played: Parties, scheme: CkksScheme) -> None:
+def test_another_scale_is_refused(played: Parties, scheme: SealScheme) -> None:
+    assert isinstance(played.sum, CkksSum)
     own = vars(played.receiver)["_context"]
-    smaller = CkksScheme(replace(scheme.headroom, scale_bits=scheme.headroom.scale_bits - 1))
+    smaller = SealScheme(Ckks(4096, (60, 49), played.sum.headroom.scale_bits - 1))
     blobs = smaller.encrypt(own, np.ones((1, 2048), dtype=np.int64))
     with pytest.raises(RemoteProtocolError, match="another scale, level or size"):
         scheme.decrypt(own, blobs, 1, sender="peer")
@@ -175,7 +176,7 @@ def bomb(shape: BlobShape, blocks: int) -> bytes:
     return shape.seal + size.to_bytes(8, "little") + shape.zstd + body
 
 
-def test_blobs_that_would_unpack_to_gigabytes_are_refused_unread(scheme: CkksScheme) -> None:
+def test_blobs_that_would_unpack_to_gigabytes_are_refused_unread(scheme: SealScheme) -> None:
     evil = bomb(scheme.ciphertext, 16_000)
     assert len(evil) < scheme.ciphertext.most_bytes
     with pytest.raises(RemoteProtocolError, match="oversized Zstandard frame"):
@@ -197,7 +198,7 @@ def test_blobs_that_would_unpack_to_gigabytes_are_refused_unread(scheme: CkksSch
     ],
 )  # fmt: skip
 def test_damaged_blobs_are_refused(
-    played: Parties, scheme: CkksScheme, change: object, message: str
+    played: Parties, scheme: SealScheme, change: object, message: str
 ) -> None:
     assert callable(change)
     good = scheme.encrypt(contexts(played)["passive_1"], np.zeros((1, 2048), dtype=np.int64))[0]

@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError
-from protocols.sums.ckks_scheme import CkksScheme
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.headroom import ROUNDING_TOLERANCE, CkksHeadroom, slot_noise, solve_ckks
+from protocols.sums.seal_scheme import Ckks, SealScheme
 
 
 def fixed_point(passives: int, bits: int = 16) -> FixedPoint:
@@ -52,7 +52,7 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 def slots_of_sum(found: CkksHeadroom, slot: int, addends: int = 1) -> NDArray[np.float64]:
     """Add `addends` ciphertexts that hold `slot` everywhere."""
-    scheme = CkksScheme(found)
+    scheme = SealScheme(Ckks(found.poly_degree, found.primes, found.scale_bits))
     keys = scheme.key_pair()
     slots = np.full((1, found.packing.slots), slot)
     parts = {str(k): scheme.encrypt(keys, slots) for k in range(addends)}

@@ -1,19 +1,20 @@
-"""The one file that hands CKKS objects to TenSEAL and takes them back.
+"""The one file that hands homomorphic objects to TenSEAL and takes them back.
 
-Run by: every role. Protects from: hostile bytes (each blob passes `BlobShape` before
-TenSEAL reads it, TenSEAL's framing is made here, its errors become `RemoteProtocolError`)
-and from keys in wrong hands: contexts for others are rebuilt from parameters and public
-key alone. Parameters never come from a peer.
+Run by: every role of `ckks` and `bfv`. Protects from: hostile bytes (each blob passes
+`BlobShape` before TenSEAL reads it, TenSEAL's framing is made here, its errors become
+`RemoteProtocolError`) and from keys in wrong hands: contexts for others are rebuilt from
+parameters and public key alone. Parameters never come from a peer.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import tenseal as ts
 from numpy.typing import NDArray
 
 from protocols.errors import RemoteProtocolError
-from protocols.sums.headroom import CkksHeadroom
 from protocols.sums.seal_blobs import (
     BlobShape,
     proto_bytes,
@@ -22,7 +23,7 @@ from protocols.sums.seal_blobs import (
     proto_numbers,
 )
 
-__all__ = ["CkksScheme"]
+__all__ = ["Bfv", "Ckks", "Flavour", "SealScheme"]
 
 # Field numbers of TenSEAL's messages (its tensealcontext.proto and tensors.proto).
 _CONTEXT_PUBLIC, _PUBLIC_KEY = 2, 1
@@ -31,38 +32,117 @@ _VECTOR_SIZES, _VECTOR_CIPHERTEXTS, _VECTOR_SCALE = 1, 2, 3
 _SEAL_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
 
 
-class CkksScheme:
+class Flavour(Protocol):
+    """What differs between the schemes: their contexts, their vectors and slots."""
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def vector_trailer(self) -> bytes:
+        """What TenSEAL's message of a vector holds after the ciphertexts."""
+        ...
+
+    def new_context(self) -> ts.Context:
+        """A context with a fresh secret key."""
+        ...
+
+    def encrypt(self, context: ts.Context, slots_S: NDArray[np.int64]) -> Any: ...
+
+    def load(self, context: ts.Context, framed: bytes) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Ckks:
+    """Cheon, Kim, Kim, Song 2017: approximate, N / 2 real slots."""
+
+    poly_degree: int
+    primes: tuple[int, int]
+    scale_bits: int
+
+    @property
+    def slots(self) -> int:
+        return self.poly_degree // 2
+
+    @property
+    def vector_trailer(self) -> bytes:
+        return proto_double(_VECTOR_SCALE, 2.0**self.scale_bits)
+
+    def new_context(self) -> ts.Context:
+        context = ts.context(
+            ts.SCHEME_TYPE.CKKS,
+            self.poly_degree,
+            coeff_mod_bit_sizes=list(self.primes),
+            n_threads=1,
+        )
+        context.global_scale = 2.0**self.scale_bits
+        return context
+
+    def encrypt(self, context: ts.Context, slots_S: NDArray[np.int64]) -> ts.CKKSVector:
+        return ts.ckks_vector(context, slots_S.astype(np.float64), 2.0**self.scale_bits)
+
+    def load(self, context: ts.Context, framed: bytes) -> ts.CKKSVector:
+        return ts.ckks_vector_from(context, framed)
+
+
+@dataclass(frozen=True)
+class Bfv:
+    """Brakerski 2012, Fan and Vercauteren 2012: exact, N slots of integers modulo t."""
+
+    poly_degree: int
+    primes: tuple[int, int]
+    plain_modulus: int
+
+    @property
+    def slots(self) -> int:
+        return self.poly_degree
+
+    @property
+    def vector_trailer(self) -> bytes:
+        return b""
+
+    def new_context(self) -> ts.Context:
+        return ts.context(
+            ts.SCHEME_TYPE.BFV,
+            self.poly_degree,
+            self.plain_modulus,
+            coeff_mod_bit_sizes=list(self.primes),
+            n_threads=1,
+        )
+
+    def encrypt(self, context: ts.Context, slots_S: NDArray[np.int64]) -> ts.BFVVector:
+        return ts.bfv_vector(context, slots_S)
+
+    def load(self, context: ts.Context, framed: bytes) -> ts.BFVVector:
+        return ts.bfv_vector_from(context, framed)
+
+
+class SealScheme:
     """TenSEAL under one set of parameters.
 
-    Args:
-        headroom: the solver's answer.
+    Attributes:
+        flavour: scheme and parameters.
+        key, ciphertext: what every serialised public key and ciphertext has in common.
+        ciphertext_bytes: the usual length of a ciphertext.
     """
 
-    def __init__(self, headroom: CkksHeadroom) -> None:
-        self.headroom = headroom
-        self._scale = 2.0**headroom.scale_bits
+    def __init__(self, flavour: Flavour) -> None:
+        self.flavour = flavour
         sample = self.key_pair()
-        self._parameters = self._serialised(sample, public_key=False)
-        self.key = BlobShape.of(self.public_key(sample))
-        zero = ts.ckks_vector(sample, [0.0] * headroom.packing.slots, self._scale)
+        zero = flavour.encrypt(sample, np.zeros(flavour.slots, dtype=np.int64))
+        self._parameters = _serialised(sample, public_key=False)
         (self._fresh_kind,) = _kinds(zero)
-        self.ciphertext = BlobShape.of(_ciphertexts(zero)[0])
+        self.key = BlobShape.of(self.public_key(sample))
+        (blob,) = _ciphertexts(zero)
+        self.ciphertext, self.ciphertext_bytes = BlobShape.of(blob), len(blob)
 
     def key_pair(self) -> ts.Context:
         """A context with a fresh secret key, for the receiver only."""
-        context = ts.context(
-            ts.SCHEME_TYPE.CKKS,
-            self.headroom.poly_degree,
-            coeff_mod_bit_sizes=list(self.headroom.primes),
-            n_threads=1,
-        )
-        context.global_scale = self._scale
-        return context
+        return self.flavour.new_context()
 
     def public_key(self, context: ts.Context) -> bytes:
         """The raw SEAL public key of a context."""
-        serialised = self._serialised(context, public_key=True)
-        (public,) = proto_fields(serialised, _CONTEXT_PUBLIC)
+        (public,) = proto_fields(_serialised(context, public_key=True), _CONTEXT_PUBLIC)
         (key,) = proto_fields(public, _PUBLIC_KEY)
         return key
 
@@ -86,7 +166,7 @@ class CkksScheme:
 
     def encrypt(self, context: ts.Context, slots_VS: NDArray[np.int64]) -> list[bytes]:
         """One raw ciphertext for each row of slots."""
-        vectors = (ts.ckks_vector(context, row, self._scale) for row in slots_VS.astype(np.float64))
+        vectors = (self.flavour.encrypt(context, slots_S) for slots_S in slots_VS)
         return [blob for vector in vectors for blob in _ciphertexts(vector)]
 
     def add(
@@ -112,7 +192,7 @@ class CkksScheme:
     def decrypt(
         self, context: ts.Context, blobs: Sequence[bytes], vectors: int, *, sender: str
     ) -> NDArray[np.float64]:
-        """The slots of `vectors` ciphertexts in order, at most finite numbers.
+        """The slots of `vectors` ciphertexts in order, all finite.
 
         Raises:
             RemoteProtocolError: a blob is malformed or of other parameters.
@@ -128,7 +208,7 @@ class CkksScheme:
 
     def _load(
         self, context: ts.Context, blobs: Sequence[bytes], vectors: int, *, sender: str
-    ) -> ts.CKKSVector:
+    ) -> Any:
         if len(blobs) != vectors or not vectors:
             raise RemoteProtocolError(
                 f"{sender} sent {len(blobs)} ciphertexts, expected {vectors} for its shape"
@@ -137,13 +217,13 @@ class CkksScheme:
             self.ciphertext.check(blob, sender=sender)
         framed = b"".join(
             (
-                proto_numbers(_VECTOR_SIZES, [self.headroom.packing.slots] * vectors),
+                proto_numbers(_VECTOR_SIZES, [self.flavour.slots] * vectors),
                 *(proto_bytes(_VECTOR_CIPHERTEXTS, blob) for blob in blobs),
-                proto_double(_VECTOR_SCALE, self._scale),
+                self.flavour.vector_trailer,
             )
         )
         try:
-            vector = ts.ckks_vector_from(context, framed)
+            vector = self.flavour.load(context, framed)
             kinds = _kinds(vector)
         except _SEAL_ERRORS as error:
             raise RemoteProtocolError(f"SEAL refuses a ciphertext from {sender}") from error
@@ -151,20 +231,20 @@ class CkksScheme:
             raise RemoteProtocolError(f"{sender} sent a ciphertext of another scale, level or size")
         return vector
 
-    @staticmethod
-    def _serialised(context: ts.Context, *, public_key: bool) -> bytes:
-        serialised: bytes = context.serialize(
-            save_public_key=public_key,
-            save_secret_key=False,
-            save_galois_keys=False,
-            save_relin_keys=False,
-        )
-        return serialised
+
+def _serialised(context: ts.Context, *, public_key: bool) -> bytes:
+    serialised: bytes = context.serialize(
+        save_public_key=public_key,
+        save_secret_key=False,
+        save_galois_keys=False,
+        save_relin_keys=False,
+    )
+    return serialised
 
 
-def _kinds(vector: ts.CKKSVector) -> set[tuple[int, float, tuple[int, ...]]]:
+def _kinds(vector: Any) -> set[tuple[int, float, tuple[int, ...]]]:
     return {(ct.size(), ct.scale, tuple(ct.parms_id())) for ct in vector.ciphertext()}
 
 
-def _ciphertexts(vector: ts.CKKSVector) -> list[bytes]:
+def _ciphertexts(vector: Any) -> list[bytes]:
     return list(proto_fields(vector.serialize(), _VECTOR_CIPHERTEXTS))

@@ -1,0 +1,185 @@
+"""Masks: what coalitions see is uniform, and what does not fit is refused."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums import MaskedSum, StepBinding
+from protocols.sums.frame import Frame
+from protocols.sums.masked import MaskedReceiver
+from protocols.sums.pairwise import PairwiseSeeds, uniform_below
+from tests.contracts.sum_parties import Parties, agreement, binding, parties
+
+SHAPE = (128, 64)
+
+
+@pytest.fixture(scope="module")
+def played() -> Parties:
+    return parties("masked")
+
+
+def words(frame: bytes) -> NDArray[np.uint32]:
+    return np.frombuffer(Frame.parse(frame, sender="peer").blobs[0], dtype="<u4")
+
+
+def active_masks(played: Parties, bound: StepBinding) -> dict[str, NDArray[np.uint32]]:
+    """What the active can take off each contribution."""
+    assert isinstance(played.receiver, MaskedReceiver)
+    length = 4 * SHAPE[0] * SHAPE[1]
+    return {
+        name: np.frombuffer(played.receiver.stream(name, bound, SHAPE, length), dtype="<u4")
+        for name in played.names
+    }
+
+
+def looks_uniform(numbers: NDArray[np.uint32]) -> bool:
+    """Each of the 32 bits is set in half of the 8192 words, within 6 standard deviations."""
+    bits = np.unpackbits(np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, 4), axis=1)
+    return bool((np.abs(bits.mean(axis=0) - 0.5) < 6 * 0.5 / np.sqrt(len(numbers))).all())
+
+
+def test_the_judge_sees_a_planted_leak() -> None:
+    rng = np.random.default_rng(0)
+    assert looks_uniform(rng.integers(0, 2**32, 8192, dtype=np.uint32))
+    assert not looks_uniform(rng.integers(0, 2**31, 8192, dtype=np.uint32))
+
+
+def test_coalitions_see_uniform_words(played: Parties) -> None:
+    bound = played.next()
+    contributions = played.contribute([np.full(SHAPE, 0.001)] * 3, bound)
+    seen_by_active = active_masks(played, bound)
+    total = sum((words(frame) for frame in contributions.values()), np.zeros(1, np.uint32))
+    assert looks_uniform(total)  # the aggregator alone: not even the sum
+    for name, frame in contributions.items():
+        assert looks_uniform(words(frame))
+        assert looks_uniform(words(frame) - seen_by_active[name])  # active and aggregator
+    two = [words(contributions[name]) - seen_by_active[name] for name in played.names[:2]]
+    assert looks_uniform(two[0] + two[1])  # nor the sum of some
+    opened = total - sum(seen_by_active.values(), np.zeros(1, np.uint32))
+    assert np.unique(opened).tolist() == [99]  # 3 * round(0.001 * 32767)
+
+
+def test_an_equivocating_active_with_the_aggregator_gets_noise(played: Parties) -> None:
+    """The masks are bound to what was sent, whatever the aggregator lets pass."""
+    bound = played.next()
+    other = binding(bound.step, message=1)
+    told = {"passive_1": bound, "passive_2": other, "passive_3": bound}
+    contributions = played.contribute([np.full(SHAPE, 1e6)] * 3, told)
+    first, second = active_masks(played, bound), active_masks(played, other)
+    opened = np.zeros(SHAPE[0] * SHAPE[1], dtype=np.uint32)
+    for name, frame in contributions.items():
+        opened += words(frame) - (second if name == "passive_2" else first)[name]
+    assert looks_uniform(opened)
+
+
+def test_an_altered_sum_is_refused(played: Parties) -> None:
+    bound = played.next()
+    combined = played.combiner.combine(played.contribute([np.ones((2, 2))] * 3, bound))
+    altered = combined[:-1] + bytes([combined[-1] ^ 0x40])
+    with pytest.raises(RemoteProtocolError, match="lies beyond the range"):
+        played.receiver.decode(altered, (2, 2), bound)
+
+
+def test_sizes_are_checked(played: Parties) -> None:
+    contributions = played.contribute([np.ones((2, 2))] * 3, played.next())
+    short = bytearray(contributions["passive_1"][:-4])
+    short[100:104] = (12).to_bytes(4, "big")
+    with pytest.raises(RemoteProtocolError, match="passive_1 announced 2x2 values and sent other"):
+        played.combiner.combine({**contributions, "passive_1": bytes(short)})
+
+
+def test_the_ring_must_hold_the_sum() -> None:
+    MaskedSum(agreement(256, bits=24))
+    with pytest.raises(LocalProtocolError, match="need 33 bits, the ring has 32; use ring_bits 64"):
+        MaskedSum(agreement(257, bits=24))
+    with pytest.raises(LocalProtocolError, match="32 or 64, got 16"):
+        MaskedSum(agreement(), ring_bits=16)
+
+
+@pytest.mark.parametrize("bits", [2, 16, 24])
+def test_the_wide_ring_gives_the_same_sum(bits: int) -> None:
+    values = [np.array([[1e300, -1e300, 0.1]]) * (-1) ** k for k in range(4)]
+    sums = [
+        Parties(MaskedSum(agreement(4, bits=bits), ring_bits=ring)).add(values) for ring in (32, 64)
+    ]
+    assert np.array_equal(*sums)
+
+
+def test_one_passive_hides_from_the_aggregator_only() -> None:
+    played = Parties(MaskedSum(agreement(1, allow_single=True)))
+    bound = played.next()
+    contribution = played.contribute([np.full(SHAPE, 0.01)], bound)
+    assert looks_uniform(words(contribution["passive_1"]))
+    combined = played.combiner.combine(contribution)
+    assert np.unique(played.receiver.decode(combined, SHAPE, bound)).size == 1
+
+
+def test_setup_takes_one_good_key_of_each_peer() -> None:
+    described = MaskedSum(agreement())
+    first, second = described.contributor("passive_1"), described.contributor("passive_2")
+    with pytest.raises(LocalProtocolError, match="no mask key of passive_2, passive_3, active"):
+        first.contribute(np.zeros((1, 1)), binding(0))
+    good = next(out.body for out in second.start() if out.receiver == "passive_1")
+    with pytest.raises(RemoteProtocolError, match="expects one from each of passive_2, passive_3"):
+        first.receive("aggregator", good)
+    frame = Frame.parse(good, sender="passive_2")
+    for key, message in (
+        (b"", "no mask key of 32 bytes"),
+        (bytes(31), "no mask key of 32 bytes"),
+        (bytes(32), "low order"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=message):
+            first.receive("passive_2", Frame(**{**vars(frame), "blobs": (key,)}).pack())
+    wide = MaskedSum(agreement(), ring_bits=64).contributor("passive_2").start()[0].body
+    with pytest.raises(RemoteProtocolError, match="with other parameters than passive_1"):
+        first.receive("passive_2", wide)
+    first.receive("passive_2", good)
+    with pytest.raises(RemoteProtocolError, match="sent a mask key to passive_1, who expects"):
+        first.receive("passive_2", good)
+
+
+def test_both_ends_of_a_pair_have_one_stream_for_a_step_and_shape() -> None:
+    described = MaskedSum(agreement())
+    ends = [PairwiseSeeds(*names, described.frames()) for names in (("a", ["b"]), ("b", ["a"]))]
+    for sender, receiver in (ends, ends[::-1]):
+        (message,) = sender.start()
+        receiver.receive(sender.me, message.body)
+    bound = binding(3)
+    same = ends[0].stream("b", bound, (2, 3), 64)
+    assert same == ends[1].stream("a", bound, (2, 3), 64)
+    for other in (
+        ends[0].stream("b", binding(4), (2, 3), 64),
+        ends[0].stream("b", binding(3, message=1), (2, 3), 64),
+        ends[0].stream("b", bound, (3, 2), 64),
+    ):
+        assert other != same
+
+
+@pytest.mark.parametrize("modulus", [1, 2, 3, 40961, 2**36 + 1, 2**42 - 1])
+def test_uniform_below_is_uniform(modulus: int) -> None:
+    stream = np.random.default_rng(0).bytes(16 * 20_000)
+    numbers = uniform_below(modulus, stream)
+    assert numbers.min() >= 0
+    assert numbers.max() < modulus
+    expected = (modulus - 1) / 2
+    deviation = np.sqrt((modulus**2 - 1) / 12 / len(numbers))
+    assert abs(numbers.mean() - expected) <= 6 * deviation
+
+
+def test_uniform_below_is_the_residue_of_106_bits() -> None:
+    stream = np.random.default_rng(1).bytes(16 * 50)
+    modulus = 2**41 + 27
+    for number, start in zip(
+        uniform_below(modulus, stream), range(0, len(stream), 16), strict=True
+    ):
+        high = int.from_bytes(stream[start : start + 8], "little")
+        low = int.from_bytes(stream[start + 8 : start + 16], "little")
+        pieces = low % 2**21 << 21 | low >> 21 & 2**21 - 1
+        assert number == (high << 42 | pieces) % modulus
+
+
+def test_uniform_below_refuses_what_it_cannot_reduce() -> None:
+    for modulus, length in ((2**42, 16), (0, 16), (5, 15)):
+        with pytest.raises(LocalProtocolError, match="at most 42 bits and a stream 16 bytes"):
+            uniform_below(modulus, bytes(length))
