@@ -26,7 +26,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.conversation import Outgoing
+from protocols.conversation import Conversation, Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi import curve
 from protocols.psi.framing import Framing
@@ -95,7 +95,7 @@ class EcdhIntersection:
         check_parties(hub, [me])
         return _Member(_Side(me, ids, self), hub)
 
-    def dealer(self, hub: str, members: Sequence[str]) -> "_Hub":
+    def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         """Raise LocalProtocolError: Diffie-Hellman needs no dealer."""
         raise LocalProtocolError(
             f"an ecdh intersection has no dealer, only hub {hub} and members {', '.join(members)}"

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 import secure_apfed.alignment
 from protocols.conversation import converse
 from protocols.errors import RemoteProtocolError
+from protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import (
     AlignmentSettings,
     IdColumn,
@@ -51,6 +52,15 @@ def test_rows_of_three_parties_name_the_same_ids() -> None:
     assert chosen[0] == chosen[1] == chosen[2]
     assert sorted(chosen[0]) == [5, 7, 9]
     assert all(column.dtype == np.int64 for column in rows.values())
+
+
+@pytest.mark.parametrize("protocol", sorted(SET_INTERSECTIONS))
+def test_every_protocol_aligns(protocol: str) -> None:
+    ids = {"a": [5, 3, 9, 1, 7], "b": [7, 8, 9, 5], "c": [0, 9, 7, 5, 4]}
+    rows = align(ids, hub="a", settings=AlignmentSettings(protocol=protocol))
+    assert pairs(rows) == [(0, 3, 3), (2, 2, 1), (4, 0, 2)]
+    with pytest.raises(DataError, match=r"minimum of 4.*Rows by party: a 5, b 4, c 5"):
+        align(ids, hub="a", settings=AlignmentSettings(protocol=protocol, minimum_rows=4))
 
 
 @pytest.mark.parametrize(

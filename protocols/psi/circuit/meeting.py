@@ -67,23 +67,35 @@ def meet_as_hub(
     parts = b"".join(_PART.pack(part, size) for part, _, size in joins)
     yield desk.turn(Kind.REVEAL, dict.fromkeys(members, own + parts), ())
     bins = hashing.bins_for(len(ids))
-    for attempt in range(_ATTEMPTS):
-        key = _key(desk, own, parts, attempt)
+    keys = [_key(desk, own, parts, attempt) for attempt in range(_ATTEMPTS)]
+    key, tags_B, row_of_bin = yield from _fill_bins(desk, members, ids, keys, bins)
+    slots = [hashing.slots_for(size, bins) for _, _, size in joins]
+    return Meeting(key, [mask for _, mask, _ in joins], 0, slots, tags_B), row_of_bin
+
+
+def _fill_bins(
+    desk: Desk, members: Sequence[str], ids: Sequence[bytes], keys: Sequence[bytes], bins: int
+) -> Generator[Turn, Inbox, tuple[bytes, NDArray[np.uint64], NDArray[np.int64]]]:
+    """Find a key that all take; return it, the tags (B,) and the rows (B,)."""
+    refused: list[str] = []
+    for attempt, key in enumerate(keys):
         tags, bins_n3 = hashing.fingerprints(ids, key, bins)
         row_of_bin = hashing.cuckoo_table(bins_n3, bins)
         if row_of_bin is None or _repeats(tags):
             continue
         inbox = yield desk.turn(Kind.PLACE, dict.fromkeys(members, _PLACE.pack(attempt)), members)
-        fits = [desk.read(inbox, member, Kind.PLACED, 1) == b"\1" for member in members]
-        if all(fits):
+        refused = [m for m in members if desk.read(inbox, m, Kind.PLACED, 1) != b"\1"]
+        if not refused:
             yield desk.turn(Kind.AGREED, dict.fromkeys(members, b""), ())
-            slots = [hashing.slots_for(size, bins) for _, _, size in joins]
-            masks = [mask for _, mask, _ in joins]
-            tags_B = hashing.hub_tags(tags, row_of_bin)
-            return Meeting(key, masks, 0, slots, tags_B), row_of_bin
+            return key, hashing.hub_tags(tags, row_of_bin), row_of_bin
+    if refused:
+        raise RemoteProtocolError(
+            f"{', '.join(refused)} took none of the {len(keys)} hash keys; IDs that were chosen to "
+            "collide, or a peer that does not follow the protocol"
+        )
     raise LocalProtocolError(
-        f"{desk.me}: none of {_ATTEMPTS} hash keys gave every ID a bin; a peer keeps refusing, or "
-        "these IDs were chosen to collide"
+        f"{desk.me}: none of {len(keys)} hash keys gave every ID a bin; "
+        "this does not happen by chance"
     )
 
 

@@ -1,0 +1,451 @@
+"""The circuit intersection: its gates, bins and messages, and what they show."""
+
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protocols.conversation import Conversation, Outgoing, converse
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi.circuit import bits, hashing, messages
+from protocols.psi.circuit.backend import CircuitIntersection
+from protocols.psi.circuit.dealer import deal_request
+from protocols.psi.circuit.messages import Kind
+from protocols.psi.framing import Framing
+from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
+
+AGREEMENT = IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=1000, dealer="d")
+RNG = np.random.default_rng(7)
+HEADER = 22
+
+
+def ids_of(*numbers: int) -> list[bytes]:
+    return [b"id %d" % number for number in numbers]
+
+
+class Stage:
+    """Plays hub, members and dealer, and lets a test change or watch each message."""
+
+    def __init__(
+        self,
+        *sets: Sequence[bytes],
+        change: Callable[[str, Outgoing, Kind], bytes] | None = None,
+        agreement: IntersectionAgreement = AGREEMENT,
+    ) -> None:
+        protocol = CircuitIntersection(agreement)
+        self.members = [f"p{k}" for k in range(len(sets) - 1)]
+        self.sets = dict(zip(["hub", *self.members], sets, strict=True))
+        self.aligners: dict[str, Aligner] = {"hub": protocol.hub("hub", self.members, sets[0])}
+        self.aligners |= {m: protocol.member(m, "hub", self.sets[m]) for m in self.members}
+        self.roles: dict[str, Conversation] = {**self.aligners}
+        self.roles["d"] = protocol.dealer("hub", self.members)
+        self.change = change
+        self.sent: list[tuple[str, str, Kind, bytes]] = []
+
+    def play(self) -> "Stage":
+        queue = [(name, out) for name, role in self.roles.items() for out in role.start()]
+        while queue:
+            sender, out = queue.pop(0)
+            kind = Kind(out.body[1])
+            body = self.change(sender, out, kind) if self.change else out.body
+            self.sent.append((sender, out.receiver, kind, body[HEADER:]))
+            answers = self.roles[out.receiver].receive(sender, body)
+            queue += [(out.receiver, answer) for answer in answers]
+        return self
+
+    def check(self) -> None:
+        expected = set.intersection(*map(set, self.sets.values()))
+        orders = [
+            [self.sets[name][row] for row in role.rows] for name, role in self.aligners.items()
+        ]
+        assert set(orders[0]) == expected
+        assert len(orders[0]) == len(expected)
+        assert all(order == orders[0] for order in orders)
+
+
+def framed(kind: Kind, items: bytes) -> bytes:
+    framing = Framing(AGREEMENT, 129, dict.fromkeys(map(int, Kind), 1), 2**32 - 1)
+    return framing.pack(kind, items)
+
+
+def random_tags(*shape: int) -> NDArray[np.uint64]:
+    return RNG.integers(0, 2**64, shape, np.uint64)
+
+
+# Gates
+
+
+@pytest.mark.parametrize("shape", [(64,), (256,), (3, 128)])
+def test_bit_planes_hold_each_bit_where_the_docstring_says(shape: tuple[int, ...]) -> None:
+    tags = random_tags(*shape)
+    planes = bits.bit_planes(tags)
+    assert planes.shape == (64, *shape[:-1], shape[-1] // 64)
+    for _ in range(200):
+        p, b = int(RNG.integers(64)), int(RNG.integers(shape[-1]))
+        word = planes[p][..., b // 64]
+        assert (
+            (word >> np.uint64(b % 64)) & np.uint64(1) == (tags[..., b] >> np.uint64(p)) & 1
+        ).all()
+
+
+@pytest.mark.parametrize("parties", [2, 3, 5])
+def test_shared_and_equals_and(parties: int) -> None:
+    seeds, correction = bits.deal_triples(parties, 12)
+    corrections = [None] * (parties - 1) + [correction]
+    triples = [
+        bits.TripleShares.expand(seed, 12, fix).take((3, 4))
+        for seed, fix in zip(seeds, corrections, strict=True)
+    ]
+    x, y = random_tags(parties, 3, 4), random_tags(parties, 3, 4)
+    opened = np.bitwise_xor.reduce([bits.mask(x[k], y[k], triples[k]) for k in range(parties)])
+    z = [bits.multiply(opened, triples[k], leads=k == 0) for k in range(parties)]
+    expected = np.bitwise_xor.reduce(x) & np.bitwise_xor.reduce(y)
+    assert (np.bitwise_xor.reduce(z) == expected).all()
+
+
+def test_triples_are_handed_out_once() -> None:
+    shares = bits.TripleShares.expand(bytes(32), 10)
+    first, second = shares.take((2, 3)), shares.take((4,))
+    assert not set(first[0].ravel()) & set(second[0].ravel())
+    with pytest.raises(ValueError, match="reshape"):
+        shares.take((1,))
+    assert "array" not in repr(shares)
+
+
+# Bins
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 100, 3000])
+def test_cuckoo_table_keeps_each_row_in_one_of_its_bins(size: int) -> None:
+    count = hashing.bins_for(size)
+    tags, bins_n3 = hashing.fingerprints(ids_of(*range(size)), bytes(32), count)
+    row_of_bin = hashing.cuckoo_table(bins_n3, count)
+    assert row_of_bin is not None
+    kept = np.flatnonzero(row_of_bin >= 0)
+    assert sorted(row_of_bin[kept].tolist()) == list(range(size))
+    assert all(place in bins_n3[row_of_bin[place]] for place in kept)
+    tags_B = hashing.hub_tags(tags, row_of_bin)
+    assert (tags_B[kept] == tags[row_of_bin[kept]]).all()
+
+
+def test_cuckoo_hashing_says_when_it_fails() -> None:
+    assert hashing.cuckoo_table(np.array([[0, 1, 2]] * 4), 64) is None
+    assert hashing.cuckoo_table(np.array([[5, 5, 5]] * 2), 64) is None
+    assert hashing.cuckoo_table(np.array([[5, 5, 5], [5, 5, 6]]), 64) is not None
+
+
+def test_a_member_puts_each_id_into_each_of_its_bins_once() -> None:
+    tags = np.array([11, 12, 13, 14], np.uint64)
+    bins_n3 = np.array([[0, 1, 2], [0, 0, 1], [3, 3, 3], [2, 0, 2]])
+    table = hashing.member_table(tags, bins_n3, 64, 3)
+    assert table is not None
+    in_bin = [sorted(tag for tag in table[:, k].tolist() if tag < 2**63) for k in range(64)]
+    assert in_bin[:5] == [[11, 12, 14], [11, 12], [11, 14], [13], []]
+    assert hashing.member_table(tags, bins_n3, 64, 2) is None
+
+
+def test_dummies_equal_no_tag_and_not_each_other() -> None:
+    tags, bins_n3 = hashing.fingerprints(ids_of(*range(500)), bytes(32), 640)
+    assert int(tags.max()) < 2**63
+    assert int(bins_n3.min()) >= 0
+    assert int(bins_n3.max()) < 640
+    hub = hashing.hub_tags(tags, np.full(64, -1, np.int64))
+    member = hashing.member_table(tags[:0], bins_n3[:0], 64, 1)
+    assert member is not None
+    assert not set(hub.tolist()) & set(member.ravel().tolist())
+    assert min(*hub.tolist(), *member.ravel().tolist()) >= 2**63
+
+
+def test_slots_hold_what_random_ids_need_and_little_more() -> None:
+    assert [hashing.slots_for(n, hashing.bins_for(n)) for n in (10**4, 10**5, 10**6)] == [
+        24,
+        25,
+        26,
+    ]
+    for size in (100, 1000):
+        count = hashing.bins_for(size)
+        slots = hashing.slots_for(size, count)
+        assert overflow_probability(3 * size, count, slots) <= 2**-40
+        assert overflow_probability(3 * size, count, slots - 1) > 2**-40
+
+
+def overflow_probability(balls: int, count: int, slots: int) -> float:
+    """Union bound over the bins, of an exact binomial tail."""
+    tail = sum(
+        Fraction(math.comb(balls, k) * (count - 1) ** (balls - k), count**balls)
+        for k in range(slots + 1, slots + 40)
+    )
+    return float(count * tail)
+
+
+def test_very_uneven_sets() -> None:
+    many = ids_of(*range(1000))
+    Stage(ids_of(3, 2000), many).play().check()
+    Stage(many, ids_of(3, 2000)).play().check()
+    Stage([], many).play().check()
+    Stage(many, []).play().check()
+
+
+# Runs
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 4, 5])
+def test_chunks_change_nothing(members: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "CHUNK_SLOTS", 2000)
+    sets = [ids_of(*RNG.permutation(400)[: 300 + 10 * k]) for k in range(members + 1)]
+    stage = Stage(*sets).play()
+    stage.check()
+    assert sum(kind is Kind.DEAL for _, _, kind, _ in stage.sent) > 3
+
+
+@pytest.mark.parametrize("name", ["cuckoo_table", "member_table"])
+def test_a_failed_table_leads_to_the_next_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, calls = getattr(hashing, name), []
+
+    def fails_twice(*arguments: object) -> object:
+        calls.append(1)
+        return None if len(calls) <= 2 else table(*arguments)
+
+    monkeypatch.setattr(hashing, name, fails_twice)
+    stage = Stage(ids_of(*range(50)), ids_of(*range(25, 75)), ids_of(*range(10, 60))).play()
+    stage.check()
+    places = [
+        body for _, receiver, kind, body in stage.sent if kind is Kind.PLACE and receiver == "p0"
+    ]
+    assert places[-1] != (0).to_bytes(4, "big")
+
+
+def test_equal_tags_lead_to_the_next_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = hashing.fingerprints
+    seen: list[int] = []
+
+    def collides_once(ids: Sequence[bytes], key: bytes, count: int) -> object:
+        tags, bins_n3 = real(ids, key, count)
+        if len(ids) == 30 and not seen:
+            seen.append(1)
+            tags[7] = tags[3]
+        return tags, bins_n3
+
+    monkeypatch.setattr(hashing, "fingerprints", collides_once)
+    Stage(ids_of(*range(20)), ids_of(*range(10, 40))).play().check()
+    assert seen
+
+
+def test_ids_that_never_fit_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "cuckoo_table", lambda *_: None)
+    with pytest.raises(LocalProtocolError, match="hub: none of 64 hash keys"):
+        Stage(ids_of(1, 2), ids_of(2, 3)).play()
+
+
+def test_below_the_minimum_no_share_leaves_a_member() -> None:
+    agreement = IntersectionAgreement(session="s", minimum_rows=6, dealer="d")
+    stage = Stage(ids_of(*range(20)), ids_of(*range(15, 40)), agreement=agreement).play()
+    kinds = {kind for _, _, kind, _ in stage.sent}
+    assert Kind.SHARE not in kinds
+    assert Kind.TOKENS not in kinds
+    for role in stage.aligners.values():
+        with pytest.raises(IntersectionTooSmallError, match="minimum of 6; nothing was opened"):
+            _ = role.rows
+
+
+# What messages show
+
+
+def ones(body: bytes) -> float:
+    """Distance of the share of ones from one half, in standard deviations."""
+    found = np.unpackbits(np.frombuffer(body, np.uint8))
+    return abs(float(found.mean()) - 0.5) * 2 * math.sqrt(len(found))
+
+
+SECRET_KINDS = (Kind.MASKED, Kind.OPENED, Kind.COUNT, Kind.SHARE)
+
+
+def views() -> list[Stage]:
+    """The same member sets against two hubs: one shares nearly all, the other nothing."""
+    members = (ids_of(*range(300)), ids_of(*range(5, 305)))
+    return [Stage(ids_of(*range(k, 300 + k)), *members) for k in (0, 600)]
+
+
+def test_masked_messages_look_uniform_whatever_the_sets() -> None:
+    first, second = (stage.play() for stage in views())
+    shapes = [
+        [(sender, receiver, kind, len(body)) for sender, receiver, kind, body in stage.sent]
+        for stage in (first, second)
+    ]
+    kinds = [[(s, r, k) for s, r, k, _ in shape] for shape in shapes]
+    assert kinds[0] == kinds[1]
+    assert [x[3] for x in shapes[0] if x[2] != Kind.TOKENS] == [
+        x[3] for x in shapes[1] if x[2] != Kind.TOKENS
+    ]
+    for stage in (first, second):
+        scores = [ones(body) for *_, kind, body in stage.sent if kind in SECRET_KINDS]
+        assert len(scores) > 20
+        assert max(scores) < 6
+
+
+def test_the_test_above_sees_unmasked_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bits, "random_words", lambda _s, _p, count: np.zeros(count, np.uint64))
+    stage = views()[0].play()
+    scores = [ones(body) for *_, kind, body in stage.sent if kind in SECRET_KINDS]
+    assert max(scores) > 50
+
+
+def test_no_tag_is_in_any_message() -> None:
+    seen: list[bytes] = []
+    stage = views()[0]
+    real = hashing.fingerprints
+
+    def watched(ids: Sequence[bytes], key: bytes, count: int) -> object:
+        tags, bins_n3 = real(ids, key, count)
+        seen.extend(tag.tobytes() for tag in tags)
+        return tags, bins_n3
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hashing, "fingerprints", watched)
+        stage.play()
+    assert len(seen) == 900
+    everything = b"".join(body for *_, body in stage.sent)
+    assert not any(tag in everything for tag in seen)
+
+
+def test_the_hub_gets_nothing_of_pairwise_overlaps() -> None:
+    """p0 has all of the hub's IDs and p1 none: the hub opens zeros only."""
+    stage = Stage(ids_of(*range(200)), ids_of(*range(200)), ids_of(*range(200, 400))).play()
+    assert len(stage.aligners["hub"].rows) == 0
+    shares = [body for _, receiver, kind, body in stage.sent if kind is Kind.SHARE]
+    assert len(shares) == 2
+    assert all(ones(body) < 6 for body in shares)
+
+
+# Hostile messages
+
+
+def altered(
+    sender: str, kind: Kind, body: Callable[[bytes], bytes]
+) -> Callable[[str, Outgoing, Kind], bytes]:
+    def change(who: str, out: Outgoing, what: Kind) -> bytes:
+        if (who, what) != (sender, kind):
+            return out.body
+        return framed(kind, body(out.body[HEADER:]))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("sender", "kind", "body", "message"),
+    [
+        ("hub", Kind.COMMIT, lambda b: b[:-1], "hub sent commit of 39 bytes, expected 40"),
+        ("hub", Kind.COMMIT, lambda b: bytes(32) + b[32:], "another key part than it committed to"),
+        ("hub", Kind.COMMIT, lambda b: b[:38] + b"\0\1", "hub gives place 1 among 1 members"),
+        (
+            "hub",
+            Kind.COMMIT,
+            lambda b: b[:32] + b"\xff" * 4 + b[36:],
+            "hub announces 4294967295 IDs",
+        ),
+        ("p0", Kind.JOIN, lambda b: b[:64] + b"\xff" * 4, "p0 announces 4294967295 IDs"),
+        (
+            "p0",
+            Kind.JOIN,
+            lambda b: bytes(32) + b[32:],
+            "repeats the key part or size of p0 wrongly",
+        ),
+        ("hub", Kind.REVEAL, lambda b: b + b"0", "reveal of 69 bytes, expected 68"),
+        ("hub", Kind.PLACE, lambda b: b"\0\0\0\x40", "hub proposes hash key 64 after -1"),
+        ("p0", Kind.PLACED, lambda b: b"\1\1", "placed of 2 bytes, expected 1"),
+        ("p0", Kind.PLACED, lambda b: b"\0", "p0 took none of the 64 hash keys"),
+        ("hub", Kind.AGREED, lambda b: b"1", "agreed of 1 bytes, expected 0"),
+        ("hub", Kind.DEAL, lambda b: b[:4], "deal of 4 bytes, expected 8"),
+        ("hub", Kind.DEAL, lambda b: bytes(4) + b[4:], "triples for 0 words"),
+        ("hub", Kind.DEAL, lambda b: b"\0\1\0\0" + b[4:], "a chunk has 1 to 4194304 slots"),
+        ("hub", Kind.DEAL, lambda b: b[:4] + bytes(4), "words of bins with 0 slots"),
+        ("d", Kind.TRIPLES, lambda b: b[:-8], "d sent triples of .* bytes, expected"),
+        ("p0", Kind.MASKED, lambda b: b[:-1], "p0 sent masked of .* bytes, expected"),
+        ("hub", Kind.MASKED, lambda b: b + b"0", "hub sent masked of .* bytes, expected"),
+        ("p0", Kind.COUNT, lambda b: b[8:], "p0 sent count of .* bytes, expected"),
+        ("d", Kind.VERDICT, lambda b: b"", "d sent verdict of 0 bytes, expected 1"),
+        (
+            "p0",
+            Kind.SHARE,
+            lambda b: bytes(255 - x for x in b),
+            "p0 opened bins in which hub has no",
+        ),
+        (
+            "hub",
+            Kind.TOKENS,
+            lambda b: b[16:] + bytes(16),
+            "hub opened 8 IDs, of which 7 different",
+        ),
+        ("hub", Kind.TOKENS, lambda b: b[:16] * 2, "hub opened 2 IDs, of which 1 different"),
+        ("hub", Kind.TOKENS, lambda b: b + b"0", "hub opened 9 IDs, of which 8 different"),
+    ],
+)
+def test_altered_messages_are_refused(
+    sender: str, kind: Kind, body: Callable[[bytes], bytes], message: str
+) -> None:
+    stage = Stage(ids_of(*range(10)), ids_of(*range(2, 12)), change=altered(sender, kind, body))
+    with pytest.raises(RemoteProtocolError, match=message):
+        stage.play()
+
+
+def test_fewer_tokens_than_the_minimum_are_refused() -> None:
+    agreement = IntersectionAgreement(session="s", minimum_rows=3, dealer="d")
+
+    def change(who: str, out: Outgoing, kind: Kind) -> bytes:
+        if kind is not Kind.TOKENS:
+            return out.body
+        return out.body[:18] + (32).to_bytes(4, "big") + out.body[HEADER:][:32]
+
+    stage = Stage(ids_of(*range(9)), ids_of(*range(9)), change=change, agreement=agreement)
+    with pytest.raises(RemoteProtocolError, match=r"opened 2 IDs, .* agreed on at least 3"):
+        stage.play()
+
+
+def test_a_message_out_of_turn_is_refused_by_its_kind() -> None:
+    stage = Stage(ids_of(1), ids_of(1))
+    member = stage.roles["p0"]
+    member.start()
+    with pytest.raises(
+        RemoteProtocolError, match="hub sent tokens when the protocol expects commit"
+    ):
+        member.receive("hub", framed(Kind.TOKENS, b""))
+    with pytest.raises(RemoteProtocolError, match=r"hub sent a message when .* is over"):
+        member.receive("hub", framed(Kind.COMMIT, bytes(40)))
+
+
+def test_a_party_that_floods_is_refused() -> None:
+    dealer = Stage(ids_of(1), ids_of(1)).roles["d"]
+    dealer.start()
+    for _ in range(4):
+        assert dealer.receive("p0", framed(Kind.COUNT, bytes(8))) == []
+    with pytest.raises(RemoteProtocolError, match="p0 is too far ahead"):
+        dealer.receive("p0", framed(Kind.COUNT, bytes(8)))
+
+
+def test_nothing_is_taken_after_the_end() -> None:
+    stage = Stage(ids_of(1, 2), ids_of(1, 2))
+    converse(stage.roles)
+    for name, role in stage.roles.items():
+        peer = "p0" if name == "hub" else "hub"
+        assert role.finished
+        with pytest.raises(RemoteProtocolError, match=f"{peer} sent a message when .* is over"):
+            role.receive(peer, framed(Kind.MASKED, b""))
+
+
+def test_a_dealer_is_needed_and_is_nobody_else() -> None:
+    with pytest.raises(LocalProtocolError, match="needs a dealer; name it in the agreement"):
+        CircuitIntersection(IntersectionAgreement(session="s"))
+    protocol = CircuitIntersection(AGREEMENT)
+    with pytest.raises(LocalProtocolError, match="dealer 'd'"):
+        protocol.hub("d", ["p"], ids_of(1))
+    with pytest.raises(LocalProtocolError, match="dealer 'd'"):
+        protocol.member("d", "hub", ids_of(1))
+    with pytest.raises(LocalProtocolError, match="dealer 'd'"):
+        protocol.dealer("hub", ["d"])
+
+
+def test_the_order_of_a_chunk_has_a_fixed_length() -> None:
+    assert deal_request(5, [3, 4]) == bytes([0, 0, 0, 5, 0, 0, 0, 3, 0, 0, 0, 4])
