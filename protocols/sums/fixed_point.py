@@ -9,6 +9,7 @@ Shapes: B rows, D columns, V slot vectors of S slots.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,12 +115,19 @@ class FixedPoint:
         Raises:
             LocalProtocolError: not a finite, non-empty float matrix.
         """
+        return self._levels(values_BD).astype(np.int64)
+
+    def quantise_narrow(self, values_BD: FloatArray) -> NDArray[np.int32]:
+        """The same in 32 bits, for sums modulo 2^32: adding these may wrap around."""
+        return self._levels(values_BD).astype(np.int32)
+
+    def _levels(self, values_BD: FloatArray) -> NDArray[np.float64]:
         levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)
         levels_BD *= self.levels / self.clip_norm
         # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
-        return np.rint(levels_BD, out=levels_BD).astype(np.int64)
+        return np.rint(levels_BD, out=levels_BD)
 
-    def dequantise(self, sum_BD: IntArray) -> NDArray[np.float64]:
+    def dequantise(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
         """Return the real numbers that an integer sum stands for."""
         return np.multiply(sum_BD, self.clip_norm / self.levels, dtype=np.float64)
 

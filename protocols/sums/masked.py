@@ -109,7 +109,7 @@ class MaskedContributor(PairwiseSeeds):
     def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
         """See `SumContributor`."""
         agreement, word = self._masked.agreement, self._masked.word
-        total_BD = self._masked.fixed_point.quantise(values_BD).astype(word)
+        total_BD = self._masked.fixed_point.quantise_narrow(values_BD).astype(word)
         rows, columns = values_BD.shape
         self.require_finished()
         self._frames.begin_step(binding)
@@ -162,7 +162,7 @@ class MaskedReceiver(PairwiseSeeds):
         total = _elements(frame, sender, masked.word).reshape(shape).copy()
         for peer in masked.agreement.contributors:
             total -= _words(self, peer, binding, shape, masked.word)
-        signed = total.view(np.dtype(f"<i{masked.word.itemsize}")).astype(np.int64)
+        signed = total.view(np.dtype(f"<i{masked.word.itemsize}"))
         limit = masked.fixed_point.limit
         if not -limit <= signed.min() <= signed.max() <= limit:
             raise RemoteProtocolError(

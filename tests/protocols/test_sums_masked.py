@@ -100,14 +100,14 @@ def test_the_ring_must_hold_the_sum() -> None:
 @pytest.mark.parametrize("bits", [2, 16, 24])
 def test_the_wide_ring_gives_the_same_sum(bits: int) -> None:
     values = [np.array([[1e300, -1e300, 0.1]]) * (-1) ** k for k in range(4)]
-    sums = [
+    narrow, wide = (
         Parties(MaskedSum(agreement(4, bits=bits), ring_bits=ring)).add(values) for ring in (32, 64)
-    ]
-    assert np.array_equal(*sums)
+    )
+    assert np.array_equal(narrow, wide)
 
 
 def test_one_passive_hides_from_the_aggregator_only() -> None:
-    played = Parties(MaskedSum(agreement(1, allow_single=True)))
+    played = Parties(MaskedSum(agreement(2, contributors=("passive_1",), allow_single=True)))
     bound = played.next()
     contribution = played.contribute([np.full(SHAPE, 0.01)], bound)
     assert looks_uniform(words(contribution["passive_1"]))
@@ -170,9 +170,8 @@ def test_uniform_below_is_uniform(modulus: int) -> None:
 def test_uniform_below_is_the_residue_of_106_bits() -> None:
     stream = np.random.default_rng(1).bytes(16 * 50)
     modulus = 2**41 + 27
-    for number, start in zip(
-        uniform_below(modulus, stream), range(0, len(stream), 16), strict=True
-    ):
+    for k, number in enumerate(uniform_below(modulus, stream)):
+        start = 16 * k
         high = int.from_bytes(stream[start : start + 8], "little")
         low = int.from_bytes(stream[start + 8 : start + 16], "little")
         pieces = low % 2**21 << 21 | low >> 21 & 2**21 - 1
