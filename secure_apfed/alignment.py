@@ -158,7 +158,7 @@ def intersection(settings: AlignmentSettings, *, session: str, dealer: str = "")
     """Return the protocol that `settings` names, for one `session` that is used once.
 
     `dealer` names the party that hands out randomness where the protocol needs one.
-    Its IDs must come from `canonical_ids`; peers with another normalisation are refused.
+    The IDs must come from `canonical_ids`; peers with another normalisation are refused.
     """
     agreement = IntersectionAgreement(
         session=session,
