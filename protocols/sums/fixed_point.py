@@ -125,7 +125,8 @@ class FixedPoint:
         levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)
         levels_BD *= self.levels / self.clip_norm
         # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
-        return np.rint(levels_BD, out=levels_BD)
+        np.rint(levels_BD, out=levels_BD)
+        return levels_BD
 
     def dequantise(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
         """Return the real numbers that an integer sum stands for."""
