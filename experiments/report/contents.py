@@ -14,7 +14,7 @@ from protocols.psi import SET_INTERSECTIONS
 from protocols.sums import SECURE_SUMS
 from secure_apfed.data import find_dataset
 from secure_apfed.exchange import Kind
-from secure_apfed.methods.settings import TrainSettings
+from secure_apfed.training import TrainSettings
 
 __all__ = [
     "AttackRow", "Learned", "Tile", "accounting_of", "alignment_leaks_of", "attacks_of",
@@ -219,13 +219,14 @@ def _attack_row(one: AttackResult) -> AttackRow:
     row = {"title": attack_title(one), "adversary": one.adversary, "knowledge": knowledge}
     if not one.applicable or one.advantage is None:
         return AttackRow(**row, reason=one.reason or "not applicable")
+    metric, baseline = str(one.metric), str(one.baseline)
     return AttackRow(
         **row,
-        metric=plain(str(one.metric)),
-        attack=f"{one.score[one.metric]:.3f}",
+        metric=plain(metric),
+        attack=f"{one.score[metric]:.3f}",
         variant=str(one.variant),
-        baseline=f"{one.baselines[one.baseline][one.metric]:.3f}",
-        baseline_name=str(one.baseline),
+        baseline=f"{one.baselines[baseline][metric]:.3f}",
+        baseline_name=baseline,
         advantage=f"{one.advantage:+.3f}",
         scored=words.count(one.counts.get("scored", 0)),
     )
@@ -252,9 +253,8 @@ def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
         )
         rows.append(("secure sum", f"{outcome.sum.protocol}: {parameters}".rstrip(": ")))
         if outcome.sum.rounding is not None:
-            rows.append(
-                ("largest rounding error", f"{words.number(outcome.sum.rounding, 2)} a value of the sum")
-            )
+            rounding = words.number(outcome.sum.rounding, 2)
+            rows.append(("largest rounding error", f"{rounding} a value of the sum"))
     guard = {
         key: value
         for key, value in config.guard.model_dump(mode="json").items()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
@@ -19,6 +19,7 @@ from secure_apfed.exchange import Flow
 
 __all__ = ["EpochMetrics", "Outcome", "Privacy", "RunFolder", "SumFacts", "read_run"]
 
+_PartT = TypeVar("_PartT")
 _AGGREGATOR = "aggregator"
 
 
@@ -167,7 +168,7 @@ def _attacks(path: Path) -> tuple[AttackResult, ...] | None:
     return _parsed(path, tuple[AttackResult, ...], _json(path))
 
 
-def _parsed(path: Path, kind: Any, value: Any) -> Any:
+def _parsed(path: Path, kind: type[_PartT], value: Any) -> _PartT:
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:

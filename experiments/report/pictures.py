@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -19,7 +20,8 @@ from experiments.report.names import attack_title, method_name, plain
 __all__ = ["Picture", "write_pictures"]
 
 _OURS, _OTHER, _ATTACK, _INK, _FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
-_STYLE = {
+# matplotlib's stubs type the keys as one literal each.
+_STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 11,

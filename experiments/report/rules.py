@@ -175,6 +175,13 @@ RULES: tuple[Rule, ...] = (
         remains="Who takes part, and when.",
     ),
     Rule(
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("masked",),
+        reads="One masked vector of each passive and step, as good as random: its size and time.",
+        protects="Masks that the passives share in pairs, and one more that each shares with the "
+        "active. They cancel only if all answer the same representations.",
+        remains="Who takes part, and when. It can alter the sum without being noticed.",
+    ),
+    Rule(
         kind=Kind.SUM, receiver=Role.ACTIVE, passives=(1, 1),
         reads="The gradient of the only passive, row by row.",
         protects="Only the passive's clip: a sum over one party hides nothing.",
@@ -209,6 +216,10 @@ COALITIONS: tuple[Coalition, ...] = (
     Coalition(
         methods=("apfed",), sums=("ckks",), passives=(2, 1 << 30), who="active and aggregator",
         learns="Every single passive's gradient: the active's key opens what the aggregator holds.",
+    ),
+    Coalition(
+        methods=("apfed",), sums=("masked",), passives=(2, 1 << 30), who="active and aggregator",
+        learns="The sum only: the masks among the passives remain.",
     ),
     Coalition(
         methods=("apfed",), passives=(2, 2), who="active and one of the two passives",

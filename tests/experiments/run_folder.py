@@ -24,7 +24,9 @@ def config_of(method: str = "apfed_c", guard: str = "{name: none}", **settings: 
     return load_config_text("\n".join(f"{key}: {value}" for key, value in told.items()))
 
 
-def flow(sender: str, receiver: str, kind: str, messages: int, each: int, last: int) -> dict[str, Any]:
+def flow(
+    sender: str, receiver: str, kind: str, messages: int, each: int, last: int
+) -> dict[str, Any]:
     """Return one entry of transcript.json; `each` is the payload bytes of one message."""
     return {
         "sender": sender, "receiver": receiver, "kind": kind, "messages": messages,

@@ -1,0 +1,300 @@
+"""The command line `secure-apfed`: the composition root, which may import every layer.
+
+Nothing imports it. Each command imports what it needs when it runs, so that help is quick.
+Exit codes: 0 done, 1 `doctor` found something missing, 2 usage or configuration, 3 data or
+files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import TyperException
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from secure_apfed import terminal
+from secure_apfed.errors import ApfedError
+
+if TYPE_CHECKING:
+    from attacks.interface import AttackResult
+    from secure_apfed.config import Config
+    from secure_apfed.runs import RunResult
+
+__all__ = ["app", "execute", "main"]
+
+app = typer.Typer(
+    name="secure-apfed", no_args_is_help=True, add_completion=False, rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Vertical federated learning in which the active party predicts alone, with set "
+    "intersection, secure sums, guarded representations and measured leakage.",
+    epilog="Exit codes: 0 done, 1 doctor found something missing, 2 usage or configuration, "
+    "3 data or files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.",
+)  # fmt: skip
+data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
+app.add_typer(data_app, name="data")
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting, as in train.epochs=3."),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout; null is infinity.")
+]
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Options of every command; `execute` reads them where they stand."""
+
+
+@app.command()
+def run(
+    config_file: ConfigFile,
+    output: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME unless given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Align, train, protect, attack and report."""
+    from secure_apfed.config_file import load_config
+
+    config = load_config(config_file, overrides=overrides or ())
+    folder = output or Path("runs", config.name.replace("/", "-").replace(" ", "-"))
+    _check_attacks(config)
+    result = _train(config, folder, resume=resume, command=config_file, quiet=as_json)
+    results, page = _finish(config, folder, quiet=as_json)
+    if as_json:
+        terminal.print_json(_told(result, results, page))
+    else:
+        _show_result(result, results, page)
+
+
+def _check_attacks(config: "Config") -> None:
+    """Refuse a misspelt attack before hours of training, not after them."""
+    from attacks.run import prepare
+
+    for choice in config.attacks:
+        prepare(choice)
+
+
+def _train(
+    config: "Config", folder: Path, *, resume: bool, command: Path, quiet: bool
+) -> "RunResult":
+    from secure_apfed import runs
+
+    try:
+        with terminal.watching(config.name, quiet=quiet) as on_progress:
+            return runs.run(config, folder, resume=resume, on_progress=on_progress)
+    except KeyboardInterrupt:
+        raise _InterruptedRun(
+            f"Interrupted. Continue with: secure-apfed run {command} --output {folder} --resume"
+        ) from None
+
+
+class _InterruptedRun(Exception):  # noqa: N818 - it is no error
+    """The user stopped a run; the message says how to continue."""
+
+
+def _finish(
+    config: "Config", folder: Path, *, quiet: bool
+) -> "tuple[tuple[AttackResult, ...], Path | None]":
+    """Mount the attacks and write the report; pictures need an extra, which may be absent."""
+    from experiments.finish import mount_attacks
+
+    if config.attacks and not quiet:
+        terminal.show_note(f"mounting {', '.join(choice.name for choice in config.attacks)}")
+    results = mount_attacks(folder)
+    try:
+        from experiments.report import write_report
+    except ModuleNotFoundError as error:
+        terminal.show_note(
+            f"no report: {error.name} is not installed; "
+            f"pip install 'secure-apfed[experiments]', then secure-apfed report {folder}"
+        )
+        return results, None
+    return results, write_report(folder)
+
+
+def _told(
+    result: "RunResult", results: "Sequence[AttackResult]", page: Path | None
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "method": result.method, "accuracy": dict(result.accuracy),
+        "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
+        "attacks": [one.as_json() for one in results], "folder": result.folder, "report": page,
+    }  # fmt: skip
+
+
+def _show_result(result: "RunResult", results: "Sequence[AttackResult]", page: Path | None) -> None:
+    from attacks.run import headlines
+
+    rows = [
+        (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
+    ]
+    rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
+    rows.append(("epsilon of released rows", f"{result.privacy.epsilon_x:.3g}"))
+    rows += [
+        (f"attack {one.attack}", "not applicable" if one.advantage is None
+         else f"advantage {one.advantage:+.3f} in {one.metric} by {one.adversary}")
+        for one in headlines(results)
+    ]  # fmt: skip
+    rows.append(("run folder", str(result.folder)))
+    if page is not None:
+        rows.append(("report", str(page)))
+    terminal.show_rows("Result", ("", ""), rows)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Option(metavar="RUN", help="Folder of a finished run.")],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="CSV, Parquet, .npy or IDX.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Write to .csv, .parquet or .json instead.")
+    ] = None,
+    id_column: Annotated[
+        list[str] | None, typer.Option(help="Column that names a row; as in training unless given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the active's own rows, with no other party present."""
+    from secure_apfed.prediction import predict_file
+
+    predictions = predict_file(model, data, id_columns=id_column)
+    if output is not None:
+        predictions.write(output)
+    if as_json:
+        told = predictions.as_json() if output is None else {"rows": len(predictions.ids)}
+        terminal.print_json({**told, "output": output})
+    elif output is None:
+        rows = [
+            (name, best, *(f"{share:.4f}" for share in shares))
+            for name, best, shares in predictions.rows()
+        ]
+        classes = (f"p({one})" for one in predictions.classes)
+        terminal.show_rows("Predictions", ("id", "class", *classes), rows)
+    else:
+        terminal.show_note(f"{len(predictions.ids)} rows written to {output}")
+
+
+@app.command()
+def report(folder: RunFolder, as_json: AsJson = False) -> None:
+    """Make the pictures and the HTML report of a run again, from its folder."""
+    from experiments.report import write_report
+
+    page = write_report(folder)
+    if as_json:
+        terminal.print_json({"report": page})
+    else:
+        typer.echo(page)
+
+
+@app.command()
+def plan(config_file: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Forecast rows, bytes, time and epsilon of a run before anything is sent."""
+    from secure_apfed.config_file import load_config
+    from secure_apfed.plan import forecast
+
+    config = load_config(config_file, overrides=overrides or ())
+    told = forecast(config)
+    if as_json:
+        terminal.print_json(told.as_json())
+        return
+    terminal.show_rows(f"Forecast of {config.name}", ("", ""), told.summary())
+    if told.links:
+        terminal.show_rows("By link", told.LINK_COLUMNS, told.link_rows())
+    for warning in told.warnings:
+        terminal.show_note(f"note: {warning}")
+
+
+@data_app.command("list")
+def list_data(as_json: AsJson = False) -> None:
+    """List the built-in data sets and how each is had."""
+    from secure_apfed.data import DATASETS, describe
+
+    entries = [describe(dataset) for dataset in DATASETS.values()]
+    if as_json:
+        terminal.print_json({"datasets": entries})
+        return
+    columns = ("name", "shape", "classes", "views", "licence", "how")
+    terminal.show_rows(
+        "Data sets", columns, [tuple(entry[column] for column in columns) for entry in entries]
+    )
+
+
+@data_app.command("fetch")
+def fetch_data(
+    name: Annotated[str, typer.Argument(help="A data set of `data list`.")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Data folder; SECURE_APFED_DATA or the cache unless given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a data set from its official address, resume, and verify checksums."""
+    from secure_apfed.data import fetch
+
+    with terminal.downloading(quiet=as_json) as on_progress:
+        paths = fetch(name, folder, on_progress)
+    if as_json:
+        terminal.print_json({"name": name, "files": [str(path) for path in paths]})
+        return
+    for path in paths:
+        typer.echo(path)
+    if not paths:
+        terminal.show_note(f"{name} ships with a library; there is nothing to fetch")
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what is installed, what is missing, and how to get it."""
+    from secure_apfed.doctor import examine, healthy
+
+    findings = examine()
+    if as_json:
+        terminal.print_json(
+            {"healthy": healthy(findings), "findings": [one.as_json() for one in findings]}
+        )
+    else:
+        rows = [(one.state, one.name, one.value, one.remedy) for one in findings]
+        terminal.show_rows("This machine", ("", "what", "found", "to get it"), rows)
+    if not healthy(findings):
+        raise typer.Exit(1)
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run one command; return its exit code."""
+    debug = "--debug" in arguments
+    as_json = "--json" in arguments
+    rest = [argument for argument in arguments if argument != "--debug"]
+    try:
+        code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
+    except TyperException as error:
+        failure = terminal.Failure(
+            code=2, title="Usage", kind="UsageError", message=error.format_message()
+        )
+    except _InterruptedRun as stop:
+        failure = terminal.Failure(
+            code=terminal.INTERRUPTED, title="Interrupted", kind="Interrupted", message=str(stop)
+        )
+    except (ApfedError, LocalProtocolError, RemoteProtocolError, OSError) as error:
+        failure = terminal.failure_of(error)
+    else:
+        return code if isinstance(code, int) else 0
+    terminal.show_failure(failure, as_json=as_json, debug=debug)
+    return failure.code
+
+
+def main() -> None:
+    """The entry point of the installed script."""
+    sys.exit(execute(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

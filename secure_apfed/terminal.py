@@ -1,0 +1,218 @@
+"""What the command line shows: results on stdout, progress and errors on stderr, exit codes.
+
+An error that is meant for people becomes one panel and one exit code, or one JSON object;
+anything else is a fault of this program and keeps its traceback.
+"""
+
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from secure_apfed import errors
+
+if TYPE_CHECKING:
+    from secure_apfed.runs import Progress
+
+__all__ = [
+    "INTERRUPTED",
+    "Failure",
+    "downloading",
+    "failure_of",
+    "print_json",
+    "show_failure",
+    "show_note",
+    "show_rows",
+    "watching",
+]
+
+INTERRUPTED = 130
+_USAGE, _DATA, _PROTOCOL, _BUDGET = 2, 3, 4, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One error for people.
+
+    Attributes:
+        code: exit code: 2 usage or config, 3 data or files, 4 protocol or security, 5 privacy
+            budget exhausted, 130 interrupted.
+        title: of the panel; kind: for programs.
+    """
+
+    code: int
+    title: str
+    kind: str
+    message: str
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return what to tell about an error that is meant for people."""
+    # Imported here, since set intersection takes longer to load than help may take.
+    from protocols.psi.interface import IntersectionTooSmallError
+
+    table: tuple[tuple[type[Exception], int, str], ...] = (
+        (errors.ConfigError, _USAGE, "The configuration is wrong"),
+        (errors.DataError, _DATA, "The data do not fit"),
+        (errors.ModelError, _DATA, "The model does not fit"),
+        (errors.CheckpointError, _DATA, "The run folder cannot be used"),
+        (IntersectionTooSmallError, _DATA, "The parties share too few rows"),
+        (LocalProtocolError, _PROTOCOL, "The protocol was refused"),
+        (RemoteProtocolError, _PROTOCOL, "The protocol was violated"),
+        (OSError, _DATA, "A file or folder cannot be used"),
+        (Exception, _DATA, "This cannot be done"),
+    )
+    code, title = next((code, title) for kind, code, title in table if isinstance(error, kind))
+    return Failure(code=code, title=title, kind=type(error).__name__, message=str(error))
+
+
+def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
+    """Print one panel on stderr, or one JSON object on stdout; with `debug` the traceback too."""
+    if debug:
+        traceback.print_exc(file=sys.stderr)
+    if as_json:
+        print_json({"error": {
+            "kind": failure.kind, "exit_code": failure.code, "message": failure.message,
+        }})  # fmt: skip
+        return
+    panel = Panel(
+        Text(failure.message), title=failure.title, title_align="left", border_style="red"
+    )
+    Console(stderr=True).print(panel)
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object on stdout; infinity, which JSON lacks, becomes null."""
+    sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False, default=str) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def show_note(text: str) -> None:
+    """Print something worth knowing on stderr."""
+    Console(stderr=True).print(Text(text, style="dim"))
+
+
+def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table on stdout; columns of figures are right-aligned."""
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
+        show_header=any(columns),
+    )  # fmt: skip
+    for at, name in enumerate(columns):
+        figures = bool(rows) and all(row[at][:1].isdigit() for row in rows if row[at])
+        table.add_column(name, justify="right" if figures else "left", header_style="dim")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+@contextmanager
+def watching(name: str, *, quiet: bool) -> Iterator["Any"]:
+    """Show a run's progress on stderr; yields what `run` calls with each `Progress`."""
+    if quiet:
+        yield None
+        return
+    console = Console(stderr=True)
+    shown = _Lines(console) if not console.is_terminal else _Bar(console, name)
+    with shown:
+        yield shown.update
+
+
+class _Lines:
+    """One line an epoch, for logs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._past: Progress | None = None
+
+    def __enter__(self) -> "_Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._past is not None:
+            self._tell(self._past)
+
+    def update(self, progress: "Progress") -> None:
+        """Keep what is newest; tell it when its epoch is over."""
+        if self._past is not None and self._past.epoch != progress.epoch:
+            self._tell(self._past)
+        self._past = progress
+
+    def _tell(self, progress: "Progress") -> None:
+        epoch = f"epoch {progress.epoch + 1}/{progress.epochs}"
+        self._console.print(f"{epoch}  {_figures(progress)}", highlight=False)
+
+
+class _Bar:
+    """A bar with the newest figures, for terminals."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self._progress = RichProgress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24),
+            TextColumn("{task.fields[told]}"), TimeRemainingColumn(), console=console,
+        )  # fmt: skip
+        self._task = self._progress.add_task(f"{name}: alignment and setup", total=None, told="")
+        self._name = name
+
+    def __enter__(self) -> "_Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def update(self, progress: "Progress") -> None:
+        """Show the newest figures."""
+        self._progress.update(
+            self._task,
+            description=f"{self._name}: epoch {progress.epoch + 1}/{progress.epochs}",
+            completed=progress.step, total=progress.steps, told=_figures(progress),
+        )  # fmt: skip
+
+
+def _figures(progress: "Progress") -> str:
+    accuracy = "" if progress.accuracy is None else f"  accuracy {100 * progress.accuracy:.1f} %"
+    epsilon = "inf" if math.isinf(progress.epsilon) else f"{progress.epsilon:.3g}"
+    megabytes = progress.wire_bytes / 1e6
+    return f"loss {progress.loss:.4f}{accuracy}  epsilon {epsilon}  {megabytes:.1f} MB sent"
+
+
+@contextmanager
+def downloading(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show downloads on stderr; yields what `fetch` calls with (file, bytes, bytes in all)."""
+    from rich.progress import BarColumn, DownloadColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
+    shown = RichProgress(
+        TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(),
+        console=Console(stderr=True), disable=quiet,
+    )  # fmt: skip
+    tasks: dict[str, Any] = {}
+
+    def update(file: str, done: int, total: int | None) -> None:
+        if file not in tasks:
+            tasks[file] = shown.add_task(file, total=total)
+        shown.update(tasks[file], completed=done, total=total)
+
+    with shown:
+        yield update

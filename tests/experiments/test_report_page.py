@@ -1,0 +1,194 @@
+"""A report is made from a run folder alone, is complete, and reaches nothing outside itself."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from experiments.report import find_reference, read_run, write_report
+from experiments.report.words import count, duration, epsilon, number, percent, size
+from secure_apfed.errors import CheckpointError
+from tests.experiments.run_folder import attack_result, config_of, write_run
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Path:
+    return write_run(
+        tmp_path / "c",
+        config_of(guard="{name: gaussian}"),
+        accuracy={"apfed_c": 0.912},
+        epsilon=7.98,
+        attacks=[
+            attack_result(),
+            attack_result(attack="gradient_norm", applicable=False, advantage=None, metric=None,
+                          reason="a passive receives no label gradient in APFed"),
+        ],
+    )  # fmt: skip
+
+
+class _Page(HTMLParser):
+    """Collects what a browser would fetch, and checks that tags are balanced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [value or "" for key, value in attrs if key in ("src", "href")]
+        if tag not in ("meta", "img", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def text_of(folder: Path) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> None:
+    parser = _Page()
+    text = text_of(guarded)
+    parser.feed(text)
+    assert parser.open == []
+    assert len(parser.references) == 2  # learning curves and attacks
+    assert all(value.startswith("data:image/png;base64,") for value in parser.references)
+    assert not re.search(r"https?://|url\(|@import|<script|<link", text)
+
+
+def test_the_page_tells_figures_parties_limits_and_how_to_repeat(guarded: Path) -> None:
+    text = text_of(guarded)
+    for told in (
+        "91.2\u202f%", "7.98", "+0.220", "passive-1, passive-2, passive-3 (passive, each of them)",
+        "Active", "Aggregator", "active and aggregator", "A failed attack proves no privacy",
+        "Row-release guarantee, encoder held fixed", "ab" * 32, "torch 2.13.0",
+        "a passive receives no label gradient in APFed",
+        "The hub learns its pairwise intersection with every member",
+    ):  # fmt: skip
+        assert told in text, told
+
+
+def test_the_table_counts_what_the_transcript_counts(guarded: Path) -> None:
+    flows = json.loads((guarded / "transcript.json").read_text())
+    sent = sum(one["messages"] for one in flows if one["receiver"] == "aggregator")
+    text = text_of(guarded)
+    rows = re.findall(r'data-name="messages">([^<]*)<', text.split("<h3>Aggregator</h3>")[1])
+    assert sum(int(row) for row in rows) == sent
+
+
+def test_text_from_the_config_cannot_become_markup(tmp_path: Path) -> None:
+    config = config_of().model_copy(update={"name": "<script>alert(1)</script>"})
+    text = text_of(write_run(tmp_path / "x", config, accuracy={"apfed_c": 0.5}))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_unsafe_choices_are_told_first(tmp_path: Path) -> None:
+    config = config_of(secure_sum="{protocol: plain, allow_single_passive: true}")
+    folder = write_run(tmp_path / "x", config, accuracy={"apfed_c": 0.5}, passives=1)
+    warnings = re.findall(r'<p class="warn">([^<]*)', text_of(folder))
+    assert len(warnings) == 3
+    assert "The sum is plain" in warnings[0]
+    assert "There is one passive" in warnings[1]
+    assert "There is no guard" in warnings[2]
+
+
+def test_accuracy_is_compared_only_with_a_run_on_the_same_data(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "c", config_of(), accuracy={"apfed_c": 0.9})
+    other = config_of("single_view", data="{dataset: digits, views: 2}")
+    write_run(tmp_path / "other", other, accuracy={"single_view": 0.8})
+    assert find_reference(read_run(folder)) is None
+    assert "There is no SingleVL run" in text_of(folder)
+    assert not (folder / "pictures" / "accuracy.png").exists()
+
+    same = write_run(tmp_path / "same", config_of("single_view"), accuracy={"single_view": 0.8})
+    reference = find_reference(read_run(folder))
+    assert reference is not None
+    assert reference.path == same
+    assert "There is no SingleVL run" not in text_of(folder)
+    assert (folder / "pictures" / "accuracy.png").exists()
+
+
+def test_a_damaged_sibling_does_not_stop_a_report(guarded: Path) -> None:
+    sibling = guarded.parent / "broken"
+    sibling.mkdir()
+    (sibling / "result.json").write_text("{")
+    assert write_report(guarded).is_file()
+
+
+def test_pictures_are_pictures_and_stale_ones_go(guarded: Path) -> None:
+    (guarded / "pictures").mkdir()
+    (guarded / "pictures" / "old.png").write_bytes(b"")
+    write_report(guarded)
+    pictures = sorted((guarded / "pictures").iterdir())
+    assert [path.name for path in pictures] == ["attacks.png", "learning.png"]
+    for path in pictures:
+        with Image.open(path) as image:
+            assert image.width >= 1000
+            assert len(image.convert("L").getcolors() or []) > 10
+
+
+def test_single_view_and_tvfl_have_reports_too(tmp_path: Path) -> None:
+    alone = write_run(tmp_path / "s", config_of("single_view"), accuracy={"single_view": 0.8})
+    assert "the active trained alone" in text_of(alone)
+    joint = write_run(
+        tmp_path / "t",
+        config_of("tvfl"),
+        accuracy={"tvfl": 0.95, "tvfl_0": 0.6, "tvfl_a": 0.61, "tvfl_r": 0.1},
+    )
+    text = text_of(joint)
+    assert "give the labels away" in text
+    assert "TVFL is a baseline without protection" in text
+
+
+def test_a_run_without_attacks_says_so(tmp_path: Path) -> None:
+    text = text_of(write_run(tmp_path / "c", config_of(), accuracy={"apfed_c": 0.9}))
+    assert "No attack was mounted" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("result.json", None, "the run has not finished; continue it with --resume"),
+        ("result.json", "{", "result.json: is truncated or damaged"),
+        ("result.json", '{"method": "apfed_c"}', "result.json: is damaged at 'accuracy'"),
+        ("transcript.json", None, "transcript.json: is missing"),
+        ("transcript.json", '[{"sender": 3}]', "transcript.json: is damaged at '0.sender'"),
+        ("metrics.jsonl", '{"epoch": 0', "metrics.jsonl: is truncated or damaged"),
+        ("attacks.json", "[{}]", "attacks.json: is damaged"),
+    ],
+)
+def test_a_damaged_folder_names_the_file(
+    guarded: Path, name: str, content: str | None, message: str
+) -> None:
+    (guarded / name).unlink()
+    if content is not None:
+        (guarded / name).write_text(content)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        write_report(guarded)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="it is no run folder"):
+        write_report(tmp_path)
+    with pytest.raises(CheckpointError, match="there is no such run folder"):
+        write_report(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (size(999), "999 B"), (size(1_230), "1.2 kB"), (size(123_400_000), "123 MB"),
+        (size(2e15), "2000 TB"), (duration(9.24), "9.2 s"), (duration(59.6), "1 min 0 s"),
+        (duration(7_500), "2 h 5 min"), (percent(0.9123), "91.2 %"),
+        (count(1_234_567), "1 234 567"),
+        (epsilon(float("inf")), "\u221e"), (number(1e-05), "1e-5"), (number(3.14159), "3.14"),
+        (number(1.5e12), "1.5e12"),
+    ],
+)  # fmt: skip
+def test_figures_read_well(told: str, expected: str) -> None:
+    assert told.replace("\u202f", " ") == expected

@@ -1,0 +1,101 @@
+"""Who learns what: the table answers for every message of every run, and the docs repeat it."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from experiments.report.rules import (
+    RULES,
+    Role,
+    Situation,
+    coalitions_in,
+    limits_in,
+    markdown,
+    rule_for,
+)
+from protocols.sums import SECURE_SUMS
+from secure_apfed.errors import ApfedError
+from secure_apfed.exchange import Kind
+
+MESSAGES = {
+    "apfed": [
+        (Kind.ALIGNMENT, Role.ACTIVE),
+        (Kind.ALIGNMENT, Role.PASSIVE),
+        (Kind.SUM_SETUP, Role.ACTIVE),
+        (Kind.SUM_SETUP, Role.PASSIVE),
+        (Kind.SUM_SETUP, Role.AGGREGATOR),
+        (Kind.REPRESENTATIONS, Role.PASSIVE),
+        (Kind.CONTRIBUTION, Role.AGGREGATOR),
+        (Kind.SUM, Role.ACTIVE),
+    ],
+    "tvfl": [
+        (Kind.ALIGNMENT, Role.ACTIVE),
+        (Kind.ALIGNMENT, Role.PASSIVE),
+        (Kind.REQUEST, Role.PASSIVE),
+        (Kind.REPRESENTATIONS, Role.ACTIVE),
+        (Kind.GRADIENTS, Role.PASSIVE),
+    ],
+}
+
+
+def situation(method: str = "apfed", secure_sum: str = "ckks", passives: int = 3) -> Situation:
+    return Situation(method=method, secure_sum=secure_sum, guarded=True, passives=passives)
+
+
+@pytest.mark.parametrize(
+    ("method", "secure_sum", "guarded", "passives"),
+    list(product(MESSAGES, SECURE_SUMS, [False, True], [1, 2, 3])),
+)
+def test_every_message_that_a_run_can_send_has_a_rule(
+    method: str, secure_sum: str, guarded: bool, passives: int
+) -> None:
+    case = Situation(method=method, secure_sum=secure_sum, guarded=guarded, passives=passives)
+    for kind, receiver in MESSAGES[method]:
+        assert rule_for(kind, receiver, case).reads
+
+
+def test_a_message_without_a_rule_is_an_error_and_not_an_empty_cell() -> None:
+    with pytest.raises(ApfedError, match="nothing says what the aggregator learns of gradients"):
+        rule_for(Kind.GRADIENTS, Role.AGGREGATOR, situation())
+
+
+def test_one_passive_is_told_that_its_gradient_is_read() -> None:
+    rule = rule_for(Kind.SUM, Role.ACTIVE, situation(passives=1))
+    assert "gradient of the only passive" in rule.reads
+    assert "sum of all" in rule_for(Kind.SUM, Role.ACTIVE, situation(passives=2)).reads
+
+
+def test_the_plain_sum_is_told_to_hide_nothing() -> None:
+    rule = rule_for(Kind.CONTRIBUTION, Role.AGGREGATOR, situation(secure_sum="plain"))
+    assert "in the clear" in rule.reads
+
+
+def test_every_secure_sum_but_the_plain_one_names_its_coalition_with_the_key_holder() -> None:
+    for name, backend in SECURE_SUMS.items():
+        told = {one.who for one in coalitions_in(situation(secure_sum=name))}
+        assert backend.unsafe or "active and aggregator" in told, name
+
+
+def test_two_passives_are_told_what_one_of_them_learns_with_the_active() -> None:
+    told = [one.learns for one in coalitions_in(situation(passives=2))]
+    assert any("other passive's gradient" in learns for learns in told)
+    assert not any(
+        "other passive's gradient" in one.learns for one in coalitions_in(situation(passives=3))
+    )
+
+
+def test_a_guarded_run_says_that_training_is_not_private() -> None:
+    told = " ".join(limits_in(situation()))
+    assert "not differentially private training" in told
+    assert "epsilon_y is infinite" in told
+    assert "failed attack proves no privacy" in told
+
+
+def test_the_threat_model_repeats_the_tables_word_for_word() -> None:
+    text = Path("docs/threat-model.md").read_text(encoding="utf-8")
+    assert markdown() in text
+
+
+def test_the_markdown_holds_every_rule() -> None:
+    assert all(f"| {rule.reads} |" in markdown() for rule in RULES)
