@@ -49,7 +49,7 @@ class CircuitIntersection:
     name: ClassVar[str] = "circuit"
     needs_dealer: ClassVar[bool] = True
     leaks: ClassVar[tuple[str, ...]] = (
-        "The dealer learns how many IDs are common to all.",
+        "The dealer learns about how large each set is, and how many IDs are common to all.",
         "All parties learn whether the agreed minimum is reached.",
     )
 
