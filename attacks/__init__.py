@@ -8,13 +8,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from attacks.interface import Attack
+from attacks.inverse_network import InverseNetwork
 from attacks.model_completion import ModelCompletion
+from attacks.temporal import Temporal
 
 __all__ = ["ATTACKS"]
 
 _ENTRIES: tuple[type[Attack], ...] = (
     # Labels, from what passives receive.
     ModelCompletion,
+    Temporal,
+    # The active's features, from what passives receive.
+    InverseNetwork,
 )
 
 ATTACKS: Mapping[str, type[Attack]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

@@ -21,11 +21,19 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 
-from attacks.interface import Guess, Prediction
+from attacks.interface import Attack, Guess, Prediction
 from attacks.metrics import name_clusters_by_priors
 from attacks.view import AdversaryView
+from secure_apfed.seeds import shuffled
 
-__all__ = ["PROBES", "guess_labels", "own_columns", "standardised"]
+__all__ = [
+    "PROBES",
+    "chosen_positions",
+    "guess_labels",
+    "own_columns",
+    "standardised",
+    "why_nothing_to_read",
+]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -34,10 +42,34 @@ IntArray: TypeAlias = NDArray[np.int64]
 PROBES: Mapping[str, Callable[[int, int], Any]] = {
     "logistic": lambda iterations, _: LogisticRegression(max_iter=iterations),
     "mlp": lambda iterations, seed: MLPClassifier(
-        (64,), solver="lbfgs", alpha=0.1, max_iter=iterations, random_state=seed
+        hidden_layer_sizes=(64,), solver="lbfgs", alpha=0.1, max_iter=iterations,
+        random_state=seed,
     ),
-}
+}  # fmt: skip
 _STARTS = 4
+
+
+def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
+    """Return why this view gives `attack`, on released representations, nothing to read."""
+    if view.role != attack.role:
+        return f"{attack.name} is mounted by a {attack.role} party, not by the {view.role}"
+    if view.method == "single_view":
+        return "single_view: the active trains alone and releases no representation"
+    if not view.epochs:
+        return (
+            "the transcript kept no representations; set transcript.keep to first_and_last or all"
+        )
+    return None
+
+
+def chosen_positions(view: AdversaryView, seen: Tensor, most: int, seed: int) -> Tensor:
+    """Return those of `seen` (N,) that are known, and others up to `most` in all, ascending."""
+    known = torch.isin(
+        seen, torch.cat([view.knowledge.labels.positions, view.knowledge.shadow.positions])
+    )
+    others = shuffled(seen[~known], seed, "attacks", "rows")
+    room = max(most - int(known.sum()), 1)
+    return torch.cat([seen[known], others[:room]]).sort().values
 
 
 def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ class Guess:
 
     Attributes:
         positions: (N,) alignment positions, none of which the adversary knew.
+        victim: the party whose features are guessed; None for labels.
         attacks: variant -> its prediction; every variant uses what was released.
         baselines: name -> the prediction of an adversary that knows and computes the same
             but saw nothing of what was released.
@@ -57,6 +58,7 @@ class Guess:
     """
 
     positions: Tensor
+    victim: str | None = None
     attacks: Mapping[str, Prediction]
     baselines: Mapping[str, Prediction]
     references: Mapping[str, Prediction] = field(default_factory=dict)

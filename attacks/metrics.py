@@ -1,5 +1,6 @@
-"""Figures that scikit-learn does not have ready: naming clusters, AUC over the classes present."""
+"""Figures that scikit-learn lacks: naming clusters, AUC over the classes present, R^2, PSNR."""
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -7,7 +8,13 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
-__all__ = ["macro_auc", "name_clusters_by_priors", "name_clusters_by_truth"]
+__all__ = [
+    "explained",
+    "macro_auc",
+    "name_clusters_by_priors",
+    "name_clusters_by_truth",
+    "peak_ratio",
+]
 
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -45,3 +52,20 @@ def name_clusters_by_priors(scores_NK: FloatArray, priors_K: FloatArray) -> Floa
     sizes_K = np.bincount(scores_NK.argmax(axis=1), minlength=clusters) / len(scores_NK)
     _, cluster_of_class = linear_sum_assignment(np.abs(priors_K[:, None] - sizes_K[None, :]))
     return scores_NK[:, cluster_of_class]
+
+
+def explained(guess_NF: FloatArray, truth_NF: FloatArray) -> float | None:
+    """Return R^2 over all features together: 1 - squared error / squared distance to the mean.
+
+    A feature counts by its variance, so constant features (an image's dark corners) count
+    nothing. None where nothing varies.
+    """
+    spread = float(np.square(truth_NF - truth_NF.mean(axis=0)).sum())
+    return 1 - float(np.square(guess_NF - truth_NF).sum()) / spread if spread else None
+
+
+def peak_ratio(guess_NF: FloatArray, truth_NF: FloatArray) -> float | None:
+    """Return the PSNR in decibels for the range of the truth; None where it is unbounded."""
+    mse = float(np.square(guess_NF - truth_NF).mean())
+    peak = float(truth_NF.max() - truth_NF.min())
+    return 10 * math.log10(peak**2 / mse) if mse and peak else None

@@ -15,14 +15,18 @@ from typing import ClassVar
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from attacks.completion import guess_labels, own_columns, standardised
+from attacks.completion import (
+    chosen_positions,
+    guess_labels,
+    own_columns,
+    standardised,
+    why_nothing_to_read,
+)
 from attacks.interface import Attack, Guess, Target
-from attacks.view import AdversaryView, Observed, Role, representations
-from secure_apfed.seeds import shuffled
+from attacks.view import AdversaryView, Role, representations
 
-__all__ = ["ModelCompletion", "why_no_labels_leak_here"]
+__all__ = ["ModelCompletion"]
 
 
 class ModelCompletion(Attack):
@@ -48,13 +52,14 @@ class ModelCompletion(Attack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """A passive needs representations that were released and recorded."""
-        return why_no_labels_leak_here(self, view)
+        return why_nothing_to_read(self, view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the observed rows that are not known."""
         last = representations(view, view.epochs[-1])
         first = representations(view, view.epochs[0])
-        positions = self._chosen(view, last, first, seed)
+        seen = last.positions[torch.isin(last.positions, first.positions)]
+        positions = chosen_positions(view, seen, self.most_rows, seed)
         h_NF, x_NF, first_NF = (
             standardised(columns, components=self.components, seed=seed)
             for columns in (last.at(positions), own_columns(view, positions), first.at(positions))
@@ -67,24 +72,3 @@ class ModelCompletion(Attack):
             references={"h of the first epoch": first_NF} if len(view.epochs) > 1 else {},
             seed=seed,
         )
-
-    def _chosen(self, view: AdversaryView, last: Observed, first: Observed, seed: int) -> Tensor:
-        """Return positions seen in both epochs: the known ones, and others up to the limit."""
-        seen = last.positions[torch.isin(last.positions, first.positions)]
-        known = torch.isin(seen, view.knowledge.labels.positions)
-        others = shuffled(seen[~known], seed, "attacks", "rows")
-        room = max(self.most_rows - int(known.sum()), 1)
-        return torch.cat([seen[known], others[:room]]).sort().values
-
-
-def why_no_labels_leak_here(attack: Attack, view: AdversaryView) -> str | None:
-    """Return why an attack on released representations by passives has nothing to read."""
-    if view.role != attack.role:
-        return f"{attack.name} is mounted by a {attack.role} party, not by the {view.role}"
-    if view.method == "single_view":
-        return "single_view: the active trains alone and releases no representation"
-    if not view.epochs:
-        return (
-            "the transcript kept no representations; set transcript.keep to first_and_last or all"
-        )
-    return None

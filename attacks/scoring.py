@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, recall_score
 
 from attacks.interface import Attack, AttackError, AttackResult, Guess, Prediction, Target
-from attacks.metrics import macro_auc, name_clusters_by_truth
+from attacks.metrics import explained, macro_auc, name_clusters_by_truth, peak_ratio
 from attacks.recorded import Truth
 from attacks.view import AdversaryView
 
@@ -39,6 +39,15 @@ def _measure_labels(prediction: Prediction, labels_N: Array) -> Figures:
     }
 
 
+def _measure_features(prediction: Prediction, features_NF: Array) -> Figures:
+    """Mean squared error, R^2 of all features together, PSNR in decibels."""
+    return {
+        "mse": float(np.square(prediction.values - features_NF).mean()),
+        "r2": explained(prediction.values, features_NF),
+        "psnr": peak_ratio(prediction.values, features_NF),
+    }
+
+
 @dataclass(frozen=True)
 class Scale:
     """How guesses at one target are judged.
@@ -54,6 +63,7 @@ class Scale:
 
 SCALES: Mapping[Target, Scale] = {
     "labels": Scale("balanced_accuracy", _measure_labels),
+    "features": Scale("r2", _measure_features),
 }
 
 
@@ -66,9 +76,10 @@ def score(
         AttackError: the guess is about no row, about one twice, about one that the adversary
             knew or that did not train, or has values of another shape than its rows.
     """
-    known = view.knowledge.labels.positions
+    known = _known(attack, view)
     _check(attack, guess, truth, known)
-    actual = truth.labels[guess.positions].numpy()
+    actual = _actual(guess, truth)
+    _check_shapes(attack, guess, truth.classes if guess.victim is None else actual.shape[1])
     scale = SCALES[attack.target]
     figures = {
         kind: {name: dict(scale.measure(item, actual)) for name, item in items.items()}
@@ -104,7 +115,7 @@ def not_applicable(attack: Attack, view: AdversaryView, reason: str, seed: int) 
         applicable=False,
         reason=reason,
         knowledge=_declared(view),
-        counts={"known": len(view.knowledge.labels), "scored": 0},
+        counts={"known": len(_known(attack, view)), "scored": 0},
         seed=seed,
     )
 
@@ -146,14 +157,35 @@ def _check(attack: Attack, guess: Guess, truth: Truth, known: torch.Tensor) -> N
     strange = int((~torch.isin(positions, truth.trained)).sum())
     if strange:
         raise AttackError(f"{attack.name} guesses {strange} rows that did not train")
+    if (guess.victim is None) != (attack.target == "labels"):
+        raise AttackError(f"{attack.name} guesses {attack.target} of the party {guess.victim}")
+    if guess.victim is not None and guess.victim not in truth.features:
+        raise AttackError(f"{attack.name} guesses features of {guess.victim!r}, which has none")
+
+
+def _check_shapes(attack: Attack, guess: Guess, columns: int) -> None:
     if not guess.attacks or not guess.baselines:
         raise AttackError(f"{attack.name} must give at least one attack and one baseline")
+    expected = (len(guess.positions), columns)
     for name, item in (*guess.attacks.items(), *guess.baselines.items(), *guess.references.items()):
-        if item.values.shape != (len(positions), truth.classes):
+        if item.values.shape != expected:
             raise AttackError(
-                f"{attack.name}, {name}: expected scores of shape "
-                f"{(len(positions), truth.classes)}, got {item.values.shape}"
+                f"{attack.name}, {name}: expected values of shape {expected}, "
+                f"got {item.values.shape}"
             )
+
+
+def _known(attack: Attack, view: AdversaryView) -> torch.Tensor:
+    """Return the positions of which the adversary knows what it attacks."""
+    of_target = view.knowledge.labels if attack.target == "labels" else view.knowledge.shadow
+    return of_target.positions
+
+
+def _actual(guess: Guess, truth: Truth) -> Array:
+    """Return labels (N,), or the victim's features (N, F)."""
+    if guess.victim is None:
+        return truth.labels[guess.positions].numpy()
+    return truth.features[guess.victim][guess.positions].flatten(1).double().numpy()
 
 
 def _best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:

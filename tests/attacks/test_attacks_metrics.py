@@ -1,8 +1,14 @@
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import r2_score, roc_auc_score
 
-from attacks.metrics import macro_auc, name_clusters_by_priors, name_clusters_by_truth
+from attacks.metrics import (
+    explained,
+    macro_auc,
+    name_clusters_by_priors,
+    name_clusters_by_truth,
+    peak_ratio,
+)
 
 
 def test_macro_auc_equals_scikit_learn_where_that_is_defined() -> None:
@@ -30,3 +36,18 @@ def test_clusters_get_names_by_their_sizes() -> None:
     shuffled = np.eye(3)[np.array([1, 2, 0])[labels]]
     named = name_clusters_by_priors(shuffled, np.array([0.6, 0.3, 0.1]))
     assert (named.argmax(1) == labels).all()
+
+
+def test_explained_equals_scikit_learn_weighted_by_variance() -> None:
+    draw = np.random.default_rng(1)
+    truth = draw.normal(size=(50, 4)) * np.array([1, 2, 3, 0])
+    guess = truth + draw.normal(size=(50, 4)) * np.array([1, 1, 1, 0])
+    expected = r2_score(truth, guess, multioutput="variance_weighted")
+    assert explained(guess, truth) == pytest.approx(expected)
+    assert explained(guess, np.ones((50, 4))) is None
+
+
+def test_peak_ratio_is_in_decibels_of_the_range() -> None:
+    truth = np.array([[0.0, 1.0], [0.5, 1.0]])
+    assert peak_ratio(truth + 0.1, truth) == pytest.approx(20)
+    assert peak_ratio(truth, truth) is None

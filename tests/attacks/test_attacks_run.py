@@ -136,7 +136,7 @@ class TestScoring:
     def test_scores_of_another_shape_are_refused(self, parts: Any) -> None:
         view, truth, unknown = parts
         narrow = np.zeros((len(unknown), 2))
-        with pytest.raises(AttackError, match=r"guess: expected scores of shape \(\d+, 3\)"):
+        with pytest.raises(AttackError, match=r"guess: expected values of shape \(\d+, 3\)"):
             score(self.attack, view, self._guess(unknown, narrow, narrow), truth, 0)
 
     def test_an_attack_without_a_baseline_is_refused(self, parts: Any) -> None:
