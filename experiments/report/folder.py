@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -20,7 +19,6 @@ from secure_apfed.exchange import Flow
 __all__ = ["EpochMetrics", "Outcome", "Privacy", "RunFolder", "SumFacts", "read_run"]
 
 _PartT = TypeVar("_PartT")
-_AGGREGATOR = "aggregator"
 
 
 def _unbounded(value: Any) -> Any:
@@ -84,13 +82,30 @@ class EpochMetrics(_Part):
     seconds: float = 0.0
 
 
+class _Participant(_Part):
+    name: str
+    role: Role
+
+
+class _Document(_Part):
+    participants: tuple[_Participant, ...]
+
+
+class _Contract(_Part):
+    """contract.json: the document and its hash."""
+
+    document: _Document
+    sha256: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
     """One finished run.
 
     Attributes:
         config, outcome, epochs, flows: what was asked, reached, measured and sent.
-        contract_sha256: hash of what the parties agreed on.
+        contract_sha256: hash of what the parties agreed on; roles: of its participants, the
+            active first.
         seeds, versions: for repeating the run.
         ledger: the entries that the privacy accountant was charged with, in order.
         attacks: their results; None where none were mounted.
@@ -102,22 +117,11 @@ class RunFolder:
     epochs: tuple[EpochMetrics, ...]
     flows: tuple[Flow, ...]
     contract_sha256: str
+    roles: Mapping[str, Role]
     seeds: Mapping[str, Any]
     versions: Mapping[str, Any]
     ledger: tuple[Mapping[str, Any], ...] = field(repr=False)
     attacks: tuple[AttackResult, ...] | None
-
-    @cached_property
-    def roles(self) -> Mapping[str, Role]:
-        """The role of every party that sent or received anything, the active first."""
-        active = self.config.data.active if self.config.data.parties else "active"
-        names = {name for flow in self.flows for name in (flow.sender, flow.receiver)}
-        special = {active: Role.ACTIVE, _AGGREGATOR: Role.AGGREGATOR}
-        passives = dict.fromkeys(sorted(names - special.keys()), Role.PASSIVE)
-        known = (
-            {**special, **passives} if _AGGREGATOR in names else {active: Role.ACTIVE, **passives}
-        )
-        return {name: role for role in Role for name, of in known.items() if of == role}
 
     @property
     def situation(self) -> Situation:
@@ -144,7 +148,10 @@ def read_run(path: Path) -> RunFolder:
             path / "config.yaml"
         ).is_file() else "it is no run folder"  # fmt: skip
         raise CheckpointError(f"{path}: has no result.json: {reason}")
-    contract = _json(path / "contract.json")
+    contract = _parsed(path / "contract.json", _Contract, _json(path / "contract.json"))
+    participants = sorted(
+        contract.document.participants, key=lambda one: list(Role).index(one.role)
+    )
     return RunFolder(
         path=path,
         config=load_config_text(_text(path / "config.yaml"), source=str(path / "config.yaml")),
@@ -154,7 +161,8 @@ def read_run(path: Path) -> RunFolder:
             for line in _lines(path / "metrics.jsonl")
         ),
         flows=_parsed(path / "transcript.json", tuple[Flow, ...], _json(path / "transcript.json")),
-        contract_sha256=str(contract.get("sha256", "")),
+        contract_sha256=contract.sha256,
+        roles={one.name: one.role for one in participants},
         seeds=_json(path / "seeds.json"),
         versions=_json(path / "versions.json"),
         ledger=tuple(_lines(path / "ledger.jsonl")) if (path / "ledger.jsonl").is_file() else (),

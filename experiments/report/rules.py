@@ -34,6 +34,7 @@ class Role(StrEnum):
     ACTIVE = "active"
     PASSIVE = "passive"
     AGGREGATOR = "aggregator"
+    DEALER = "dealer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +133,12 @@ RULES: tuple[Rule, ...] = (
         remains="Membership in the common intersection, and what the protocol tells beyond it.",
     ),
     Rule(
+        kind=Kind.ALIGNMENT, receiver=Role.DEALER,
+        reads="About how large each party's set is, and how many IDs are common to all.",
+        protects="It deals random numbers and gets no share of an ID.",
+        remains="Together with any party it could open what that party's peers hide.",
+    ),
+    Rule(
         kind=Kind.SUM_SETUP, receiver=Role.ACTIVE,
         reads="Public parameters of the sum.", protects="They hold no secret.", remains="Nothing.",
     ),
@@ -173,6 +180,13 @@ RULES: tuple[Rule, ...] = (
         protects="CKKS encryption; the only secret key is at the active. Contributions that answer "
         "different representations are not added.",
         remains="Who takes part, and when.",
+    ),
+    Rule(
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("bfv",),
+        reads="One ciphertext of each passive and step: its size and time.",
+        protects="BFV encryption, whose only secret key is at the active, over masks that the "
+        "passives share in pairs. The masks cancel only if all answer the same representations.",
+        remains="Who takes part, and when. It can alter the sum without being noticed.",
     ),
     Rule(
         kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("masked",),
@@ -218,7 +232,8 @@ COALITIONS: tuple[Coalition, ...] = (
         learns="Every single passive's gradient: the active's key opens what the aggregator holds.",
     ),
     Coalition(
-        methods=("apfed",), sums=("masked",), passives=(2, 1 << 30), who="active and aggregator",
+        methods=("apfed",), sums=("bfv", "masked"), passives=(2, 1 << 30),
+        who="active and aggregator",
         learns="The sum only: the masks among the passives remain.",
     ),
     Coalition(

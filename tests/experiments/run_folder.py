@@ -103,8 +103,14 @@ def write_run(
                 "rounding": 3.1e-5},
         "guarantee": "Row-release guarantee, encoder held fixed; no label privacy.",
     }  # fmt: skip
+    roles = {"active": "active"}
+    if config.method != "single_view":
+        roles |= {f"passive-{at + 1}": "passive" for at in range(passives)}
+    if config.method.startswith("apfed"):
+        roles |= {"aggregator": "aggregator"}
+    participants = [{"name": name, "role": role} for name, role in roles.items()]
     files = {
-        "contract.json": {"document": {}, "sha256": "ab" * 32},
+        "contract.json": {"document": {"participants": participants}, "sha256": "ab" * 32},
         "seeds.json": {"run": config.seed},
         "versions.json": {"python": "3.11.7", "packages": {"torch": "2.13.0"}, "device": "cpu"},
         "transcript.json": flows,

@@ -22,6 +22,7 @@ MESSAGES = {
     "apfed": [
         (Kind.ALIGNMENT, Role.ACTIVE),
         (Kind.ALIGNMENT, Role.PASSIVE),
+        (Kind.ALIGNMENT, Role.DEALER),
         (Kind.SUM_SETUP, Role.ACTIVE),
         (Kind.SUM_SETUP, Role.PASSIVE),
         (Kind.SUM_SETUP, Role.AGGREGATOR),
@@ -32,6 +33,7 @@ MESSAGES = {
     "tvfl": [
         (Kind.ALIGNMENT, Role.ACTIVE),
         (Kind.ALIGNMENT, Role.PASSIVE),
+        (Kind.ALIGNMENT, Role.DEALER),
         (Kind.REQUEST, Role.PASSIVE),
         (Kind.REPRESENTATIONS, Role.ACTIVE),
         (Kind.GRADIENTS, Role.PASSIVE),
