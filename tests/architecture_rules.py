@@ -1,0 +1,290 @@
+"""What the tree of modules must hold, as functions from modules to offenders.
+
+Each rule takes parsed modules and returns one line per offence, so that the same rule runs on
+our packages and on planted bad code.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+__all__ = [
+    "LAYERS",
+    "Module",
+    "all_is_true",
+    "documented",
+    "one_way",
+    "parse",
+    "short",
+    "the_tree",
+    "unsafe_calls",
+    "without_cycles",
+    "without_weak_randomness_or_io",
+]
+
+LAYERS = ("protocols", "secure_apfed", "attacks", "experiments")
+COMPOSITION_ROOT = "secure_apfed.cli"
+ENTRY_POINTS = ("secure_apfed.__main__",)
+
+MODULE_LINES = 300
+FUNCTION_LINES = 40
+
+UNPICKLING = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"})
+UNSAFE_NAMES = frozenset(
+    {
+        "torch.load", "joblib.load", "pandas.read_pickle", "pd.read_pickle",
+        "yaml.Loader", "yaml.FullLoader", "yaml.UnsafeLoader", "yaml.unsafe_load", "yaml.full_load",
+    }
+)  # fmt: skip
+TEXT_AS_CODE = frozenset({"eval", "exec"})
+# What `protocols` must not touch: seeded generators, sockets, clocks, networks of neurons.
+PROTOCOLS_WITHOUT = frozenset(
+    {
+        "random", "numpy.random", "np.random", "torch.manual_seed", "torch.Generator", "torch.nn",
+        "torch.rand", "torch.randn", "torch.randint", "torch.randperm",
+        "socket", "ssl", "http", "httpx", "urllib", "asyncio", "time", "datetime",
+    }
+)  # fmt: skip
+# Keys and masks come from one module; what it is made of stays inside.
+ENTROPY = frozenset({"secrets", "os.urandom"})
+RANDOMNESS_MODULE = "protocols.randomness"
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """One parsed file: dotted name, source, tree, and whether it is a package's `__init__`."""
+
+    name: str
+    source: str
+    tree: ast.Module
+    is_package: bool = False
+
+    @property
+    def layer(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def parse(name: str, source: str, *, is_package: bool = False) -> Module:
+    return Module(name=name, source=source, tree=ast.parse(source), is_package=is_package)
+
+
+def the_tree(root: Path) -> dict[str, Module]:
+    """Parse every module of the four packages below `root`, by dotted name."""
+    modules = {}
+    for path in sorted(path for layer in LAYERS for path in (root / layer).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        modules[name] = parse(name, path.read_text(encoding="utf-8"), is_package=is_package)
+    return modules
+
+
+def one_way(modules: Mapping[str, Module]) -> list[str]:
+    """No module imports a later layer, and nothing imports the composition root."""
+    offences = []
+    for module, target, line in _all_imports(modules):
+        if target == COMPOSITION_ROOT and module.name not in ENTRY_POINTS:
+            offences.append(f"{module.name}:{line} imports the composition root")
+        layer = target.partition(".")[0]
+        if layer not in LAYERS or module.name == COMPOSITION_ROOT:
+            continue
+        if LAYERS.index(layer) > LAYERS.index(module.layer):
+            offences.append(f"{module.name}:{line} imports {target}, against the direction")
+    return offences
+
+
+def without_cycles(modules: Mapping[str, Module]) -> list[str]:
+    """No cycle among the imports that run when modules load."""
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for module in modules.values():
+        for target, _ in _imports(_statements_on_load(module.tree), modules):
+            if target in modules and target != module.name:
+                graph[module.name].add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [" imports ".join(reversed(error.args[1]))]
+    return []
+
+
+def all_is_true(modules: Mapping[str, Module]) -> list[str]:
+    """`__all__` names what exists, and every public function and class that is defined here.
+
+    The commands of the composition root are the exception: they are reached through its `main`.
+    """
+    offences = []
+    for module in modules.values():
+        statements = list(_statements_on_load(module.tree))
+        defined = {
+            node.name
+            for node in statements
+            if isinstance(node, _Definition) and not node.name.startswith("_")
+        }
+        exported = _exported(statements)
+        if exported is None:
+            if defined:
+                offences.append(f"{module.name} has no __all__, but defines {sorted(defined)}")
+            continue
+        bound = {name for node in statements for name in _bound(node)}
+        offences += [f"{module.name} exports {n}, unknown to it" for n in sorted(exported - bound)]
+        if module.name == COMPOSITION_ROOT:
+            continue
+        offences += [f"{module.name} hides {n} from __all__" for n in sorted(defined - exported)]
+    return offences
+
+
+def without_weak_randomness_or_io(modules: Mapping[str, Module]) -> list[str]:
+    """`protocols` has no seeded generator, socket, clock or network of neurons."""
+    offences = []
+    for module in modules.values():
+        if module.layer != "protocols":
+            continue
+        forbidden = PROTOCOLS_WITHOUT
+        if module.name != RANDOMNESS_MODULE:
+            forbidden = forbidden | ENTROPY
+        offences += _uses(module, forbidden)
+    return offences
+
+
+def unsafe_calls(modules: Mapping[str, Module]) -> list[str]:
+    """No module reads pickles or runs text as code."""
+    offences = []
+    for module in modules.values():
+        offences += _uses(module, UNPICKLING | UNSAFE_NAMES)
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id in TEXT_AS_CODE:
+                    offences.append(f"{module.name}:{node.lineno} calls {node.func.id}")
+            elif isinstance(node, ast.keyword) and _allows_pickles(node):
+                offences.append(f"{module.name}:{node.value.lineno} allows pickles")
+    return offences
+
+
+def documented(modules: Mapping[str, Module]) -> list[str]:
+    """Every module says at its top what it is."""
+    return [
+        f"{module.name} has no docstring"
+        for module in modules.values()
+        if ast.get_docstring(module.tree) is None
+    ]
+
+
+def short(modules: Mapping[str, Module]) -> dict[str, str]:
+    """Return what is longer than the limits, by dotted name; a docstring is not code.
+
+    A module counts all its lines, a function those from `def` to its end less its docstring.
+    """
+    long = {}
+    for module in modules.values():
+        lines = len(module.source.splitlines())
+        if lines > MODULE_LINES:
+            long[module.name] = f"{lines} lines, at most {MODULE_LINES}"
+        for name, function in _functions(module.tree, module.name):
+            lines = _code_lines(function)
+            if lines > FUNCTION_LINES:
+                long[name] = f"{lines} lines, at most {FUNCTION_LINES}"
+    return long
+
+
+def _all_imports(modules: Mapping[str, Module]) -> Iterator[tuple[Module, str, int]]:
+    for module in modules.values():
+        for target, line in _imports(ast.walk(module.tree), modules):
+            yield module, target, line
+
+
+def _imports(nodes: Iterator[ast.AST], modules: Mapping[str, Module]) -> Iterator[tuple[str, int]]:
+    """Yield what is imported, by dotted name: a submodule where `from` names one."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield (inner if inner in modules else node.module), node.lineno
+
+
+def _statements_on_load(body: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements that run on import: within if, try and with, not within functions."""
+    for node in ast.iter_child_nodes(body):
+        yield node
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.ExceptHandler):
+            yield from _statements_on_load(node)
+
+
+def _exported(statements: list[ast.AST]) -> set[str] | None:
+    """Return the names in `__all__`, or None where the module has none."""
+    for node in statements:
+        target: ast.expr | None = None
+        if isinstance(node, ast.Assign):
+            target = node.targets[0]
+        elif isinstance(node, ast.AnnAssign):
+            target = node.target
+        if isinstance(target, ast.Name) and target.id == "__all__":
+            assert isinstance(node, ast.Assign | ast.AnnAssign)
+            return set(ast.literal_eval(node.value)) if node.value is not None else None
+    return None
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement binds."""
+    if isinstance(node, _Definition):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        for alias in node.names:
+            yield alias.asname or alias.name.partition(".")[0]
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                yield inner.id
+
+
+def _uses(module: Module, forbidden: frozenset[str]) -> list[str]:
+    """Return where a module imports one of the dotted names or reaches it by attribute."""
+    uses: list[tuple[int, str]] = []
+    for node in ast.walk(module.tree):
+        imported: list[str] = []
+        if isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            imported = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in forbidden:
+            uses.append((node.lineno, ast.unparse(node)))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            uses += [(node.lineno, name) for name in imported if _within(name, forbidden)]
+    return [f"{module.name}:{line} uses {name}" for line, name in uses]
+
+
+def _within(name: str, forbidden: frozenset[str]) -> bool:
+    return any(name == bad or name.startswith(f"{bad}.") for bad in forbidden)
+
+
+def _allows_pickles(keyword: ast.keyword) -> bool:
+    refused = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+    return keyword.arg == "allow_pickle" and not refused
+
+
+def _functions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, _Function]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, _Definition):
+            name = f"{prefix}.{node.name}"
+            if isinstance(node, _Function):
+                yield name, node
+            yield from _functions(node, name)
+
+
+def _code_lines(function: _Function) -> int:
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        docstring = function.body[0]
+        assert docstring.end_lineno is not None
+        lines -= docstring.end_lineno - docstring.lineno + 1
+    return lines

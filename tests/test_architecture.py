@@ -1,0 +1,131 @@
+"""The architecture that docs/architecture.md promises, held against the source itself."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.architecture_rules import (
+    LAYERS,
+    Module,
+    all_is_true,
+    documented,
+    one_way,
+    parse,
+    short,
+    the_tree,
+    unsafe_calls,
+    without_cycles,
+    without_weak_randomness_or_io,
+)
+
+Rule = Callable[[Mapping[str, Module]], list[str]]
+
+ROOT = Path(__file__).resolve().parent.parent
+TREE = the_tree(ROOT)
+
+RULES: tuple[Rule, ...] = (
+    one_way,
+    without_cycles,
+    all_is_true,
+    without_weak_randomness_or_io,
+    unsafe_calls,
+    documented,
+)
+
+# Dotted name -> why it may be longer than the limits, for instance to keep a formula whole.
+LONGER_FOR_A_REASON: dict[str, str] = {}
+
+# A rule, planted modules by name, and what it must say of them.
+PLANTED: tuple[tuple[Rule, dict[str, str], str], ...] = (
+    (one_way, {"protocols.a": "import secure_apfed.errors"}, "against the direction"),
+    (one_way, {"secure_apfed.a": "from attacks import run"}, "against the direction"),
+    (one_way, {"attacks.a": "def f():\n    import experiments"}, "against the direction"),
+    (
+        one_way,
+        {"secure_apfed.cli": "", "experiments.a": "from secure_apfed import cli"},
+        "composition root",
+    ),
+    (
+        without_cycles,
+        {"attacks.a": "from attacks import b", "attacks.b": "import attacks.a"},
+        "attacks.a imports attacks.b",
+    ),
+    (
+        without_cycles,
+        {"attacks": "from attacks.a import x", "attacks.a": "from attacks import y"},
+        "attacks.a imports attacks",
+    ),
+    (all_is_true, {"attacks.a": "__all__ = ['b']"}, "exports b"),
+    (all_is_true, {"attacks.a": "__all__: list[str] = []\ndef b(): ..."}, "hides b"),
+    (all_is_true, {"attacks.a": "class B: ..."}, "has no __all__"),
+    (without_weak_randomness_or_io, {"protocols.a": "import random"}, "uses random"),
+    (without_weak_randomness_or_io, {"protocols.a": "from numpy import random"}, "numpy.random"),
+    (without_weak_randomness_or_io, {"protocols.a": "np.random.default_rng(1)"}, "np.random"),
+    (without_weak_randomness_or_io, {"protocols.a": "torch.manual_seed(1)"}, "manual_seed"),
+    (without_weak_randomness_or_io, {"protocols.a": "import secrets"}, "uses secrets"),
+    (without_weak_randomness_or_io, {"protocols.a": "from time import monotonic"}, "uses time"),
+    (unsafe_calls, {"attacks.a": "import pickle"}, "uses pickle"),
+    (unsafe_calls, {"attacks.a": "torch.load('x')"}, "uses torch.load"),
+    (unsafe_calls, {"attacks.a": "from torch import load"}, "uses torch.load"),
+    (unsafe_calls, {"attacks.a": "eval('1')"}, "calls eval"),
+    (unsafe_calls, {"attacks.a": "np.load('x', allow_pickle=True)"}, "allows pickles"),
+    (unsafe_calls, {"attacks.a": "yaml.load(text, Loader=yaml.FullLoader)"}, "FullLoader"),
+    (documented, {"attacks.a": "x = 1"}, "no docstring"),
+)
+
+ALLOWED: tuple[tuple[Rule, dict[str, str]], ...] = (
+    (one_way, {"secure_apfed.cli": "import experiments", "attacks.a": "import protocols"}),
+    (without_cycles, {"attacks.a": "import attacks.b", "attacks.b": "def f(): import attacks.a"}),
+    (all_is_true, {"attacks.a": "__all__ = ['X', 'f']\nX = 1\ndef f(): ...\ndef _g(): ..."}),
+    (all_is_true, {"experiments.__main__": "main()"}),
+    (all_is_true, {"secure_apfed.cli": "__all__ = ['main']\ndef main(): ...\ndef run(): ..."}),
+    (without_weak_randomness_or_io, {"protocols.randomness": "import secrets"}),
+    (without_weak_randomness_or_io, {"attacks.a": "import time, random"}),
+    (unsafe_calls, {"attacks.a": "network.eval()\nnp.load('x', allow_pickle=False)"}),
+)
+
+
+def _planted(sources: Mapping[str, str]) -> dict[str, Module]:
+    return {name: parse(name, source) for name, source in sources.items()}
+
+
+def test_the_tree_is_found() -> None:
+    assert {module.layer for module in TREE.values()} == set(LAYERS)
+    assert "protocols.sums.interface" in TREE
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_our_packages_keep(rule: Rule) -> None:
+    offences = rule(TREE)
+    assert not offences, "\n".join(offences)
+
+
+def test_modules_and_functions_are_short() -> None:
+    long = short(TREE)
+    unexcused = [f"{name}: {why}" for name, why in long.items() if name not in LONGER_FOR_A_REASON]
+    assert not unexcused, "\n".join(unexcused)
+    assert set(LONGER_FOR_A_REASON) <= set(long), "an excuse that is no longer needed"
+
+
+@pytest.mark.parametrize(("rule", "sources", "says"), PLANTED)
+def test_a_rule_finds(rule: Rule, sources: dict[str, str], says: str) -> None:
+    offences = rule(_planted(sources))
+    assert len(offences) == 1
+    assert says in offences[0]
+
+
+@pytest.mark.parametrize(("rule", "sources"), ALLOWED)
+def test_a_rule_permits(rule: Rule, sources: dict[str, str]) -> None:
+    assert rule(_planted(sources)) == []
+
+
+def test_length_leaves_out_docstrings() -> None:
+    body = "    x = 1\n" * 38
+    docstring = '    """One.\n\n    Two.\n    """\n'
+    assert short(_planted({"attacks.a": f"def f():\n{docstring}{body}    return x\n"})) == {}
+    long = short(_planted({"attacks.a": f"class C:\n  def f():\n{body}    y = 1\n    return x\n"}))
+    assert long == {"attacks.a.C.f": "41 lines, at most 40"}
+    assert short(_planted({"attacks.a": "x = 1\n" * 301})) == {
+        "attacks.a": "301 lines, at most 300"
+    }
