@@ -51,8 +51,9 @@ _STARTS = 4
 
 def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view gives `attack`, on released representations, nothing to read."""
-    if view.role != attack.role:
-        return f"{attack.name} is mounted by a {attack.role} party, not by the {view.role}"
+    if view.role not in attack.roles:
+        who = " or ".join(attack.roles)
+        return f"{attack.name} is mounted by the {who} party, not by the {view.role}"
     if view.method == "single_view":
         return "single_view: the active trains alone and releases no representation"
     if not view.epochs:

@@ -49,7 +49,6 @@ class Guess:
 
     Attributes:
         positions: (N,) alignment positions, none of which the adversary knew.
-        victim: the party whose features are guessed; None for labels.
         attacks: variant -> its prediction; every variant uses what was released.
         baselines: name -> the prediction of an adversary that knows and computes the same
             but saw nothing of what was released.
@@ -58,7 +57,6 @@ class Guess:
     """
 
     positions: Tensor
-    victim: str | None = None
     attacks: Mapping[str, Prediction]
     baselines: Mapping[str, Prediction]
     references: Mapping[str, Prediction] = field(default_factory=dict)
@@ -70,7 +68,7 @@ class Attack(Settings, ABC):
     Class attributes:
         name: its key in the table and in configs.
         target: what it guesses, which decides how it is scored.
-        role: who mounts it.
+        roles: who mounts it.
         behaviour: whether that party must have deviated from the protocol.
 
     Attributes:
@@ -84,7 +82,7 @@ class Attack(Settings, ABC):
 
     name: ClassVar[str]
     target: ClassVar[Target]
-    role: ClassVar[Role]
+    roles: ClassVar[tuple[Role, ...]]
     behaviour: ClassVar[Behaviour] = "curious"
 
     coalition: Literal["single", "all"] = "single"
@@ -111,7 +109,8 @@ class AttackResult:
     len(variants) and the baseline's over len(baselines) candidates.
 
     Attributes:
-        attack, target, adversary, role, behaviour, method: what was attacked by whom.
+        attack, target: what was tried; victim: the party that holds what is guessed.
+        adversary, role, behaviour: who tried it; method: how the run trained.
         applicable: False: nothing was computed, for this `reason`.
         metric: what the advantage is measured in.
         variant, score: the best variant and its figures.
@@ -126,6 +125,7 @@ class AttackResult:
 
     attack: str
     target: Target
+    victim: str | None
     adversary: str
     role: Role
     behaviour: Behaviour

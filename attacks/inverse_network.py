@@ -1,11 +1,12 @@
-"""A3, inverse network, paired: a curious passive rebuilds the active's features.
+"""A3, inverse network, paired: a curious party rebuilds the features behind representations.
 
-Run by: one passive, or several that pool what they have, that know the active's features of
-some shadow rows (former customers, a leak, a public part). From these pairs it learns
-h, x^p -> x^A and applies it to every other row (He et al., 2019, Model Inversion Attacks
-Against Collaborative Inference; the paired form, mean squared error).
+Run by: whoever receives a victim's representations: in APFed a passive, or several that pool
+what they have, against the active; in TVFL the active against each passive. It knows the
+victim's features of some shadow rows (former customers, a leak, a public part), learns from
+these pairs h, x -> the victim's features, and applies it to every other row (He et al., 2019,
+Model Inversion Attacks Against Collaborative Inference; the paired form).
 
-Letters: N observed rows, n of them shadow rows, U the others, F the active's features.
+Letters: N observed rows, n of them shadow rows, U the others, F the victim's features.
 """
 
 import warnings
@@ -24,7 +25,6 @@ from sklearn.neural_network import MLPRegressor
 from attacks.completion import chosen_positions, own_columns, standardised, why_nothing_to_read
 from attacks.interface import Attack, Guess, Prediction, Target
 from attacks.view import AdversaryView, Role, representations
-from secure_apfed.exchange import Kind
 
 __all__ = ["InverseNetwork"]
 
@@ -41,7 +41,7 @@ _REGRESSORS: Mapping[str, Callable[[int, int, int], Any]] = {
 
 
 class InverseNetwork(Attack):
-    """Regressors from h, and from h beside the own features x, to the active's features.
+    """Regressors from h, and from h beside the own features x, to the victim's features.
 
     Baselines, with the same shadow rows: their mean, and the same regressors from x alone.
 
@@ -54,7 +54,7 @@ class InverseNetwork(Attack):
 
     name: ClassVar[str] = "inverse_network"
     target: ClassVar[Target] = "features"
-    role: ClassVar[Role] = "passive"
+    roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
 
     shadow_rows: int = Field(100, ge=2)
     hidden: int = Field(128, ge=1)
@@ -62,18 +62,16 @@ class InverseNetwork(Attack):
     components: int = Field(256, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs representations that another party, the active, sent it."""
+        """The adversary needs representations that the victim released to it."""
         reason = why_nothing_to_read(self, view)
-        if reason is None and _sender(view) in view.parties:
-            return (
-                f"{view.method}: a passive receives no representation of the active, "
-                "it sends its own"
-            )
+        victim = view.knowledge.victim
+        if reason is None and victim not in view.senders(view.epochs[-1]):
+            return f"{view.method}: {victim} releases no representation to {view.name}"
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the active's features of the observed rows that are no shadow rows."""
-        seen = representations(view, view.epochs[-1])
+        """Guess the victim's features of the observed rows that are no shadow rows."""
+        seen = representations(view, view.epochs[-1], view.knowledge.victim)
         positions = chosen_positions(view, seen.positions, self.most_rows, seed)
         h_NF, x_NF = (
             standardised(columns, components=self.components, seed=seed)
@@ -88,7 +86,6 @@ class InverseNetwork(Attack):
         )
         return Guess(
             positions=positions[~is_shadow_N],
-            victim=_sender(view),
             attacks=regress.on({"h": h_NF, "h and x": np.hstack([h_NF, x_NF])}),
             baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": x_NF})},
         )
@@ -133,12 +130,3 @@ class _Regression:
             regressor.fit(values_NF[self.shadow], (self.pairs - centre_F) / scale)
         found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
         return Prediction(found_UF * scale + centre_F)
-
-
-def _sender(view: AdversaryView) -> str:
-    """Return who released what the view's last epoch holds."""
-    return next(
-        envelope.sender
-        for envelope in view.envelopes[view.epochs[-1]]
-        if envelope.kind is Kind.REPRESENTATIONS
-    )

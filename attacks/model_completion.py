@@ -44,7 +44,7 @@ class ModelCompletion(Attack):
 
     name: ClassVar[str] = "model_completion"
     target: ClassVar[Target] = "labels"
-    role: ClassVar[Role] = "passive"
+    roles: ClassVar[tuple[Role, ...]] = ("passive",)
 
     labels_per_class: int = Field(4, ge=0)
     most_rows: int = Field(10_000, ge=2)

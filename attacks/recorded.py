@@ -94,8 +94,8 @@ def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
     return KnownRows(positions, truth.labels[positions])
 
 
-def reveal_features(recording: Recording, rows: int, seed: int) -> KnownRows:
-    """Choose `rows` aligned training rows whose features at the active become known.
+def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> KnownRows:
+    """Choose `rows` aligned training rows whose features at `victim` become known.
 
     Raises:
         AttackError: none would remain unknown.
@@ -108,7 +108,7 @@ def reveal_features(recording: Recording, rows: int, seed: int) -> KnownRows:
         )
     draw = np.random.default_rng(derive_seed(seed, "attacks", "features"))
     positions = torch.from_numpy(np.sort(draw.permutation(truth.trained.numpy())[:rows]))
-    return KnownRows(positions, truth.features[recording.data.active.name][positions])
+    return KnownRows(positions, truth.features[victim][positions])
 
 
 def view_of(

@@ -5,6 +5,7 @@ Run by: the experimenter, who holds the recording of all parties.
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
@@ -62,9 +63,9 @@ def mount(
     """
     attacks = [prepare(choice) for choice in choices]
     return tuple(
-        _attack(attack, recording, parties, seed)
+        _attack(attack, recording, trial, seed)
         for attack in attacks
-        for parties in _adversaries(attack, recording)
+        for trial in _trials(attack, recording)
     )
 
 
@@ -85,24 +86,34 @@ def _rank(result: AttackResult) -> float:
     return float("-inf") if result.advantage is None else result.advantage
 
 
-def _adversaries(attack: Attack, recording: Recording) -> Iterator[tuple[str, ...]]:
-    data = recording.data
-    of_role = {
-        "active": (data.active.name,),
-        "passive": tuple(party.name for party in data.passives),
-    }.get(attack.role, (attack.role,))
-    if attack.coalition == "all":
-        yield of_role
-    else:
-        yield from ((party,) for party in of_role)
+@dataclass(frozen=True, kw_only=True)
+class _Trial:
+    """Who attacks whom: one result."""
+
+    parties: tuple[str, ...]
+    victim: str
 
 
-def _attack(
-    attack: Attack, recording: Recording, parties: tuple[str, ...], seed: int
-) -> AttackResult:
-    ignorant = _view(attack, recording, parties, Knowledge(classes=len(recording.data.classes)))
+def _trials(attack: Attack, recording: Recording) -> Iterator[_Trial]:
+    """Every adversary of the attack's roles, against every party that has what it is after."""
+    active = recording.data.active.name
+    passives = tuple(party.name for party in recording.data.passives)
+    for role in attack.roles:
+        of_role = {"active": (active,), "passive": passives}.get(role, (role,))
+        coalitions = [of_role] if attack.coalition == "all" else [(party,) for party in of_role]
+        victims = (active,) if attack.target == "labels" else (active, *passives)
+        for parties in coalitions:
+            for victim in victims:
+                # Parties of one role exchange nothing with each other.
+                if victim not in of_role:
+                    yield _Trial(parties=parties, victim=victim)
+
+
+def _attack(attack: Attack, recording: Recording, trial: _Trial, seed: int) -> AttackResult:
+    nothing = Knowledge(classes=len(recording.data.classes), victim=trial.victim)
+    ignorant = _view(attack, recording, trial, nothing)
     try:
-        view = _view(attack, recording, parties, _knowledge(attack, recording, seed))
+        view = _view(attack, recording, trial, _knowledge(attack, recording, trial, seed))
     except AttackError as error:
         why = attack.applicable(ignorant) or str(error)
         return not_applicable(attack, ignorant, why, seed)
@@ -116,22 +127,23 @@ def _attack(
 
 
 def _view(
-    attack: Attack, recording: Recording, parties: tuple[str, ...], knowledge: Knowledge
+    attack: Attack, recording: Recording, trial: _Trial, knowledge: Knowledge
 ) -> AdversaryView:
     return view_of(
         recording,
-        parties,
+        trial.parties,
         knowledge=knowledge,
         behaviour=attack.behaviour,
         budget=Budget(iterations=attack.iterations),
     )
 
 
-def _knowledge(attack: Attack, recording: Recording, seed: int) -> Knowledge:
+def _knowledge(attack: Attack, recording: Recording, trial: _Trial, seed: int) -> Knowledge:
     truth = truth_of(recording)
     return Knowledge(
         classes=truth.classes,
+        victim=trial.victim,
         labels=reveal_labels(recording, attack.labels_per_class, seed),
         priors=class_priors(truth) if attack.priors else None,
-        shadow=reveal_features(recording, attack.shadow_rows, seed),
+        shadow=reveal_features(recording, trial.victim, attack.shadow_rows, seed),
     )

@@ -78,8 +78,8 @@ def score(
     """
     known = _known(attack, view)
     _check(attack, guess, truth, known)
-    actual = _actual(guess, truth)
-    _check_shapes(attack, guess, truth.classes if guess.victim is None else actual.shape[1])
+    actual = _actual(attack, view, truth)[guess.positions.numpy()]
+    _check_shapes(attack, guess, truth.classes if attack.target == "labels" else actual.shape[1])
     scale = SCALES[attack.target]
     figures = {
         kind: {name: dict(scale.measure(item, actual)) for name, item in items.items()}
@@ -124,6 +124,7 @@ def _who(attack: Attack, view: AdversaryView) -> dict[str, Any]:
     return {
         "attack": attack.name,
         "target": attack.target,
+        "victim": view.knowledge.victim,
         "adversary": view.name,
         "role": view.role,
         "behaviour": view.behaviour,
@@ -157,10 +158,6 @@ def _check(attack: Attack, guess: Guess, truth: Truth, known: torch.Tensor) -> N
     strange = int((~torch.isin(positions, truth.trained)).sum())
     if strange:
         raise AttackError(f"{attack.name} guesses {strange} rows that did not train")
-    if (guess.victim is None) != (attack.target == "labels"):
-        raise AttackError(f"{attack.name} guesses {attack.target} of the party {guess.victim}")
-    if guess.victim is not None and guess.victim not in truth.features:
-        raise AttackError(f"{attack.name} guesses features of {guess.victim!r}, which has none")
 
 
 def _check_shapes(attack: Attack, guess: Guess, columns: int) -> None:
@@ -181,11 +178,14 @@ def _known(attack: Attack, view: AdversaryView) -> torch.Tensor:
     return of_target.positions
 
 
-def _actual(guess: Guess, truth: Truth) -> Array:
-    """Return labels (N,), or the victim's features (N, F)."""
-    if guess.victim is None:
-        return truth.labels[guess.positions].numpy()
-    return truth.features[guess.victim][guess.positions].flatten(1).double().numpy()
+def _actual(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
+    """Return labels (A,), or the victim's features (A, F)."""
+    if attack.target == "labels":
+        return truth.labels.numpy()
+    victim = view.knowledge.victim
+    if victim is None or victim not in truth.features:
+        raise AttackError(f"{attack.name} guesses features of {victim!r}, which holds none")
+    return truth.features[victim].flatten(1).double().numpy()
 
 
 def _best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:

@@ -46,7 +46,7 @@ class Temporal(Attack):
 
     name: ClassVar[str] = "temporal"
     target: ClassVar[Target] = "labels"
-    role: ClassVar[Role] = "passive"
+    roles: ClassVar[tuple[Role, ...]] = ("passive",)
 
     labels_per_class: int = Field(4, ge=0)
     window: int = Field(10, ge=2)

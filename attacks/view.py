@@ -68,13 +68,15 @@ class Knowledge:
 
     Attributes:
         classes: K.
+        victim: the party whose labels or features are attacked.
         labels: known labels by alignment position.
         priors: the share of each class among the training rows; None: unknown to it.
-        shadow: rows whose victim features it knows, for paired inversion.
+        shadow: rows of which it knows the victim's features, for paired inversion.
         architecture: the victim's networks; None: unknown to it.
     """
 
     classes: int
+    victim: str | None = None
     labels: KnownRows = field(default_factory=KnownRows)
     priors: tuple[float, ...] | None = None
     shadow: KnownRows = field(default_factory=KnownRows)
@@ -126,12 +128,14 @@ class AdversaryView:
     @property
     def epochs(self) -> tuple[int, ...]:
         """Epochs in which the coalition saw representations, ascending."""
-        return tuple(
-            sorted(
-                epoch
-                for epoch, envelopes in self.envelopes.items()
-                if any(envelope.kind is Kind.REPRESENTATIONS for envelope in envelopes)
-            )
+        return tuple(sorted(epoch for epoch in self.envelopes if self.senders(epoch)))
+
+    def senders(self, epoch: int) -> frozenset[str]:
+        """Who released representations in this epoch, as far as the coalition saw."""
+        return frozenset(
+            envelope.sender
+            for envelope in self.envelopes[epoch]
+            if envelope.kind is Kind.REPRESENTATIONS
         )
 
 
@@ -152,22 +156,27 @@ class Observed:
         return self.z[torch.searchsorted(self.positions, positions)]
 
 
-def representations(view: AdversaryView, epoch: int) -> Observed:
+def representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:
     """Return what the view holds of `epoch`, the latest release of each position.
 
-    Representations of several senders (TVFL's colluding passives) stand side by side, in the
-    order of their names, for the positions that all of them released.
+    Representations of several senders (TVFL's passives) stand side by side, in the order of
+    their names, for the positions that all of them released.
+
+    Args:
+        view: what to read.
+        epoch: one of `view.epochs`.
+        sender: leave out what others released.
 
     Raises:
-        KeyError: the view holds no representation of that epoch.
+        KeyError: the view holds no such representation.
         RemoteProtocolError: a payload that is not rows and representations.
     """
-    if epoch not in view.epochs:
-        raise KeyError(f"{view.name} holds no representations of epoch {epoch}")
     batches: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for envelope in view.envelopes[epoch]:
-        if envelope.kind is Kind.REPRESENTATIONS:
+    for envelope in view.envelopes.get(epoch, ()):
+        if envelope.kind is Kind.REPRESENTATIONS and sender in (None, envelope.sender):
             batches.setdefault(envelope.sender, []).append(_open(envelope))
+    if not batches:
+        raise KeyError(f"{view.name} holds no representations of epoch {epoch}")
     blocks = [_latest(batches[sender]) for sender in sorted(batches)]
     common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
     return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))

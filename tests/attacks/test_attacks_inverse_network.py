@@ -26,7 +26,8 @@ def leaking(make_recording: Any) -> Any:
 
 
 def test_planted_features_are_rebuilt(leaking: Any) -> None:
-    for result in _mount(leaking, shadow_rows=60):
+    for result in _mount(leaking, shadow_rows=60)[:2]:
+        assert result.victim == "active"
         assert result.metric == "r2"
         assert result.score["r2"] > 0.9
         assert result.advantage > 0.4
@@ -48,9 +49,23 @@ def test_what_the_own_features_tell_is_no_advantage(make_recording: Any) -> None
     assert result.baselines["mean of the shadow rows"]["r2"] == pytest.approx(0, abs=0.05)
 
 
-def test_it_does_not_apply_where_passives_send(make_recording: Any) -> None:
-    result = _mount(make_recording("nothing", method="tvfl"))[0]
-    assert result.reason.startswith("tvfl: a passive receives no representation of the active")
+def test_who_receives_no_representation_has_nothing_to_invert(make_recording: Any) -> None:
+    in_apfed = _mount(make_recording("nothing"))[2:]
+    assert [result.adversary for result in in_apfed] == ["active", "active"]
+    reason = "apfed_c: passive-2 releases no representation to active"
+    assert in_apfed[1].reason == reason
+    in_tvfl = _mount(make_recording("nothing", method="tvfl"))[:2]
+    assert in_tvfl[0].reason == "tvfl: active releases no representation to passive-1"
+
+
+def test_in_tvfl_the_active_inverts_each_passive(make_recording: Any) -> None:
+    first, second = _mount(make_recording("copy", method="tvfl"))[2:]
+    assert (first.role, first.victim) == ("active", "passive-1")
+    assert first.score["r2"] > 0.85
+    assert first.advantage > 0.5
+    # What was planted says nothing of the second passive's features.
+    assert (second.victim, second.applicable) == ("passive-2", True)
+    assert second.advantage < 0.03
 
 
 def test_too_many_shadow_rows_are_a_reason_not_a_crash(make_recording: Any) -> None:

@@ -86,7 +86,7 @@ def test_an_empty_transcript_is_said(make_recording: Any) -> None:
 def test_another_role_is_said(make_recording: Any) -> None:
     view = view_of(make_recording("labels"), ["active"], knowledge=Knowledge(classes=3))
     reason = ModelCompletion().applicable(view)
-    assert reason == "model_completion is mounted by a passive party, not by the active"
+    assert reason == "model_completion is mounted by the passive party, not by the active"
 
 
 def test_too_many_known_labels_are_a_reason_not_a_crash(make_recording: Any) -> None:

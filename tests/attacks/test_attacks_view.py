@@ -145,12 +145,12 @@ def test_revealing_all_labels_of_a_class_is_refused(recording: Any) -> None:
 
 
 def test_revealed_features_are_the_actives(recording: Any) -> None:
-    known = reveal_features(recording, 20, 0)
+    known = reveal_features(recording, "active", 20, 0)
     own = recording.data.active.features[recording.alignment["active"]]
     assert torch.equal(known.values, own[known.positions])
     assert len(set(known.positions.tolist())) == 20
     with pytest.raises(AttackError, match="lower shadow_rows"):
-        reveal_features(recording, 270, 0)
+        reveal_features(recording, "active", 270, 0)
 
 
 def test_priors_are_shares_of_the_training_rows(recording: Any) -> None:
