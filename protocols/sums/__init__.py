@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from protocols.sums.bfv import BfvSum
 from protocols.sums.ckks import CkksSum
 from protocols.sums.interface import (
     SecureSum,
@@ -16,6 +17,7 @@ from protocols.sums.plain import PlainSum
 
 __all__ = [
     "SECURE_SUMS",
+    "BfvSum",
     "CkksSum",
     "MaskedSum",
     "PlainSum",
@@ -30,5 +32,6 @@ __all__ = [
 SECURE_SUMS: Mapping[str, type[SecureSum]] = {
     "plain": PlainSum,
     "ckks": CkksSum,
+    "bfv": BfvSum,
     "masked": MaskedSum,
 }

@@ -130,7 +130,10 @@ class FixedPoint:
 
     def dequantise(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
         """Return the real numbers that an integer sum stands for."""
-        return np.multiply(sum_BD, self.clip_norm / self.levels, dtype=np.float64)
+        real_BD: NDArray[np.float64] = np.multiply(
+            sum_BD, self.clip_norm / self.levels, dtype=np.float64
+        )
+        return real_BD
 
 
 @dataclass(frozen=True, kw_only=True)

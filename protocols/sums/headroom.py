@@ -1,4 +1,4 @@
-"""How much room a CKKS slot has: finds a scale and a packing that can never overflow.
+"""How much room a slot has: finds parameters and a packing that can never overflow.
 
 Run by: every role, from public numbers only, so that all parties find the same answer.
 Protects from: parameters below 128-bit security, sums that wrap around the modulus, and
@@ -6,12 +6,25 @@ rounding that could pick the wrong integer. What does not fit is refused with wh
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+# gmpy2 ships no types; only `is_prime(int, int) -> bool` is used
+from gmpy2 import is_prime  # type: ignore[import-untyped]
 
 from protocols.errors import LocalProtocolError
 from protocols.sums.fixed_point import FixedPoint, Packing
 
-__all__ = ["ROUNDING_TOLERANCE", "SECURE_MODULUS_BITS", "CkksHeadroom", "solve_ckks"]
+__all__ = [
+    "PLAIN_MODULUS_BITS",
+    "ROUNDING_TOLERANCE",
+    "SECURE_MODULUS_BITS",
+    "BfvHeadroom",
+    "CkksHeadroom",
+    "slot_noise",
+    "solve_bfv",
+    "solve_ckks",
+]
 
 SECURE_MODULUS_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
 """Ring degree to the largest modulus at 128-bit classical security, ternary secret.
@@ -22,7 +35,11 @@ HomomorphicEncryption.org standard (Albrecht et al. 2018), table 1; SEAL enforce
 ROUNDING_TOLERANCE = 0.25
 """How far a decrypted slot may lie from an integer: half of what rounding could repair."""
 
+PLAIN_MODULUS_BITS = 42
+"""Largest BFV plain modulus: the noise of 64 ciphertexts still fits at N = 4096."""
+
 _TAIL = 20.0
+_GAUSSIAN_TAIL = 10.0
 _MODULUS_MARGIN = 1 + 2**-10
 _MAX_SCALE_BITS = 40
 
@@ -66,6 +83,15 @@ def solve_ckks(
     Raises:
         LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
     """
+    _require_secure(poly_degree, primes)
+    for fields in (2, 1):
+        found = _fit_ckks(fixed_point, fields, poly_degree, primes)
+        if found is not None:
+            return found
+    raise _does_not_fit(fixed_point, primes, lambda fewer: _fit_ckks(fewer, 1, poly_degree, primes))
+
+
+def _require_secure(poly_degree: int, primes: tuple[int, int]) -> None:
     limit = SECURE_MODULUS_BITS.get(poly_degree)
     if limit is None or sum(primes) > limit:
         fits = [str(n) for n, bits in SECURE_MODULUS_BITS.items() if bits >= sum(primes)]
@@ -73,29 +99,24 @@ def solve_ckks(
             f"ring degree {poly_degree} with a modulus of {sum(primes)} bits has less than 128-bit "
             f"security; degrees that fit that modulus: {', '.join(fits) or 'none'}"
         )
-    for fields in (2, 1):
-        found = _fit(fixed_point, fields, poly_degree, primes)
-        if found is not None:
-            return found
-    fewer = [
+
+
+def _does_not_fit(
+    fixed_point: FixedPoint, primes: tuple[int, int], fit: Callable[[FixedPoint], object | None]
+) -> LocalProtocolError:
+    would = [
         bits
         for bits in range(fixed_point.bits - 1, 1, -1)
-        if _fit(_with_bits(fixed_point, bits), 1, poly_degree, primes) is not None
+        if fit(replace(fixed_point, bits=bits)) is not None
     ]
-    raise LocalProtocolError(
+    return LocalProtocolError(
         f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "
         f"prime of {primes[0]} bits; "
-        + (f"{fewer[0]} bits would" if fewer else "use a larger data prime")
+        + (f"{would[0]} bits would" if would else "use a larger data prime")
     )
 
 
-def _with_bits(fixed_point: FixedPoint, bits: int) -> FixedPoint:
-    return FixedPoint(
-        clip_norm=fixed_point.clip_norm, bits=bits, contributors=fixed_point.contributors
-    )
-
-
-def _fit(
+def _fit_ckks(
     fixed_point: FixedPoint, fields: int, poly_degree: int, primes: tuple[int, int]
 ) -> CkksHeadroom | None:
     width = fixed_point.field_bits
@@ -112,3 +133,65 @@ def _fit(
         packing=Packing(fields=fields, field_bits=width, slots=poly_degree // 2),
         deviation=deviation,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BfvHeadroom:
+    """Parameters that fit.
+
+    Attributes:
+        poly_degree: N, the ring degree and the number of slots.
+        primes: bits of the data prime and of the key-switching prime.
+        plain_modulus: t, a prime that is 1 modulo 2N.
+        packing: how integers share the slots.
+    """
+
+    poly_degree: int
+    primes: tuple[int, int]
+    plain_modulus: int
+    packing: Packing
+
+
+def solve_bfv(
+    fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, int] = (54, 55)
+) -> BfvHeadroom:
+    """Find the densest packing, and for it the smallest plain modulus, that fits.
+
+    Raises:
+        LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
+    """
+    _require_secure(poly_degree, primes)
+    for fields in (2, 1):
+        found = _fit_bfv(fixed_point, fields, poly_degree, primes)
+        if found is not None:
+            return found
+    raise _does_not_fit(fixed_point, primes, lambda fewer: _fit_bfv(fewer, 1, poly_degree, primes))
+
+
+def _fit_bfv(
+    fixed_point: FixedPoint, fields: int, poly_degree: int, primes: tuple[int, int]
+) -> BfvHeadroom | None:
+    width = fixed_point.field_bits
+    peak = fixed_point.limit * (1 + (2**width if fields == 2 else 0))
+    modulus = _batching_prime(2 * peak + 2, 2 * poly_degree)
+    # Decryption is exact while the noise of a coefficient, rounding of q m / t included
+    # (1/2 for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
+    deviation = slot_noise(poly_degree, fixed_point.contributors) / math.sqrt(poly_degree / 2)
+    noise = _GAUSSIAN_TAIL * deviation + fixed_point.contributors / 2
+    room = 2 ** (primes[0] - 1) / _MODULUS_MARGIN / modulus
+    if modulus.bit_length() > PLAIN_MODULUS_BITS or noise >= room:
+        return None
+    return BfvHeadroom(
+        poly_degree=poly_degree,
+        primes=primes,
+        plain_modulus=modulus,
+        packing=Packing(fields=fields, field_bits=width, slots=poly_degree),
+    )
+
+
+def _batching_prime(least: int, step: int) -> int:
+    """The smallest prime that is at least `least` and 1 modulo `step`."""
+    candidate = least + (1 - least) % step
+    while not is_prime(candidate, 40):
+        candidate += step
+    return candidate

@@ -11,7 +11,7 @@ with the agreement; stream: AES-256-CTR under a BLAKE2b sub-key (`protocols.rand
 The keys must arrive over authenticated links (`protocols.seal`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,18 @@ from protocols.seal import fresh_run_key
 from protocols.sums.agreed import AgreedFrames, KeepsSecrets
 from protocols.sums.interface import StepBinding
 
-__all__ = ["MASK_MODULUS_BITS", "PairwiseSeeds", "uniform_below"]
+__all__ = ["MASK_MODULUS_BITS", "MASK_STREAM_BYTES", "PairwiseSeeds", "add_masks"]
 
 MASK_MODULUS_BITS = 42
-"""Largest modulus of `uniform_below`, in bits."""
+"""Largest modulus of `add_masks`, in bits."""
 
+MASK_STREAM_BYTES = 16
+"""Bytes of stream that `add_masks` takes for one value."""
+
+IntArray = NDArray[np.int64]
 _KEY_BYTES = 32
-_PIECE_BITS = 21
+_LOW_BITS = 40
+_LOW_MASK = np.uint64(2**_LOW_BITS - 1)
 
 
 class PairwiseSeeds(KeepsSecrets):
@@ -94,21 +99,40 @@ class PairwiseSeeds(KeepsSecrets):
         return keystream(self._seeds[peer], b"mask", binding.digest, place, length=length)
 
 
-def uniform_below(modulus: int, stream: bytes) -> NDArray[np.int64]:
-    """Numbers in [0, modulus) from a uniform stream, 16 bytes each.
+def add_masks(values: IntArray, modulus: int, streams: Iterable[tuple[int, bytes]]) -> IntArray:
+    """Add signed masks to integers modulo `modulus`; the result lies in [-modulus/2, modulus/2).
 
-    106 bits are reduced for each number, so its distribution is within 2^-64 of uniform
-    for a modulus of at most 42 bits.
+    Each stream has 16 bytes a value, of which 104 bits are reduced, so its residues are
+    within 2^-62 of uniform.
+
+    Args:
+        values: magnitudes below 2^59.
+        modulus: at most 42 bits.
+        streams: (1 or -1, uniform bytes), at most 1024 of them.
+
+    Raises:
+        LocalProtocolError: a larger modulus, or a stream of another length.
     """
-    if not 1 <= modulus < 2**MASK_MODULUS_BITS or len(stream) % 16:
+    if not 1 <= modulus < 2**MASK_MODULUS_BITS:
         raise LocalProtocolError(
-            f"a modulus has at most {MASK_MODULUS_BITS} bits and a stream 16 bytes a number, got "
-            f"{modulus.bit_length()} bits and {len(stream)} bytes"
+            f"masks fit a modulus of at most {MASK_MODULUS_BITS} bits, got {modulus.bit_length()}"
         )
-    words = np.frombuffer(stream, dtype="<u8").reshape(-1, 2)
-    divisor, piece = np.uint64(modulus), np.uint64(2**_PIECE_BITS - 1)
-    shift = np.uint64(_PIECE_BITS)
-    numbers = words[:, 0] % divisor
-    numbers = ((numbers << shift) | (words[:, 1] & piece)) % divisor
-    numbers = ((numbers << shift) | ((words[:, 1] >> shift) & piece)) % divisor
-    return numbers.astype(np.int64)
+    high = np.zeros(values.size, dtype=np.int64)
+    low = np.zeros(values.size, dtype=np.int64)
+    for sign, stream in streams:
+        if len(stream) != MASK_STREAM_BYTES * values.size:
+            raise LocalProtocolError(
+                f"{values.size} masks take {MASK_STREAM_BYTES * values.size} bytes, "
+                f"got {len(stream)}"
+            )
+        words = np.frombuffer(stream, dtype="<u8").reshape(2, -1)
+        step = np.add if sign > 0 else np.subtract
+        step(high, (words[0] % np.uint64(modulus)).view(np.int64), out=high)
+        step(low, (words[1] & _LOW_MASK).view(np.int64), out=low)
+    # high * 2^40 + low + values, in two steps so that no number exceeds 63 bits.
+    for _ in range(2):
+        high %= modulus
+        high <<= _LOW_BITS // 2
+    half = modulus // 2
+    total = (high + low + values.reshape(-1) + half) % modulus - half
+    return total.reshape(values.shape)

@@ -8,7 +8,6 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import MaskedSum, StepBinding
 from protocols.sums.frame import Frame
 from protocols.sums.masked import MaskedReceiver
-from protocols.sums.pairwise import PairwiseSeeds, uniform_below
 from tests.contracts.sum_parties import Parties, agreement, binding, parties
 
 SHAPE = (128, 64)
@@ -137,48 +136,3 @@ def test_setup_takes_one_good_key_of_each_peer() -> None:
     first.receive("passive_2", good)
     with pytest.raises(RemoteProtocolError, match="sent a mask key to passive_1, who expects"):
         first.receive("passive_2", good)
-
-
-def test_both_ends_of_a_pair_have_one_stream_for_a_step_and_shape() -> None:
-    described = MaskedSum(agreement())
-    ends = [PairwiseSeeds(*names, described.frames()) for names in (("a", ["b"]), ("b", ["a"]))]
-    for sender, receiver in (ends, ends[::-1]):
-        (message,) = sender.start()
-        receiver.receive(sender.me, message.body)
-    bound = binding(3)
-    same = ends[0].stream("b", bound, (2, 3), 64)
-    assert same == ends[1].stream("a", bound, (2, 3), 64)
-    for other in (
-        ends[0].stream("b", binding(4), (2, 3), 64),
-        ends[0].stream("b", binding(3, message=1), (2, 3), 64),
-        ends[0].stream("b", bound, (3, 2), 64),
-    ):
-        assert other != same
-
-
-@pytest.mark.parametrize("modulus", [1, 2, 3, 40961, 2**36 + 1, 2**42 - 1])
-def test_uniform_below_is_uniform(modulus: int) -> None:
-    stream = np.random.default_rng(0).bytes(16 * 20_000)
-    numbers = uniform_below(modulus, stream)
-    assert numbers.min() >= 0
-    assert numbers.max() < modulus
-    expected = (modulus - 1) / 2
-    deviation = np.sqrt((modulus**2 - 1) / 12 / len(numbers))
-    assert abs(numbers.mean() - expected) <= 6 * deviation
-
-
-def test_uniform_below_is_the_residue_of_106_bits() -> None:
-    stream = np.random.default_rng(1).bytes(16 * 50)
-    modulus = 2**41 + 27
-    for k, number in enumerate(uniform_below(modulus, stream)):
-        start = 16 * k
-        high = int.from_bytes(stream[start : start + 8], "little")
-        low = int.from_bytes(stream[start + 8 : start + 16], "little")
-        pieces = low % 2**21 << 21 | low >> 21 & 2**21 - 1
-        assert number == (high << 42 | pieces) % modulus
-
-
-def test_uniform_below_refuses_what_it_cannot_reduce() -> None:
-    for modulus, length in ((2**42, 16), (0, 16), (5, 15)):
-        with pytest.raises(LocalProtocolError, match="at most 42 bits and a stream 16 bytes"):
-            uniform_below(modulus, bytes(length))
