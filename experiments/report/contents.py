@@ -7,9 +7,10 @@ from typing import Any
 
 from attacks.interface import AttackResult
 from experiments.report import words
+from experiments.report.entries import Coalition, Role
 from experiments.report.folder import Outcome, RunFolder
 from experiments.report.names import attack_title, method_name, plain
-from experiments.report.rules import Coalition, Role, coalitions_in, limits_in, rule_for
+from experiments.report.rules import coalitions_in, limits_in, rule_for
 from protocols.psi import SET_INTERSECTIONS
 from protocols.sums import SECURE_SUMS
 from secure_apfed.data import find_dataset
@@ -205,7 +206,9 @@ def accounting_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
     if privacy.releases is not None:
         rows.append(("T, most releases of one row", words.count(privacy.releases)))
     rows += [(plain(name), _value(value)) for name, value in (privacy.model_extra or {}).items()]
-    rows.append(("entries in the ledger", words.count(len(run.ledger))))
+    rows += [
+        (f"entries in {name}", words.count(len(entries))) for name, entries in run.ledgers.items()
+    ]
     return tuple(rows)
 
 

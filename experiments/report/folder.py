@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from attacks.interface import AttackResult
-from experiments.report.rules import Role, Situation
+from experiments.report.entries import Role, Situation
 from secure_apfed.config import Config
 from secure_apfed.config_file import load_config_text
 from secure_apfed.errors import CheckpointError
@@ -107,7 +107,8 @@ class RunFolder:
         contract_sha256: hash of what the parties agreed on; roles: of its participants, the
             active first.
         seeds, versions: for repeating the run.
-        ledger: the entries that the privacy accountant was charged with, in order.
+        ledgers: by the file of a party that released anything, the entries that its privacy
+            accountant was charged with, in order.
         attacks: their results; None where none were mounted.
     """
 
@@ -120,7 +121,7 @@ class RunFolder:
     roles: Mapping[str, Role]
     seeds: Mapping[str, Any]
     versions: Mapping[str, Any]
-    ledger: tuple[Mapping[str, Any], ...] = field(repr=False)
+    ledgers: Mapping[str, Sequence[Mapping[str, Any]]] = field(repr=False)
     attacks: tuple[AttackResult, ...] | None
 
     @property
@@ -130,7 +131,7 @@ class RunFolder:
         return Situation(
             method="apfed" if config.method.startswith("apfed") else config.method,
             secure_sum=config.secure_sum.protocol,
-            guarded=config.guard.name != "none",
+            guarded=config.guard.mechanism != "none",
             passives=sum(role == Role.PASSIVE for role in self.roles.values()),
         )
 
@@ -165,7 +166,7 @@ def read_run(path: Path) -> RunFolder:
         roles={one.name: one.role for one in participants},
         seeds=_json(path / "seeds.json"),
         versions=_json(path / "versions.json"),
-        ledger=tuple(_lines(path / "ledger.jsonl")) if (path / "ledger.jsonl").is_file() else (),
+        ledgers={file.name: _lines(file) for file in sorted(path.glob("ledger*.jsonl"))},
         attacks=_attacks(path / "attacks.json"),
     )
 

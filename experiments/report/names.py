@@ -24,8 +24,9 @@ def method_name(key: str) -> str:
 
 
 def attack_title(result: AttackResult) -> str:
-    """Return what was attempted, such as "labels by model completion"."""
-    return f"{result.target} by {plain(result.attack)}"
+    """Return what was attempted, such as "labels of active by model completion"."""
+    victim = f" of {result.victim}" if result.victim else ""
+    return f"{result.target}{victim} by {plain(result.attack)}"
 
 
 def plain(key: str) -> str:

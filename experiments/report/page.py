@@ -44,7 +44,7 @@ def render(run: RunFolder, reference: RunFolder | None, pictures: Sequence[Pictu
         coalitions=[(one.who, one.learns) for one in contents.coalitions_of(run)],
         guarantee=run.outcome.guarantee,
         accounting=contents.accounting_of(run),
-        ledger=_trace(run.ledger),
+        ledgers={name: _trace(name, entries) for name, entries in run.ledgers.items()},
         attacks=contents.attacks_of(run),
         limits=contents.limits_of(run),
         settings=contents.settings_of(run),
@@ -85,11 +85,11 @@ def _no_reference(run: RunFolder, reference: RunFolder | None) -> str:
     )
 
 
-def _trace(ledger: Sequence[Mapping[str, Any]]) -> str:
+def _trace(name: str, ledger: Sequence[Mapping[str, Any]]) -> str:
     lines = [json.dumps(entry) for entry in ledger]
     if len(lines) > _LEDGER_SHOWN:
         half = _LEDGER_SHOWN // 2
-        left_out = f"... {len(lines) - 2 * half} entries, all in ledger.jsonl ..."
+        left_out = f"... {len(lines) - 2 * half} entries, all in {name} ..."
         lines = [*lines[:half], left_out, *lines[-half:]]
     return "\n".join(lines)
 

@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from attacks.interface import AttackResult
 from experiments.report.folder import RunFolder
@@ -162,43 +163,57 @@ def _accuracy(run: RunFolder, reference: RunFolder | None) -> tuple[Figure, str]
 
 
 def _attacks(results: Sequence[AttackResult]) -> tuple[Figure, str] | None:
-    rows = list(_dumbbells(results))
-    if not rows:
+    by_metric: dict[str, list[_Dumbbell]] = {}
+    for row in sorted(_dumbbells(results), key=lambda row: row.baseline - row.attack):
+        by_metric.setdefault(row.metric, []).append(row)
+    if not by_metric:
         return None
-    metrics = dict.fromkeys(metric for _, metric, *_ in rows)
-    figure = Figure(figsize=(_WIDTH, 1.1 + 0.55 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    for place, (_, metric, attack, baseline) in enumerate(rows):
-        axes.plot([baseline, attack], [place, place], color=_FAINT, linewidth=5, zorder=1)
-        axes.plot(baseline, place, "D", color=_OTHER, markersize=7)
-        axes.plot(attack, place, "o", color=_ATTACK, markersize=9)
-        told = f"{attack - baseline:+.3f} {metric if len(metrics) > 1 else ''}"
-        middle = ((attack + baseline) / 2, place)
-        axes.annotate(
-            told, middle, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9
-        )
-    axes.plot([], [], "o", color=_ATTACK, markersize=9, label="attack, best variant")
-    axes.plot([], [], "D", color=_OTHER, markersize=7, label="best baseline with equal knowledge")
-    _name_rows(axes, [name for name, *_ in rows])
-    axes.set(xlabel=f"{' or '.join(metrics)} of the guess")
-    axes.margins(x=0.12)
-    figure.legend(loc="outside upper left", ncols=2, frameon=False)
+    sizes = [len(rows) + 1.0 for rows in by_metric.values()]
+    figure = Figure(figsize=(_WIDTH, 0.5 + 0.55 * sum(sizes)), layout="constrained")
+    panels = figure.subplots(len(sizes), 1, squeeze=False, height_ratios=sizes)[:, 0]
+    for axes, (metric, rows) in zip(panels, by_metric.items(), strict=True):
+        _draw_dumbbells(axes, metric, rows)
+    attack = Line2D([], [], ls="", marker="o", color=_ATTACK, markersize=9)
+    baseline = Line2D([], [], ls="", marker="D", color=_OTHER, markersize=7)
+    names = ["attack, best variant", "best baseline with equal knowledge"]
+    figure.legend([attack, baseline], names, loc="outside upper left", ncols=2, frameon=False)
     return figure, (
         "How well each adversary guesses with what it received, beside the same adversary without "
         "it. The difference is the advantage; a small one proves no privacy."
     )
 
 
-def _dumbbells(results: Sequence[AttackResult]) -> Iterator[tuple[str, str, float, float]]:
-    """Yield (name, metric, attack, baseline) of what was computed, worst first."""
-    told = [one for one in results if one.applicable and one.advantage is not None]
-    for one in sorted(told, key=lambda one: -(one.advantage or 0.0)):
+@dataclass(frozen=True)
+class _Dumbbell:
+    name: str
+    metric: str
+    attack: float
+    baseline: float
+
+
+def _dumbbells(results: Sequence[AttackResult]) -> Iterator[_Dumbbell]:
+    """Yield what was computed."""
+    for one in results:
         metric = str(one.metric)
         attack = one.score.get(metric)
         baseline = one.baselines.get(str(one.baseline), {}).get(metric)
-        if attack is not None and baseline is not None:
+        if one.applicable and attack is not None and baseline is not None:
             name = f"{attack_title(one)}\nby {one.adversary}"
-            yield name, plain(metric), attack, baseline
+            yield _Dumbbell(name, plain(metric), attack, baseline)
+
+
+def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[_Dumbbell]) -> None:
+    for place, row in enumerate(rows):
+        axes.plot([row.baseline, row.attack], [place, place], color=_FAINT, linewidth=5, zorder=1)
+        axes.plot(row.baseline, place, "D", color=_OTHER, markersize=7)
+        axes.plot(row.attack, place, "o", color=_ATTACK, markersize=9)
+        axes.annotate(
+            f"{row.attack - row.baseline:+.3f}", ((row.attack + row.baseline) / 2, place),
+            xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9,
+        )  # fmt: skip
+    _name_rows(axes, [row.name for row in rows])
+    axes.set(xlabel=f"{metric} of the guess")
+    axes.margins(x=0.12)
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:

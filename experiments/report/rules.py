@@ -6,9 +6,8 @@ here; coalitions and limits of the whole run have their own tables below.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 
+from experiments.report.entries import Coalition, Limit, Role, Rule, Situation
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange.envelope import Kind
 
@@ -16,107 +15,11 @@ __all__ = [
     "COALITIONS",
     "LIMITS",
     "RULES",
-    "Coalition",
-    "Limit",
-    "Role",
-    "Rule",
-    "Situation",
     "coalitions_in",
     "limits_in",
     "markdown",
     "rule_for",
 ]
-
-
-class Role(StrEnum):
-    """What a party is in a run."""
-
-    ACTIVE = "active"
-    PASSIVE = "passive"
-    AGGREGATOR = "aggregator"
-    DEALER = "dealer"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Situation:
-    """What of a run decides who can read what.
-
-    Attributes:
-        method: apfed, tvfl or single_view; apfed stands for all its forms.
-        secure_sum: key of the sum's backend.
-        guarded: whether representations carry noise before they leave the active.
-        passives: M.
-    """
-
-    method: str
-    secure_sum: str
-    guarded: bool
-    passives: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Condition:
-    """When an entry holds; what is left out holds always."""
-
-    methods: tuple[str, ...] = ()
-    sums: tuple[str, ...] = ()
-    guarded: bool | None = None
-    passives: tuple[int, int] = (0, 1 << 30)
-
-    def holds(self, situation: Situation) -> bool:
-        """Whether the situation is one of those that the entry speaks of."""
-        least, most = self.passives
-        return (
-            (not self.methods or situation.method in self.methods)
-            and (not self.sums or situation.secure_sum in self.sums)
-            and self.guarded in (None, situation.guarded)
-            and least <= situation.passives <= most
-        )
-
-    def words(self) -> str:
-        """Say the condition in words for a table."""
-        least, most = self.passives
-        told = [", ".join(self.methods), *([f"sum {' or '.join(self.sums)}"] if self.sums else [])]
-        if self.guarded is not None:
-            told.append("guard on" if self.guarded else "no guard")
-        if least == most:
-            told.append(f"M = {least}")
-        elif least:
-            told.append(f"M >= {least}")
-        return "; ".join(filter(None, told)) or "always"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule(_Condition):
-    """What one role learns of one kind of message.
-
-    Attributes:
-        kind, receiver: of the message.
-        reads: what the receiver can read.
-        protects: what stands between the receiver and more.
-        remains: what is not protected.
-    """
-
-    kind: Kind
-    receiver: Role
-    reads: str
-    protects: str
-    remains: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Coalition(_Condition):
-    """What parties learn if they put together what each of them has."""
-
-    who: str
-    learns: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limit(_Condition):
-    """Something that a run does not guarantee."""
-
-    sentence: str
 
 
 RULES: tuple[Rule, ...] = (
@@ -213,10 +116,17 @@ RULES: tuple[Rule, ...] = (
         remains="When and how often a person's row is used.",
     ),
     Rule(
-        kind=Kind.REPRESENTATIONS, receiver=Role.ACTIVE, methods=("tvfl",),
+        kind=Kind.REPRESENTATIONS, receiver=Role.ACTIVE, methods=("tvfl",), guarded=False,
         reads="The passive's own representation of every row of every batch, as it is.",
-        protects="Nothing but the network itself.",
+        protects="Nothing but the network itself: epsilon is infinite.",
         remains="The passive's features can be rebuilt from it.",
+    ),
+    Rule(
+        kind=Kind.REPRESENTATIONS, receiver=Role.ACTIVE, methods=("tvfl",), guarded=True,
+        reads="A clipped and noised representation of every row, once for every time that the row "
+        "is used.",
+        protects="The guard: each row's releases together cost the stated epsilon_x.",
+        remains="It holds for one row's own releases with the encoder held fixed.",
     ),
     Rule(
         kind=Kind.GRADIENTS, receiver=Role.PASSIVE, methods=("tvfl",),
@@ -261,7 +171,7 @@ LIMITS: tuple[Limit, ...] = (
         sentence="Labels have no differential privacy: epsilon_y is infinite.",
     ),
     Limit(
-        methods=("apfed",), guarded=True,
+        methods=("apfed", "tvfl"), guarded=True,
         sentence="The guarantee is one of row releases with the encoder held fixed. It is not "
         "differentially private training: the weights are fitted to every row without noise, and a "
         "changed record moves the representations of other rows.",

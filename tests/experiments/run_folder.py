@@ -11,7 +11,7 @@ from secure_apfed.config_file import dump_config, load_config_text
 __all__ = ["attack_result", "config_of", "flow", "write_run"]
 
 
-def config_of(method: str = "apfed_c", guard: str = "{name: none}", **settings: str) -> Config:
+def config_of(method: str = "apfed_c", guard: str = "{mechanism: none}", **settings: str) -> Config:
     """Return a small config; further settings are YAML by top-level key."""
     told = {
         "name": f"digits {method}",
@@ -41,8 +41,8 @@ def attack_result(**changed: Any) -> dict[str, Any]:
     return {
         "attack": "model_completion", "target": "labels", "adversary": "passive-1",
         "role": "passive", "behaviour": "curious", "method": "apfed_c", "applicable": True,
-        "reason": None, "metric": "balanced_accuracy", "variant": "h and x, logistic",
-        "score": scores, "variants": {"h and x, logistic": scores}, "baseline": "x, logistic",
+        "reason": None, "victim": "active", "metric": "balanced_accuracy",
+        "variant": "h and x, logistic", "score": scores, "variants": {"h and x, logistic": scores}, "baseline": "x, logistic",
         "baselines": {"x, logistic": {"accuracy": 0.5, "balanced_accuracy": 0.48}},
         "references": {}, "advantage": 0.22, "knowledge": {"labels": 40, "priors": True},
         "counts": {"known": 40, "scored": 900}, "seed": 0, **changed,

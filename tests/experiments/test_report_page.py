@@ -18,7 +18,7 @@ from tests.experiments.run_folder import attack_result, config_of, write_run
 def guarded(tmp_path: Path) -> Path:
     return write_run(
         tmp_path / "c",
-        config_of(guard="{name: gaussian}"),
+        config_of(guard="{mechanism: gaussian, epsilon: 8.0}"),
         accuracy={"apfed_c": 0.912},
         epsilon=7.98,
         attacks=[

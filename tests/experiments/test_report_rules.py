@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.report.entries import Role, Situation
 from experiments.report.rules import (
     RULES,
-    Role,
-    Situation,
     coalitions_in,
     limits_in,
     markdown,

@@ -12,7 +12,7 @@ GOOD = """\
 name: small
 method: apfed
 data: {dataset: digits, views: 4}
-guard: {name: none}
+guard: {mechanism: none}
 passives:
   default: {objective: {name: contrastive, temperature: 1e-1}}
 train:

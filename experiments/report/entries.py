@@ -1,0 +1,99 @@
+"""The forms of the who-learns-what tables: situations, conditions and what entries say."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from secure_apfed.exchange.envelope import Kind
+
+__all__ = ["Coalition", "Condition", "Limit", "Role", "Rule", "Situation"]
+
+
+class Role(StrEnum):
+    """What a party is in a run."""
+
+    ACTIVE = "active"
+    PASSIVE = "passive"
+    AGGREGATOR = "aggregator"
+    DEALER = "dealer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What of a run decides who can read what.
+
+    Attributes:
+        method: apfed, tvfl or single_view; apfed stands for all its forms.
+        secure_sum: key of the sum's backend.
+        guarded: whether representations carry noise before they leave the active.
+        passives: M.
+    """
+
+    method: str
+    secure_sum: str
+    guarded: bool
+    passives: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """When an entry holds; what is left out holds always."""
+
+    methods: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()
+    guarded: bool | None = None
+    passives: tuple[int, int] = (0, 1 << 30)
+
+    def holds(self, situation: Situation) -> bool:
+        """Whether the situation is one of those that the entry speaks of."""
+        least, most = self.passives
+        return (
+            (not self.methods or situation.method in self.methods)
+            and (not self.sums or situation.secure_sum in self.sums)
+            and self.guarded in (None, situation.guarded)
+            and least <= situation.passives <= most
+        )
+
+    def words(self) -> str:
+        """Say the condition in words for a table."""
+        least, most = self.passives
+        told = [", ".join(self.methods), *([f"sum {' or '.join(self.sums)}"] if self.sums else [])]
+        if self.guarded is not None:
+            told.append("guard on" if self.guarded else "no guard")
+        if least == most:
+            told.append(f"M = {least}")
+        elif least:
+            told.append(f"M >= {least}")
+        return "; ".join(filter(None, told)) or "always"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(Condition):
+    """What one role learns of one kind of message.
+
+    Attributes:
+        kind, receiver: of the message.
+        reads: what the receiver can read.
+        protects: what stands between the receiver and more.
+        remains: what is not protected.
+    """
+
+    kind: Kind
+    receiver: Role
+    reads: str
+    protects: str
+    remains: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coalition(Condition):
+    """What parties learn if they put together what each of them has."""
+
+    who: str
+    learns: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit(Condition):
+    """Something that a run does not guarantee."""
+
+    sentence: str
