@@ -1,0 +1,62 @@
+"""Protecting representations, and saying exactly what that gives.
+
+Guards clip and add noise before anything is sent (table `GUARDS`); accountants turn what
+was done into epsilon (table `ACCOUNTANTS`); the ledger is charged before each release.
+"""
+
+import warnings
+from collections.abc import Mapping
+
+from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.privacy.accountants import ACCOUNTANTS, Accountant
+from secure_apfed.privacy.gaussian_guard import GaussianGuard
+from secure_apfed.privacy.gdp import calibrate_sigma
+from secure_apfed.privacy.guard import RepresentationGuard
+from secure_apfed.privacy.ledger import BudgetExhausted, PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
+from secure_apfed.privacy.no_guard import NoGuard
+from secure_apfed.privacy.settings import GuardSettings
+
+__all__ = [
+    "ACCOUNTANTS",
+    "GUARDS",
+    "Accountant",
+    "BudgetExhausted",
+    "GaussianGuard",
+    "GaussianRelease",
+    "GuardSettings",
+    "Mechanism",
+    "NoGuard",
+    "NoPrivacy",
+    "PrivacyLedger",
+    "PrivacySpent",
+    "RepresentationGuard",
+    "calibrate_sigma",
+    "make_guard",
+]
+
+GUARDS: Mapping[str, type[NoGuard] | type[GaussianGuard]] = {
+    guard.name: guard for guard in (NoGuard, GaussianGuard)
+}
+
+
+def make_guard(settings: GuardSettings, *, releases: int, key: bytes) -> RepresentationGuard:
+    """Build the guard that `settings` describe.
+
+    Args:
+        settings: of the guard.
+        releases: T, the planned releases of each row; sigma is calibrated for it.
+        key: 32 bytes, fresh; or derived from the run's seed for "reproducible_insecure".
+
+    Raises:
+        ConfigError: fewer than one release planned.
+        LocalProtocolError: a key of the wrong length.
+    """
+    if settings.mechanism != NoGuard.name and settings.noise == "reproducible_insecure":
+        warnings.warn(
+            "guard.noise is reproducible_insecure: whoever knows the run's seed can take the "
+            "noise off the representations; use it for experiments only",
+            UnsafeChoiceWarning,
+            stacklevel=2,
+        )
+    return GUARDS[settings.mechanism].from_settings(settings, releases=releases, key=key)

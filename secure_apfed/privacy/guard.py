@@ -1,0 +1,81 @@
+"""What stands between a party's representations and the wire: clip, noise, and what that gives.
+
+Run by: the party that sends representations (the active of APFed; every passive of TVFL).
+A guard states its own sensitivity and mechanism, so that the ledger charges what was
+really done and the report says no more than that.
+
+Shapes: B rows of a batch, D numbers of a representation.
+"""
+
+from typing import ClassVar, Protocol
+
+import torch
+
+from protocols.errors import LocalProtocolError
+from secure_apfed.privacy.mechanism import Mechanism
+
+__all__ = ["RepresentationGuard", "check_release"]
+
+
+class RepresentationGuard(Protocol):
+    """One way of making representations fit to be sent.
+
+    Attributes:
+        name: its key in the table `GUARDS`.
+        unsafe: whether it protects nothing.
+    """
+
+    name: ClassVar[str]
+    unsafe: ClassVar[bool]
+
+    def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
+        """Return z_BD, fit to be sent once the ledger was charged for it; differentiable.
+
+        Repeating a call with the same arguments returns the same bytes.
+
+        Args:
+            h_BD: float32 or float64.
+            step: of the run.
+            rows: the positions whose representations these are, int64 of shape (B,).
+
+        Raises:
+            LocalProtocolError: arguments of a wrong type or shape.
+            ModelError: a row is not finite.
+        """
+        ...
+
+    def sensitivity(self) -> float:
+        """How far one released row can move, in L2, if its person is replaced; may be infinite."""
+        ...
+
+    def mechanism(self) -> Mechanism:
+        """What one release does to one row, for the accountants."""
+        ...
+
+    def largest_norm(self, size: int) -> float:
+        """A norm that a released row of `size` numbers exceeds with probability below 1e-12."""
+        ...
+
+    def statement(self) -> str:
+        """What is guaranteed, in words for the report."""
+        ...
+
+
+def check_release(h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> None:
+    """Check what every guard asks of a call of `release`.
+
+    Raises:
+        LocalProtocolError: says which argument is wrong.
+    """
+    if h_BD.ndim != 2 or h_BD.dtype not in (torch.float32, torch.float64):
+        raise LocalProtocolError(
+            "representations are a float32 or float64 matrix, one row a person, "
+            f"got {h_BD.dtype} of shape {tuple(h_BD.shape)}"
+        )
+    if rows.dtype != torch.int64 or rows.shape != h_BD.shape[:1]:
+        raise LocalProtocolError(
+            f"rows name the {len(h_BD)} representations by int64 positions, "
+            f"got {rows.dtype} of shape {tuple(rows.shape)}"
+        )
+    if step < 0:
+        raise LocalProtocolError(f"a step counts from 0, got {step}")

@@ -1,0 +1,182 @@
+"""The account of what a party has released: charged before each release, never refunded.
+
+Run by: each party that sends representations. T is the number of different releases of
+the row that was sent most often, retries and validation sends included; sending the very
+same bytes again at the same step tells nobody anything new and is free.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from protocols.errors import LocalProtocolError
+from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
+from secure_apfed.privacy.accountants import ACCOUNTANTS
+from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
+from secure_apfed.privacy.release_log import Release, ReleaseLog
+
+__all__ = ["BudgetExhausted", "PrivacyLedger", "PrivacySpent"]
+
+_ACCOUNTANT = "gdp"
+
+
+class BudgetExhausted(ApfedError):  # noqa: N818 - the run ends as planned, nothing failed
+    """A release would exceed the privacy budget; it was neither charged nor sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySpent:
+    """What was given away so far.
+
+    Attributes:
+        epsilon_x: one row's releases together, replace-one, encoder held fixed.
+        epsilon_y: labels; infinite, since nothing protects them.
+        epsilon_model: the trained model; infinite, since training is not private.
+        delta: at which epsilon_x holds.
+        releases: T, the releases of the row that was sent most often.
+        trace: how the accountant came to epsilon_x, line by line.
+    """
+
+    epsilon_x: float
+    epsilon_y: float = math.inf
+    epsilon_model: float = math.inf
+    delta: float
+    releases: int
+    trace: tuple[str, ...]
+
+
+class PrivacyLedger:
+    """Counts the releases of every row, and stops at the budget.
+
+    Args:
+        mechanism: what one release does.
+        delta: in (0, 1).
+        budget: the largest epsilon_x; None never stops.
+        rows: N, how many rows there are; positions are 0..N-1.
+        log: file of the write-ahead log. It is the truth: what it holds counts, whatever
+            checkpoint is loaded. None keeps the account in memory and checkpoints only, so
+            that a rolled-back checkpoint forgets what was sent since; for simulations.
+
+    Raises:
+        ConfigError: delta or budget out of range, or a budget without noise.
+        CheckpointError: the log is damaged or of another run.
+    """
+
+    def __init__(
+        self, mechanism: Mechanism, *, delta: float, budget: float | None, rows: int,
+        log: Path | None,
+    ) -> None:  # fmt: skip
+        if not 0 < delta < 1:
+            raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
+        if budget is not None and not (math.isfinite(budget) and budget > 0):
+            raise ConfigError(f"a privacy budget is positive and finite, got {budget}")
+        if budget is not None and isinstance(mechanism, NoPrivacy):
+            raise ConfigError(
+                f"a budget of epsilon {budget} cannot be kept without noise; "
+                "choose the guard gaussian or leave the budget out"
+            )
+        if rows < 0:
+            raise ConfigError(f"a ledger counts at least 0 rows, got {rows}")
+        self._mechanism, self._delta, self._budget = mechanism, delta, budget
+        self._counts_N = np.zeros(rows, dtype=np.int64)
+        self._seen: set[bytes] = set()
+        about = {"noise_multiplier": _noise_multiplier(mechanism), "rows": rows}
+        self._log = None if log is None else ReleaseLog(log, about)
+        for release in self._log.releases if self._log else ():
+            if len(release.rows) and release.rows[-1] >= rows:
+                raise CheckpointError(f"{log} counts row {release.rows[-1]} of {rows} rows")
+            self._count(release)
+
+    def charge(self, *, step: int, rows: torch.Tensor, digest: bytes) -> None:
+        """Account for one batch BEFORE it is sent; on return it may be sent.
+
+        Args:
+            step: of the run.
+            rows: positions in the batch, int64 of shape (B,); one that occurs twice counts twice.
+            digest: of the bytes that are sent.
+
+        Raises:
+            BudgetExhausted: the batch may not be sent; nothing was charged.
+            LocalProtocolError: arguments of a wrong type or range.
+        """
+        release = self._release(step, rows, digest)
+        if release.identity in self._seen:
+            return
+        added_N = np.bincount(release.rows, minlength=len(self._counts_N))
+        most = int((self._counts_N + added_N).max(initial=0))
+        epsilon = self._epsilon(most)
+        if self._budget is not None and epsilon > self._budget:
+            raise BudgetExhausted(
+                f"step {step} was not sent: release {most} of one row would cost epsilon "
+                f"{epsilon:.4g}, the budget is {self._budget:.4g} at delta {self._delta:g}; "
+                "stop here, or begin a run with more noise, fewer epochs or a larger budget"
+            )
+        if self._log:
+            self._log.append(release)
+        self._count(release)
+
+    def spent(self) -> PrivacySpent:
+        """Return what all releases so far cost."""
+        most = int(self._counts_N.max(initial=0))
+        epsilon = self._epsilon(most)
+        trace = (
+            f"one release: {self._mechanism}",
+            f"{most} release(s) of the row that was sent most often, no subsampling amplification",
+            f"{_ACCOUNTANT} accountant: epsilon_x {epsilon:.4g} at delta {self._delta:g}",
+        )
+        return PrivacySpent(epsilon_x=epsilon, delta=self._delta, releases=most, trace=trace)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the account for a checkpoint: releases of each row, (N,) int64."""
+        return {"counts": torch.from_numpy(self._counts_N.copy())}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue from a checkpoint; what this ledger or its log already counts stays counted.
+
+        Raises:
+            CheckpointError: of another number of rows, or it counts releases that the log misses.
+        """
+        counts = state.get("counts")
+        if counts is None or counts.dtype != torch.int64 or counts.shape != self._counts_N.shape:
+            raise CheckpointError(
+                f"the checkpoint's ledger does not count {len(self._counts_N)} rows; "
+                "it is of another run"
+            )
+        if self._log and bool((counts.numpy() > self._counts_N).any()):
+            raise CheckpointError(
+                f"{self._log.path} misses releases that the checkpoint counts; it was deleted "
+                "or replaced: restore it, or begin a new run"
+            )
+        self._counts_N = np.maximum(self._counts_N, counts.numpy())
+
+    def _release(self, step: int, rows: torch.Tensor, digest: bytes) -> Release:
+        if step < 0 or not digest:
+            raise LocalProtocolError(f"a release has a step from 0 and a digest, got step {step}")
+        if rows.dtype != torch.int64 or rows.ndim != 1:
+            raise LocalProtocolError(
+                f"rows are int64 positions of shape (B,), got {rows.dtype} {tuple(rows.shape)}"
+            )
+        ordered = np.sort(rows.cpu().numpy())
+        total = len(self._counts_N)
+        if len(ordered) and not 0 <= ordered[0] <= ordered[-1] < total:
+            raise LocalProtocolError(
+                f"row positions lie in 0..{total - 1}, got {ordered[0]}..{ordered[-1]}"
+            )
+        return Release(step, digest, ordered)
+
+    def _count(self, release: Release) -> None:
+        if release.identity not in self._seen:
+            self._seen.add(release.identity)
+            np.add.at(self._counts_N, release.rows, 1)
+
+    def _epsilon(self, releases: int) -> float:
+        return ACCOUNTANTS[_ACCOUNTANT].epsilon(
+            self._mechanism, releases=releases, delta=self._delta
+        )
+
+
+def _noise_multiplier(mechanism: Mechanism) -> float | None:
+    return mechanism.noise_multiplier if isinstance(mechanism, GaussianRelease) else None

@@ -1,0 +1,50 @@
+"""Settings of what protects representations."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from secure_apfed.settings import Settings
+
+__all__ = ["LARGEST_CLIP", "SMALLEST_CLIP", "GuardSettings"]
+
+# Bounds outside which float32 cannot hold a clipped row and its noise side by side.
+SMALLEST_CLIP = 1e-6
+LARGEST_CLIP = 1e6
+
+
+class GuardSettings(Settings):
+    """Which guard stands before representations, and how strong it is.
+
+    Attributes:
+        mechanism: a key of `GUARDS`.
+        clip: C, the L2 bound of a row.
+        sigma: noise on each number; give it or epsilon, not both.
+        epsilon: what each row's releases may cost together over the planned run (replace-one,
+            encoder held fixed); sigma is calibrated to it.
+        delta: of the (epsilon, delta) that is reported.
+        noise: "secret" draws a fresh key; "reproducible_insecure" derives it from the run's
+            seed, for experiments: whoever knows the seed can take the noise off.
+    """
+
+    mechanism: Literal["none", "gaussian"] = "none"
+    clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
+    sigma: float | None = Field(None, gt=0)
+    epsilon: float | None = Field(None, gt=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    noise: Literal["secret", "reproducible_insecure"] = "secret"
+
+    @model_validator(mode="after")
+    def _one_strength(self) -> Self:
+        given = [name for name in ("sigma", "epsilon") if getattr(self, name) is not None]
+        if self.mechanism == "none" and given:
+            raise ValueError(
+                f"guard none adds no noise, but {' and '.join(given)} was given; "
+                "say mechanism: gaussian or leave it out"
+            )
+        if self.mechanism != "none" and len(given) != 1:
+            raise ValueError(
+                f"guard {self.mechanism} needs exactly one of sigma and epsilon, "
+                f"got {' and '.join(given) or 'neither'}"
+            )
+        return self
