@@ -1,0 +1,230 @@
+"""CKKS and BFV: who holds which key, what crosses the wire, and what a peer can try."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tenseal as ts
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums import BfvSum, CkksSum
+from protocols.sums.frame import Frame
+from protocols.sums.homomorphic import HomomorphicSum
+from protocols.sums.seal_blobs import BlobShape
+from protocols.sums.seal_scheme import Ckks, SealScheme
+from tests.contracts.sum_parties import Parties, agreement, make, parties, random_values
+
+
+@pytest.fixture(scope="module", params=["ckks", "bfv"])
+def choice(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def played(choice: str) -> Parties:
+    return parties(choice)
+
+
+@pytest.fixture(scope="module")
+def scheme(played: Parties) -> SealScheme:
+    return described(played).scheme
+
+
+def described(played: Parties) -> HomomorphicSum:
+    assert isinstance(played.sum, HomomorphicSum)
+    return played.sum
+
+
+def constant(scheme: SealScheme, slot: int) -> NDArray[np.int64]:
+    return np.full((1, scheme.flavour.slots), slot)
+
+
+def contexts(played: Parties) -> dict[str, ts.Context]:
+    """The key material that each party other than the active really holds."""
+    held = {name: vars(role)["_setup"][0] for name, role in played.contributors.items()}
+    return {**held, "aggregator": vars(played.combiner)["_context"]}
+
+
+def test_nobody_but_the_active_can_decrypt(played: Parties, scheme: SealScheme) -> None:
+    blobs = Frame.parse(
+        played.contribute(random_values(3), played.next())["passive_1"], sender="passive_1"
+    ).blobs
+    own = vars(played.receiver)["_context"]
+    assert np.abs(scheme.decrypt(own, blobs, 1, sender="passive_1")).max() > 1000
+    for context in contexts(played).values():
+        assert not context.has_secret_key()
+        assert not context.has_relin_keys()
+        assert not context.has_galois_keys()
+        with pytest.raises(ValueError, match="doesn't support decryption"):
+            context.decryptor()
+        with pytest.raises(RemoteProtocolError, match="SEAL cannot decrypt"):
+            scheme.decrypt(context, blobs, 1, sender="passive_1")
+
+
+def test_the_aggregator_cannot_even_encrypt(played: Parties, scheme: SealScheme) -> None:
+    held = contexts(played)
+    assert held["passive_1"].has_public_key()
+    assert not held["aggregator"].has_public_key()
+    with pytest.raises(ValueError, match="doesn't support encryption"):
+        scheme.encrypt(held["aggregator"], constant(scheme, 0))
+
+
+def test_setup_sends_the_public_key_to_passives_only(choice: str) -> None:
+    outgoing = make(choice, agreement()).receiver().start()
+    sizes = {message.receiver: len(message.body) for message in outgoing}
+    assert sizes.pop("aggregator") < 128
+    assert set(sizes) == {"passive_1", "passive_2", "passive_3"}
+    assert all(size > 100_000 for size in sizes.values())
+
+
+def test_only_raw_seal_blobs_cross_the_wire(played: Parties, scheme: SealScheme) -> None:
+    values = random_values(3, (100, 50))
+    bound = played.next()
+    contributions = played.contribute(values, bound)
+    combined = played.combiner.combine(contributions)
+    for frame in (*contributions.values(), combined):
+        blobs = Frame.parse(frame, sender="peer").blobs
+        assert len(blobs) == described(played).packing.vectors(5000)
+        for blob in blobs:
+            assert blob[:2] == b"\x5e\xa1"
+            scheme.ciphertext.check(blob, sender="peer")
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str], played: Parties) -> None:
+    played.add(random_values(3, (300, 50)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_two_contributions_of_equal_values_differ(played: Parties) -> None:
+    first = played.contribute([np.zeros((1, 1))] * 3, played.next())
+    second = played.contribute([np.zeros((1, 1))] * 3, played.next())
+    frames = [
+        Frame.parse(frame, sender="p").blobs[0] for frame in (*first.values(), *second.values())
+    ]
+    assert len(set(frames)) == 6
+
+
+def test_a_key_of_another_active_is_noticed(choice: str, played: Parties) -> None:
+    """Adding under different keys would succeed in SEAL and give noise."""
+    other = Parties(make(choice, agreement()))
+    bound = played.next()
+    contributions = played.contribute(random_values(3), bound)
+    contributions["passive_2"] = other.contribute(random_values(3), bound)["passive_2"]
+    with pytest.raises(RemoteProtocolError, match="passive_2 uses other parameters or another"):
+        played.combiner.combine(contributions)
+
+
+def test_roles_wait_for_their_setup(choice: str) -> None:
+    fresh = make(choice, agreement())
+    contributor, combiner = fresh.contributor("passive_1"), fresh.combiner()
+    assert not contributor.finished
+    with pytest.raises(LocalProtocolError, match="no public key yet"):
+        contributor.contribute(np.zeros((1, 1)), parties(choice).next())
+    with pytest.raises(LocalProtocolError, match="no fingerprint yet"):
+        combiner.combine({})
+    receiver = fresh.receiver()
+    first, *_, last = receiver.start()
+    with pytest.raises(LocalProtocolError, match="start is called once"):
+        receiver.start()
+    with pytest.raises(RemoteProtocolError, match="who must hold none"):
+        combiner.receive("active", first.body)
+    with pytest.raises(RemoteProtocolError, match="sent 0 public keys"):
+        contributor.receive("active", last.body)
+    with pytest.raises(RemoteProtocolError, match="keys come from active|expects one from each of"):
+        contributor.receive("aggregator", first.body)
+    contributor.receive("active", first.body)
+    with pytest.raises(RemoteProtocolError, match="a second public key"):
+        contributor.receive("active", first.body)
+
+
+def test_an_exchanged_key_does_not_match_its_fingerprint(choice: str) -> None:
+    first = Frame.parse(make(choice, agreement()).receiver().start()[0].body, sender="active")
+    second = Frame.parse(make(choice, agreement()).receiver().start()[0].body, sender="active")
+    swapped = replace(first, blobs=second.blobs).pack()
+    with pytest.raises(RemoteProtocolError, match="does not match its fingerprint"):
+        make(choice, agreement()).contributor("passive_1").receive("active", swapped)
+    other = make(choice, agreement(bits=12)).contributor("passive_1")
+    with pytest.raises(RemoteProtocolError, match="under another agreement"):
+        other.receive("active", first.pack())
+
+
+def test_an_altered_sum_is_refused(played: Parties, scheme: SealScheme) -> None:
+    """Doubling inside the ciphertexts keeps the frame intact but leaves the range."""
+    bound = played.next()
+    values = [np.ones((8, 1))] * 3
+    combined = Frame.parse(
+        played.combiner.combine(played.contribute(values, bound)), sender="aggregator"
+    )
+    aggregator = contexts(played)["aggregator"]
+    doubled = scheme.add(aggregator, {"a": combined.blobs, "b": combined.blobs}, 1)
+    with pytest.raises(RemoteProtocolError, match="beyond the range of its contributions"):
+        played.receiver.decode(replace(combined, blobs=tuple(doubled)).pack(), (8, 1), bound)
+
+
+def test_values_in_the_padding_are_refused(played: Parties, scheme: SealScheme) -> None:
+    bound = played.next()
+    combined = Frame.parse(
+        played.combiner.combine(played.contribute([np.ones((8, 1))] * 3, bound)),
+        sender="aggregator",
+    )
+    with pytest.raises(RemoteProtocolError, match="beyond the range"):
+        played.receiver.decode(replace(combined, rows=7).pack(), (7, 1), bound)
+
+
+def test_another_scale_is_refused() -> None:
+    played = parties("ckks")
+    assert isinstance(played.sum, CkksSum)
+    scheme, own = played.sum.scheme, vars(played.receiver)["_context"]
+    smaller = SealScheme(Ckks(4096, (60, 49), played.sum.headroom.scale_bits - 1))
+    blobs = smaller.encrypt(own, constant(smaller, 1))
+    with pytest.raises(RemoteProtocolError, match="another scale, level or size"):
+        scheme.decrypt(own, blobs, 1, sender="peer")
+
+
+def bomb(shape: BlobShape, blocks: int) -> bytes:
+    """A frame that unpacks to `blocks` times 128 KiB of zeros: 4 bytes each (RFC 8878, 3.1.1.2)."""
+    body = b"".join(
+        (2**17 << 3 | 1 << 1 | (k == blocks - 1)).to_bytes(3, "little") + b"\0"
+        for k in range(blocks)
+    )
+    size = 16 + len(shape.zstd) + len(body)
+    return shape.seal + size.to_bytes(8, "little") + shape.zstd + body
+
+
+def test_blobs_that_would_unpack_to_gigabytes_are_refused_unread(scheme: SealScheme) -> None:
+    evil = bomb(scheme.ciphertext, 16_000)
+    assert len(evil) < scheme.ciphertext.most_bytes
+    with pytest.raises(RemoteProtocolError, match="oversized Zstandard frame"):
+        scheme.ciphertext.check(evil, sender="peer")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda blob: b"", "has 0 bytes, at most"),
+        (lambda blob: blob[:-1], "states a wrong length"),
+        (lambda blob: blob + b"!", "states a wrong length"),
+        (lambda blob: blob * 2, "has [0-9]+ bytes, at most 65659"),
+        (lambda blob: b"XX" + blob[2:], "another kind, size or version"),
+        (lambda blob: blob[:5] + b"\0" + blob[6:], "another kind, size or version"),
+        (lambda blob: blob[:21] + b"\xff" + blob[22:], "another kind, size or version"),
+        (lambda blob: blob[:23] + b"\0\0\0" + blob[26:], "damaged or oversized Zstandard"),
+        (lambda blob: blob[:60] + bytes([blob[60] ^ 1]) + blob[61:], "SEAL refuses a ciphertext"),
+    ],
+)  # fmt: skip
+def test_damaged_blobs_are_refused(
+    played: Parties, scheme: SealScheme, change: object, message: str
+) -> None:
+    assert callable(change)
+    good = scheme.encrypt(contexts(played)["passive_1"], constant(scheme, 0))[0]
+    with pytest.raises(RemoteProtocolError, match=message):
+        scheme.add(contexts(played)["aggregator"], {"p": [change(good)]}, 1)
+
+
+@pytest.mark.parametrize("backend", [CkksSum, BfvSum])
+def test_insecure_parameters_are_refused_on_construction(
+    backend: type[CkksSum] | type[BfvSum],
+) -> None:
+    with pytest.raises(LocalProtocolError, match="less than 128-bit security"):
+        backend(agreement(), poly_degree=2048)
