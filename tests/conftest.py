@@ -1,0 +1,13 @@
+"""What every test runs under: one thread a process, no screen, the same examples each time."""
+
+import os
+
+from hypothesis import settings
+
+# Workers of xdist share the cores.
+# Set before the first import of torch, matplotlib or a subprocess of ours.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
