@@ -7,7 +7,7 @@ read the flows; attacks read the kept envelopes, opened as their receivers saw t
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
@@ -96,17 +96,17 @@ class Transcript:
     def send(self, envelope: Envelope) -> int:
         """Pass the envelope on and record it."""
         wire_bytes = self._transport.send(envelope)
-        key = (envelope.sender, envelope.receiver, envelope.kind)
-        past = self._flows.get(key)
-        self._flows[key] = Flow(
-            sender=envelope.sender,
-            receiver=envelope.receiver,
-            kind=envelope.kind,
-            messages=1 + (past.messages if past else 0),
-            payload_bytes=len(envelope.payload) + (past.payload_bytes if past else 0),
-            wire_bytes=wire_bytes + (past.wire_bytes if past else 0),
-            first_step=past.first_step if past else envelope.step,
-            last_step=envelope.step,
+        self._add(
+            Flow(
+                sender=envelope.sender,
+                receiver=envelope.receiver,
+                kind=envelope.kind,
+                messages=1,
+                payload_bytes=len(envelope.payload),
+                wire_bytes=wire_bytes,
+                first_step=envelope.step,
+                last_step=envelope.step,
+            )
         )
         if self._current is not None and envelope.kind in KEPT_KINDS:
             self._current.append(replace(envelope, payload=self._store(envelope.payload)))
@@ -135,6 +135,32 @@ class Transcript:
         self._payloads = {key: value for key, value in self._payloads.items() if id(value) in used}
         self._held_bytes = sum(map(len, self._payloads.values()))
 
+    @classmethod
+    def closed(cls, settings: TranscriptSettings) -> Self:
+        """A transcript that only holds what `load_state_dict` gives it."""
+        return cls(_NoTransport(), settings)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on after what `state` recorded; what this session sent so far adds to it."""
+        current = self.flows
+        self.load_state_dict(state)
+        for flow in current:
+            self._add(flow)
+
+    def _add(self, flow: Flow) -> None:
+        key = (flow.sender, flow.receiver, flow.kind)
+        past = self._flows.get(key)
+        if past is None:
+            self._flows[key] = flow
+            return
+        self._flows[key] = replace(
+            past,
+            messages=past.messages + flow.messages,
+            payload_bytes=past.payload_bytes + flow.payload_bytes,
+            wire_bytes=past.wire_bytes + flow.wire_bytes,
+            last_step=max(past.last_step, flow.last_step),
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """Everything recorded, as plain msgpack types."""
         digests = {id(payload): digest for digest, payload in self._payloads.items()}
@@ -157,6 +183,16 @@ class Transcript:
             epoch: list(_envelopes(items, self._payloads)) for epoch, items in state["epochs"]
         }
         self._current = None
+
+
+class _NoTransport:
+    """Stands where a finished run had its transport."""
+
+    def send(self, envelope: Envelope) -> int:
+        raise LocalProtocolError("this transcript is of a finished run; nothing can be sent")
+
+    def receive(self, receiver: str, *, sender: str, kind: Kind, step: int) -> Envelope:
+        raise LocalProtocolError("this transcript is of a finished run; nothing can arrive")
 
 
 def _fields(envelope: Envelope) -> dict[str, Any]:

@@ -1,0 +1,19 @@
+"""The parties: they hold secrets and data, and consume and emit envelopes."""
+
+from secure_apfed.parties.active import ActiveNetworks, ActiveParty, accuracy_of
+from secure_apfed.parties.aggregator import AggregatorParty
+from secure_apfed.parties.party import Compute, Seat
+from secure_apfed.parties.passive import PassiveParty
+from secure_apfed.parties.tvfl import TvflActive, TvflPassive
+
+__all__ = [
+    "ActiveNetworks",
+    "ActiveParty",
+    "AggregatorParty",
+    "Compute",
+    "PassiveParty",
+    "Seat",
+    "TvflActive",
+    "TvflPassive",
+    "accuracy_of",
+]

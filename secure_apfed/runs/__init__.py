@@ -1,0 +1,17 @@
+"""A run from configuration to folder: session, checkpoints, model, recording."""
+
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.recording import Recording, load_recording
+from secure_apfed.runs.session import Progress, RunResult, run
+from secure_apfed.runs.solo import SoloModel, load_model
+
+__all__ = [
+    "Progress",
+    "Recording",
+    "RunFolder",
+    "RunResult",
+    "SoloModel",
+    "load_model",
+    "load_recording",
+    "run",
+]

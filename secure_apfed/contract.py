@@ -1,0 +1,105 @@
+"""The contract of a run: what all parties agree on before the first step.
+
+Held by: every party, frozen. Its digest salts the key of every link and is therefore
+in the authentication of every message: parties with different contracts cannot talk.
+A later session of the same run (after a restart) has a contract of its own.
+"""
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import Field
+
+from protocols.errors import RemoteProtocolError
+from secure_apfed.objectives.settings import ObjectiveSettings
+from secure_apfed.settings import Settings
+
+__all__ = ["AGGREGATOR", "Contract", "Participant", "PassiveTerms", "RepresentationTerms"]
+
+AGGREGATOR = "aggregator"
+
+
+class Participant(Settings):
+    """One party and the X25519 public key (hex) of its links in this session."""
+
+    name: str = Field(min_length=1, max_length=64)
+    role: Literal["active", "passive", "aggregator", "dealer"]
+    public_key: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class RepresentationTerms(Settings):
+    """What a row of representations may be; the receiver refuses anything else.
+
+    Attributes:
+        shape: of one row.
+        dtype: of its numbers.
+        minimum_norm, maximum_norm: bounds of the row's L2 norm, no unit.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "float64"]
+    minimum_norm: float = Field(ge=0)
+    maximum_norm: float = Field(gt=0)
+
+
+class PassiveTerms(Settings):
+    """What one passive does: its objective (null under TVFL) and lambda_p, which it applies."""
+
+    objective: ObjectiveSettings | None
+    weight: float = Field(ge=0)
+    representation: RepresentationTerms
+
+
+class Contract(Settings):
+    """The frozen document.
+
+    Attributes:
+        session: unique; also in every envelope and binding.
+        participants: the fixed set of parties.
+        passives: terms by passive.
+        alignment, secure_sum, guard: protocols with their public parameters.
+        minimum_batch: rows below which a passive refuses a batch.
+        epochs, batch_size: how much will be asked of the passives at most.
+        when_a_party_leaves: the run stops for all.
+    """
+
+    schema_version: Literal[1] = 1
+    session: str = Field(min_length=1)
+    method: str
+    participants: tuple[Participant, ...]
+    passives: dict[str, PassiveTerms]
+    alignment: dict[str, Any]
+    secure_sum: dict[str, Any]
+    guard: dict[str, Any]
+    minimum_batch: int = Field(ge=1)
+    epochs: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    when_a_party_leaves: Literal["abort"] = "abort"
+
+    @property
+    def document(self) -> bytes:
+        """The canonical JSON form, equal at all parties."""
+        content = self.model_dump(mode="json")
+        return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the document, 32 bytes."""
+        return hashlib.sha256(b"secure-apfed contract v1" + self.document).digest()
+
+    def names(self, role: str) -> tuple[str, ...]:
+        """The parties of one role, in the contract's order."""
+        return tuple(item.name for item in self.participants if item.role == role)
+
+    @property
+    def active(self) -> str:
+        """The one active party.
+
+        Raises:
+            RemoteProtocolError: the contract names none, or several.
+        """
+        names = self.names("active")
+        if len(names) != 1:
+            raise RemoteProtocolError(f"a contract names one active party, got {list(names)}")
+        return names[0]

@@ -1,0 +1,236 @@
+"""APFed (Section 3): passives help during training, the active predicts alone afterwards.
+
+`Apfed.step` is the whole protocol of one step with all roles in order. SingleVL is the
+same without passives: the active trains on its own loss.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from protocols.sums import SecureSum
+from secure_apfed.contract import AGGREGATOR, Contract
+from secure_apfed.exchange import Kind, Transcript
+from secure_apfed.methods.method import PartyTensors, Start
+from secure_apfed.methods.stage import Stage, set_stage
+from secure_apfed.methods.terms import (
+    guard_for,
+    ledger_for,
+    make_sum,
+    model_of,
+    passive_terms,
+    projection_size,
+    representation_terms,
+)
+from secure_apfed.models import Shape, family_for, output_shape, projection_to
+from secure_apfed.objectives import make_objective
+from secure_apfed.parties import (
+    ActiveNetworks,
+    ActiveParty,
+    AggregatorParty,
+    Compute,
+    PassiveParty,
+)
+from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
+from secure_apfed.seeds import seeded
+
+__all__ = ["Apfed", "open_apfed", "open_single_view"]
+
+
+@dataclass(kw_only=True)
+class Apfed:
+    """Active-passive federated learning between parties that are set up; see `Method`."""
+
+    headline: str
+    contract: Contract
+    transcript: Transcript
+    alignment: Mapping[str, Tensor]
+    active: ActiveParty
+    passives: list[PassiveParty]
+    aggregator: AggregatorParty | None
+    ledgers: Mapping[str, PrivacyLedger]
+    guarantee: str
+    secure_sum: Mapping[str, object]
+    training_rows: Tensor
+    test_rows: Tensor
+
+    def step(self, step: int, rows_B: Tensor) -> float:
+        """All roles of one step, in protocol order (Alg. 1; 2M + 1 envelopes)."""
+        channel, active, aggregator = self.transcript, self.active, self.aggregator
+        envelopes = active.represent(step, rows_B)
+        if not envelopes or aggregator is None:
+            return active.update(None)
+        for envelope in envelopes:
+            channel.send(envelope)
+        for passive in self.passives:
+            received = channel.receive(
+                passive.name, sender=active.name, kind=Kind.REPRESENTATIONS, step=step
+            )
+            channel.send(passive.contribute(received))
+        contributions = [
+            channel.receive(AGGREGATOR, sender=passive.name, kind=Kind.CONTRIBUTION, step=step)
+            for passive in self.passives
+        ]
+        channel.send(aggregator.combine(contributions))
+        return active.update(
+            channel.receive(active.name, sender=AGGREGATOR, kind=Kind.SUM, step=step)
+        )
+
+    def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
+        """Accuracy of the active alone; needs no exchange."""
+        return {self.headline: self.active.accuracy(self.test_rows)}
+
+    def solo(self) -> ActiveNetworks | None:
+        """The active's own networks: that is the point of the method."""
+        return self.active.networks
+
+    def tensors(self) -> PartyTensors:
+        """State of all parties."""
+        return {
+            self.active.name: self.active.tensors(),
+            **{passive.name: passive.tensors() for passive in self.passives},
+        }
+
+    def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
+        """Restore what `tensors` returned before step `next_step`."""
+        self.active.load_tensors(tensors[self.active.name])
+        for passive in self.passives:
+            passive.load_tensors(tensors[passive.name], last_step=next_step - 1)
+
+
+def open_apfed(start: Start) -> Apfed:
+    """Set up APFed between all parties of the data.
+
+    Raises:
+        ConfigError, DataError, ModelError: settings, tables or networks that do not fit.
+        IntersectionTooSmallError: fewer common IDs than agreed.
+    """
+    config, active = start.config, start.data.active
+    names = tuple(table.name for table in start.data.passives)
+    networks, shape = _active_networks(start, projection_size(config, names))
+    guard = guard_for(start, active.name)
+    representation = representation_terms(config, shape, guard)
+    terms = {name: passive_terms(config, name, representation) for name in names}
+    secure_sum = make_sum(start, names)
+    agreed = {**secure_sum.parameters(), **config.secure_sum.model_dump(mode="json")}
+    stage = set_stage(start, terms=terms, secure_sum=agreed)
+    party = _active_party(start, stage, networks, guard, secure_sum)
+    passives = _passive_parties(start, stage, secure_sum)
+    aggregator = AggregatorParty(stage.seat(AGGREGATOR), combiner=secure_sum.combiner())
+    assert party.receiver is not None
+    contributors = {passive.name: passive.contributor for passive in passives}
+    stage.hold(
+        Kind.SUM_SETUP,
+        {party.name: party.receiver, **contributors, AGGREGATOR: aggregator.combiner},
+    )
+    return Apfed(
+        headline=config.method,
+        contract=stage.contract,
+        transcript=stage.transcript,
+        alignment=stage.alignment,
+        active=party,
+        passives=passives,
+        aggregator=aggregator,
+        ledgers={party.name: party.ledger},
+        guarantee=guard.statement(),
+        secure_sum={**agreed, "rounding": secure_sum.rounding()},
+        training_rows=_training_rows(start, stage.alignment[active.name]),
+        test_rows=start.data.test_rows,
+    )
+
+
+def open_single_view(start: Start) -> Apfed:
+    """Set up SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
+    networks, _ = _active_networks(start, None)
+    guard = guard_for(start, start.data.active.name)
+    stage = set_stage(start, terms={}, secure_sum={})
+    party = _active_party(start, stage, networks, guard, None)
+    return Apfed(
+        headline=start.config.method,
+        contract=stage.contract,
+        transcript=stage.transcript,
+        alignment=stage.alignment,
+        active=party,
+        passives=[],
+        aggregator=None,
+        ledgers={},
+        guarantee="nothing is released",
+        secure_sum={},
+        training_rows=start.data.train_rows,
+        test_rows=start.data.test_rows,
+    )
+
+
+def _active_networks(start: Start, projection: int | None) -> tuple[ActiveNetworks, Shape]:
+    """The active's networks at their reproducible start, and the shape of one row of z."""
+    config, active = start.config, start.data.active
+    features: Shape = tuple(active.features.shape[1:])
+    family = family_for(config.model, features)
+    with seeded(config.seed, active.name, "encoder"):
+        encoder = family.encoder(features, config.model)
+    shape = output_shape(encoder, features)
+    with seeded(config.seed, active.name, "head"):
+        head = family.head(math.prod(shape), len(start.data.classes), config.model)
+    if projection is None:
+        return ActiveNetworks(encoder, head), shape
+    with seeded(config.seed, active.name, "projection"):
+        return ActiveNetworks(encoder, head, projection_to(projection, shape)), (projection,)
+
+
+def _active_party(
+    start: Start,
+    stage: Stage,
+    networks: ActiveNetworks,
+    guard: RepresentationGuard,
+    secure_sum: SecureSum | None,
+) -> ActiveParty:
+    config, table = start.config, start.data.active
+    alignment = stage.alignment.get(table.name, torch.empty(0, dtype=torch.int64))
+    return ActiveParty(
+        stage.seat(table.name),
+        table=table,
+        alignment=alignment,
+        networks=networks,
+        guard=guard,
+        ledger=ledger_for(start, table.name, guard, aligned=len(alignment)),
+        receiver=secure_sum.receiver() if secure_sum else None,
+        train=config.train,
+        compute=Compute.of(config.train),
+        seed=config.seed,
+    )
+
+
+def _passive_parties(start: Start, stage: Stage, secure_sum: SecureSum) -> list[PassiveParty]:
+    config = start.config
+    parties = []
+    for table in start.data.passives:
+        terms = stage.contract.passives[table.name]
+        assert terms.objective is not None
+        with seeded(config.seed, table.name, "objective"):
+            objective = make_objective(
+                terms.objective,
+                representation=terms.representation.shape,
+                features=tuple(table.features.shape[1:]),
+                model=model_of(config, table.name),
+            )
+        parties.append(
+            PassiveParty(
+                stage.seat(table.name),
+                features_N=table.features[stage.alignment[table.name]],
+                objective=objective,
+                contributor=secure_sum.contributor(table.name),
+                train=config.train,
+                compute=Compute.of(config.train),
+                seed=config.seed,
+            )
+        )
+    return parties
+
+
+def _training_rows(start: Start, aligned: Tensor) -> Tensor:
+    """All training rows of the active, or its aligned ones only, as `use_unaligned` says."""
+    rows = start.data.train_rows
+    return rows if start.config.train.use_unaligned else rows[torch.isin(rows, aligned)]

@@ -1,0 +1,83 @@
+"""What every method offers to the run that drives it, and what it is started with."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from secure_apfed.config import Config
+from secure_apfed.contract import Contract
+from secure_apfed.data import VerticalData
+from secure_apfed.exchange import Transcript
+from secure_apfed.parties import ActiveNetworks
+from secure_apfed.privacy import PrivacyLedger
+
+__all__ = ["Method", "PartyTensors", "Start"]
+
+PartyTensors = Mapping[str, Mapping[str, Tensor]]
+"""Tensors of a checkpoint, by party and name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a session begins with.
+
+    Attributes:
+        config, data: of the run.
+        noise_keys: by party, 32 bytes; secrets of their parties.
+        session: unique; names this session in every message.
+        alignment: by party, from an earlier session of the run; None: intersect now.
+        logs: folder of the ledgers' write-ahead logs; None: keep them in memory.
+    """
+
+    config: Config
+    data: VerticalData
+    noise_keys: Mapping[str, bytes] = field(repr=False)
+    session: str = field(default_factory=lambda: secrets.token_hex(16))
+    alignment: Mapping[str, Tensor] | None = None
+    logs: Path | None = None
+
+
+class Method(Protocol):
+    """One learning procedure: parties that exchange envelopes in protocol order.
+
+    Attributes:
+        headline: the variant of `evaluate` that the run reports first.
+        alignment: by party, positions in its own table of the aligned people.
+        training_rows: what an epoch goes through, in batches; their meaning is the method's.
+        ledgers: by party that releases representations.
+        guarantee: what the guard promises, in a sentence.
+        secure_sum: public parameters of the sum, empty where there is none.
+    """
+
+    headline: str
+    contract: Contract
+    transcript: Transcript
+    alignment: Mapping[str, Tensor]
+    training_rows: Tensor
+    ledgers: Mapping[str, PrivacyLedger]
+    guarantee: str
+    secure_sum: Mapping[str, object]
+
+    def step(self, step: int, rows_B: Tensor) -> float:
+        """Play one training step of all parties; return the task loss."""
+        ...
+
+    def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
+        """Test accuracy by inference variant; `final` includes what needs an exchange."""
+        ...
+
+    def solo(self) -> ActiveNetworks | None:
+        """The networks that predict without any other party, if the method has them."""
+        ...
+
+    def tensors(self) -> PartyTensors:
+        """State of all parties."""
+        ...
+
+    def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
+        """Restore what `tensors` returned before step `next_step`."""
+        ...

@@ -1,0 +1,152 @@
+"""Setting the stage, the same for every method: contract, links, alignment, guards.
+
+Run by: the session that plays all parties; across organisations each party does its part.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protocols.conversation import Conversation
+from protocols.psi import SET_INTERSECTIONS
+from protocols.seal import fresh_run_key
+from secure_apfed.alignment import canonical_ids, intersection
+from secure_apfed.contract import AGGREGATOR, Contract, Participant, PassiveTerms
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import InMemoryTransport, Kind, Transcript
+from secure_apfed.exchange.conversation import hold_conversation
+from secure_apfed.exchange.outbox import Outbox
+from secure_apfed.methods.method import Start
+from secure_apfed.parties import Seat
+
+__all__ = ["DEALER", "Stage", "set_stage"]
+
+DEALER = "dealer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What stands before the parties of a method are built.
+
+    Attributes:
+        contract: of this session; transcript: the recorded transport.
+        outboxes: by party.
+        alignment: by party with rows, positions in its own table.
+    """
+
+    contract: Contract
+    transcript: Transcript
+    outboxes: Mapping[str, Outbox]
+    alignment: Mapping[str, Tensor]
+
+    def seat(self, name: str) -> Seat:
+        """The place of one party."""
+        return Seat(name, self.contract, self.outboxes[name])
+
+    def hold(self, kind: Kind, roles: Mapping[str, Conversation]) -> None:
+        """Play an interactive protocol between its roles."""
+        hold_conversation(kind, roles, self.outboxes, self.transcript)
+
+
+def set_stage(
+    start: Start, *, terms: Mapping[str, PassiveTerms], secure_sum: Mapping[str, Any]
+) -> Stage:
+    """Draw up the contract, open the links and align.
+
+    Args:
+        start: the session's beginning.
+        terms: of every passive; empty where the active trains alone.
+        secure_sum: the sum's public parameters; empty where no sum is needed.
+
+    Raises:
+        DataError: IDs that cannot be aligned.
+        IntersectionTooSmallError: fewer common IDs than agreed.
+    """
+    roles = _roles(start, terms, aggregates=bool(secure_sum))
+    run_keys = {name: fresh_run_key() for name in roles}
+    public_keys = {name: key.public.hex() for name, key in run_keys.items()}
+    contract = _contract(start, roles, public_keys, terms, secure_sum)
+    transport = InMemoryTransport(
+        session=contract.session, contract_hash=contract.digest, run_keys=run_keys
+    )
+    stage = Stage(
+        contract=contract,
+        transcript=Transcript(transport, start.config.transcript),
+        outboxes={name: Outbox(contract.session, name) for name in roles},
+        alignment=dict(start.alignment or {}),
+    )
+    if not terms or start.alignment is not None:
+        return stage
+    return Stage(
+        contract=contract,
+        transcript=stage.transcript,
+        outboxes=stage.outboxes,
+        alignment=_align(start, stage),
+    )
+
+
+def _needs_dealer(start: Start) -> bool:
+    """Whether the configured intersection takes one more party."""
+    return SET_INTERSECTIONS[start.config.alignment.protocol].needs_dealer
+
+
+def _roles(start: Start, terms: Mapping[str, PassiveTerms], *, aggregates: bool) -> dict[str, Any]:
+    """Names and roles of all parties."""
+    roles: dict[str, Any] = {start.data.active.name: "active", **dict.fromkeys(terms, "passive")}
+    for name in (AGGREGATOR, DEALER):
+        if name in roles:
+            raise ConfigError(f"a party cannot be called {name!r}, which names a role; rename it")
+    if aggregates:
+        roles[AGGREGATOR] = "aggregator"
+    if terms and _needs_dealer(start):
+        roles[DEALER] = "dealer"
+    return roles
+
+
+def _contract(
+    start: Start,
+    roles: Mapping[str, Any],
+    public_keys: Mapping[str, str],
+    terms: Mapping[str, PassiveTerms],
+    secure_sum: Mapping[str, Any],
+) -> Contract:
+    config = start.config
+    return Contract(
+        session=start.session,
+        method=config.method,
+        participants=tuple(
+            Participant(name=name, role=role, public_key=public_keys[name])
+            for name, role in roles.items()
+        ),
+        passives=dict(terms),
+        alignment=config.alignment.model_dump(mode="json", exclude={"processes"}),
+        secure_sum=dict(secure_sum),
+        guard=config.guard.model_dump(mode="json", exclude={"noise"}),
+        minimum_batch=config.rules.minimum_batch,
+        epochs=config.train.epochs,
+        batch_size=config.train.batch_size,
+    )
+
+
+def _align(start: Start, stage: Stage) -> dict[str, Tensor]:
+    """Intersect the IDs of all parties over the links."""
+    settings, active = start.config.alignment, start.data.active
+    protocol = intersection(
+        settings, session=stage.contract.session, dealer=DEALER if _needs_dealer(start) else ""
+    )
+    passives = start.data.passives
+    names = [passive.name for passive in passives]
+    hub = protocol.hub(active.name, names, canonical_ids(active.name, active.ids, settings))
+    members = {
+        passive.name: protocol.member(
+            passive.name, active.name, canonical_ids(passive.name, passive.ids, settings)
+        )
+        for passive in passives
+    }
+    helpers = {DEALER: protocol.dealer(active.name, names)} if _needs_dealer(start) else {}
+    stage.hold(Kind.ALIGNMENT, {active.name: hub, **members, **helpers})
+    aligners = {active.name: hub, **members}
+    return {name: torch.from_numpy(aligner.rows.copy()) for name, aligner in aligners.items()}

@@ -1,0 +1,164 @@
+"""From settings to what the parties agree on: objectives, representations, guards, sums."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+from protocols.randomness import fresh_key
+from protocols.sums import SECURE_SUMS, PlainSum, SecureSum, SumAgreement
+from secure_apfed.config import Config
+from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
+from secure_apfed.errors import ConfigError
+from secure_apfed.methods.method import Start
+from secure_apfed.models import ModelSettings, Shape
+from secure_apfed.objectives import ContrastiveSettings, ObjectiveSettings, ReconstructionSettings
+from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, make_guard
+from secure_apfed.training import PassiveSettings
+
+__all__ = [
+    "guard_for",
+    "ledger_for",
+    "make_sum",
+    "model_of",
+    "noise_key",
+    "objective_of",
+    "passive_terms",
+    "projection_size",
+    "representation_terms",
+    "settings_of",
+]
+
+_OWN_OBJECTIVES: Mapping[str, ObjectiveSettings] = {
+    "apfed_r": ReconstructionSettings(),
+    "apfed_c": ContrastiveSettings(),
+}
+_PROJECTION = 64
+_UNGUARDED_NORM = 1e4
+
+
+def settings_of(config: Config, passive: str) -> PassiveSettings:
+    """The settings of one passive: its own, or the default ones."""
+    return config.passives.get(passive, config.passives.get("default", PassiveSettings()))
+
+
+def model_of(config: Config, passive: str) -> ModelSettings:
+    """The networks of one passive."""
+    return settings_of(config, passive).model or config.model
+
+
+def objective_of(config: Config, passive: str) -> ObjectiveSettings:
+    """What one passive optimises; apfed_r and apfed_c have one kind for all.
+
+    Raises:
+        ConfigError: none is said under `apfed`, or another kind than the method's.
+    """
+    own = _OWN_OBJECTIVES.get(config.method)
+    said = settings_of(config, passive).objective
+    if own is None and said is None:
+        raise ConfigError(
+            f"passives.{passive}.objective: method apfed needs one for every passive, got none; "
+            "name it there or under passives.default, or use method apfed_r or apfed_c"
+        )
+    if own is not None and said is not None and said.name != own.name:
+        raise ConfigError(
+            f"passives.{passive}.objective: method {config.method} is {own.name} for every "
+            f"passive, got {said.name}; use method apfed to mix"
+        )
+    objective = said or own
+    assert objective is not None
+    return objective
+
+
+def projection_size(config: Config, passives: tuple[str, ...]) -> int | None:
+    """Numbers of the projection that the active sends; None: its encoder's whole output.
+
+    "auto" is 64, as in the release of APFed-C; a plain APFed-R sends everything, as its
+    release does, and a protected one the projection, since every number costs bytes.
+    """
+    if config.model.projection == "none":
+        return None
+    if config.model.projection != "auto":
+        return config.model.projection
+    plain = config.secure_sum.protocol == PlainSum.name and config.guard.mechanism == "none"
+    kinds = {objective_of(config, passive).name for passive in passives}
+    return None if plain and kinds == {"reconstruction"} else _PROJECTION
+
+
+def representation_terms(
+    config: Config, shape: Shape, guard: RepresentationGuard
+) -> RepresentationTerms:
+    """What a row of these representations may be."""
+    most = config.rules.maximum_norm
+    if most is None:
+        most = min(guard.largest_norm(math.prod(shape)), _UNGUARDED_NORM)
+    return RepresentationTerms(
+        shape=shape,
+        dtype="float64" if config.train.precision == "float64" else "float32",
+        minimum_norm=config.rules.minimum_norm,
+        maximum_norm=most,
+    )
+
+
+def passive_terms(
+    config: Config, passive: str, representation: RepresentationTerms
+) -> PassiveTerms:
+    """What one passive of APFed agrees to do with such representations."""
+    return PassiveTerms(
+        objective=objective_of(config, passive),
+        weight=settings_of(config, passive).weight,
+        representation=representation,
+    )
+
+
+def make_sum(start: Start, passives: Sequence[str]) -> SecureSum:
+    """The configured sum between these parties.
+
+    Raises:
+        ConfigError: an unknown protocol, or a quantising one without a clip bound.
+        LocalProtocolError: parameters that do not fit, or a single passive.
+    """
+    settings = start.config.secure_sum
+    if settings.clip is None and settings.protocol != PlainSum.name:
+        raise ConfigError(
+            f"secure_sum.clip: {settings.protocol} needs a bound for fixed point, got null; "
+            "start with 1.0"
+        )
+    agreement = SumAgreement(
+        session=start.session,
+        receiver=start.data.active.name,
+        combiner=AGGREGATOR,
+        contributors=tuple(passives),
+        clip_norm=settings.clip or 1.0,
+        bits=settings.bits,
+        allow_single=settings.allow_single_passive,
+    )
+    if settings.protocol == PlainSum.name:
+        return PlainSum(agreement, clip=settings.clip is not None)
+    return SECURE_SUMS[settings.protocol](agreement)
+
+
+def noise_key(config: Config, party: str) -> bytes:
+    """A fresh secret of `party`, or one from the run's seed where the configuration insists."""
+    if config.guard.noise == "secret":
+        return fresh_key()
+    return hashlib.sha256(f"noise of {party}, seed {config.seed}".encode()).digest()
+
+
+def guard_for(start: Start, party: str) -> RepresentationGuard:
+    """The guard of one party that releases representations: one release a row and epoch."""
+    config = start.config
+    return make_guard(config.guard, releases=config.train.epochs, key=start.noise_keys[party])
+
+
+def ledger_for(
+    start: Start, party: str, guard: RepresentationGuard, *, aligned: int
+) -> PrivacyLedger:
+    """The account of what this party releases."""
+    guard_settings = start.config.guard
+    return PrivacyLedger(
+        guard.mechanism(),
+        delta=guard_settings.delta,
+        budget=guard_settings.epsilon,
+        rows=aligned,
+        log=start.logs / f"ledger-{party}.jsonl" if start.logs else None,
+    )

@@ -1,0 +1,227 @@
+"""Typical VFL (Section 2) and what is left of it when the passives are gone (Section 5.1).
+
+`Tvfl.step` is the whole protocol of one step. Training and the full inference need every
+party; TVFL-0, -A and -R replace the passives' representations at inference by zeros, by
+the mean of the active's (one number, over the evaluation batch), or by uniform noise
+between the smallest and the largest of them, as the authors' release does.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from secure_apfed.contract import Contract, PassiveTerms
+from secure_apfed.exchange import Envelope, Kind, Transcript
+from secure_apfed.methods.method import PartyTensors, Start
+from secure_apfed.methods.stage import Stage, set_stage
+from secure_apfed.methods.terms import guard_for, ledger_for, model_of, representation_terms
+from secure_apfed.models import family_for, output_shape
+from secure_apfed.parties import (
+    ActiveNetworks,
+    Compute,
+    TvflActive,
+    TvflPassive,
+    accuracy_of,
+)
+from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.seeds import seeded
+
+__all__ = ["Tvfl", "open_tvfl"]
+
+_EVALUATION_ROWS = 1000
+
+
+def _zeros(own_BD: Tensor, like_BD: Tensor) -> Tensor:
+    return torch.zeros_like(like_BD)
+
+
+def _mean(own_BD: Tensor, like_BD: Tensor) -> Tensor:
+    return own_BD.mean().expand_as(like_BD)
+
+
+def _uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
+    low, high = own_BD.min(), own_BD.max()
+    return low + (high - low) * torch.rand_like(like_BD)
+
+
+FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tvfl_0": _zeros,
+    "tvfl_a": _mean,
+    "tvfl_r": _uniform,
+}
+
+
+@dataclass(kw_only=True)
+class Tvfl:
+    """Joint training and joint inference between parties that are set up; see `Method`."""
+
+    headline: str
+    contract: Contract
+    transcript: Transcript
+    alignment: Mapping[str, Tensor]
+    active: TvflActive
+    passives: list[TvflPassive]
+    ledgers: Mapping[str, PrivacyLedger]
+    guarantee: str
+    secure_sum: Mapping[str, object]
+    training_rows: Tensor
+    test_rows: Tensor
+    aligned_test_rows: Tensor
+    seed: int
+
+    def step(self, step: int, rows_B: Tensor) -> float:
+        """All roles of one step; rows are alignment positions (4M envelopes)."""
+        answers = self._ask(step, rows_B, learn=True)
+        for envelope in self.active.learn(step, rows_B, answers):
+            self.transcript.send(envelope)
+        for passive in self.passives:
+            passive.learn(self._receive(passive.name, self.active.name, Kind.GRADIENTS, step))
+        return self.active.task_loss.item()
+
+    def _ask(self, step: int, rows_B: Tensor, *, learn: bool) -> list[Envelope]:
+        """The passives' representations of these alignment positions."""
+        for envelope in self.active.request(step, rows_B, learn=learn):
+            self.transcript.send(envelope)
+        for passive in self.passives:
+            request = self._receive(passive.name, self.active.name, Kind.REQUEST, step)
+            self.transcript.send(passive.represent(request))
+        return [
+            self._receive(self.active.name, passive.name, Kind.REPRESENTATIONS, step)
+            for passive in self.passives
+        ]
+
+    def _receive(self, receiver: str, sender: str, kind: Kind, step: int) -> Envelope:
+        return self.transcript.receive(receiver, sender=sender, kind=kind, step=step)
+
+    def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
+        """Accuracy by fill; at the end also with all parties, on the aligned test rows.
+
+        The full inference sends representations of test rows, which the ledgers count.
+        """
+        self.active.set_training(False)
+        try:
+            accuracies = {name: self._alone(name) for name in FILLS}
+            if final:
+                accuracies = {"tvfl": self._together(next_step), **accuracies}
+        finally:
+            self.active.set_training(True)
+        return accuracies
+
+    def _alone(self, name: str) -> float:
+        compute = self.active.compute
+        shapes = {
+            passive: terms.representation.shape for passive, terms in self.contract.passives.items()
+        }
+
+        def predict(rows_B: Tensor) -> Tensor:
+            with compute.forward(self.seed, "fill", name):
+                own_BD = self.active.encoder(self.active.features_N[rows_B])
+                parts = {
+                    passive: FILLS[name](own_BD, own_BD.new_empty(len(rows_B), *shape))
+                    for passive, shape in shapes.items()
+                }
+                return self.active.scores(own_BD, parts)
+
+        return accuracy_of(predict, self.test_rows, self.active.labels_N)
+
+    @torch.no_grad()
+    def _together(self, next_step: int) -> float:
+        own = self.alignment[self.active.name]
+        correct = 0
+        for index, rows_B in enumerate(self.aligned_test_rows.split(_EVALUATION_ROWS)):
+            answers = self._ask(next_step + index, rows_B, learn=False)
+            own_B = own[rows_B].to(self.active.compute.device)
+            with self.active.compute.forward(self.seed, "together"):
+                own_BD = self.active.encoder(self.active.features_N[own_B])
+                scores_BK = self.active.scores(own_BD, self.active.read(rows_B, answers))
+            correct += int((scores_BK.argmax(1) == self.active.labels_N[own_B]).sum())
+        return correct / len(self.aligned_test_rows) if len(self.aligned_test_rows) else math.nan
+
+    def solo(self) -> ActiveNetworks | None:
+        """None: the model cannot predict without the passives."""
+        return None
+
+    def tensors(self) -> PartyTensors:
+        """State of all parties."""
+        return {
+            self.active.name: self.active.tensors(),
+            **{passive.name: passive.tensors() for passive in self.passives},
+        }
+
+    def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
+        """Restore what `tensors` returned before step `next_step`."""
+        self.active.load_tensors(tensors[self.active.name])
+        for passive in self.passives:
+            passive.load_tensors(tensors[passive.name], last_step=next_step - 1)
+
+
+def open_tvfl(start: Start) -> Tvfl:
+    """Set up TVFL between all parties of the data; raises as `open_apfed`."""
+    config, data = start.config, start.data
+    encoders, terms = {}, {}
+    for table in (data.active, *data.passives):
+        features = tuple(table.features.shape[1:])
+        model = model_of(config, table.name) if table is not data.active else config.model
+        with seeded(config.seed, table.name, "encoder"):
+            encoders[table.name] = family_for(model, features).encoder(features, model)
+        shape = output_shape(encoders[table.name], features)
+        representation = representation_terms(config, shape, guard_for(start, table.name))
+        terms[table.name] = PassiveTerms(objective=None, weight=1.0, representation=representation)
+    size = sum(math.prod(item.representation.shape) for item in terms.values())
+    del terms[data.active.name]
+    features = tuple(data.active.features.shape[1:])
+    with seeded(config.seed, data.active.name, "head"):
+        head = family_for(config.model, features).head(size, len(data.classes), config.model)
+    stage = set_stage(start, terms=terms, secure_sum={})
+    passives = _passive_parties(start, stage, encoders)
+    aligned = stage.alignment[data.active.name]
+    return Tvfl(
+        headline="tvfl",
+        contract=stage.contract,
+        transcript=stage.transcript,
+        alignment=stage.alignment,
+        active=TvflActive(
+            stage.seat(data.active.name),
+            table=data.active,
+            alignment=aligned,
+            encoder=encoders[data.active.name],
+            head=head,
+            train=config.train,
+            compute=Compute.of(config.train),
+            seed=config.seed,
+        ),
+        passives=passives,
+        ledgers={passive.name: passive.ledger for passive in passives},
+        guarantee=guard_for(start, passives[0].name).statement(),
+        secure_sum={},
+        training_rows=torch.isin(aligned, data.train_rows).nonzero().flatten(),
+        test_rows=data.test_rows,
+        aligned_test_rows=torch.isin(aligned, data.test_rows).nonzero().flatten(),
+        seed=config.seed,
+    )
+
+
+def _passive_parties(
+    start: Start, stage: Stage, encoders: Mapping[str, torch.nn.Module]
+) -> list[TvflPassive]:
+    config = start.config
+    parties = []
+    for table in start.data.passives:
+        guard = guard_for(start, table.name)
+        alignment = stage.alignment[table.name]
+        parties.append(
+            TvflPassive(
+                stage.seat(table.name),
+                features_N=table.features[alignment],
+                encoder=encoders[table.name],
+                guard=guard,
+                ledger=ledger_for(start, table.name, guard, aligned=len(alignment)),
+                train=config.train,
+                compute=Compute.of(config.train),
+                seed=config.seed,
+            )
+        )
+    return parties

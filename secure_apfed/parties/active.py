@@ -1,0 +1,206 @@
+"""The active party of APFed: holds the labels, sends guarded representations, learns a model.
+
+Run by: the one organisation that will use the model, alone afterwards. Emits its
+representations after the guard and nothing else; reads the sum of the passives' gradients.
+Letters: N rows of its table, B batch, D numbers of a representation, K classes.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protocols.sums import SumReceiver
+from protocols.sums.interface import StepBinding
+from secure_apfed.data import PartyTable
+from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.parties.party import (
+    Compute,
+    Party,
+    Seat,
+    load_party_tensors,
+    make_optimiser,
+    party_tensors,
+)
+from secure_apfed.parties.rules import bind_step
+from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
+from secure_apfed.training import TrainSettings
+
+__all__ = ["ActiveNetworks", "ActiveParty", "accuracy_of"]
+
+_EVALUATION_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class ActiveNetworks:
+    """f (encoder), the projection that is sent (None: the encoder's output), g (head)."""
+
+    encoder: nn.Module
+    head: nn.Module
+    projection: nn.Module | None = None
+
+    def modules(self) -> dict[str, nn.Module]:
+        """By name, those that exist."""
+        named = {"encoder": self.encoder, "head": self.head, "projection": self.projection}
+        return {name: module for name, module in named.items() if module is not None}
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """What waits for the sum: z in the autograd graph, and what the sum must answer."""
+
+    z: Tensor
+    binding: StepBinding
+
+
+class ActiveParty(Party):
+    """Represents a batch, then updates from the task loss and the sum (Alg. 1).
+
+    Args:
+        table: its rows and labels.
+        alignment: positions in its table of the aligned people, (number aligned,).
+        networks: its three modules.
+        guard, ledger: what protects the representations, and the account of what was sent.
+        receiver: its end of the secure sum; None where there is no passive.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        *,
+        table: PartyTable,
+        alignment: Tensor,
+        networks: ActiveNetworks,
+        guard: RepresentationGuard,
+        ledger: PrivacyLedger,
+        receiver: SumReceiver | None,
+        train: TrainSettings,
+        compute: Compute,
+        seed: int,
+    ) -> None:
+        super().__init__(seat)
+        assert table.labels is not None
+        self.receiver, self.ledger = receiver, ledger
+        self.networks = networks
+        self._guard = guard
+        self._features_N = compute.place(table.features)
+        self._labels_N = compute.place(table.labels)
+        self._position_N = torch.full((len(table.ids),), -1, dtype=torch.int64)
+        self._position_N[alignment] = torch.arange(len(alignment))
+        self._modules = {
+            key: module.to(compute.device, compute.dtype)
+            for key, module in networks.modules().items()
+        }
+        self._optimiser = make_optimiser(self._modules.values(), train)
+        self._compute, self._seed = compute, seed
+        self._task_loss: Tensor | None = None
+        self._pending: _Pending | None = None
+
+    def represent(self, step: int, rows_B: Tensor) -> list[Envelope]:
+        """Compute one batch; return the same representations for every passive.
+
+        Only the aligned rows of the batch are sent; with fewer of them than the contract's
+        minimum, nothing is, and the batch trains the active alone.
+
+        Args:
+            step: from 0, rising.
+            rows_B: positions in its own table.
+
+        Raises:
+            BudgetExhausted: sending would exceed the privacy budget; nothing is sent.
+        """
+        self._optimiser.zero_grad()
+        here_B = rows_B.to(self._compute.device)
+        position_B = self._position_N[rows_B]
+        aligned = (position_B >= 0).nonzero().flatten()
+        help_wanted = bool(self.contract.passives) and len(aligned) >= self.contract.minimum_batch
+        with self._compute.forward(self._seed, self.name, step):
+            h_BD = self.networks.encoder(self._features_N[here_B])
+            scores_BK = self.networks.head(h_BD)
+            sent_BD = self._project(h_BD[aligned.to(h_BD.device)]) if help_wanted else None
+        self._task_loss = F.cross_entropy(scores_BK.to(self._compute.dtype), self._labels_N[here_B])
+        self._pending = None
+        if sent_BD is None:
+            return []
+        return self._release(step, position_B[aligned], sent_BD.to(self._compute.dtype))
+
+    def _project(self, h_BD: Tensor) -> Tensor:
+        projection = self.networks.projection
+        projected: Tensor = h_BD if projection is None else projection(h_BD)
+        return projected
+
+    def _release(self, step: int, rows_B: Tensor, h_BD: Tensor) -> list[Envelope]:
+        flat_BD = self._guard.release(h_BD.flatten(1), step=step, rows=rows_B)
+        z_BD = flat_BD.reshape(h_BD.shape)
+        payload = pack({"rows": rows_B, "z": z_BD})
+        digest = hashlib.sha256(payload).digest()
+        self.ledger.charge(step=step, rows=rows_B, digest=digest)
+        self._pending = _Pending(z_BD, bind_step(self.contract.session, step, rows_B, payload))
+        return [
+            self.outbox.write(Kind.REPRESENTATIONS, step, passive, payload)
+            for passive in self.contract.passives
+        ]
+
+    def update(self, envelope: Envelope | None) -> float:
+        """Backpropagate the task loss and the sum together (Eq. 9), then step.
+
+        Args:
+            envelope: the sum, or None where `represent` sent nothing.
+
+        Returns:
+            The task loss of the batch.
+        """
+        assert self._task_loss is not None
+        if self._pending is None or envelope is None:
+            self._task_loss.backward()
+        else:
+            sum_BD = self._decode(envelope, self._pending)
+            torch.autograd.backward([self._task_loss, self._pending.z], [None, sum_BD])
+        self._optimiser.step()
+        return self._task_loss.item()
+
+    def _decode(self, envelope: Envelope, pending: _Pending) -> Tensor:
+        assert self.receiver is not None
+        flat_BD = pending.z.flatten(1)
+        shape = (len(flat_BD), flat_BD.shape[1])
+        values_BD = self.receiver.decode(envelope.payload, shape, pending.binding)
+        mean_BD = torch.from_numpy(values_BD) / len(flat_BD)
+        return self._compute.place(mean_BD).reshape(pending.z.shape)
+
+    def accuracy(self, rows: Tensor) -> float:
+        """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""
+        self._set_training(False)
+        try:
+            return accuracy_of(self._predict, rows, self._labels_N)
+        finally:
+            self._set_training(True)
+
+    def _predict(self, rows_B: Tensor) -> Tensor:
+        networks = self.networks
+        with self._compute.forward(self._seed, self.name, "predict"):
+            scores_BK: Tensor = networks.head(networks.encoder(self._features_N[rows_B]))
+        return scores_BK
+
+    def _set_training(self, training: bool) -> None:
+        for module in self._modules.values():
+            module.train(training)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its state, for its own checkpoint."""
+        return party_tensors(self._modules, self._optimiser)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore its state."""
+        load_party_tensors(self._modules, self._optimiser, tensors)
+
+
+@torch.no_grad()
+def accuracy_of(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> float:
+    """Share of `rows` whose highest score is the label's; NaN where there are no rows."""
+    correct = 0
+    for rows_B in rows.to(labels_N.device).split(_EVALUATION_ROWS):
+        correct += int((predict(rows_B).argmax(1) == labels_N[rows_B]).sum())
+    return correct / len(rows) if len(rows) else float("nan")

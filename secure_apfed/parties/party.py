@@ -1,0 +1,125 @@
+"""What every party has: a name, the contract, an outbox; and how it computes.
+
+A party holds its own secrets and data and has no sockets: it consumes and emits envelopes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from secure_apfed.contract import Contract
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange.outbox import Outbox
+from secure_apfed.seeds import seeded
+from secure_apfed.training import TrainSettings
+
+__all__ = ["Compute", "Party", "Seat", "load_party_tensors", "make_optimiser", "party_tensors"]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and in which precision a party computes.
+
+    Attributes:
+        device: of its tensors.
+        dtype: of features and parameters, float32 or float64; also what is sent.
+        autocast: run the networks' forward passes in bfloat16.
+    """
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    autocast: bool = False
+
+    @classmethod
+    def of(cls, train: TrainSettings) -> "Compute":
+        """Read the settings; "auto" takes the GPU where there is one.
+
+        Raises:
+            ConfigError: a GPU is asked for and there is none.
+        """
+        if train.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                "train.device: cuda was asked for, but torch sees no GPU; say auto or cpu"
+            )
+        gpu = train.device != "cpu" and torch.cuda.is_available()
+        dtype = torch.float64 if train.precision == "float64" else torch.float32
+        device = torch.device("cuda" if gpu else "cpu")
+        return cls(device, dtype, train.precision == "bfloat16")
+
+    def place(self, values: Tensor) -> Tensor:
+        """Move to the device; floating-point values take the dtype."""
+        return values.to(self.device, self.dtype if values.is_floating_point() else None)
+
+    @contextmanager
+    def forward(self, seed: int, *purpose: str | int) -> Iterator[None]:
+        """Run a step's networks with their precision and reproducible dropout."""
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
+        with seeded(seed, *purpose), autocast:
+            yield
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A party's place in a session: its name, the contract, and what it writes with."""
+
+    name: str
+    contract: Contract
+    outbox: Outbox
+
+
+class Party:
+    """Base of all parties.
+
+    Args:
+        seat: its place in this session.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        self.name = seat.name
+        self.contract = seat.contract
+        self.outbox = seat.outbox
+
+
+def make_optimiser(modules: Iterable[nn.Module], train: TrainSettings) -> torch.optim.SGD:
+    """SGD with momentum; the L2 terms of Eqs. (6) and (7) are its weight decay."""
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    return torch.optim.SGD(
+        parameters,
+        lr=train.learning_rate,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+    )
+
+
+def party_tensors(
+    modules: Mapping[str, nn.Module], optimiser: torch.optim.SGD
+) -> dict[str, Tensor]:
+    """Parameters, buffers and momenta by name, for a checkpoint."""
+    tensors = {
+        f"{name}.{key}": value
+        for name, module in modules.items()
+        for key, value in module.state_dict().items()
+    }
+    for index, state in optimiser.state_dict()["state"].items():
+        if state.get("momentum_buffer") is not None:
+            tensors[f"momentum.{index}"] = state["momentum_buffer"]
+    return tensors
+
+
+def load_party_tensors(
+    modules: Mapping[str, nn.Module], optimiser: torch.optim.SGD, tensors: Mapping[str, Tensor]
+) -> None:
+    """Restore what `party_tensors` returned."""
+    for name, module in modules.items():
+        prefix = f"{name}."
+        own = {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}
+        module.load_state_dict(own)
+    momenta = {
+        int(key.removeprefix("momentum.")): {"momentum_buffer": value}
+        for key, value in tensors.items()
+        if key.startswith("momentum.")
+    }
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": momenta})

@@ -1,0 +1,99 @@
+"""The passive party of APFed: helps during training, learns no label, keeps its features.
+
+Run by: every organisation that helps. Emits only its contribution to a secure sum.
+Letters: B batch, D numbers of a representation.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from protocols.sums import SumContributor
+from secure_apfed.contract import AGGREGATOR
+from secure_apfed.exchange import Envelope, Kind
+from secure_apfed.parties.party import (
+    Compute,
+    Party,
+    Seat,
+    load_party_tensors,
+    make_optimiser,
+    party_tensors,
+)
+from secure_apfed.parties.rules import StepGate, bind_step, read_representations
+from secure_apfed.training import TrainSettings
+
+__all__ = ["PassiveParty"]
+
+
+class PassiveParty(Party):
+    """Answers representations with its protected gradient (Alg. 1, passive client).
+
+    Args:
+        features_N: its features in the order of the alignment, (N, *shape).
+        objective: (z, own features) -> loss, with its networks.
+        contributor: its end of the secure sum.
+        seed: of its dropout; train, compute: how it optimises and where.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        *,
+        features_N: Tensor,
+        objective: nn.Module,
+        contributor: SumContributor,
+        train: TrainSettings,
+        compute: Compute,
+        seed: int,
+    ) -> None:
+        super().__init__(seat)
+        self.terms = self.contract.passives[self.name]
+        self.contributor = contributor
+        self.gate = StepGate(self.name)
+        self._features_N = compute.place(features_N)
+        self._modules = {"objective": objective.to(compute.device, compute.dtype)}
+        self._optimiser = make_optimiser(self._modules.values(), train)
+        self._compute, self._seed = compute, seed
+
+    def contribute(self, envelope: Envelope) -> Envelope:
+        """Check the batch, take one step of its own, and answer for the aggregator.
+
+        The passive optimises its own unscaled loss (Eq. 10) and returns lambda_p times the
+        gradient of each row's loss, that is B dL_p/dz (Eqs. 7 and 9); the active divides the
+        sum by B. So the clip bound C does not depend on the batch size.
+
+        Raises:
+            RemoteProtocolError: the batch breaks a rule of the contract; nothing is computed.
+        """
+        rows_B, sent_BD = read_representations(
+            envelope,
+            self.terms.representation,
+            aligned=len(self._features_N),
+            minimum=self.contract.minimum_batch,
+        )
+        self.gate.enter(envelope)
+        gradient_BD = self._step(envelope.step, rows_B, sent_BD) * (self.terms.weight * len(rows_B))
+        binding = bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
+        body = self.contributor.contribute(gradient_BD.flatten(1).cpu().numpy(), binding)
+        return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)
+
+    def _step(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
+        """One step on L_p; returns dL_p/dz."""
+        z_BD = self._compute.place(sent_BD).requires_grad_()
+        self._optimiser.zero_grad()
+        with self._compute.forward(self._seed, self.name, step):
+            features_B = self._features_N[rows_B.to(self._compute.device)]
+            loss = self._modules["objective"](z_BD, features_B)
+        loss.backward()
+        self._optimiser.step()
+        assert z_BD.grad is not None
+        return z_BD.grad
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its state, for its own checkpoint."""
+        return party_tensors(self._modules, self._optimiser)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
+        """Restore its state; steps up to `last_step` count as answered."""
+        load_party_tensors(self._modules, self._optimiser, tensors)
+        self.gate.last = last_step

@@ -1,0 +1,97 @@
+"""What a receiver of representations checks before it computes anything from them.
+
+Run by: passives (APFed) and the active (TVFL). Protects from: a malicious sender that
+probes with chosen rows (duplicates, tiny batches, replayed steps, zero or huge norms).
+Letters: B batch, D numbers of a representation.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from protocols.errors import RemoteProtocolError
+from protocols.sums.interface import StepBinding
+from secure_apfed.contract import RepresentationTerms
+from secure_apfed.exchange import Envelope, TensorSpec, unpack
+
+__all__ = ["StepGate", "bind_step", "check_rows", "read_representations"]
+
+_NORM_SLACK = 1e-5
+
+
+class StepGate:
+    """Lets every step through once, in rising order."""
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self.last = -1
+
+    def enter(self, envelope: Envelope) -> None:
+        """Raise RemoteProtocolError on a step that was seen."""
+        if envelope.step <= self.last:
+            raise RemoteProtocolError(
+                f"{self._me}: {envelope.sender} sent step {envelope.step} after step {self.last}; "
+                "a step is never answered twice"
+            )
+        self.last = envelope.step
+
+
+def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> None:
+    """Refuse positions outside the alignment, repeated ones, and batches below the minimum.
+
+    Raises:
+        RemoteProtocolError: names the sender and the rule.
+    """
+    if len(rows_B) < minimum:
+        raise RemoteProtocolError(
+            f"{sender} sent a batch of {len(rows_B)} rows; the contract says at least {minimum}"
+        )
+    if not 0 <= int(rows_B.min()) <= int(rows_B.max()) < aligned:
+        raise RemoteProtocolError(
+            f"{sender} named row positions outside the alignment of {aligned} rows"
+        )
+    if len(torch.unique(rows_B)) != len(rows_B):
+        raise RemoteProtocolError(f"{sender} repeated a row within one batch")
+
+
+def read_representations(
+    envelope: Envelope, terms: RepresentationTerms, *, aligned: int, minimum: int
+) -> tuple[Tensor, Tensor]:
+    """Parse and check a batch of representations; returns rows (B,) and z (B, *shape).
+
+    Raises:
+        RemoteProtocolError: anything that the contract does not allow.
+    """
+    dtype = torch.float64 if terms.dtype == "float64" else torch.float32
+    expected = {
+        "rows": TensorSpec(torch.int64, (None,)),
+        "z": TensorSpec(dtype, (None, *terms.shape)),
+    }
+    tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
+    rows_B, z_BD = tensors["rows"], tensors["z"]
+    if len(rows_B) != len(z_BD):
+        raise RemoteProtocolError(
+            f"{envelope.sender} sent {len(rows_B)} row positions for {len(z_BD)} representations"
+        )
+    check_rows(rows_B, aligned=aligned, minimum=minimum, sender=envelope.sender)
+    norm_B = torch.linalg.vector_norm(z_BD.flatten(1).double(), dim=1)
+    low, high = terms.minimum_norm, terms.maximum_norm * (1 + _NORM_SLACK)
+    if not bool(((norm_B >= low) & (norm_B <= high)).all()):
+        raise RemoteProtocolError(
+            f"{envelope.sender} sent representations whose norm is not within "
+            f"{terms.minimum_norm:g} to {terms.maximum_norm:g}, as the contract says "
+            f"(smallest {float(norm_B.min()):g}, largest {float(norm_B.max()):g})"
+        )
+    return rows_B, z_BD
+
+
+def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
+    """What a contribution answers: this session, step, rows and representations."""
+    rows = rows_B.detach().cpu().contiguous().numpy().astype("<i8").tobytes()
+    return StepBinding(
+        session=session,
+        step=step,
+        rows=hashlib.sha256(rows).digest(),
+        message=hashlib.sha256(payload).digest(),
+    )

@@ -1,0 +1,216 @@
+"""The parties of typical VFL (Section 2 of APFed): everybody encodes, the active concatenates.
+
+Run by: the same organisations, for comparison. A passive sends its representations h^p
+(behind its own guard) and receives the gradient of the task loss on them, which tells it
+about labels. Letters: N rows of a table, B batch, K classes.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protocols.errors import RemoteProtocolError
+from secure_apfed.data import PartyTable
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
+from secure_apfed.models import Shape
+from secure_apfed.parties.party import (
+    Compute,
+    Party,
+    Seat,
+    load_party_tensors,
+    make_optimiser,
+    party_tensors,
+)
+from secure_apfed.parties.rules import StepGate, check_rows, read_representations
+from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
+from secure_apfed.training import TrainSettings
+
+__all__ = ["TvflActive", "TvflPassive"]
+
+
+class TvflActive(Party):
+    """Encodes its own view, asks for the passives', trains the head on all of them.
+
+    Args:
+        table: its rows and labels; alignment: their positions in the common order.
+        encoder, head: its networks; the head reads all representations, concatenated.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        *,
+        table: PartyTable,
+        alignment: Tensor,
+        encoder: nn.Module,
+        head: nn.Module,
+        train: TrainSettings,
+        compute: Compute,
+        seed: int,
+    ) -> None:
+        super().__init__(seat)
+        assert table.labels is not None
+        self.features_N = compute.place(table.features)
+        self.labels_N = compute.place(table.labels)
+        self.encoder = encoder.to(compute.device, compute.dtype)
+        self.head = head.to(compute.device, compute.dtype)
+        self._alignment = alignment
+        self._modules = {"encoder": self.encoder, "head": self.head}
+        self._optimiser = make_optimiser(self._modules.values(), train)
+        self.compute, self._seed = compute, seed
+
+    def request(self, step: int, rows_B: Tensor, *, learn: bool = True) -> list[Envelope]:
+        """Ask every passive for the representations of these alignment positions."""
+        payload = pack({"rows": rows_B}, {"learn": learn})
+        return [
+            self.outbox.write(Kind.REQUEST, step, passive, payload)
+            for passive in self.contract.passives
+        ]
+
+    def read(self, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, Tensor]:
+        """The passives' representations of the rows that were asked for, by passive.
+
+        Raises:
+            RemoteProtocolError: other rows or shapes, or norms out of bounds.
+        """
+        read: dict[str, Tensor] = {}
+        for envelope in answers:
+            terms = self.contract.passives[envelope.sender].representation
+            got_B, h_BD = read_representations(
+                envelope, terms, aligned=len(self._alignment), minimum=1
+            )
+            if not torch.equal(got_B, rows_B):
+                raise RemoteProtocolError(f"{envelope.sender} answered for other rows than asked")
+            read[envelope.sender] = self.compute.place(h_BD)
+        return read
+
+    def learn(self, step: int, rows_B: Tensor, answers: Sequence[Envelope]) -> list[Envelope]:
+        """One step on the task loss; return to each passive its gradient."""
+        parts = {name: h.requires_grad_() for name, h in self.read(rows_B, answers).items()}
+        own_B = self._alignment[rows_B].to(self.compute.device)
+        self._optimiser.zero_grad()
+        with self.compute.forward(self._seed, self.name, step):
+            scores_BK = self.scores(self.encoder(self.features_N[own_B]), parts)
+        self.task_loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self.labels_N[own_B])
+        self.task_loss.backward()
+        self._optimiser.step()
+        return [
+            self.outbox.write(Kind.GRADIENTS, step, name, pack({"gradient": _gradient_of(h)}))
+            for name, h in parts.items()
+        ]
+
+    def scores(self, own_BD: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        """Head over the active's and the passives' representations, in the contract's order."""
+        every = [own_BD, *(parts[name] for name in self.contract.passives)]
+        scores_BK: Tensor = self.head(torch.cat([h.flatten(1) for h in every], dim=1))
+        return scores_BK
+
+    def set_training(self, training: bool) -> None:
+        """Switch dropout on or off."""
+        self.encoder.train(training)
+        self.head.train(training)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its state, for its own checkpoint."""
+        return party_tensors(self._modules, self._optimiser)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore its state."""
+        load_party_tensors(self._modules, self._optimiser, tensors)
+
+
+class TvflPassive(Party):
+    """Encodes its own view on request, and learns from the gradient that comes back.
+
+    Args:
+        features_N: its features in the order of the alignment.
+        encoder: its network.
+        guard, ledger: what protects its representations, and the account of what was sent.
+    """
+
+    def __init__(
+        self,
+        seat: Seat,
+        *,
+        features_N: Tensor,
+        encoder: nn.Module,
+        guard: RepresentationGuard,
+        ledger: PrivacyLedger,
+        train: TrainSettings,
+        compute: Compute,
+        seed: int,
+    ) -> None:
+        super().__init__(seat)
+        self.ledger = ledger
+        self.gate = StepGate(self.name)
+        self._guard = guard
+        self._features_N = compute.place(features_N)
+        self._modules = {"encoder": encoder.to(compute.device, compute.dtype)}
+        self._optimiser = make_optimiser(self._modules.values(), train)
+        self._compute, self._seed = compute, seed
+        self._sent_BD: Tensor | None = None
+
+    def represent(self, envelope: Envelope) -> Envelope:
+        """Encode and guard the rows that the active asked for.
+
+        Raises:
+            RemoteProtocolError: the request breaks a rule.
+            BudgetExhausted: sending would exceed the privacy budget; nothing is sent.
+        """
+        expected = {"rows": TensorSpec(torch.int64, (None,))}
+        tensors, meta = unpack(envelope.payload, expected, sender=envelope.sender)
+        rows_B, learn = tensors["rows"], meta.get("learn") is True
+        minimum = self.contract.minimum_batch if learn else 1
+        check_rows(rows_B, aligned=len(self._features_N), minimum=minimum, sender=envelope.sender)
+        self.gate.enter(envelope)
+        self._modules["encoder"].train(learn)
+        with (
+            torch.set_grad_enabled(learn),
+            self._compute.forward(self._seed, self.name, envelope.step),
+        ):
+            h_BD = self._modules["encoder"](self._features_N[rows_B.to(self._compute.device)])
+        sent_BD = self._guard.release(
+            h_BD.flatten(1).to(self._compute.dtype), step=envelope.step, rows=rows_B
+        ).reshape(h_BD.shape)
+        payload = pack({"rows": rows_B, "z": sent_BD})
+        digest = hashlib.sha256(payload).digest()
+        self.ledger.charge(step=envelope.step, rows=rows_B, digest=digest)
+        self._sent_BD = sent_BD if learn else None
+        return self.outbox.write(Kind.REPRESENTATIONS, envelope.step, self.contract.active, payload)
+
+    def learn(self, envelope: Envelope) -> None:
+        """One step from the gradient on what was sent last.
+
+        Raises:
+            RemoteProtocolError: no gradient is due, or one of another shape, or not finite.
+        """
+        if self._sent_BD is None or envelope.step != self.gate.last:
+            raise RemoteProtocolError(
+                f"{envelope.sender} sent a gradient for step {envelope.step}, which waits for none"
+            )
+        shape: Shape = tuple(self._sent_BD.shape)
+        expected = {"gradient": TensorSpec(self._compute.dtype, shape)}
+        tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
+        if not bool(tensors["gradient"].isfinite().all()):
+            raise RemoteProtocolError(f"{envelope.sender} sent a gradient that is not finite")
+        self._optimiser.zero_grad()
+        self._sent_BD.backward(self._compute.place(tensors["gradient"]))
+        self._optimiser.step()
+        self._sent_BD = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its state, for its own checkpoint."""
+        return party_tensors(self._modules, self._optimiser)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
+        """Restore its state; steps up to `last_step` count as answered."""
+        load_party_tensors(self._modules, self._optimiser, tensors)
+        self.gate.last = last_step
+
+
+def _gradient_of(h_BD: Tensor) -> Tensor:
+    assert h_BD.grad is not None
+    return h_BD.grad

@@ -1,0 +1,61 @@
+"""What an experimenter holds after a run: everything, for attacks and reports. Not a party."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+from torch import Tensor
+
+from secure_apfed.config import Config
+from secure_apfed.config_file import load_config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import CheckpointError
+from secure_apfed.exchange import Transcript
+from secure_apfed.runs.checkpoint import load_tensors
+from secure_apfed.runs.folder import RunFolder
+
+__all__ = ["Recording", "load_recording"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A finished run.
+
+    Attributes:
+        alignment: by party, positions in its own table; position k is the same person at
+            every party. Empty where nothing was aligned.
+        transcript: every flow, and the payloads that were kept.
+    """
+
+    config: Config
+    data: VerticalData
+    alignment: Mapping[str, Tensor]
+    transcript: Transcript
+
+
+def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording:
+    """Load a finished run from its folder; the data is loaded anew from its configuration.
+
+    Raises:
+        CheckpointError: no finished run there, or a damaged file.
+        DataError: the data is not there any more.
+    """
+    folder = RunFolder(path)
+    if not folder.result.exists():
+        raise CheckpointError(f"{path} holds no finished run: {folder.result.name} is missing")
+    config = load_config(folder.config)
+    transcript = Transcript.closed(config.transcript)
+    try:
+        transcript.load_state_dict(
+            msgpack.unpackb(folder.transcript.read_bytes(), strict_map_key=False)
+        )
+        alignment = load_tensors(folder.alignment.read_bytes())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: the transcript or alignment is damaged") from error
+    return Recording(
+        config=config,
+        data=data or load_data(config.data, seed=config.seed),
+        alignment=alignment,
+        transcript=transcript,
+    )

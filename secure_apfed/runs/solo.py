@@ -1,0 +1,113 @@
+"""The model that the active keeps: predicts from its own features with no other party present.
+
+Two files: parameters as safetensors, and a JSON card that says what they are, how
+features are encoded, and what the run promised about privacy.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from secure_apfed.data import FeatureEncoding, parse_encoding
+from secure_apfed.errors import ModelError
+from secure_apfed.models import ModelSettings, family_for, output_shape
+from secure_apfed.parties import ActiveNetworks
+from secure_apfed.runs.folder import RunFolder, write_atomically
+
+__all__ = ["SoloModel", "load_model", "save_model"]
+
+_CARD_VERSION = 1
+
+
+@dataclass(frozen=True)
+class SoloModel:
+    """Encoder and head, ready to predict.
+
+    Attributes:
+        classes: names in the order of the outputs.
+        encoding: turns the active's raw features into the encoder's input.
+        card: everything that is known about the model, JSON-able.
+    """
+
+    network: nn.Module = field(repr=False)
+    classes: tuple[str, ...]
+    encoding: FeatureEncoding = field(repr=False)
+    card: dict[str, Any] = field(repr=False)
+
+    @torch.no_grad()
+    def predict(self, features: Tensor) -> Tensor:
+        """Class probabilities (N, K) for encoded features (N, *shape).
+
+        Raises:
+            ModelError: rows of another shape.
+        """
+        if tuple(features.shape[1:]) != self.encoding.shape:
+            raise ModelError(
+                f"this model reads rows of shape {self.encoding.shape}, "
+                f"got {tuple(features.shape[1:])}"
+            )
+        dtype = next(self.network.parameters()).dtype
+        scores_NK: Tensor = self.network(features.to(dtype))
+        return scores_NK.softmax(1)
+
+
+def save_model(
+    folder: RunFolder, networks: ActiveNetworks | None, card: dict[str, Any], model: ModelSettings
+) -> None:
+    """Write the parameters and the card; without networks, a card that says why."""
+    card = {"card_version": _CARD_VERSION, "model": model.model_dump(mode="json"), **card}
+    card["predicts_alone"] = networks is not None
+    if networks is not None:
+        state = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head}).state_dict()
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        write_atomically(folder.model, save(tensors))
+    folder.write_json(folder.card, card)
+
+
+def load_model(path: Path) -> SoloModel:
+    """Load the model of a finished run folder.
+
+    Raises:
+        CheckpointError: no finished run there.
+        ModelError: the method has no model of its own, or the files do not fit together.
+    """
+    folder = RunFolder(path)
+    card = folder.read_json(folder.card)
+    if not card.get("predicts_alone"):
+        raise ModelError(
+            f"{path} holds a run of {card.get('method')}, whose model needs every party to "
+            "predict; train with apfed_r, apfed_c or single_view to predict alone"
+        )
+    try:
+        encoding = parse_encoding(card["encoding"])
+        settings = ModelSettings.model_validate_json(json.dumps(card["model"]))
+        network = _network(encoding.shape, len(card["classes"]), settings)
+        tensors = load(folder.model.read_bytes())
+        network.to(next(iter(tensors.values())).dtype).load_state_dict(tensors)
+    except FileNotFoundError:
+        raise ModelError(f"{folder.model} is missing; the run did not finish") from None
+    except (KeyError, ValidationError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ModelError(
+            f"{folder.model} and {folder.card.name} do not make a model: {error}"
+        ) from error
+    return SoloModel(
+        nn.Sequential(network["encoder"], network["head"]).eval(),
+        tuple(card["classes"]),
+        encoding,
+        card,
+    )
+
+
+def _network(features: tuple[int, ...], classes: int, settings: ModelSettings) -> nn.ModuleDict:
+    family = family_for(settings, features)
+    encoder = family.encoder(features, settings)
+    size = math.prod(output_shape(encoder, features))
+    return nn.ModuleDict({"encoder": encoder, "head": family.head(size, classes, settings)})

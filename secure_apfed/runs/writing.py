@@ -1,0 +1,155 @@
+"""Writing a run folder: configuration, contract, versions, metrics, model, transcript, result."""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import msgpack
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from secure_apfed.config import Config
+from secure_apfed.config_file import dump_config
+from secure_apfed.errors import CheckpointError
+from secure_apfed.methods import Method
+from secure_apfed.privacy import PrivacySpent
+from secure_apfed.runs.checkpoint import save_tensors
+from secure_apfed.runs.folder import RunFolder, write_atomically
+from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.solo import save_model
+
+__all__ = ["RunWriter", "versions"]
+
+_PACKAGES = (
+    "secure-apfed", "torch", "numpy", "tenseal", "cryptography", "opacus", "scikit-learn",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a run's numbers depend on, and the machine."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed as a package"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "python": platform.python_version(),
+        **found,
+        "system": f"{platform.system()} {platform.machine()}",
+        "gpu": gpu,
+    }
+
+
+class RunWriter:
+    """Writes one run's folder while it runs."""
+
+    def __init__(self, folder: RunFolder, config: Config) -> None:
+        self.folder, self._config = folder, config
+        self._board: SummaryWriter | None = None
+
+    @classmethod
+    def open(cls, path: Path | None, config: Config, *, resume: bool) -> Self | None:
+        """Prepare the folder; None where nothing is to be written.
+
+        Raises:
+            CheckpointError: nothing to resume from, or a run lies there already.
+        """
+        if path is None:
+            if resume:
+                raise CheckpointError("a run without a folder has no checkpoint to resume from")
+            return None
+        folder = RunFolder(path)
+        if folder.config.exists() and not resume:
+            raise CheckpointError(
+                f"{path} holds a run already; resume it, or choose another folder"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(folder, config)
+
+    def begin(self, method: Method, contracts: tuple[str, ...], *, epoch: int) -> None:
+        """Write what is known before training."""
+        folder, config = self.folder, self._config
+        write_atomically(folder.config, dump_config(config).encode())
+        folder.write_json(
+            folder.contract,
+            {
+                "document": method.contract.model_dump(mode="json"),
+                "sha256": method.contract.digest.hex(),
+                "sessions": list(contracts),
+            },
+        )
+        folder.write_json(folder.seeds, {"seed": config.seed, "noise": config.guard.noise})
+        folder.write_json(folder.versions, versions())
+        folder.keep_metrics(epoch)
+        self._board = SummaryWriter(str(folder.tensorboard), purge_step=epoch + 1)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Add one epoch to the metrics and the TensorBoard file."""
+        self.folder.append_metrics(record)
+        assert self._board is not None
+        scalars = {**record, **{f"accuracy/{k}": v for k, v in (record["accuracy"] or {}).items()}}
+        for name, value in scalars.items():
+            if isinstance(value, int | float) and name != "epoch":
+                self._board.add_scalar(name, value, record["epoch"])
+
+    def finish(
+        self,
+        method: Method,
+        recording: Recording,
+        accuracy: Mapping[str, float],
+        privacy: PrivacySpent,
+        *,
+        seconds: float,
+    ) -> None:
+        """Write the results; `result.json` comes last and marks the run as finished."""
+        folder, transcript = self.folder, method.transcript
+        if self._board is not None:
+            self._board.close()
+        save_model(folder, method.solo(), self._card(method, recording, accuracy, privacy),
+                   self._config.model)  # fmt: skip
+        write_atomically(folder.alignment, save_tensors(recording.alignment))
+        write_atomically(folder.transcript, msgpack.packb(transcript.state_dict()))
+        folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
+        aligned = recording.alignment.get(recording.data.active.name)
+        folder.write_json(
+            folder.result,
+            {
+                "method": self._config.method,
+                "accuracy": dict(accuracy),
+                "wire_bytes": transcript.wire_bytes,
+                "privacy": asdict(privacy),
+                "seconds": seconds,
+                "aligned_rows": 0 if aligned is None else len(aligned),
+                "train_rows": len(recording.data.train_rows),
+                "test_rows": len(recording.data.test_rows),
+                "sum": dict(method.secure_sum),
+                "guarantee": method.guarantee,
+            },
+        )
+
+    def _card(
+        self,
+        method: Method,
+        recording: Recording,
+        accuracy: Mapping[str, float],
+        privacy: PrivacySpent,
+    ) -> dict[str, Any]:
+        active = recording.data.active
+        return {
+            "method": self._config.method,
+            "run": self._config.name,
+            "dataset": self._config.data.dataset,
+            "party": active.name,
+            "classes": list(recording.data.classes),
+            "encoding": active.encoding.model_dump(mode="json"),
+            "accuracy": dict(accuracy),
+            "guarantee": method.guarantee,
+            "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
+                        "model": privacy.epsilon_model, "delta": privacy.delta},
+            "contract": method.contract.digest.hex(),
+        }  # fmt: skip
