@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.randomness import fresh_key, keystream
+
 __all__ = [
     "BITS",
     "TOKEN_BYTES",
@@ -95,7 +97,6 @@ def cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
     table = np.full(bins, -1, np.int64)
     choice = np.zeros(len(bins_n3), np.int64)
     homeless = np.arange(len(bins_n3))
-    walk = np.random.default_rng()
     for _ in range(_ROUNDS):
         if not len(homeless):
             return table
@@ -105,7 +106,8 @@ def cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
         entered = table[target] == homeless
         evicted = before[entered]
         homeless = np.concatenate([homeless[~entered], evicted[evicted >= 0]])
-        choice[homeless] += walk.integers(1, _CHOICES, len(homeless))
+        walk = np.frombuffer(keystream(fresh_key(), length=len(homeless)), np.uint8)
+        choice[homeless] += 1 + walk % (_CHOICES - 1)
         choice[homeless] %= _CHOICES
     return None
 
