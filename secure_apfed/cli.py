@@ -207,9 +207,7 @@ def plan(config_file: ConfigFile, overrides: Overrides = None, as_json: AsJson =
     if as_json:
         terminal.print_json(told.as_json())
         return
-    terminal.show_rows(f"Forecast of {config.name}", ("", ""), told.summary())
-    if told.links:
-        terminal.show_rows("By link", told.LINK_COLUMNS, told.link_rows())
+    terminal.show_forecast(config.name, told)
     for warning in told.warnings:
         terminal.show_note(f"note: {warning}")
 

@@ -22,6 +22,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import errors
 
 if TYPE_CHECKING:
+    from secure_apfed.plan import Forecast
     from secure_apfed.runs import Progress
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "failure_of",
     "print_json",
     "show_failure",
+    "show_forecast",
     "show_note",
     "show_rows",
     "watching",
@@ -58,8 +60,9 @@ class Failure:
 
 def failure_of(error: Exception) -> Failure:
     """Return what to tell about an error that is meant for people."""
-    # Imported here, since set intersection takes longer to load than help may take.
+    # Imported here, since they take longer to load than help may take.
     from protocols.psi.interface import IntersectionTooSmallError
+    from secure_apfed.privacy import BudgetExhaustedError
 
     table: tuple[tuple[type[Exception], int, str], ...] = (
         (errors.ConfigError, _USAGE, "The configuration is wrong"),
@@ -69,6 +72,7 @@ def failure_of(error: Exception) -> Failure:
         (IntersectionTooSmallError, _DATA, "The parties share too few rows"),
         (LocalProtocolError, _PROTOCOL, "The protocol was refused"),
         (RemoteProtocolError, _PROTOCOL, "The protocol was violated"),
+        (BudgetExhaustedError, _BUDGET, "The privacy budget is spent"),
         (OSError, _DATA, "A file or folder cannot be used"),
         (Exception, _DATA, "This cannot be done"),
     )
@@ -124,10 +128,10 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
 
 
 @contextmanager
-def watching(name: str, *, quiet: bool) -> Iterator["Any"]:
+def watching(name: str, *, quiet: bool) -> Iterator["Callable[[Progress], None]"]:
     """Show a run's progress on stderr; yields what `run` calls with each `Progress`."""
     if quiet:
-        yield None
+        yield lambda progress: None
         return
     console = Console(stderr=True)
     shown = _Lines(console) if not console.is_terminal else _Bar(console, name)
@@ -156,7 +160,7 @@ class _Lines:
         self._past = progress
 
     def _tell(self, progress: "Progress") -> None:
-        epoch = f"epoch {progress.epoch + 1}/{progress.epochs}"
+        epoch = f"epoch {progress.epoch}/{progress.epochs}"
         self._console.print(f"{epoch}  {_figures(progress)}", highlight=False)
 
 
@@ -185,7 +189,7 @@ class _Bar:
         """Show the newest figures."""
         self._progress.update(
             self._task,
-            description=f"{self._name}: epoch {progress.epoch + 1}/{progress.epochs}",
+            description=f"{self._name}: epoch {progress.epoch}/{progress.epochs}",
             completed=progress.step, total=progress.steps, told=_figures(progress),
         )  # fmt: skip
 
@@ -216,3 +220,45 @@ def downloading(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], Non
 
     with shown:
         yield update
+
+
+def show_forecast(name: str, told: "Forecast") -> None:
+    """Print a forecast on stdout."""
+    rows = [
+        ("rows", ", ".join(f"{party} {count:,}" for party, count in told.rows.items())),
+        ("active trains on", f"{told.train_rows:,}, tests on {told.test_rows:,}"),
+        ("steps", f"{told.steps:,}, each about {_duration(told.seconds_per_step)}"),
+        ("time on this machine", f"about {_duration(told.seconds)}"),
+    ]
+    if told.links:
+        rows += [
+            ("aligned at all parties", f"{told.aligned_rows:,}"),
+            ("numbers sent of a row", f"{told.numbers_per_row:,}"),
+            ("sent in all", f"about {_size(told.wire_bytes)}"),
+            ("epsilon of released rows", f"{told.epsilon_x:.3g} at delta {told.delta:g}"),
+        ]
+    show_rows(f"Forecast of {name}", ("", ""), rows)
+    columns = ("from", "to", "kind", "messages", "bytes")
+    links = [
+        (one.sender, one.receiver, one.kind, f"{one.messages:,}", _size(one.wire_bytes))
+        for one in told.links
+    ]
+    if links:
+        show_rows("\nBy link", columns, links)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,119 @@
+"""A few steps of a run on random numbers of the same shapes, to see what they take.
+
+Run by: the planner. The whole protocol is played, keys, alignment and sums included, and
+thrown away; no real value enters, so no budget is touched. Letters: N rows.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from protocols.randomness import fresh_key
+from secure_apfed.config import Config
+from secure_apfed.data import PartyTable, VerticalData
+from secure_apfed.exchange import Flow, TranscriptSettings
+from secure_apfed.methods import METHODS, Start
+
+__all__ = ["STEPS", "Rehearsal", "rehearse"]
+
+STEPS = 5
+_TEST_ROWS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What was played and what it took.
+
+    Attributes:
+        data: the random tables; batch: rows of a step.
+        setup, training: flows before the first step, and of all `STEPS` steps together.
+        step_seconds: of one step; evaluation_seconds: of one test evaluation.
+        numbers_per_row: of what is sent of each row; 0 where nothing is.
+    """
+
+    data: VerticalData
+    setup: tuple[Flow, ...]
+    training: tuple[Flow, ...]
+    step_seconds: float
+    evaluation_seconds: float
+    numbers_per_row: int
+
+
+def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) -> Rehearsal:
+    """Play `STEPS` steps.
+
+    Args:
+        config: of the run.
+        like: the run's data, of which names, shapes and classes are taken.
+        batch: rows of one step.
+        aligned: the share of them that all parties have.
+    """
+    quiet = config.model_copy(
+        update={
+            "transcript": TranscriptSettings(keep="none"),
+            "alignment": config.alignment.model_copy(update={"minimum_rows": 1}),
+        }
+    )
+    data = _random_data(like, batch * STEPS, aligned)
+    names = (data.active.name, *(table.name for table in data.passives))
+    keys = {name: fresh_key() for name in names}
+    method = METHODS[config.method](Start(config=quiet, data=data, noise_keys=keys))
+    setup = method.transcript.flows
+    batches = method.training_rows.split(batch)
+    seconds = []
+    for step, rows_B in enumerate(batches):
+        began = time.perf_counter()
+        method.step(step, rows_B)
+        seconds.append(time.perf_counter() - began)
+    training = _since(setup, method.transcript.flows)
+    began = time.perf_counter()
+    method.evaluate(next_step=len(batches), final=False)
+    terms = list(method.contract.passives.values())
+    return Rehearsal(
+        data=data,
+        setup=setup,
+        training=training,
+        # The first step is slower: caches are cold.
+        step_seconds=sorted(seconds[1:])[len(seconds[1:]) // 2],
+        evaluation_seconds=time.perf_counter() - began,
+        numbers_per_row=math.prod(terms[0].representation.shape) if terms else 0,
+    )
+
+
+def _since(before: Sequence[Flow], after: Sequence[Flow]) -> tuple[Flow, ...]:
+    known = {(flow.sender, flow.receiver, flow.kind) for flow in before}
+    return tuple(flow for flow in after if (flow.sender, flow.receiver, flow.kind) not in known)
+
+
+def _random_data(like: VerticalData, train: int, aligned: float) -> VerticalData:
+    rows = train + _TEST_ROWS
+    # Aligned rows are spread evenly, since a run's batches mix them too.
+    shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
+    active = _random_table(like.active, [f"all {at}" for at in range(rows)])
+    classes = len(like.classes)
+    labels_N = torch.arange(rows) % classes
+    passives = [
+        _random_table(
+            table,
+            [
+                f"all {at}" if both else f"{table.name} {at}"
+                for at, both in enumerate(shared.tolist())
+            ],
+        )
+        for table in like.passives
+    ]
+    return VerticalData(
+        active=PartyTable(active.name, active.ids, active.features, labels_N, active.encoding),
+        passives=tuple(passives),
+        classes=like.classes,
+        train_rows=torch.arange(train),
+        test_rows=torch.arange(train, rows),
+    )
+
+
+def _random_table(like: PartyTable, ids: Sequence[str]) -> PartyTable:
+    features = torch.rand(len(ids), *like.features.shape[1:])
+    return PartyTable(like.name, tuple(ids), features, None, like.encoding)
