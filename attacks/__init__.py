@@ -7,6 +7,7 @@ docs/add-an-attack.md.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from attacks.contrastive_inversion import ContrastiveInversion
 from attacks.interface import Attack
 from attacks.inverse_network import InverseNetwork
 from attacks.model_completion import ModelCompletion
@@ -18,8 +19,10 @@ _ENTRIES: tuple[type[Attack], ...] = (
     # Labels, from what passives receive.
     ModelCompletion,
     Temporal,
-    # The active's features, from what passives receive.
+    # Features, from the representations that a victim released.
     InverseNetwork,
+    # The passives' features, from the sums that the active decoded.
+    ContrastiveInversion,
 )
 
 ATTACKS: Mapping[str, type[Attack]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

@@ -21,7 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 
-from attacks.interface import Attack, Guess, Prediction
+from attacks.interface import Attack, AttackError, Guess, Prediction
 from attacks.metrics import name_clusters_by_priors
 from attacks.view import AdversaryView
 from secure_apfed.seeds import shuffled
@@ -110,9 +110,17 @@ def guess_labels(
         baselines: the same of what the adversary has anyway.
         references: the same of what is shown beside them.
         seed: of the MLP's weights and of the clusters' starts.
+
+    Raises:
+        AttackError: labels are known, but of fewer than two classes among the observed rows.
     """
     labels = dict(zip(*(item.tolist() for item in _known(view)), strict=True))
     labels_N = np.array([labels.get(position, -1) for position in positions.tolist()])
+    if labels and len(set(labels_N[labels_N >= 0].tolist())) < 2:
+        raise AttackError(
+            f"{view.name} knows {len(labels)} labels, but those of observed rows are of fewer "
+            "than two classes; raise labels_per_class"
+        )
     how = _probe if (labels_N >= 0).any() else _cluster
     found = [
         {

@@ -9,35 +9,17 @@ Model Inversion Attacks Against Collaborative Inference; the paired form).
 Letters: N observed rows, n of them shadow rows, U the others, F the victim's features.
 """
 
-import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import RidgeCV
-from sklearn.neural_network import MLPRegressor
 
 from attacks.completion import chosen_positions, own_columns, standardised, why_nothing_to_read
-from attacks.interface import Attack, Guess, Prediction, Target
-from attacks.view import AdversaryView, Role, representations
+from attacks.interface import Attack, Guess, Target
+from attacks.regression import Regression
+from attacks.view import AdversaryView, Role, collect
 
 __all__ = ["InverseNetwork"]
-
-FloatArray: TypeAlias = NDArray[np.float64]
-
-# (hidden width, most iterations, seed) -> an unfitted scikit-learn regressor of many outputs.
-_REGRESSORS: Mapping[str, Callable[[int, int, int], Any]] = {
-    "ridge": lambda *_: RidgeCV(np.logspace(-2, 4, 13)),
-    "mlp": lambda width, iterations, seed: MLPRegressor(
-        hidden_layer_sizes=(width,), alpha=1.0, learning_rate_init=2e-3,
-        max_iter=iterations, random_state=seed,
-    ),
-}  # fmt: skip
 
 
 class InverseNetwork(Attack):
@@ -71,62 +53,15 @@ class InverseNetwork(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the observed rows that are no shadow rows."""
-        seen = representations(view, view.epochs[-1], view.knowledge.victim)
+        seen = collect(view, reversed(view.epochs), view.knowledge.victim)
         positions = chosen_positions(view, seen.positions, self.most_rows, seed)
         h_NF, x_NF = (
             standardised(columns, components=self.components, seed=seed)
             for columns in (seen.at(positions), own_columns(view, positions))
         )
-        shadow = view.knowledge.shadow
-        is_shadow_N = torch.isin(positions, shadow.positions)
-        # Both are ascending, so the i-th of these pairs is the i-th shadow row of `positions`.
-        pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
-        regress = _Regression(
-            pairs.double().numpy(), is_shadow_N.numpy(), self.hidden, view.budget.iterations, seed
-        )
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         return Guess(
-            positions=positions[~is_shadow_N],
+            positions=positions[regress.unknown],
             attacks=regress.on({"h": h_NF, "h and x": np.hstack([h_NF, x_NF])}),
             baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": x_NF})},
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _Regression:
-    """The same fit for every set of columns.
-
-    Attributes:
-        pairs: (n, F) the victim's features of the shadow rows.
-        shadow: (N,) which of the rows these are.
-        hidden, iterations, seed: of the MLP.
-    """
-
-    pairs: FloatArray
-    shadow: NDArray[np.bool_]
-    hidden: int
-    iterations: int
-    seed: int
-
-    def mean(self) -> Prediction:
-        """Predict the shadow rows' mean for every other row."""
-        others = int((~self.shadow).sum())
-        return Prediction(np.tile(self.pairs.mean(axis=0), (others, 1)))
-
-    def on(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
-        """Fit each regressor on each of the sets (N, F); predict the other rows."""
-        return {
-            f"{how} on {name}": self._fit(how, values_NF)
-            for name, values_NF in columns.items()
-            for how in _REGRESSORS
-        }
-
-    def _fit(self, how: str, values_NF: FloatArray) -> Prediction:
-        centre_F = self.pairs.mean(axis=0)
-        scale = self.pairs.std() or 1.0
-        regressor = _REGRESSORS[how](self.hidden, self.iterations, self.seed % 2**32)
-        with warnings.catch_warnings():
-            # The budget may end the optimiser; that is part of the adversary's description.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            regressor.fit(values_NF[self.shadow], (self.pairs - centre_F) / scale)
-        found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
-        return Prediction(found_UF * scale + centre_F)

@@ -24,7 +24,7 @@ from attacks.completion import (
     why_nothing_to_read,
 )
 from attacks.interface import Attack, Guess, Target
-from attacks.view import AdversaryView, Role, representations
+from attacks.view import AdversaryView, Role, collect
 
 __all__ = ["ModelCompletion"]
 
@@ -56,8 +56,7 @@ class ModelCompletion(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the observed rows that are not known."""
-        last = representations(view, view.epochs[-1])
-        first = representations(view, view.epochs[0])
+        last, first = collect(view, reversed(view.epochs)), collect(view, view.epochs)
         seen = last.positions[torch.isin(last.positions, first.positions)]
         positions = chosen_positions(view, seen, self.most_rows, seed)
         h_NF, x_NF, first_NF = (

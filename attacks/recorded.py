@@ -118,11 +118,13 @@ def view_of(
     knowledge: Knowledge,
     behaviour: Behaviour = "curious",
     budget: Budget | None = None,
+    opened: Mapping[int, Tensor] | None = None,
 ) -> AdversaryView:
     """Return what `parties` saw: the adversary first, then those that collude with it.
 
     "eavesdropper" and "outsider" are adversaries too: the links are sealed, so the first sees
-    the sizes of all flows and no payload, the second nothing of the training.
+    the sizes of all flows and no payload, the second nothing of the training. `opened` is what
+    the active decoded (see `AdversaryView.opened`); only a coalition with the active gets it.
 
     Raises:
         AttackError: no party, one that the run does not have, or one named twice.
@@ -145,6 +147,7 @@ def view_of(
             for epoch, envelopes in transcript.kept.items()
         },
         flows=tuple(flow for flow in transcript.flows if _sees(members, flow)),
+        opened=(opened or {}) if recording.data.active.name in members else {},
         features=_features(recording, parties),
         knowledge=knowledge,
         budget=budget or Budget(),

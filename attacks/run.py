@@ -4,14 +4,15 @@ Run by: the experimenter, who holds the recording of all parties.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
+from torch import Tensor
 
 from attacks import ATTACKS
-from attacks.interface import Attack, AttackError, AttackResult
+from attacks.interface import Attack, AttackError, AttackResult, Guess
 from attacks.recorded import class_priors, reveal_features, reveal_labels, truth_of, view_of
 from attacks.scoring import not_applicable, score
 from attacks.view import AdversaryView, Budget, Knowledge
@@ -47,7 +48,11 @@ def prepare(choice: AttackChoice) -> Attack:
 
 
 def mount(
-    recording: Recording, choices: Iterable[AttackChoice], *, seed: int
+    recording: Recording,
+    choices: Iterable[AttackChoice],
+    *,
+    seed: int,
+    opened: Mapping[int, Tensor] | None = None,
 ) -> tuple[AttackResult, ...]:
     """Return one result for each chosen attack and adversary, in this order.
 
@@ -57,15 +62,16 @@ def mount(
         recording: of a finished run.
         choices: names and options.
         seed: of the known rows and of the attacks.
+        opened: step -> (B, D) sums as the active decoded them, where they were recorded.
 
     Raises:
         ConfigError: an unknown attack or option, or a value out of range.
     """
     attacks = [prepare(choice) for choice in choices]
     return tuple(
-        _attack(attack, recording, trial, seed)
+        _Trial(attack, recording, parties, victim, opened or {}, seed).result()
         for attack in attacks
-        for trial in _trials(attack, recording)
+        for parties, victim in _pairs(attack, recording)
     )
 
 
@@ -86,16 +92,8 @@ def _rank(result: AttackResult) -> float:
     return float("-inf") if result.advantage is None else result.advantage
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Trial:
-    """Who attacks whom: one result."""
-
-    parties: tuple[str, ...]
-    victim: str
-
-
-def _trials(attack: Attack, recording: Recording) -> Iterator[_Trial]:
-    """Every adversary of the attack's roles, against every party that has what it is after."""
+def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every adversary of the attack's roles, with every party that has what it is after."""
     active = recording.data.active.name
     passives = tuple(party.name for party in recording.data.passives)
     for role in attack.roles:
@@ -106,44 +104,55 @@ def _trials(attack: Attack, recording: Recording) -> Iterator[_Trial]:
             for victim in victims:
                 # Parties of one role exchange nothing with each other.
                 if victim not in of_role:
-                    yield _Trial(parties=parties, victim=victim)
+                    yield parties, victim
 
 
-def _attack(attack: Attack, recording: Recording, trial: _Trial, seed: int) -> AttackResult:
-    nothing = Knowledge(classes=len(recording.data.classes), victim=trial.victim)
-    ignorant = _view(attack, recording, trial, nothing)
-    try:
-        view = _view(attack, recording, trial, _knowledge(attack, recording, trial, seed))
-    except AttackError as error:
-        why = attack.applicable(ignorant) or str(error)
-        return not_applicable(attack, ignorant, why, seed)
-    reason = attack.applicable(view)
-    if reason is not None:
-        return not_applicable(attack, view, reason, seed)
-    # Small fits get slower with more threads, and sums differ by the number of threads.
-    with threadpool_limits(1):
-        guess = attack.run(view, seed)
-    return score(attack, view, guess, truth_of(recording), seed)
+@dataclass(frozen=True)
+class _Trial:
+    """One attack by one adversary on one victim."""
 
+    attack: Attack
+    recording: Recording
+    parties: tuple[str, ...]
+    victim: str
+    opened: Mapping[int, Tensor]
+    seed: int
 
-def _view(
-    attack: Attack, recording: Recording, trial: _Trial, knowledge: Knowledge
-) -> AdversaryView:
-    return view_of(
-        recording,
-        trial.parties,
-        knowledge=knowledge,
-        behaviour=attack.behaviour,
-        budget=Budget(iterations=attack.iterations),
-    )
+    def result(self) -> AttackResult:
+        """Attack and score, or say why not."""
+        attack = self.attack
+        view = self._view(Knowledge(classes=len(self.recording.data.classes), victim=self.victim))
+        outcome: str | Guess
+        try:
+            view = self._view(self._knowledge())
+            outcome = attack.applicable(view) or self._guess(view)
+        except AttackError as error:
+            outcome = attack.applicable(view) or str(error)
+        if isinstance(outcome, str):
+            return not_applicable(attack, view, outcome, self.seed)
+        return score(attack, view, outcome, truth_of(self.recording), self.seed)
 
+    def _guess(self, view: AdversaryView) -> Guess:
+        # Small fits get slower with more threads, and their sums would differ.
+        with threadpool_limits(1):
+            return self.attack.run(view, self.seed)
 
-def _knowledge(attack: Attack, recording: Recording, trial: _Trial, seed: int) -> Knowledge:
-    truth = truth_of(recording)
-    return Knowledge(
-        classes=truth.classes,
-        victim=trial.victim,
-        labels=reveal_labels(recording, attack.labels_per_class, seed),
-        priors=class_priors(truth) if attack.priors else None,
-        shadow=reveal_features(recording, trial.victim, attack.shadow_rows, seed),
-    )
+    def _view(self, knowledge: Knowledge) -> AdversaryView:
+        return view_of(
+            self.recording,
+            self.parties,
+            knowledge=knowledge,
+            behaviour=self.attack.behaviour,
+            budget=Budget(iterations=self.attack.iterations),
+            opened=self.opened,
+        )
+
+    def _knowledge(self) -> Knowledge:
+        attack, truth = self.attack, truth_of(self.recording)
+        return Knowledge(
+            classes=truth.classes,
+            victim=self.victim,
+            labels=reveal_labels(self.recording, attack.labels_per_class, self.seed),
+            priors=class_priors(truth) if attack.priors else None,
+            shadow=reveal_features(self.recording, self.victim, attack.shadow_rows, self.seed),
+        )

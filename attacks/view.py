@@ -9,7 +9,7 @@ Letters: A aligned rows, N observed rows, B batch, D numbers of a representation
 F features, K classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Literal, TypeAlias
@@ -30,6 +30,8 @@ __all__ = [
     "KnownRows",
     "Observed",
     "Role",
+    "batches",
+    "collect",
     "representations",
 ]
 
@@ -106,6 +108,9 @@ class AdversaryView:
         method: how the run trained.
         envelopes: epoch -> what the coalition sent and received, in that order.
         flows: message counts and sizes of the coalition's links (an eavesdropper's: all).
+        opened: step -> (B, D) the sum of lambda_p B dL_p/dz that the active decoded, its rows in
+            the order of that step's representations. No message holds it: where sums are
+            encrypted only the active's own record does.
         features: member -> (A, ...) its own features; row k is alignment position k.
         knowledge, budget: what is declared.
     """
@@ -116,6 +121,7 @@ class AdversaryView:
     method: str
     envelopes: Mapping[int, tuple[Envelope, ...]] = field(repr=False)
     flows: tuple[Flow, ...] = field(default=(), repr=False)
+    opened: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     features: Mapping[str, Tensor] = field(repr=False)
     knowledge: Knowledge
     budget: Budget = Budget()
@@ -171,15 +177,46 @@ def representations(view: AdversaryView, epoch: int, sender: str | None = None) 
         KeyError: the view holds no such representation.
         RemoteProtocolError: a payload that is not rows and representations.
     """
-    batches: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    of_sender: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for envelope in view.envelopes.get(epoch, ()):
         if envelope.kind is Kind.REPRESENTATIONS and sender in (None, envelope.sender):
-            batches.setdefault(envelope.sender, []).append(_open(envelope))
-    if not batches:
+            of_sender.setdefault(envelope.sender, []).append(_open(envelope))
+    if not of_sender:
         raise KeyError(f"{view.name} holds no representations of epoch {epoch}")
-    blocks = [_latest(batches[sender]) for sender in sorted(batches)]
+    blocks = [_latest(of_sender[name]) for name in sorted(of_sender)]
     common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
     return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
+
+
+def batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (step, rows (B,), representations (B, D)) of an epoch, each step once.
+
+    What one sender sends to several receivers in a step is the same.
+    """
+    seen = set()
+    for envelope in view.envelopes[epoch]:
+        if envelope.kind is Kind.REPRESENTATIONS and envelope.step not in seen:
+            seen.add(envelope.step)
+            yield envelope.step, *_open(envelope)
+
+
+def collect(view: AdversaryView, epochs: Iterable[int], sender: str | None = None) -> Observed:
+    """Return for each position its release in the first of `epochs` that holds one.
+
+    A row may be missing from an epoch (a batch with too few aligned rows is not sent), so
+    `reversed(view.epochs)` gives the latest releases and `view.epochs` the earliest ones.
+    Ends at the first epoch that adds no row.
+    """
+    found = Observed(torch.empty(0, dtype=torch.int64), torch.empty(0))
+    for epoch in epochs:
+        seen = representations(view, epoch, sender)
+        new_N = ~torch.isin(seen.positions, found.positions)
+        if not new_N.any():
+            break
+        positions, order = torch.cat([found.positions, seen.positions[new_N]]).sort()
+        old_ND = found.z if len(found.positions) else seen.z[:0]
+        found = Observed(positions, torch.cat([old_ND, seen.z[new_N]])[order])
+    return found
 
 
 def _open(envelope: Envelope) -> tuple[Tensor, Tensor]:

@@ -127,9 +127,14 @@ def make_recording() -> MakeRecording:
             for start in range(0, len(order), 50):
                 _step(wire, method, next(step), order[start : start + 50], z)
         config = Config.model_validate(
-            {"name": "planted", "method": method, "data": {}, "guard": {"name": "none"}}
+            {"name": "planted", "method": method, "data": {}, "guard": {"mechanism": "none"}}
         )
-        return Recording(config=config, data=data, alignment=alignment, transcript=wire.transcript)
+        return Recording(
+            config=config,
+            data=data,
+            alignment=alignment if method != "single_view" else {},
+            transcript=wire.transcript,
+        )
 
     return make
 

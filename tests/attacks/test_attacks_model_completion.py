@@ -2,10 +2,11 @@ from typing import Any
 
 import pytest
 
+from attacks.interface import AttackError
 from attacks.model_completion import ModelCompletion
-from attacks.recorded import view_of
+from attacks.recorded import reveal_labels, view_of
 from attacks.run import mount
-from attacks.view import Knowledge
+from attacks.view import Knowledge, KnownRows
 from secure_apfed.config import AttackChoice
 
 
@@ -108,3 +109,12 @@ def test_results_are_a_function_of_the_seed(make_recording: Any) -> None:
     recording = make_recording("labels")
     assert _mount(recording, 1) == _mount(recording, 1)
     assert _mount(recording, 1) != _mount(recording, 2)
+
+
+def test_known_labels_of_one_class_only_are_a_reason(make_recording: Any) -> None:
+    recording = make_recording("labels")
+    known = reveal_labels(recording, 1, 0)
+    kept = KnownRows(known.positions[:1], known.values[:1])
+    view = view_of(recording, ["passive-1"], knowledge=Knowledge(classes=3, labels=kept))
+    with pytest.raises(AttackError, match="fewer than two classes; raise labels_per_class"):
+        ModelCompletion().run(view, 0)

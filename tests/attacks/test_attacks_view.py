@@ -6,7 +6,7 @@ import torch
 
 from attacks.interface import AttackError
 from attacks.recorded import class_priors, reveal_features, reveal_labels, truth_of, view_of
-from attacks.view import Knowledge, representations
+from attacks.view import Knowledge, collect, representations
 from protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, pack
 
@@ -159,3 +159,21 @@ def test_priors_are_shares_of_the_training_rows(recording: Any) -> None:
     assert sum(shares) == pytest.approx(1)
     expected = float((truth.labels[truth.trained] == 2).float().mean())
     assert shares[2] == pytest.approx(expected)
+
+
+def test_collected_releases_are_the_first_of_the_given_epochs(make_recording: Any) -> None:
+    def count_epochs(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
+        return torch.full((len(labels), 2), float(epoch))
+
+    recording = make_recording(count_epochs, epochs=3)
+    # The last epoch lost its last batch.
+    missing = recording.transcript._epochs[2][-3:]
+    del recording.transcript._epochs[2][-3:]
+    view = view_of(recording, ["passive-1"], knowledge=IGNORANT)
+    latest, earliest = collect(view, reversed(view.epochs)), collect(view, view.epochs)
+    assert torch.equal(latest.positions, truth_of(recording).trained)
+    assert torch.equal(earliest.positions, latest.positions)
+    lost = {envelope.step for envelope in missing}
+    assert len(lost) == 1
+    assert set(latest.z[:, 0].tolist()) == {1.0, 2.0}
+    assert set(earliest.z[:, 0].tolist()) == {0.0}

@@ -1,0 +1,121 @@
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attacks.contrastive_inversion import explain_gradient
+from attacks.interface import AttackError
+from attacks.recorded import truth_of, view_of
+from attacks.run import mount
+from attacks.view import Knowledge
+from secure_apfed.config import AttackChoice
+from secure_apfed.exchange import Kind, TensorSpec, unpack
+from secure_apfed.objectives import contrastive_loss
+
+SPEC = {
+    "rows": TensorSpec(torch.int64, (None,)),
+    "z": TensorSpec(torch.float32, (None, None)),
+}
+
+
+def _gradient(h_BD: Tensor, p_BD: Tensor, anchors: str) -> Tensor:
+    """Return what a passive contributes: B dL_p/dh."""
+    sent = h_BD.clone().requires_grad_()
+    loss = contrastive_loss(sent, p_BD, temperature=1.0, anchors=anchors)
+    (gradient,) = torch.autograd.grad(loss * len(h_BD), sent)
+    return gradient
+
+
+def _random(draw: torch.Generator, passives: int) -> tuple[Tensor, list[Tensor]]:
+    h_BD = torch.randn(64, 32, generator=draw, dtype=torch.float64)
+    return h_BD, [torch.randn(64, 32, generator=draw, dtype=torch.float64) for _ in range(passives)]
+
+
+@pytest.mark.parametrize("anchors", ["both", "active"])
+def test_one_passives_representations_are_recovered_from_one_step(anchors: str) -> None:
+    h_BD, (p_BD,) = _random(torch.Generator().manual_seed(0), 1)
+    found = explain_gradient(
+        h_BD, _gradient(h_BD, p_BD, anchors), temperature=1.0, anchors=anchors, iterations=300
+    )
+    assert float(F.cosine_similarity(found, p_BD).mean()) > 0.93
+
+
+def test_a_sum_of_several_passives_gives_a_mixture_only() -> None:
+    h_BD, several = _random(torch.Generator().manual_seed(0), 5)
+    mean = torch.stack([_gradient(h_BD, p_BD, "active") for p_BD in several]).mean(dim=0)
+    found = explain_gradient(h_BD, mean, temperature=1.0, anchors="active", iterations=300)
+    assert float(F.cosine_similarity(found, several[0]).mean()) < 0.5
+    # It explains the sum all the same: leakage is weakened, not absent.
+    assert torch.allclose(_gradient(h_BD, found, "active"), mean, atol=1e-4)
+
+
+def test_a_zero_sum_is_refused() -> None:
+    with pytest.raises(AttackError, match="the sum is zero everywhere"):
+        explain_gradient(
+            torch.ones(3, 2), torch.zeros(3, 2), temperature=1.0, anchors="both", iterations=1
+        )
+
+
+def _opened(recording: Any, passives: tuple[str, ...]) -> Mapping[int, Tensor]:
+    """Return the sums of real contrastive gradients of fixed encoders of the passives."""
+    features = truth_of(recording).features
+    draw = torch.Generator().manual_seed(7)
+    encoders = {name: torch.randn(features[name].shape[1], 6, generator=draw) for name in passives}
+    opened = {}
+    for epoch in recording.transcript.kept.values():
+        for item in epoch:
+            if item.kind is Kind.REPRESENTATIONS and item.step not in opened:
+                tensors, _ = unpack(item.payload, SPEC, sender=item.sender)
+                gradients = [
+                    _gradient(tensors["z"], features[name][tensors["rows"]] @ mix, "both")
+                    for name, mix in encoders.items()
+                ]
+                opened[item.step] = torch.stack(gradients).sum(dim=0)
+    return opened
+
+
+def _mount(recording: Any, opened: Any, **options: Any) -> Any:
+    choice = AttackChoice(name="contrastive_inversion", options=options)
+    return mount(recording, [choice], seed=0, opened=opened)
+
+
+def test_a_single_passives_features_are_rebuilt_from_sums(make_recording: Any) -> None:
+    recording = make_recording("nothing")
+    first, second = _mount(recording, _opened(recording, ("passive-1",)))
+    assert (first.adversary, first.victim) == ("active", "passive-1")
+    assert first.score["r2"] > 0.5
+    assert first.advantage > 0.3
+    # passive-2 contributed nothing.
+    assert second.advantage < 0.05
+
+
+def test_noise_in_the_place_of_sums_gives_no_advantage(make_recording: Any) -> None:
+    recording = make_recording("nothing")
+    draw = torch.Generator().manual_seed(1)
+    opened = {
+        step: torch.randn(real.shape, generator=draw)
+        for step, real in _opened(recording, ("passive-1",)).items()
+    }
+    assert max(result.advantage for result in _mount(recording, opened, iterations=30)) < 0.03
+
+
+def test_without_recorded_sums_it_does_not_apply(make_recording: Any) -> None:
+    for result in _mount(make_recording("nothing"), None):
+        assert result.reason == "the recording holds no sum as the active decoded it"
+
+
+@pytest.mark.parametrize("method", ["apfed_r", "tvfl", "single_view"])
+def test_other_methods_have_no_contrastive_sums(make_recording: Any, method: str) -> None:
+    for result in _mount(make_recording("nothing", method=method), None):
+        assert result.reason.startswith(f"{method}: the active receives no sum of contrastive")
+
+
+def test_only_a_coalition_with_the_active_gets_opened_sums(make_recording: Any) -> None:
+    recording = make_recording("nothing")
+    opened = {0: torch.ones(2, 2)}
+    for parties, held in ((["passive-1"], False), (["aggregator"], False), (["active"], True)):
+        view = view_of(recording, parties, knowledge=Knowledge(classes=3), opened=opened)
+        assert bool(view.opened) is held
