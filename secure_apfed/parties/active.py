@@ -110,7 +110,7 @@ class ActiveParty(Party):
             rows_B: positions in its own table.
 
         Raises:
-            BudgetExhausted: sending would exceed the privacy budget; nothing is sent.
+            BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
         """
         self._optimiser.zero_grad()
         here_B = rows_B.to(self._compute.device)
@@ -120,17 +120,19 @@ class ActiveParty(Party):
         with self._compute.forward(self._seed, self.name, step):
             h_BD = self.networks.encoder(self._features_N[here_B])
             scores_BK = self.networks.head(h_BD)
-            sent_BD = self._project(h_BD[aligned.to(h_BD.device)]) if help_wanted else None
+            sent_BD = self._sent_part(h_BD, aligned) if help_wanted else None
         self._task_loss = F.cross_entropy(scores_BK.to(self._compute.dtype), self._labels_N[here_B])
         self._pending = None
         if sent_BD is None:
             return []
         return self._release(step, position_B[aligned], sent_BD.to(self._compute.dtype))
 
-    def _project(self, h_BD: Tensor) -> Tensor:
+    def _sent_part(self, h_BD: Tensor, aligned: Tensor) -> Tensor:
+        """The projection of the aligned rows; maps are large, so rows are picked after it."""
         projection = self.networks.projection
         projected: Tensor = h_BD if projection is None else projection(h_BD)
-        return projected
+        every = len(aligned) == len(h_BD)
+        return projected if every else projected[aligned.to(h_BD.device)]
 
     def _release(self, step: int, rows_B: Tensor, h_BD: Tensor) -> list[Envelope]:
         flat_BD = self._guard.release(h_BD.flatten(1), step=step, rows=rows_B)

@@ -158,7 +158,7 @@ class TvflPassive(Party):
 
         Raises:
             RemoteProtocolError: the request breaks a rule.
-            BudgetExhausted: sending would exceed the privacy budget; nothing is sent.
+            BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
         """
         expected = {"rows": TensorSpec(torch.int64, (None,))}
         tensors, meta = unpack(envelope.payload, expected, sender=envelope.sender)

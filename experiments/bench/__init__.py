@@ -1,0 +1,25 @@
+"""Benchmarks in one form: `python -m experiments bench NAME [--json] [--quick]`.
+
+A new bench is one file and one line in the table.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from experiments.bench import exchange
+from experiments.bench.rows import Row, machine
+
+__all__ = ["BENCHES", "Row", "machine", "run_bench"]
+
+BENCHES: Mapping[str, Callable[[bool], Iterable[Row]]] = {
+    "exchange": exchange.bench,
+}
+
+
+def run_bench(name: str, *, quick: bool = False) -> dict[str, object]:
+    """Run one bench; `quick` stays under 30 seconds.
+
+    Raises:
+        KeyError: no bench has that name.
+    """
+    rows = [row.as_json() for row in BENCHES[name](quick)]
+    return {"bench": name, "machine": machine(), "rows": rows}

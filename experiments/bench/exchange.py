@@ -1,0 +1,131 @@
+"""What parties, transport and transcript cost above a plain torch loop of the same arithmetic.
+
+Case `apfed_c/fmnist/2-1/b256`: APFed-C on the shapes of Fashion-MNIST 2-1 in batches of
+256, one thread. Ours: one step through sealed envelopes, recorded, with the plain sum.
+Peer: the same networks, losses and optimisers in one autograd graph and no parties. The
+row names the images: where Fashion-MNIST is not installed, MNIST has the same shapes.
+"""
+
+import itertools
+import statistics
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments.bench.rows import Row, interleave, median_ratio
+from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import DataError
+from secure_apfed.methods import METHODS, Method, Start, noise_key
+from secure_apfed.models import family_for, output_shape, projection_to
+from secure_apfed.objectives import contrastive_loss
+from secure_apfed.seeds import shuffled
+
+__all__ = ["bench"]
+
+_BATCH = 256
+_CASE = "apfed_c/fmnist/2-1/b256"
+
+
+def bench(quick: bool) -> Iterator[Row]:
+    """Seconds of one training step, and the ratio to the plain loop's (target: at most 1.10)."""
+    torch.set_num_threads(1)
+    config, data, images = _setting()
+    ours, method = _our_step(config, data)
+    theirs = _plain_step(config, data)
+    before = method.transcript.wire_bytes
+    repetitions = 7 if quick else 31
+    seconds = interleave({"ours": ours, "plain": theirs}, repetitions=repetitions, warm_up=2)
+    steps = repetitions + 2
+    yield Row(
+        case=_CASE,
+        seconds=statistics.median(seconds["ours"]),
+        peer="plain torch loop",
+        ratio=median_ratio(seconds["ours"], seconds["plain"]),
+        bytes=(method.transcript.wire_bytes - before) // steps,
+        more={"peer_seconds": statistics.median(seconds["plain"]), "images": images},
+    )
+
+
+def _setting() -> tuple[Config, VerticalData, str]:
+    """The run, its data, and which images they are."""
+    try:
+        return _loaded("fashion_mnist")
+    except DataError:
+        return _loaded("mnist")
+
+
+def _loaded(dataset: str) -> tuple[Config, VerticalData, str]:
+    config = Config.model_validate(
+        {
+            "name": "bench-exchange",
+            "method": "apfed_c",
+            "data": {"dataset": dataset, "views": 2, "limit": 4 * _BATCH},
+            "train": {"batch_size": _BATCH, "device": "cpu"},
+            "secure_sum": {"protocol": "plain", "clip": None, "allow_single_passive": True},
+            "guard": {"mechanism": "none"},
+        }
+    )
+    return config, load_data(config.data, seed=0), dataset
+
+
+def _our_step(config: Config, data: VerticalData) -> tuple[Callable[[], float], Method]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        names = (data.active.name, *(table.name for table in data.passives))
+        keys = {name: noise_key(config, name) for name in names}
+        method = METHODS[config.method](Start(config=config, data=data, noise_keys=keys))
+    batches = _batches(method.training_rows)
+    steps = itertools.count()
+    method.transcript.begin_epoch(0)
+    return lambda: method.step(next(steps), next(batches)), method
+
+
+def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
+    """The same arithmetic as one graph: encoder, head and projection, and the passive's two."""
+    active, passive = data.active, data.passives[0]
+    shape = tuple(active.features.shape[1:])
+    family = family_for(config.model, shape)
+    encoder, passive_encoder = (family.encoder(shape, config.model) for _ in range(2))
+    encoded = output_shape(encoder, shape)
+    projection, passive_projection = (projection_to(64, encoded) for _ in range(2))
+    head = family.head(encoded[0] * encoded[1] * encoded[2], len(data.classes), config.model)
+    optimisers = [
+        torch.optim.SGD(
+            [parameter for module in modules for parameter in module.parameters()],
+            lr=config.train.learning_rate,
+            momentum=config.train.momentum,
+            weight_decay=config.train.weight_decay,
+        )
+        for modules in ((encoder, projection, head), (passive_encoder, passive_projection))
+    ]
+    row_of = {identity: row for row, identity in enumerate(passive.ids)}
+    partner_N = torch.tensor([row_of.get(identity, 0) for identity in active.ids])
+    assert active.labels is not None
+    labels_N = active.labels
+    batches = _batches(data.train_rows)
+
+    def step() -> float:
+        rows_B = next(batches)
+        for optimiser in optimisers:
+            optimiser.zero_grad()
+        h_BD = encoder(active.features[rows_B])
+        p_BD = passive_projection(passive_encoder(passive.features[partner_N[rows_B]]))
+        task = F.cross_entropy(head(h_BD), labels_N[rows_B])
+        (task + contrastive_loss(projection(h_BD), p_BD)).backward()
+        for optimiser in optimisers:
+            optimiser.step()
+        return task.item()
+
+    return step
+
+
+def _batches(rows: Tensor) -> Iterator[Tensor]:
+    """Whole batches without end."""
+    for epoch in itertools.count():
+        order = shuffled(rows, 0, "bench", epoch)
+        yield from order[: len(rows) // _BATCH * _BATCH].split(_BATCH)
