@@ -4,15 +4,13 @@ Guards clip and add noise before anything is sent (table `GUARDS`); accountants 
 was done into epsilon (table `ACCOUNTANTS`); the ledger is charged before each release.
 """
 
-import warnings
 from collections.abc import Mapping
 
-from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.privacy.accountants import ACCOUNTANTS, Accountant
 from secure_apfed.privacy.gaussian_guard import GaussianGuard
 from secure_apfed.privacy.gdp import calibrate_sigma
 from secure_apfed.privacy.guard import RepresentationGuard
-from secure_apfed.privacy.ledger import BudgetExhausted, PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
 from secure_apfed.privacy.no_guard import NoGuard
 from secure_apfed.privacy.settings import GuardSettings
@@ -21,7 +19,7 @@ __all__ = [
     "ACCOUNTANTS",
     "GUARDS",
     "Accountant",
-    "BudgetExhausted",
+    "BudgetExhaustedError",
     "GaussianGuard",
     "GaussianRelease",
     "GuardSettings",
@@ -46,17 +44,10 @@ def make_guard(settings: GuardSettings, *, releases: int, key: bytes) -> Represe
     Args:
         settings: of the guard.
         releases: T, the planned releases of each row; sigma is calibrated for it.
-        key: 32 bytes, fresh; or derived from the run's seed for "reproducible_insecure".
+        key: 32 bytes: fresh ones, or under "reproducible_insecure" the caller's, who warns.
 
     Raises:
         ConfigError: fewer than one release planned.
         LocalProtocolError: a key of the wrong length.
     """
-    if settings.mechanism != NoGuard.name and settings.noise == "reproducible_insecure":
-        warnings.warn(
-            "guard.noise is reproducible_insecure: whoever knows the run's seed can take the "
-            "noise off the representations; use it for experiments only",
-            UnsafeChoiceWarning,
-            stacklevel=2,
-        )
     return GUARDS[settings.mechanism].from_settings(settings, releases=releases, key=key)

@@ -8,6 +8,7 @@ depends on nothing but that ratio, the number passes over unchanged, at sample r
 """
 
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Mapping
 from types import ModuleType
@@ -38,6 +39,10 @@ class Accountant(Protocol):
 
     name: ClassVar[str]
 
+    def available(self) -> bool:
+        """Whether the accountant's library is installed."""
+        ...
+
     def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
         """Return epsilon at `delta` for `releases` adaptive releases; 0 for none at all.
 
@@ -52,6 +57,10 @@ class GdpAccountant:
     """Exact: Gaussian DP composes without loss. The figure that is reported."""
 
     name: ClassVar[str] = "gdp"
+
+    def available(self) -> bool:
+        """Always: it is ours."""
+        return True
 
     def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
         """Return the exact epsilon; see `Accountant.epsilon`."""
@@ -68,6 +77,10 @@ class RdpAccountant:
 
     name: ClassVar[str] = "rdp"
 
+    def available(self) -> bool:
+        """Whether opacus is installed."""
+        return _installed("opacus")
+
     def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
         """Return an upper bound; see `Accountant.epsilon`."""
         _check(releases, delta)
@@ -82,6 +95,10 @@ class PrvAccountant:
     """Privacy loss random variables through Opacus (Gopi, Lee and Wutschitz 2021)."""
 
     name: ClassVar[str] = "prv"
+
+    def available(self) -> bool:
+        """Whether opacus is installed."""
+        return _installed("opacus")
 
     def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
         """Return an upper bound to 0.2 % or so; see `Accountant.epsilon`."""
@@ -103,6 +120,10 @@ class PldAccountant:
 
     name: ClassVar[str] = "pld"
 
+    def available(self) -> bool:
+        """Whether dp-accounting is installed."""
+        return _installed("dp_accounting")
+
     def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
         """Return an upper bound to 0.2 % or so; see `Accountant.epsilon`."""
         _check(releases, delta)
@@ -121,6 +142,10 @@ ACCOUNTANTS: Mapping[str, Accountant] = {
     accountant.name: accountant
     for accountant in (GdpAccountant(), RdpAccountant(), PrvAccountant(), PldAccountant())
 }
+
+
+def _installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
 
 
 def _library(name: str) -> ModuleType:

@@ -29,7 +29,7 @@ from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP, GuardSett
 
 __all__ = ["GaussianGuard"]
 
-_RARE = 1e-12
+_RARE_DEVIATIONS = 8.0
 _ROW_STATEMENT = "row-release guarantee, encoder held fixed; no label DP"
 _SEED_STATEMENT = (
     f"{_ROW_STATEMENT}; and only against somebody who does not know the run's seed, "
@@ -122,9 +122,14 @@ class GaussianGuard:
         """Gaussian, with sigma / (2C) as its noise multiplier."""
         return GaussianRelease(noise_multiplier=self.sigma / self.sensitivity())
 
-    def largest_norm(self, size: int) -> float:
-        """C + sigma (sqrt D + t), since P(||g|| > sqrt D + t) < exp(-t^2 / 2) for D normals g."""
-        return self.clip + self.sigma * (math.sqrt(size) + math.sqrt(-2 * math.log(_RARE)))
+    def largest_norm(self, dimension: int) -> float:
+        """C + sigma (sqrt D + 8).
+
+        For D normals g, P(||g|| > sqrt D + t) <= P(one normal > t), which is 7e-16 at t = 8: the
+        norm is 1-Lipschitz and its median is below sqrt D (Borell 1975; Boucheron, Lugosi and
+        Massart 2013, Concentration Inequalities, Theorem 10.17).
+        """
+        return self.clip + self.sigma * (math.sqrt(dimension) + _RARE_DEVIATIONS)
 
     def statement(self) -> str:
         """The row-release guarantee, and what it leaves out."""

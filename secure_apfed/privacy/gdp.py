@@ -22,9 +22,10 @@ from secure_apfed.errors import ConfigError
 
 __all__ = ["calibrate_sigma", "compose", "gdp_delta", "gdp_epsilon", "gdp_mu"]
 
-# Relative steps to the safe side after a root was found to _ROOT_TOLERANCE; the first is
-# smaller, so that a calibrated sigma never overruns the budget it was calibrated for.
+# Relative steps to the safe side, larger than any rounding on the way. That on mu is the
+# largest, so that a calibrated sigma never overruns the budget it was calibrated for.
 _ROOT_TOLERANCE = 4 * np.finfo(float).eps
+_DELTA_MARGIN = 1e-9
 _EPSILON_MARGIN = 1e-12
 _MU_MARGIN = 1e-9
 
@@ -63,12 +64,13 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         raise ConfigError(f"mu is at least 0, got {mu}")
     if np.isinf(mu):
         return float("inf")
-    if mu == 0 or _log_delta(0, mu) <= np.log(delta):
+    if mu == 0 or _log_delta(0, mu) <= np.log(delta) - _DELTA_MARGIN:
         return 0.0
     # At this epsilon the first term alone is Phi(-sqrt(2 log 1/delta)) < delta.
     high = mu * mu / 2 + mu * np.sqrt(2 * np.log(1 / delta))
+    target = np.log(delta) - _DELTA_MARGIN
     root = brentq(
-        lambda epsilon: _log_delta(epsilon, mu) - np.log(delta), 0, high, xtol=1e-15 * high,
+        lambda epsilon: _log_delta(epsilon, mu) - target, 0, high, xtol=1e-15 * high,
         rtol=_ROOT_TOLERANCE,
     )  # fmt: skip
     return float(root * (1 + _EPSILON_MARGIN))
@@ -81,8 +83,10 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     if not (np.isfinite(epsilon) and epsilon > 0):
         raise ConfigError(f"a target epsilon is positive and finite, got {epsilon}")
 
+    target = float(np.log(delta) - _DELTA_MARGIN)
+
     def excess(log_mu: float) -> float:
-        return _log_delta(epsilon, float(np.exp(log_mu))) - float(np.log(delta))
+        return _log_delta(epsilon, float(np.exp(log_mu))) - target
 
     low = high = 0.0
     while excess(low) > 0:

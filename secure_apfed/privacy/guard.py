@@ -52,8 +52,8 @@ class RepresentationGuard(Protocol):
         """What one release does to one row, for the accountants."""
         ...
 
-    def largest_norm(self, size: int) -> float:
-        """A norm that a released row of `size` numbers exceeds with probability below 1e-12."""
+    def largest_norm(self, dimension: int) -> float:
+        """A norm that a released row of `dimension` numbers exceeds with probability < 1e-14."""
         ...
 
     def statement(self) -> str:

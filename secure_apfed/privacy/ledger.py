@@ -6,7 +6,8 @@ same bytes again at the same step tells nobody anything new and is free.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,16 @@ import torch
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.privacy.accountants import ACCOUNTANTS
+from secure_apfed.privacy.gdp import compose
 from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
 from secure_apfed.privacy.release_log import Release, ReleaseLog
 
-__all__ = ["BudgetExhausted", "PrivacyLedger", "PrivacySpent"]
+__all__ = ["BudgetExhaustedError", "PrivacyLedger", "PrivacySpent"]
 
 _ACCOUNTANT = "gdp"
 
 
-class BudgetExhausted(ApfedError):  # noqa: N818 - the run ends as planned, nothing failed
+class BudgetExhaustedError(ApfedError):
     """A release would exceed the privacy budget; it was neither charged nor sent."""
 
 
@@ -33,11 +35,13 @@ class PrivacySpent:
 
     Attributes:
         epsilon_x: one row's releases together, replace-one, encoder held fixed.
-        epsilon_y: labels; infinite, since nothing protects them.
-        epsilon_model: the trained model; infinite, since training is not private.
+        epsilon_y: labels; infinite once anything was sent, since nothing protects them.
+        epsilon_model: the trained model; infinite likewise, since training is not private.
         delta: at which epsilon_x holds.
         releases: T, the releases of the row that was sent most often.
-        trace: how the accountant came to epsilon_x, line by line.
+        mu: parameter of Gaussian DP of those releases together.
+        accountants: epsilon_x by each accountant that was asked, by its name in `ACCOUNTANTS`.
+        trace: how epsilon_x came about, line by line.
     """
 
     epsilon_x: float
@@ -45,7 +49,23 @@ class PrivacySpent:
     epsilon_model: float = math.inf
     delta: float
     releases: int
-    trace: tuple[str, ...]
+    mu: float = math.inf
+    accountants: Mapping[str, float] = field(default_factory=dict)
+    trace: tuple[str, ...] = ()
+
+    @classmethod
+    def nothing(cls, *, delta: float) -> "PrivacySpent":
+        """The account of a party that has sent nothing."""
+        return cls(
+            epsilon_x=0.0,
+            epsilon_y=0.0,
+            epsilon_model=0.0,
+            delta=delta,
+            releases=0,
+            mu=0.0,
+            accountants={_ACCOUNTANT: 0.0},
+            trace=("no representation was sent",),
+        )
 
 
 class PrivacyLedger:
@@ -82,6 +102,7 @@ class PrivacyLedger:
             raise ConfigError(f"a ledger counts at least 0 rows, got {rows}")
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
         self._counts_N = np.zeros(rows, dtype=np.int64)
+        self._most = 0
         self._seen: set[bytes] = set()
         about = {"noise_multiplier": _noise_multiplier(mechanism), "rows": rows}
         self._log = None if log is None else ReleaseLog(log, about)
@@ -99,17 +120,17 @@ class PrivacyLedger:
             digest: of the bytes that are sent.
 
         Raises:
-            BudgetExhausted: the batch may not be sent; nothing was charged.
+            BudgetExhaustedError: the batch may not be sent; nothing was charged.
             LocalProtocolError: arguments of a wrong type or range.
         """
         release = self._release(step, rows, digest)
         if release.identity in self._seen:
             return
-        added_N = np.bincount(release.rows, minlength=len(self._counts_N))
-        most = int((self._counts_N + added_N).max(initial=0))
+        different, times = np.unique(release.rows, return_counts=True)
+        most = max(self._most, int((self._counts_N[different] + times).max(initial=0)))
         epsilon = self._epsilon(most)
         if self._budget is not None and epsilon > self._budget:
-            raise BudgetExhausted(
+            raise BudgetExhaustedError(
                 f"step {step} was not sent: release {most} of one row would cost epsilon "
                 f"{epsilon:.4g}, the budget is {self._budget:.4g} at delta {self._delta:g}; "
                 "stop here, or begin a run with more noise, fewer epochs or a larger budget"
@@ -119,15 +140,32 @@ class PrivacyLedger:
         self._count(release)
 
     def spent(self) -> PrivacySpent:
-        """Return what all releases so far cost."""
-        most = int(self._counts_N.max(initial=0))
-        epsilon = self._epsilon(most)
+        """Return what all releases so far cost; cheap enough for a progress display."""
+        if self._most == 0:
+            return PrivacySpent.nothing(delta=self._delta)
+        epsilon = self._epsilon(self._most)
+        one = self._mechanism.mu if isinstance(self._mechanism, GaussianRelease) else math.inf
         trace = (
             f"one release: {self._mechanism}",
-            f"{most} release(s) of the row that was sent most often, no subsampling amplification",
+            f"{self._most} releases at most of one row, no amplification by subsampling",
             f"{_ACCOUNTANT} accountant: epsilon_x {epsilon:.4g} at delta {self._delta:g}",
         )
-        return PrivacySpent(epsilon_x=epsilon, delta=self._delta, releases=most, trace=trace)
+        return PrivacySpent(
+            epsilon_x=epsilon,
+            delta=self._delta,
+            releases=self._most,
+            mu=compose(one, self._most),
+            accountants={_ACCOUNTANT: epsilon},
+            trace=trace,
+        )
+
+    def cross_check(self) -> dict[str, float]:
+        """Return epsilon_x by every accountant whose library is installed; takes seconds."""
+        return {
+            name: accountant.epsilon(self._mechanism, releases=self._most, delta=self._delta)
+            for name, accountant in ACCOUNTANTS.items()
+            if accountant.available()
+        }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the account for a checkpoint: releases of each row, (N,) int64."""
@@ -151,6 +189,7 @@ class PrivacyLedger:
                 "or replaced: restore it, or begin a new run"
             )
         self._counts_N = np.maximum(self._counts_N, counts.numpy())
+        self._most = int(self._counts_N.max(initial=0))
 
     def _release(self, step: int, rows: torch.Tensor, digest: bytes) -> Release:
         if step < 0 or not digest:
@@ -171,6 +210,7 @@ class PrivacyLedger:
         if release.identity not in self._seen:
             self._seen.add(release.identity)
             np.add.at(self._counts_N, release.rows, 1)
+            self._most = max(self._most, int(self._counts_N[release.rows].max(initial=0)))
 
     def _epsilon(self, releases: int) -> float:
         return ACCOUNTANTS[_ACCOUNTANT].epsilon(

@@ -38,7 +38,7 @@ class NoGuard:
         """No privacy."""
         return NoPrivacy()
 
-    def largest_norm(self, size: int) -> float:
+    def largest_norm(self, dimension: int) -> float:
         """Unbounded."""
         return float("inf")
 

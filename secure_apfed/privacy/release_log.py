@@ -80,8 +80,9 @@ class ReleaseLog:
         self._chain = b""
         path.parent.mkdir(parents=True, exist_ok=True)
         whole, _, torn = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
+        self._size = len(whole) + bool(whole)
         if torn:
-            os.truncate(path, len(whole) + bool(whole))
+            os.truncate(path, self._size)
         lines = whole.split(b"\n") if whole else []
         header = {"format": _FORMAT, **about}
         if lines:
@@ -98,11 +99,19 @@ class ReleaseLog:
         chain = self._next_chain(fields)
         line = _json({**fields, "chain": chain.hex()}) + b"\n"
         with self.path.open("ab", buffering=0) as file:
-            start = file.seek(0, os.SEEK_END)
-            if file.write(line) != len(line):
-                file.truncate(start)
-                raise OSError(f"{self.path}: the disk took only part of a line")
-            os.fsync(file.fileno())
+            if (size := file.seek(0, os.SEEK_END)) != self._size:
+                raise CheckpointError(
+                    f"{self.path} has {size} bytes, expected {self._size}: another process writes "
+                    "to it; give each run a folder of its own"
+                )
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(f"{self.path}: the disk took only part of a line")
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(self._size)
+                raise
+        self._size += len(line)
         self._chain = chain
 
     def _next_chain(self, fields: Mapping[str, Any]) -> bytes:

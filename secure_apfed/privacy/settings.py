@@ -17,7 +17,7 @@ class GuardSettings(Settings):
     """Which guard stands before representations, and how strong it is.
 
     Attributes:
-        mechanism: a key of `GUARDS`.
+        mechanism: a key of `GUARDS`; has no default, since no protection is a choice, too.
         clip: C, the L2 bound of a row.
         sigma: noise on each number; give it or epsilon, not both.
         epsilon: what each row's releases may cost together over the planned run (replace-one,
@@ -27,7 +27,7 @@ class GuardSettings(Settings):
             seed, for experiments: whoever knows the seed can take the noise off.
     """
 
-    mechanism: Literal["none", "gaussian"] = "none"
+    mechanism: Literal["none", "gaussian"]
     clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
     sigma: float | None = Field(None, gt=0)
     epsilon: float | None = Field(None, gt=0)

@@ -238,13 +238,7 @@ class _Session:
 
 
 def _nothing_released(config: Config) -> PrivacySpent:
-    return PrivacySpent(
-        epsilon_x=0.0,
-        epsilon_y=0.0,
-        delta=config.guard.delta,
-        releases=0,
-        trace=("no representation was sent",),
-    )
+    return PrivacySpent.nothing(delta=config.guard.delta)
 
 
 def _batches(rows: Tensor, config: Config, epoch: int) -> list[Tensor]:

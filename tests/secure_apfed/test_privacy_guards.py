@@ -1,0 +1,232 @@
+import copy
+import doctest
+import math
+import pickle
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+from protocols.errors import LocalProtocolError
+from secure_apfed.errors import ConfigError
+from secure_apfed.privacy import (
+    GUARDS,
+    GaussianGuard,
+    GaussianRelease,
+    GuardSettings,
+    NoGuard,
+    NoPrivacy,
+    RepresentationGuard,
+    gaussian_guard,
+    make_guard,
+)
+from secure_apfed.privacy.clip import clip_rows
+
+KEY = bytes(range(32))
+ROWS = torch.arange(128)
+STRENGTH: dict[str, dict[str, float]] = {"none": {}}
+
+
+def settings_of(name: str, **more: object) -> GuardSettings:
+    return GuardSettings.model_validate(
+        {"mechanism": name, **STRENGTH.get(name, {"sigma": 0.5}), **more}
+    )
+
+
+def batch(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(128, 64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.fixture(params=sorted(GUARDS))
+def guard(request: pytest.FixtureRequest) -> RepresentationGuard:
+    return make_guard(settings_of(request.param), releases=5, key=KEY)
+
+
+class TestEveryGuard:
+    def test_the_table_and_the_settings_know_the_same_names(self) -> None:
+        names = get_args(GuardSettings.model_fields["mechanism"].annotation)
+        assert set(names) == set(GUARDS) == {guard.name for guard in GUARDS.values()}
+
+    def test_shape_type_and_graph_are_kept(self, guard: RepresentationGuard) -> None:
+        for dtype in (torch.float32, torch.float64):
+            h_BD = batch(dtype=dtype).requires_grad_()
+            z_BD = guard.release(h_BD, step=0, rows=ROWS)
+            assert z_BD.shape == h_BD.shape
+            assert z_BD.dtype == dtype
+            z_BD.sum().backward()
+            assert h_BD.grad is not None
+
+    def test_the_same_release_gives_the_same_bytes(self, guard: RepresentationGuard) -> None:
+        first = guard.release(batch(), step=3, rows=ROWS)
+        again = make_guard(settings_of(guard.name), releases=5, key=KEY)
+        assert torch.equal(first, again.release(batch(), step=3, rows=ROWS))
+
+    def test_unsafe_means_unbounded_sensitivity(self, guard: RepresentationGuard) -> None:
+        assert guard.unsafe is math.isinf(guard.sensitivity())
+        assert guard.unsafe is isinstance(guard.mechanism(), NoPrivacy)
+        assert guard.unsafe is guard.statement().startswith("no guarantee")
+
+    def test_released_norms_stay_below_the_largest(self, guard: RepresentationGuard) -> None:
+        norms = guard.release(batch() * 100, step=0, rows=ROWS).norm(dim=1)
+        assert float(norms.max()) <= guard.largest_norm(64)
+
+    @pytest.mark.parametrize(
+        ("h", "step", "rows", "message"),
+        [
+            (torch.zeros(3), 0, torch.arange(3), r"matrix, one row a person.*\(3,\)"),
+            (torch.zeros(3, 2).half(), 0, torch.arange(3), "got torch.float16"),
+            (torch.zeros(3, 2), 0, torch.arange(4), r"the 3 representations.*\(4,\)"),
+            (torch.zeros(3, 2), 0, torch.zeros(3), "int64 positions, got torch.float32"),
+            (torch.zeros(3, 2), -1, torch.arange(3), "a step counts from 0, got -1"),
+        ],
+    )
+    def test_wrong_arguments_are_named(
+        self,
+        guard: RepresentationGuard,
+        h: torch.Tensor,
+        step: int,
+        rows: torch.Tensor,
+        message: str,
+    ) -> None:
+        with pytest.raises(LocalProtocolError, match=message):
+            guard.release(h, step=step, rows=rows)
+
+
+class TestNoGuard:
+    def test_it_sends_what_it_got(self) -> None:
+        h_BD = batch()
+        assert NoGuard().release(h_BD, step=0, rows=ROWS) is h_BD
+
+
+class TestGaussianGuard:
+    @pytest.fixture
+    def gaussian(self) -> GaussianGuard:
+        return GaussianGuard(clip=1.5, sigma=0.5, key=KEY)
+
+    @pytest.mark.parametrize(("claimed", "fits"), [(1, True), (2 / 3, False), (3 / 2, False)])
+    def test_what_it_adds_has_the_stated_scale(
+        self, gaussian: GaussianGuard, claimed: float, fits: bool
+    ) -> None:
+        h_BD = batch(dtype=torch.float64) * 3
+        added = (gaussian.release(h_BD, step=0, rows=ROWS) - clip_rows(h_BD, 1.5)).numpy()
+        chi = (added**2).sum() / (claimed * gaussian.sigma) ** 2
+        assert bool(abs(chi - added.size) < 5 * np.sqrt(2 * added.size)) is fits
+
+    def test_the_mechanism_is_sigma_over_the_diameter(self, gaussian: GaussianGuard) -> None:
+        assert gaussian.sensitivity() == 3.0
+        assert gaussian.mechanism() == GaussianRelease(noise_multiplier=0.5 / 3)
+
+    def test_noise_is_a_constant_to_autograd(self, gaussian: GaussianGuard) -> None:
+        weights = batch(1)
+        noisy, clipped = batch().requires_grad_(), batch().requires_grad_()
+        (gaussian.release(noisy, step=0, rows=ROWS) * weights).sum().backward()
+        (clip_rows(clipped, 1.5).float() * weights).sum().backward()
+        assert noisy.grad is not None
+        assert clipped.grad is not None
+        assert torch.equal(noisy.grad, clipped.grad)
+
+    def noise(
+        self, guard: GaussianGuard, h_BD: torch.Tensor, step: int, rows: torch.Tensor = ROWS
+    ) -> torch.Tensor:
+        return guard.release(h_BD, step=step, rows=rows) - clip_rows(h_BD, guard.clip)
+
+    def correlated(self, first: torch.Tensor, second: torch.Tensor) -> bool:
+        stacked = torch.stack([first.flatten(), second.flatten()])
+        return abs(float(torch.corrcoef(stacked)[0, 1])) > 5 / math.sqrt(first.numel())
+
+    def test_steps_rows_and_keys_have_independent_noise(self, gaussian: GaussianGuard) -> None:
+        h_BD = batch(dtype=torch.float64)
+        first = self.noise(gaussian, h_BD, 0)
+        other = GaussianGuard(clip=1.5, sigma=0.5, key=bytes(32))
+        assert self.correlated(first, self.noise(gaussian, h_BD, 0))
+        assert not self.correlated(first, self.noise(gaussian, h_BD, 1))
+        assert not self.correlated(first, self.noise(gaussian, h_BD, 0, ROWS.flip(0)))
+        assert not self.correlated(first, self.noise(other, h_BD, 0))
+
+    def test_one_step_with_other_content_cannot_be_subtracted(
+        self, gaussian: GaussianGuard
+    ) -> None:
+        h_BD = batch(dtype=torch.float64)
+        changed = h_BD.clone()
+        changed[5, 3] += 1e-9
+        assert not self.correlated(
+            self.noise(gaussian, h_BD, 0), self.noise(gaussian, changed, 0)
+        )  # fmt: skip
+
+    def test_reproducible_noise_depends_on_the_step_and_not_on_content(self) -> None:
+        guard = GaussianGuard(clip=1.5, sigma=0.5, key=KEY, noise="reproducible_insecure")
+        h_BD, other = batch(dtype=torch.float64), batch(1, dtype=torch.float64)
+        assert torch.allclose(self.noise(guard, h_BD, 0), self.noise(guard, other, 0), atol=1e-12)
+        assert not self.correlated(self.noise(guard, h_BD, 0), self.noise(guard, h_BD, 1))
+        assert "does not know the run's seed" in guard.statement()
+
+    def test_the_key_is_in_no_text_and_no_pickle(self, gaussian: GaussianGuard) -> None:
+        assert repr(gaussian) == "GaussianGuard(clip=1.5, sigma=0.5, noise='secret')"
+        for serialise in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(LocalProtocolError, match="never serialised"):
+                serialise(gaussian)
+
+    def test_the_statement_says_exactly_what_holds(self, gaussian: GaussianGuard) -> None:
+        assert gaussian.statement() == "row-release guarantee, encoder held fixed; no label DP"
+
+    @pytest.mark.parametrize(
+        ("clip", "sigma", "message"),
+        [
+            (0, 1, "clip lies in 1e-06..1e[+]06, got 0"),
+            (float("nan"), 1, "clip lies in .* got nan"),
+            (1, 0, "sigma is a positive number, got 0; use NoGuard"),
+            (1, float("inf"), "sigma is a positive number, got inf"),
+        ],
+    )
+    def test_bad_strengths_are_refused(self, clip: float, sigma: float, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            GaussianGuard(clip=clip, sigma=sigma, key=KEY)
+
+    def test_a_short_key_is_refused(self) -> None:
+        with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 1"):
+            GaussianGuard(clip=1, sigma=1, key=b"x")
+
+    def test_the_example_runs(self) -> None:
+        assert doctest.testmod(gaussian_guard).failed == 0
+
+
+class TestSettings:
+    def test_sigma_is_calibrated_for_the_planned_releases(self) -> None:
+        settings = GuardSettings(mechanism="gaussian", clip=0.5, epsilon=8.0)
+        guard = make_guard(settings, releases=50, key=KEY)
+        assert isinstance(guard, GaussianGuard)
+        assert guard.sigma == pytest.approx(4.24, abs=0.005)
+
+    def test_no_planned_release_cannot_be_calibrated(self) -> None:
+        with pytest.raises(ConfigError, match="at least 1 planned release, got 0"):
+            make_guard(settings_of("gaussian", sigma=None, epsilon=1), releases=0, key=KEY)
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"mechanism": "none", "sigma": 1}, "guard none adds no noise, but sigma was given"),
+            ({"mechanism": "none", "epsilon": 1}, "but epsilon was given"),
+            ({"mechanism": "gaussian"}, "exactly one of sigma and epsilon, got neither"),
+            ({"mechanism": "gaussian", "sigma": 1, "epsilon": 1}, "got sigma and epsilon"),
+            ({"mechanism": "gaussian", "sigma": 0}, "greater than 0"),
+            ({"mechanism": "gaussian", "epsilon": float("inf")}, "finite number"),
+            ({"mechanism": "gaussian", "sigma": 1, "delta": 1}, "less than 1"),
+            ({"mechanism": "gaussian", "sigma": 1, "clip": 0}, "greater than or equal to 0.000001"),
+            ({"mechanism": "laplace"}, "'none'"),
+            ({}, "Field required"),
+            ({"mechanism": "none", "sigm": 1}, "Extra inputs"),
+        ],
+    )
+    def test_bad_settings_say_what_is_wrong(self, fields: dict[str, object], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            GuardSettings.model_validate(fields)
+
+    def test_no_protection_is_a_choice_and_never_a_default(self) -> None:
+        with pytest.raises(ValueError, match="mechanism\n  Field required"):
+            GuardSettings.model_validate({})
+
+    def test_where_the_noise_comes_from_reaches_the_guard(self) -> None:
+        settings = settings_of("gaussian", noise="reproducible_insecure")
+        told = make_guard(settings, releases=1, key=KEY).statement()
+        assert "does not know the run's seed" in told

@@ -1,0 +1,275 @@
+import json
+import math
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+import torch
+
+from protocols.errors import LocalProtocolError
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.privacy import (
+    BudgetExhaustedError,
+    GaussianRelease,
+    Mechanism,
+    NoPrivacy,
+    PrivacyLedger,
+)
+from secure_apfed.privacy.gdp import calibrate_sigma, gdp_epsilon
+
+DELTA = 1e-5
+NOISY = GaussianRelease(noise_multiplier=5.0)
+
+
+def ledger_at(
+    log: Path | None, *, mechanism: Mechanism = NOISY, budget: float | None = None, rows: int = 10
+) -> PrivacyLedger:
+    return PrivacyLedger(mechanism, delta=DELTA, budget=budget, rows=rows, log=log)
+
+
+def charge(ledger: PrivacyLedger, step: int, *rows: int, digest: bytes = b"z") -> None:
+    ledger.charge(step=step, rows=torch.tensor(rows, dtype=torch.int64), digest=digest)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "ledger.jsonl"
+
+
+class TestCounting:
+    def test_the_row_that_was_sent_most_often_sets_the_price(self) -> None:
+        ledger = ledger_at(None)
+        for step, rows in enumerate([(0, 1), (1, 2), (3, 1), (9,)]):
+            charge(ledger, step, *rows)
+        spent = ledger.spent()
+        assert spent.releases == 3
+        assert spent.epsilon_x == gdp_epsilon(math.sqrt(3) / 5, DELTA)
+        assert spent.delta == DELTA
+        assert (spent.epsilon_y, spent.epsilon_model) == (math.inf, math.inf)
+        assert "3 releases" in spent.trace[1]
+
+    def test_a_row_twice_in_a_batch_counts_twice(self) -> None:
+        ledger = ledger_at(None)
+        charge(ledger, 0, 4, 4)
+        assert ledger.spent().releases == 2
+
+    def test_nothing_sent_costs_nothing(self) -> None:
+        assert ledger_at(None).spent().epsilon_x == 0
+        assert ledger_at(None, rows=0).spent().epsilon_x == 0
+
+    def test_without_noise_the_first_release_costs_everything(self) -> None:
+        ledger = ledger_at(None, mechanism=NoPrivacy())
+        charge(ledger, 0, 1)
+        assert ledger.spent().epsilon_x == math.inf
+
+    def test_the_same_bytes_again_are_free_and_others_are_not(self) -> None:
+        ledger = ledger_at(None)
+        charge(ledger, 0, 1, 2)
+        charge(ledger, 0, 1, 2)
+        assert ledger.spent().releases == 1
+        charge(ledger, 0, 1, 2, digest=b"other")
+        charge(ledger, 1, 1, 2)
+        charge(ledger, 0, 1, 3)
+        assert ledger.spent().releases == 4
+
+    def test_what_was_spent_is_frozen(self) -> None:
+        with pytest.raises(FrozenInstanceError):
+            ledger_at(None).spent().epsilon_x = 0.0  # type: ignore[misc]  # that is the point
+
+
+class TestBudget:
+    def test_a_calibrated_run_ends_at_its_budget_and_not_before(self, log: Path) -> None:
+        noise = calibrate_sigma(2.0, DELTA, releases=6, clip=0.5)
+        mechanism = GaussianRelease(noise_multiplier=noise)
+        ledger = ledger_at(log, mechanism=mechanism, budget=2.0)
+        for step in range(6):
+            charge(ledger, step, 0, 1)
+        written = log.read_bytes()
+        with pytest.raises(
+            BudgetExhaustedError, match=r"step 6 was not sent: release 7 .* budget is 2"
+        ):
+            charge(ledger, 6, 1, 2)
+        assert ledger.spent().releases == 6
+        assert ledger.spent().epsilon_x == pytest.approx(2.0, rel=1e-5)
+        assert log.read_bytes() == written
+        charge(ledger, 6, 2, 3)
+        charge(ledger, 5, 0, 1)
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"budget": 0.0}, "budget is positive and finite, got 0"),
+            ({"budget": math.inf}, "budget is positive and finite, got inf"),
+            ({"budget": 1.0, "mechanism": NoPrivacy()}, "cannot be kept without noise"),
+            ({"rows": -1}, "at least 0 rows, got -1"),
+        ],
+    )
+    def test_bad_settings_are_refused(self, fields: dict[str, object], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            ledger_at(None, **fields)  # type: ignore[arg-type]  # one wrong field at a time
+
+    def test_a_bad_delta_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="delta lies between 0 and 1"):
+            PrivacyLedger(NOISY, delta=0, budget=None, rows=1, log=None)
+
+
+class TestCharging:
+    @pytest.mark.parametrize(
+        ("step", "rows", "digest", "message"),
+        [
+            (-1, torch.arange(2), b"z", "step from 0 and a digest, got step -1"),
+            (0, torch.arange(2), b"", "step from 0 and a digest"),
+            (0, torch.arange(2.0), b"z", "int64 positions"),
+            (0, torch.zeros(2, 2, dtype=torch.int64), b"z", "int64 positions"),
+            (0, torch.tensor([3, 10]), b"z", r"positions lie in 0\.\.9, got 3\.\.10"),
+            (0, torch.tensor([-1]), b"z", r"positions lie in 0\.\.9, got -1\.\.-1"),
+        ],
+    )
+    def test_wrong_arguments_are_named_and_nothing_is_charged(
+        self, step: int, rows: torch.Tensor, digest: bytes, message: str
+    ) -> None:
+        ledger = ledger_at(None)
+        with pytest.raises(LocalProtocolError, match=message):
+            ledger.charge(step=step, rows=rows, digest=digest)
+        assert ledger.spent().releases == 0
+
+    def test_a_charge_is_on_the_disk_before_it_returns(self, log: Path) -> None:
+        ledger = ledger_at(log)
+        charge(ledger, 7, 5, 2, digest=b"\x01\x02")
+        line = json.loads(log.read_text().splitlines()[1])
+        assert (line["step"], line["digest"], line["count"]) == (7, "0102", 2)
+        assert ledger_at(log).spent() == ledger.spent()
+
+    def test_what_cannot_be_written_is_not_charged(self, log: Path) -> None:
+        ledger = ledger_at(log)
+        log.unlink()
+        log.mkdir()
+        with pytest.raises(IsADirectoryError):
+            charge(ledger, 0, 1)
+        assert ledger.spent().releases == 0
+
+
+class TestResuming:
+    def test_a_resumed_run_continues_the_account(self, log: Path) -> None:
+        first = ledger_at(log)
+        charge(first, 0, 1)
+        charge(first, 1, 1)
+        second = ledger_at(log)
+        second.load_state_dict(first.state_dict())
+        charge(second, 2, 1)
+        assert second.spent().releases == 3
+
+    def test_a_rolled_back_checkpoint_refunds_nothing(self, log: Path) -> None:
+        first = ledger_at(log)
+        charge(first, 0, 1)
+        checkpoint = first.state_dict()
+        charge(first, 1, 1)
+        charge(first, 2, 1)
+        second = ledger_at(log)
+        second.load_state_dict(checkpoint)
+        assert second.spent().releases == 3
+        charge(second, 1, 1)
+        charge(second, 2, 1)
+        assert second.spent().releases == 3
+        charge(second, 3, 1)
+        assert second.spent().releases == 4
+
+    def test_a_replay_with_other_bytes_is_charged_again(self, log: Path) -> None:
+        charge(ledger_at(log), 0, 1)
+        second = ledger_at(log)
+        charge(second, 0, 1, digest=b"other")
+        assert second.spent().releases == 2
+        assert ledger_at(log).spent().releases == 2
+
+    def test_the_budget_stops_a_resumed_run(self, log: Path) -> None:
+        budget = gdp_epsilon(math.sqrt(2.5) / 5, DELTA)
+        for step in range(2):
+            charge(ledger_at(log, budget=budget), step, 1)
+        with pytest.raises(BudgetExhaustedError, match="release 3 of one row"):
+            charge(ledger_at(log, budget=budget), 2, 1)
+
+    def test_without_a_log_the_checkpoint_is_continued(self) -> None:
+        first = ledger_at(None)
+        charge(first, 0, 1, 2)
+        second = ledger_at(None)
+        second.load_state_dict(first.state_dict())
+        charge(second, 1, 2)
+        assert second.spent().releases == 2
+
+    def test_loading_never_lowers_a_count(self) -> None:
+        ledger = ledger_at(None)
+        empty = ledger.state_dict()
+        charge(ledger, 0, 1)
+        ledger.load_state_dict(empty)
+        assert ledger.spent().releases == 1
+
+    def test_a_log_that_misses_what_the_checkpoint_counts_is_refused(self, log: Path) -> None:
+        first = ledger_at(log)
+        charge(first, 0, 1)
+        log.unlink()
+        with pytest.raises(CheckpointError, match="misses releases that the checkpoint counts"):
+            ledger_at(log).load_state_dict(first.state_dict())
+
+    @pytest.mark.parametrize(
+        "state", [{}, {"counts": torch.zeros(9, dtype=torch.int64)}, {"counts": torch.zeros(10)}]
+    )
+    def test_a_checkpoint_of_another_run_is_refused(self, state: dict[str, torch.Tensor]) -> None:
+        with pytest.raises(CheckpointError, match="does not count 10 rows"):
+            ledger_at(None).load_state_dict(state)
+
+
+class TestDamage:
+    @pytest.fixture
+    def written(self, log: Path) -> list[bytes]:
+        ledger = ledger_at(log)
+        for step in range(3):
+            charge(ledger, step, 0, 4, 9)
+        return log.read_bytes().splitlines(keepends=True)
+
+    def test_every_cut_of_the_last_line_drops_that_release_alone(
+        self, log: Path, written: list[bytes]
+    ) -> None:
+        """Its newline was not on the disk, so `charge` had not returned and nothing was sent."""
+        for length in range(len(written[-1])):
+            log.write_bytes(b"".join(written[:-1]) + written[-1][:length])
+            assert ledger_at(log).spent().releases == 2
+        charge(ledger_at(log), 2, 0, 4, 9)
+        assert log.read_bytes() == b"".join(written)
+
+    def test_a_cut_first_line_is_begun_anew(self, log: Path, written: list[bytes]) -> None:
+        log.write_bytes(written[0][:10])
+        assert ledger_at(log).spent().releases == 0
+        assert log.read_bytes() == written[0]
+
+    @pytest.mark.parametrize("number", [0, 1, 2, 3])
+    def test_any_changed_line_is_found(self, log: Path, written: list[bytes], number: int) -> None:
+        for position in range(0, len(written[number]) - 1, 7):
+            changed = bytearray(written[number])
+            changed[position] ^= 1
+            lines = [*written[:number], bytes(changed), *written[number + 1 :]]
+            log.write_bytes(b"".join(lines))
+            with pytest.raises(CheckpointError, match=f"damaged at line {number + 1}"):
+                ledger_at(log)
+
+    @pytest.mark.parametrize("line", [b"[]\n", b"{}\n", b"null\n", b"\xff\n", b'{"chain": 3}\n'])
+    def test_lines_of_another_kind_are_found(
+        self, log: Path, written: list[bytes], line: bytes
+    ) -> None:
+        log.write_bytes(written[0] + line + written[2])
+        with pytest.raises(CheckpointError, match="damaged at line 2, so it is unknown what was"):
+            ledger_at(log)
+
+    def test_missing_and_swapped_lines_are_found(self, log: Path, written: list[bytes]) -> None:
+        for lines in (written[:1] + written[2:], [written[i] for i in (0, 2, 1, 3)]):
+            log.write_bytes(b"".join(lines))
+            with pytest.raises(CheckpointError, match="damaged at line 2"):
+                ledger_at(log)
+
+    @pytest.mark.parametrize(
+        "other", [{"rows": 11}, {"mechanism": GaussianRelease(noise_multiplier=6.0)}]
+    )
+    def test_a_log_of_another_run_is_refused(
+        self, log: Path, written: list[bytes], other: dict[str, object]
+    ) -> None:
+        with pytest.raises(CheckpointError, match="is the log of another run"):
+            ledger_at(log, **other)  # type: ignore[arg-type]  # one other fact at a time
