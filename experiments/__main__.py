@@ -11,7 +11,7 @@ from rich.table import Table
 from experiments.bench import BENCHES, run_bench
 from protocols.errors import UnsafeChoiceWarning
 
-__all__ = ["app"]
+__all__ = ["app", "bench", "experiments"]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

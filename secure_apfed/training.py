@@ -1,0 +1,82 @@
+"""Settings of training: optimiser, batches, the passives' part, the secure sum, the rules."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from secure_apfed.models.settings import ModelSettings
+from secure_apfed.objectives.settings import ObjectiveSettings
+from secure_apfed.settings import Settings
+
+__all__ = ["PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings"]
+
+
+class TrainSettings(Settings):
+    """How every party trains. The defaults of the optimiser are the paper's (Tables 3, 4).
+
+    Attributes:
+        epochs: passes over the active's training rows.
+        batch_size: the active's rows in one step.
+        learning_rate, momentum: of SGD, on every module.
+        weight_decay: the L2 terms of Eqs. (6) and (7), on every module.
+        use_unaligned: rows outside the intersection train the active with its own loss.
+        evaluate_every: epochs between two test evaluations; the last is always evaluated.
+        device: "auto" takes the GPU where there is one.
+        precision: arithmetic of the networks; what is sent is never narrower than float32.
+    """
+
+    epochs: int = Field(300, ge=1)
+    batch_size: int = Field(128, ge=2)
+    learning_rate: float = Field(1e-3, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(1e-4, ge=0)
+    use_unaligned: bool = True
+    evaluate_every: int = Field(1, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "float64", "bfloat16"] = "float32"
+
+
+class PassiveSettings(Settings):
+    """One passive's part, agreed at set-up.
+
+    Attributes:
+        objective: what it optimises; null takes the method's own (apfed_r, apfed_c).
+        weight: lambda_p >= 0 of Eq. (8); the passive applies it, the active cannot change it.
+        model: its networks; null takes the run's `model`.
+    """
+
+    objective: ObjectiveSettings | None = None
+    weight: float = Field(1.0, ge=0)
+    model: ModelSettings | None = None
+
+
+class SumSettings(Settings):
+    """How the passives' gradients are added.
+
+    Attributes:
+        protocol: a key of `SECURE_SUMS`.
+        clip: C, the L2 bound of one row of lambda_p dl_p/dz (gradient of the row's own loss,
+            before the mean over the batch); null: no clip (only where nothing is quantised).
+        bits: fixed-point bits of one value.
+        allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
+    """
+
+    protocol: str = "ckks"
+    clip: float | None = Field(1.0, gt=0)
+    bits: int = Field(16, ge=2, le=24)
+    allow_single_passive: bool = False
+
+
+class RuleSettings(Settings):
+    """What a passive checks before it answers.
+
+    Attributes:
+        minimum_batch: aligned rows in a batch below which it refuses; the active then
+            trains on that batch alone.
+        maximum_norm: upper bound of ||z|| of one row; null derives it from the guard.
+        minimum_norm: lower bound of ||z|| of one row.
+    """
+
+    minimum_batch: int = Field(2, ge=2)
+    maximum_norm: float | None = Field(None, gt=0)
+    minimum_norm: float = Field(1e-6, ge=0)
