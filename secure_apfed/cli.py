@@ -6,6 +6,7 @@ files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.
 """
 
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,7 +43,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting, as in train.epochs=3."),
 ]
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout; null is infinity.")
+    bool, typer.Option("--json", help="Print one JSON object on stdout; infinity is the text inf.")
 ]
 
 
@@ -271,6 +272,7 @@ def execute(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     as_json = "--json" in arguments
     rest = [argument for argument in arguments if argument != "--debug"]
+    warnings.showwarning = terminal.show_warning
     try:
         code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
     except TyperException as error:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.panel import Panel
@@ -35,6 +35,7 @@ __all__ = [
     "show_forecast",
     "show_note",
     "show_rows",
+    "show_warning",
     "watching",
 ]
 
@@ -96,7 +97,7 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object on stdout; infinity, which JSON lacks, becomes null."""
+    """Print one JSON object on stdout; infinity, which JSON lacks, becomes the text "inf"."""
     sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False, default=str) + "\n")
 
 
@@ -105,12 +106,20 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show_note(text: str) -> None:
     """Print something worth knowing on stderr."""
     Console(stderr=True).print(Text(text, style="dim"))
+
+
+def show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # fmt: skip
+    """Print a warning as a note, without the place in the code; for `warnings.showwarning`."""
+    show_note(f"note: {message}")
 
 
 def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

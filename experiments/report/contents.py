@@ -207,7 +207,8 @@ def accounting_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
         rows.append(("T, most releases of one row", words.count(privacy.releases)))
     rows += [(plain(name), _value(value)) for name, value in (privacy.model_extra or {}).items()]
     rows += [
-        (f"entries in {name}", words.count(len(entries))) for name, entries in run.ledgers.items()
+        (f"charges to the ledger of {party}", words.count(charges))
+        for party, charges in run.charges.items()
     ]
     return tuple(rows)
 
@@ -230,7 +231,7 @@ def _attack_row(one: AttackResult) -> AttackRow:
         variant=str(one.variant),
         baseline=f"{one.baselines[baseline][metric]:.3f}",
         baseline_name=baseline,
-        advantage=f"{one.advantage:+.3f}",
+        advantage=words.signed(one.advantage),
         scored=words.count(one.counts.get("scored", 0)),
     )
 
@@ -250,14 +251,9 @@ def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
         ("training", _training_told(config.train)),
         ("alignment", f"{config.alignment.protocol}, overlap asked {words.percent(data.overlap)}"),
     ]  # fmt: skip
-    if outcome.sum is not None:
-        parameters = ", ".join(
-            f"{name} {_value(value)}" for name, value in outcome.sum.parameters.items()
-        )
-        rows.append(("secure sum", f"{outcome.sum.protocol}: {parameters}".rstrip(": ")))
-        if outcome.sum.rounding is not None:
-            rounding = words.number(outcome.sum.rounding, 2)
-            rows.append(("largest rounding error", f"{rounding} a value of the sum"))
+    if outcome.sum:
+        shown = {name: value for name, value in outcome.sum.items() if name != "protocol"}
+        rows.append(("secure sum", _value(shown)))
     guard = {
         key: value
         for key, value in config.guard.model_dump(mode="json").items()
@@ -291,5 +287,5 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_value, value))
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_value(entry)}" for key, entry in value.items())
+        return "; ".join(f"{plain(key)} {_value(entry)}" for key, entry in value.items())
     return str(value)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +16,7 @@ from secure_apfed.config_file import load_config_text
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
 
-__all__ = ["EpochMetrics", "Outcome", "Privacy", "RunFolder", "SumFacts", "read_run"]
+__all__ = ["EpochMetrics", "Outcome", "Privacy", "RunFolder", "read_run"]
 
 _PartT = TypeVar("_PartT")
 
@@ -45,14 +45,7 @@ class Privacy(_Part):
     epsilon_model: Epsilon
     delta: float | None = None
     releases: int | None = None
-
-
-class SumFacts(_Part):
-    """The secure sum that was used: backend, public parameters, largest rounding error."""
-
-    protocol: str
-    parameters: Mapping[str, Any] = {}
-    rounding: float | None = None
+    trace: tuple[str, ...] = ()
 
 
 class Outcome(_Part):
@@ -66,7 +59,7 @@ class Outcome(_Part):
     aligned_rows: int | None = None
     train_rows: int | None = None
     test_rows: int | None = None
-    sum: SumFacts | None = None
+    sum: Mapping[str, Any] = {}
     guarantee: str | None = None
 
 
@@ -107,8 +100,7 @@ class RunFolder:
         contract_sha256: hash of what the parties agreed on; roles: of its participants, the
             active first.
         seeds, versions: for repeating the run.
-        ledgers: by the file of a party that released anything, the entries that its privacy
-            accountant was charged with, in order.
+        charges: by party that released anything, how often its ledger was charged.
         attacks: their results; None where none were mounted.
     """
 
@@ -121,7 +113,7 @@ class RunFolder:
     roles: Mapping[str, Role]
     seeds: Mapping[str, Any]
     versions: Mapping[str, Any]
-    ledgers: Mapping[str, Sequence[Mapping[str, Any]]] = field(repr=False)
+    charges: Mapping[str, int]
     attacks: tuple[AttackResult, ...] | None
 
     @property
@@ -166,9 +158,15 @@ def read_run(path: Path) -> RunFolder:
         roles={one.name: one.role for one in participants},
         seeds=_json(path / "seeds.json"),
         versions=_json(path / "versions.json"),
-        ledgers={file.name: _lines(file) for file in sorted(path.glob("ledger*.jsonl"))},
+        charges=_charges(path),
         attacks=_attacks(path / "attacks.json"),
     )
+
+
+def _charges(path: Path) -> Mapping[str, int]:
+    """Count the ledgers' lines; the first of each says what it is."""
+    files = sorted(path.glob("ledger-*.jsonl"))
+    return {file.stem.removeprefix("ledger-"): len(_lines(file)) - 1 for file in files}
 
 
 def _attacks(path: Path) -> tuple[AttackResult, ...] | None:

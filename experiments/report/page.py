@@ -1,7 +1,6 @@
 """The self-contained HTML page of a run: style and pictures inside, no outside reference."""
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -15,8 +14,6 @@ from experiments.report.pictures import Picture
 from secure_apfed.config_file import dump_config
 
 __all__ = ["render"]
-
-_LEDGER_SHOWN = 20
 
 
 def render(run: RunFolder, reference: RunFolder | None, pictures: Sequence[Picture]) -> str:
@@ -44,7 +41,7 @@ def render(run: RunFolder, reference: RunFolder | None, pictures: Sequence[Pictu
         coalitions=[(one.who, one.learns) for one in contents.coalitions_of(run)],
         guarantee=run.outcome.guarantee,
         accounting=contents.accounting_of(run),
-        ledgers={name: _trace(name, entries) for name, entries in run.ledgers.items()},
+        trace=run.outcome.privacy.trace,
         attacks=contents.attacks_of(run),
         limits=contents.limits_of(run),
         settings=contents.settings_of(run),
@@ -85,29 +82,17 @@ def _no_reference(run: RunFolder, reference: RunFolder | None) -> str:
     )
 
 
-def _trace(name: str, ledger: Sequence[Mapping[str, Any]]) -> str:
-    lines = [json.dumps(entry) for entry in ledger]
-    if len(lines) > _LEDGER_SHOWN:
-        half = _LEDGER_SHOWN // 2
-        left_out = f"... {len(lines) - 2 * half} entries, all in {name} ..."
-        lines = [*lines[:half], left_out, *lines[-half:]]
-    return "\n".join(lines)
-
-
 def _repeat(run: RunFolder) -> list[tuple[str, str]]:
     return [
         ("command", "secure-apfed run config.yaml"),
         ("SHA-256 of the contract", run.contract_sha256),
-        *((f"seed, {name}", str(value)) for name, value in run.seeds.items()),
-        *_flat(run.versions),
+        ("seeds", _flat(run.seeds)),
+        ("versions", _flat(run.versions)),
     ]
 
 
-def _flat(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            rows.append((name, ", ".join(f"{key} {entry}" for key, entry in value.items())))
-        else:
-            rows.append((name, str(value)))
-    return rows
+def _flat(values: Mapping[str, Any]) -> str:
+    return "; ".join(
+        _flat(value) if isinstance(value, Mapping) else f"{name} {value}"
+        for name, value in values.items()
+    )

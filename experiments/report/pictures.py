@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from attacks.interface import AttackResult
 from experiments.report.folder import RunFolder
 from experiments.report.names import attack_title, method_name, plain
+from experiments.report.words import signed
 
 __all__ = ["Picture", "write_pictures"]
 
@@ -91,14 +92,14 @@ def write_pictures(
 def _learning(run: RunFolder) -> tuple[Figure, str] | None:
     if not run.epochs:
         return None
-    epochs = [row.epoch + 1 for row in run.epochs]
+    epochs = [row.epoch for row in run.epochs]
     figure = Figure(figsize=(_WIDTH, 3.1), layout="constrained")
     left, right = figure.subplots(1, 2)
     marker = "o" if len(epochs) <= _MANY_EPOCHS else None
     left.plot(epochs, [row.loss for row in run.epochs], color=_OURS, marker=marker, markersize=3.5)
     left.set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
     left.set_ylim(bottom=0)
-    measured = [(row.epoch + 1, row.accuracy) for row in run.epochs if row.accuracy]
+    measured = [(row.epoch, row.accuracy) for row in run.epochs if row.accuracy]
     ends: list[tuple[float, str, str]] = []
     for at, variant in enumerate(run.outcome.accuracy):
         points = [(epoch, 100 * values[variant]) for epoch, values in measured if variant in values]
@@ -208,7 +209,7 @@ def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[_Dumbbell]) -> None:
         axes.plot(row.baseline, place, "D", color=_OTHER, markersize=7)
         axes.plot(row.attack, place, "o", color=_ATTACK, markersize=9)
         axes.annotate(
-            f"{row.attack - row.baseline:+.3f}", ((row.attack + row.baseline) / 2, place),
+            signed(row.attack - row.baseline), ((row.attack + row.baseline) / 2, place),
             xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9,
         )  # fmt: skip
     _name_rows(axes, [row.name for row in rows])

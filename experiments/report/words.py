@@ -3,7 +3,7 @@
 import math
 import re
 
-__all__ = ["count", "duration", "epsilon", "number", "percent", "size"]
+__all__ = ["count", "duration", "epsilon", "number", "percent", "signed", "size"]
 
 _SHORT = re.compile(r"e(-?)[+]?0*")
 _STEPS = ("B", "kB", "MB", "GB", "TB")
@@ -17,6 +17,11 @@ def number(value: float, digits: int = 3) -> str:
 def count(value: int) -> str:
     """Return a count with thin spaces between thousands."""
     return f"{value:,}".replace(",", "\u202f")
+
+
+def signed(value: float) -> str:
+    """Return a difference with its sign and three decimals."""
+    return f"{value:+.3f}".replace("-", "\u2212")
 
 
 def percent(share: float) -> str:

@@ -42,7 +42,8 @@ def attack_result(**changed: Any) -> dict[str, Any]:
         "attack": "model_completion", "target": "labels", "adversary": "passive-1",
         "role": "passive", "behaviour": "curious", "method": "apfed_c", "applicable": True,
         "reason": None, "victim": "active", "metric": "balanced_accuracy",
-        "variant": "h and x, logistic", "score": scores, "variants": {"h and x, logistic": scores}, "baseline": "x, logistic",
+        "variant": "h and x, logistic", "score": scores,
+        "variants": {"h and x, logistic": scores}, "baseline": "x, logistic",
         "baselines": {"x, logistic": {"accuracy": 0.5, "balanced_accuracy": 0.48}},
         "references": {}, "advantage": 0.22, "knowledge": {"labels": 40, "priors": True},
         "counts": {"known": 40, "scored": 900}, "seed": 0, **changed,
@@ -86,7 +87,7 @@ def write_run(
     wire = sum(one["wire_bytes"] for one in flows)
     metrics = [
         {
-            "epoch": at, "step": 16 * (at + 1), "loss": 2.3 / (1 + at),
+            "epoch": at + 1, "step": 16 * (at + 1), "loss": 2.3 / (1 + at),
             "accuracy": {name: value * (at + 1) / epochs for name, value in accuracy.items()},
             "epsilon": epsilon, "wire_bytes": wire * (at + 1) // epochs, "seconds": 1.5 * (at + 1),
         }
@@ -99,8 +100,7 @@ def write_run(
             "releases": epochs,
         },
         "seconds": 9.25, "aligned_rows": 980, "train_rows": 1230, "test_rows": 410,
-        "sum": {"protocol": config.secure_sum.protocol, "parameters": {"poly_degree": 4096},
-                "rounding": 3.1e-5},
+        "sum": {"backend": config.secure_sum.protocol, "poly_degree": 4096, "rounding": 3.1e-5},
         "guarantee": "Row-release guarantee, encoder held fixed; no label privacy.",
     }  # fmt: skip
     roles = {"active": "active"}
