@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import confusion_matrix, roc_auc_score
+from scipy.stats import rankdata
+from sklearn.metrics import confusion_matrix
 
 __all__ = [
     "explained",
@@ -21,13 +22,19 @@ IntArray: TypeAlias = NDArray[np.int64]
 
 
 def macro_auc(scores_NK: FloatArray, labels_N: IntArray) -> float | None:
-    """Return the mean one-vs-rest AUC over the classes that occur; None if only one does."""
-    areas = [
-        roc_auc_score(labels_N == label, scores_NK[:, label])
-        for label in range(scores_NK.shape[1])
-        if 0 < np.count_nonzero(labels_N == label) < len(labels_N)
-    ]
-    return float(np.mean(areas)) if areas else None
+    """Return the mean one-vs-rest AUC over the classes that occur; None if only one does.
+
+    By ranks (Mann-Whitney), all classes at once: this runs for every variant of every attack.
+    """
+    is_class_NK = labels_N[:, None] == np.arange(scores_NK.shape[1])
+    inside_K = is_class_NK.sum(axis=0)
+    outside_K = len(labels_N) - inside_K
+    defined_K = (inside_K > 0) & (outside_K > 0)
+    if not defined_K.any():
+        return None
+    ranks_K = np.where(is_class_NK, rankdata(scores_NK, axis=0), 0).sum(axis=0)
+    wins_K = (ranks_K - inside_K * (inside_K + 1) / 2)[defined_K]
+    return float((wins_K / (inside_K * outside_K)[defined_K]).mean())
 
 
 def name_clusters_by_truth(scores_NK: FloatArray, labels_N: IntArray) -> FloatArray:

@@ -47,6 +47,7 @@ class ModelCompletion(Attack):
     roles: ClassVar[tuple[Role, ...]] = ("passive",)
 
     labels_per_class: int = Field(4, ge=0)
+    iterations: int = Field(100, ge=1)
     most_rows: int = Field(10_000, ge=2)
     components: int = Field(256, ge=2)
 

@@ -49,6 +49,7 @@ class Temporal(Attack):
     roles: ClassVar[tuple[Role, ...]] = ("passive",)
 
     labels_per_class: int = Field(4, ge=0)
+    iterations: int = Field(100, ge=1)
     window: int = Field(10, ge=2)
     most_rows: int = Field(10_000, ge=2)
     components: int = Field(64, ge=2)

@@ -119,12 +119,19 @@ class TestScoring:
         with pytest.raises(AttackError, match="guesses 12 rows that the adversary knew"):
             score(self.attack, view, self._guess(known, right, right), truth, 0)
 
-    def test_rows_that_did_not_train_are_refused(self, parts: Any) -> None:
-        view, truth, _ = parts
+    def test_rows_that_did_not_train_are_left_out(self, parts: Any) -> None:
+        view, truth, unknown = parts
         test = torch.arange(len(truth.labels))[~torch.isin(torch.arange(270), truth.trained)]
-        guess = np.eye(3)[truth.labels[test].numpy()]
-        with pytest.raises(AttackError, match="rows that did not train"):
-            score(self.attack, view, self._guess(test, guess, guess), truth, 0)
+        both = torch.cat([test, unknown])
+        right = np.eye(3)[truth.labels[both].numpy()]
+        # Wrong about every test row, right about every training row.
+        right[: len(test)] = np.roll(right[: len(test)], 1, axis=1)
+        result = score(self.attack, view, self._guess(both, right, right), truth, 0)
+        assert result.score["accuracy"] == 1.0
+        assert result.counts["scored"] == len(unknown)
+        only_test = self._guess(test, right[: len(test)], right[: len(test)])
+        with pytest.raises(AttackError, match="guesses no row that trained"):
+            score(self.attack, view, only_test, truth, 0)
 
     def test_no_row_and_repeated_rows_are_refused(self, parts: Any) -> None:
         view, truth, unknown = parts
