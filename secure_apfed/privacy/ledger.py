@@ -105,8 +105,11 @@ class PrivacyLedger:
         self._most = 0
         self._seen: set[bytes] = set()
         about = {"noise_multiplier": _noise_multiplier(mechanism), "rows": rows}
-        self._log = None if log is None else ReleaseLog(log, about)
-        for release in self._log.releases if self._log else ():
+        self._log: ReleaseLog | None = None
+        before: list[Release] = []
+        if log is not None:
+            self._log, before = ReleaseLog.open(log, about)
+        for release in before:
             if len(release.rows) and release.rows[-1] >= rows:
                 raise CheckpointError(f"{log} counts row {release.rows[-1]} of {rows} rows")
             self._count(release)
@@ -168,7 +171,9 @@ class PrivacyLedger:
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the account for a checkpoint: releases of each row, (N,) int64."""
+        """Return the account for a checkpoint, (N,) int64 releases of each row; sync the log."""
+        if self._log:
+            self._log.sync()
         return {"counts": torch.from_numpy(self._counts_N.copy())}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:

@@ -6,9 +6,15 @@ damaged file. Against its own party editing it, it protects nothing: the log is 
 party's own book.
 
 One JSON object a line. The first names the mechanism; every other is one release with its
-step, digest and rows, and a running hash over all lines so far. A line is complete once its
-newline is on the disk, and the ledger allows the release only after that. So an incomplete
+step, digest and rows, and a running hash over all lines so far. The ledger allows a release
+only after the operating system has taken the whole line, newline included. So an incomplete
 last line, left by a process that was killed, was never released and is cut off.
+
+A machine that loses power may lose lines that the operating system had not written yet: at
+most those since `sync`, which the ledger calls for every checkpoint. Resuming from that
+checkpoint finds none missing; the steps after it are played again, and where that gives the
+same bytes, as it does on one kind of machine, counting them once is right. Waiting for the disk
+at every step would close the rest of the gap, at 4 to 8 ms a step.
 """
 
 import base64
@@ -65,35 +71,45 @@ class Release:
 
 
 class ReleaseLog:
-    """The log of one party's releases, opened or begun at `path`.
+    """The log of one party's releases, open for more; `open` makes it."""
 
-    Args:
-        path: of the file; its folder is made if it is missing.
-        about: facts that must be the same whenever the log is continued.
-
-    Raises:
-        CheckpointError: the file is damaged, or was begun about something else.
-    """
-
-    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._chain = b""
+        self._chain, self._size = b"", 0
+
+    @classmethod
+    def open(cls, path: Path, about: Mapping[str, Any]) -> tuple["ReleaseLog", list[Release]]:
+        """Continue the log at `path`, or begin it, and return it with all its releases.
+
+        Args:
+            path: of the file; its folder is made if it is missing.
+            about: facts that must be the same whenever the log is continued.
+
+        Raises:
+            CheckpointError: the file is damaged, or was begun about something else.
+        """
+        log = cls(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         whole, _, torn = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
-        self._size = len(whole) + bool(whole)
+        log._size = len(whole) + bool(whole)
         if torn:
-            os.truncate(path, self._size)
+            os.truncate(path, log._size)
         lines = whole.split(b"\n") if whole else []
         header = {"format": _FORMAT, **about}
         if lines:
-            self._check_header(self._read(lines[0], 1), header)
+            log._check_header(log._read(lines[0], 1), header)
         else:
-            self._append(header)
-        self.releases = [self._release(line, n) for n, line in enumerate(lines[1:], start=2)]
+            log._append(header)
+        return log, [log._release(line, n) for n, line in enumerate(lines[1:], start=2)]
 
     def append(self, release: Release) -> None:
-        """Put one release on the disk."""
+        """Hand one release over to the operating system, whole or not at all."""
         self._append(release.fields())
+
+    def sync(self) -> None:
+        """Return once everything appended is on the disk."""
+        with self.path.open("ab", buffering=0) as file:
+            os.fsync(file.fileno())
 
     def _append(self, fields: Mapping[str, Any]) -> None:
         chain = self._next_chain(fields)
@@ -107,7 +123,6 @@ class ReleaseLog:
             try:
                 if file.write(line) != len(line):
                     raise OSError(f"{self.path}: the disk took only part of a line")
-                os.fsync(file.fileno())
             except OSError:
                 file.truncate(self._size)
                 raise

@@ -1,7 +1,9 @@
+import io
 import json
 import math
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +11,13 @@ import torch
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy import (
+    ACCOUNTANTS,
     BudgetExhaustedError,
     GaussianRelease,
     Mechanism,
     NoPrivacy,
     PrivacyLedger,
+    PrivacySpent,
 )
 from secure_apfed.privacy.gdp import calibrate_sigma, gdp_epsilon
 
@@ -29,6 +33,13 @@ def ledger_at(
 
 def charge(ledger: PrivacyLedger, step: int, *rows: int, digest: bytes = b"z") -> None:
     ledger.charge(step=step, rows=torch.tensor(rows, dtype=torch.int64), digest=digest)
+
+
+class FullDisk(io.FileIO):
+    """A file on a disk that takes ten more bytes."""
+
+    def write(self, data: Any, /) -> int:
+        return super().write(memoryview(data)[:10])
 
 
 @pytest.fixture
@@ -47,6 +58,17 @@ class TestCounting:
         assert spent.delta == DELTA
         assert (spent.epsilon_y, spent.epsilon_model) == (math.inf, math.inf)
         assert "3 releases" in spent.trace[1]
+        assert spent.mu == pytest.approx(math.sqrt(3) / 5)
+        assert spent.accountants == {"gdp": spent.epsilon_x}
+
+    def test_every_accountant_can_be_asked_afterwards(self) -> None:
+        ledger = ledger_at(None)
+        charge(ledger, 0, 1)
+        charge(ledger, 1, 1)
+        told = ledger.cross_check()
+        assert set(told) == set(ACCOUNTANTS)
+        assert told["gdp"] == ledger.spent().epsilon_x
+        assert all(told["gdp"] * 0.99 < epsilon < told["gdp"] * 1.1 for epsilon in told.values())
 
     def test_a_row_twice_in_a_batch_counts_twice(self) -> None:
         ledger = ledger_at(None)
@@ -54,13 +76,18 @@ class TestCounting:
         assert ledger.spent().releases == 2
 
     def test_nothing_sent_costs_nothing(self) -> None:
-        assert ledger_at(None).spent().epsilon_x == 0
-        assert ledger_at(None, rows=0).spent().epsilon_x == 0
+        for rows in (10, 0):
+            spent = ledger_at(None, rows=rows).spent()
+            assert spent == PrivacySpent.nothing(delta=DELTA)
+            assert (spent.epsilon_x, spent.epsilon_y, spent.epsilon_model, spent.mu) == (0,) * 4
+            charged_nobody = ledger_at(None, rows=rows)
+            charge(charged_nobody, 0)
+            assert charged_nobody.spent() == spent
 
     def test_without_noise_the_first_release_costs_everything(self) -> None:
         ledger = ledger_at(None, mechanism=NoPrivacy())
         charge(ledger, 0, 1)
-        assert ledger.spent().epsilon_x == math.inf
+        assert (ledger.spent().epsilon_x, ledger.spent().mu) == (math.inf, math.inf)
 
     def test_the_same_bytes_again_are_free_and_others_are_not(self) -> None:
         ledger = ledger_at(None)
@@ -139,6 +166,40 @@ class TestCharging:
         line = json.loads(log.read_text().splitlines()[1])
         assert (line["step"], line["digest"], line["count"]) == (7, "0102", 2)
         assert ledger_at(log).spent() == ledger.spent()
+
+    def test_a_line_that_the_disk_takes_in_part_is_taken_back(
+        self, log: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ledger = ledger_at(log)
+        charge(ledger, 0, 1)
+        before = log.read_bytes()
+        with monkeypatch.context() as full:
+            full.setattr(Path, "open", lambda path, mode, buffering: FullDisk(path, mode))
+            with pytest.raises(OSError, match="the disk took only part of a line"):
+                charge(ledger, 1, 1)
+        assert log.read_bytes() == before
+        assert ledger.spent().releases == 1
+        charge(ledger, 1, 1)
+        assert ledger_at(log).spent().releases == 2
+
+    def test_two_ledgers_cannot_write_one_log(self, log: Path) -> None:
+        first, second = ledger_at(log), ledger_at(log)
+        charge(first, 0, 1)
+        with pytest.raises(CheckpointError, match="another process writes to it"):
+            charge(second, 0, 2)
+        assert second.spent().releases == 0
+        charge(first, 1, 1)
+
+    def test_a_checkpoint_waits_for_the_disk(
+        self, log: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ledger = ledger_at(log)
+        synced: list[int] = []
+        monkeypatch.setattr("os.fsync", synced.append)
+        charge(ledger, 0, 1)
+        assert not synced
+        ledger.state_dict()
+        assert len(synced) == 1
 
     def test_what_cannot_be_written_is_not_charged(self, log: Path) -> None:
         ledger = ledger_at(log)
