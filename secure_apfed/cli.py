@@ -68,7 +68,7 @@ def run(
     config = load_config(config_file, overrides=overrides or ())
     folder = output or Path("runs", config.name.replace("/", "-").replace(" ", "-"))
     _check_attacks(config)
-    result = _train(config, folder, resume=resume, command=config_file, quiet=as_json)
+    result = _train(config, folder, resume=resume, quiet=as_json)
     results, page = _finish(config, folder, quiet=as_json)
     if as_json:
         terminal.print_json(_told(result, results, page))
@@ -84,18 +84,16 @@ def _check_attacks(config: "Config") -> None:
         prepare(choice)
 
 
-def _train(
-    config: "Config", folder: Path, *, resume: bool, command: Path, quiet: bool
-) -> "RunResult":
+def _train(config: "Config", folder: Path, *, resume: bool, quiet: bool) -> "RunResult":
     from secure_apfed import runs
 
     try:
         with terminal.watching(config.name, quiet=quiet) as on_progress:
             return runs.run(config, folder, resume=resume, on_progress=on_progress)
     except KeyboardInterrupt:
-        raise _InterruptedRun(
-            f"Interrupted. Continue with: secure-apfed run {command} --output {folder} --resume"
-        ) from None
+        # The folder's config is complete, whatever --set changed in the file.
+        again = f"secure-apfed run {folder / 'config.yaml'} --output {folder} --resume"
+        raise _InterruptedRun(f"Interrupted. Continue with: {again}") from None
 
 
 class _InterruptedRun(Exception):  # noqa: N818 - it is no error
@@ -269,26 +267,26 @@ def doctor(as_json: AsJson = False) -> None:
 
 def execute(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
-    debug = "--debug" in arguments
-    as_json = "--json" in arguments
+    debug, as_json = "--debug" in arguments, "--json" in arguments
     rest = [argument for argument in arguments if argument != "--debug"]
-    warnings.showwarning = terminal.show_warning
-    try:
-        code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
-    except TyperException as error:
-        failure = terminal.Failure(
-            code=2, title="Usage", kind="UsageError", message=error.format_message()
-        )
-    except _InterruptedRun as stop:
-        failure = terminal.Failure(
-            code=terminal.INTERRUPTED, title="Interrupted", kind="Interrupted", message=str(stop)
-        )
-    except (ApfedError, LocalProtocolError, RemoteProtocolError, OSError) as error:
-        failure = terminal.failure_of(error)
-    else:
-        return code if isinstance(code, int) else 0
-    terminal.show_failure(failure, as_json=as_json, debug=debug)
-    return failure.code
+    with warnings.catch_warnings():
+        warnings.showwarning = terminal.show_warning
+        try:
+            code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
+        except TyperException as error:
+            failure = terminal.Failure(
+                code=2, title="Usage", kind="UsageError", message=error.format_message()
+            )
+        except _InterruptedRun as stop:
+            failure = terminal.Failure(
+                code=terminal.INTERRUPTED, title="Stopped", kind="Interrupted", message=str(stop)
+            )
+        except (ApfedError, LocalProtocolError, RemoteProtocolError, OSError) as error:
+            failure = terminal.failure_of(error)
+        else:
+            return code if isinstance(code, int) else 0
+        terminal.show_failure(failure, as_json=as_json, debug=debug)
+        return failure.code
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
@@ -51,12 +51,14 @@ class Failure:
         code: exit code: 2 usage or config, 3 data or files, 4 protocol or security, 5 privacy
             budget exhausted, 130 interrupted.
         title: of the panel; kind: for programs.
+        cause: what was raised.
     """
 
     code: int
     title: str
     kind: str
     message: str
+    cause: Exception | None = field(default=None, repr=False)
 
 
 def failure_of(error: Exception) -> Failure:
@@ -78,13 +80,14 @@ def failure_of(error: Exception) -> Failure:
         (Exception, _DATA, "This cannot be done"),
     )
     code, title = next((code, title) for kind, code, title in table if isinstance(error, kind))
-    return Failure(code=code, title=title, kind=type(error).__name__, message=str(error))
+    kind = type(error).__name__
+    return Failure(code=code, title=title, kind=kind, message=str(error), cause=error)
 
 
 def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
     """Print one panel on stderr, or one JSON object on stdout; with `debug` the traceback too."""
-    if debug:
-        traceback.print_exc(file=sys.stderr)
+    if debug and failure.cause is not None:
+        traceback.print_exception(failure.cause, file=sys.stderr)
     if as_json:
         print_json({"error": {
             "kind": failure.kind, "exit_code": failure.code, "message": failure.message,

@@ -1,0 +1,147 @@
+"""Errors on the command line: one panel or one JSON object, and an exit code that tells."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi.interface import IntersectionTooSmallError
+from secure_apfed import terminal
+from secure_apfed.cli import execute
+from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
+from secure_apfed.privacy import BudgetExhaustedError
+
+CONFIG = """\
+name: small
+method: apfed_c
+data: {dataset: breast_cancer}
+guard: {mechanism: gaussian, epsilon: 8}
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (DataError("x"), 3),
+        (ModelError("x"), 3),
+        (CheckpointError("x"), 3),
+        (IntersectionTooSmallError("x"), 3),
+        (OSError("x"), 3),
+        (LocalProtocolError("x"), 4),
+        (RemoteProtocolError("x"), 4),
+        (BudgetExhaustedError("x"), 5),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(
+    error: Exception, code: int, config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("secure_apfed.runs.run", fails)
+    assert execute(["run", str(config_file), "--output", str(config_file.parent / "r")]) == code
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("secure_apfed.runs.run", fails)
+    with pytest.raises(ZeroDivisionError):
+        execute(["run", str(config_file), "--output", str(config_file.parent / "r")])
+
+
+def test_an_error_is_one_panel_on_stderr_without_traceback(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["run", str(config_file), "--set", "train.epoch=3"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "The configuration is wrong" in err
+    assert "did you mean 'epochs'?" in err
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = str(tmp_path / "absent.yaml")
+    for arguments in (["--debug", "run", absent], ["run", absent, "--debug"]):
+        assert execute(arguments) == 2
+        assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "kind", "message"),
+    [
+        (["run", "absent.yaml"], 2, "ConfigError", "absent.yaml: there is no such file"),
+        (["plan", "absent.yaml"], 2, "ConfigError", "absent.yaml: there is no such file"),
+        (["report", "absent"], 3, "CheckpointError", "absent: there is no such run folder"),
+        (["predict", "--model", "absent", "--data", "x.csv"], 3, "CheckpointError", "absent"),
+        (["data", "fetch", "digit"], 2, "ConfigError", "did you mean 'digits'?"),
+        (["run"], 2, "UsageError", "Missing argument"),
+        (["runs"], 2, "UsageError", "No such command"),
+        (["doctor", "--hurry"], 2, "UsageError", "No such option"),
+    ],
+)
+def test_errors_are_one_json_object_for_programs(
+    arguments: list[str], code: int, kind: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute([*arguments, "--json"]) == code
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["exit_code"] == code
+    assert error["kind"] == kind
+    assert message in error["message"]
+
+
+def test_a_misspelt_attack_is_refused_before_training(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = config_file.parent / "r"
+    arguments = ["run", str(config_file), "--output", str(folder), "--json"]
+    assert execute([*arguments, "--set", "attacks=[{name: model_completoin}]"]) == 2
+    assert "model_completion" in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert not folder.exists()
+
+
+def test_missing_data_say_what_to_run(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ["--set", "data.dataset=cifar100", "--set", f"data.folder={tmp_path}", "--json"]
+    assert execute(["run", str(config_file), "--output", str(tmp_path / "r"), *missing]) == 3
+    message = json.loads(capsys.readouterr().out)["error"]["message"]
+    assert "secure-apfed data fetch cifar100" in message
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "config.yaml").write_text(CONFIG)
+    assert execute(["run", str(config_file), "--output", str(tmp_path / "r"), "--json"]) == 3
+    assert "holds a run already" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_folder_without_a_checkpoint_cannot_be_resumed(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", str(config_file), "--output", str(tmp_path / "r"), "--resume", "--json"]
+    assert execute(arguments) == 3
+    assert "checkpoint" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_markup_in_a_message_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = terminal.Failure(code=3, title="Data", kind="DataError", message="column [bold]x[/]")
+    terminal.show_failure(failure, as_json=False, debug=False)
+    assert "[bold]x[/]" in capsys.readouterr().err
