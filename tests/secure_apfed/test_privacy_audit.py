@@ -1,0 +1,176 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from protocols.errors import LocalProtocolError
+from secure_apfed.privacy import GaussianGuard, NoGuard, PrivacyLedger, calibrate_sigma
+from secure_apfed.privacy.audit import (
+    Audit,
+    Release,
+    audit_release,
+    epsilon_below,
+    mu_below,
+    mu_below_if_independent,
+)
+from secure_apfed.privacy.gdp import gdp_epsilon
+from secure_apfed.privacy.noise import standard_normals
+
+DELTA = 1e-5
+CLIP = 1.0
+KEY = bytes(range(32))
+CLAIMS = [(epsilon, releases) for epsilon in (1.0, 4.0, 8.0) for releases in (1, 50)]
+
+
+def guard_for(epsilon: float, releases: int) -> GaussianGuard:
+    sigma = calibrate_sigma(epsilon, DELTA, releases, CLIP)
+    return GaussianGuard(clip=CLIP, sigma=sigma, key=KEY)
+
+
+def sent(guard: GaussianGuard) -> Release:
+    return lambda h_BD, step, rows: guard.release(h_BD, step=step, rows=rows)
+
+
+def audit(release: Release, releases: int) -> Audit:
+    return audit_release(release, releases=releases, delta=DELTA, seed=7)
+
+
+def too_little_noise(guard: GaussianGuard) -> Release:
+    return sent(GaussianGuard(clip=CLIP, sigma=guard.sigma * 2 / 3, key=KEY))
+
+
+def noise_after_averaging(guard: GaussianGuard) -> Release:
+    """Noise as for the mean of two rows, put on each of them."""
+    return sent(GaussianGuard(clip=CLIP, sigma=guard.sigma / 2, key=KEY))
+
+
+def clip_at_the_batch_maximum(guard: GaussianGuard) -> Release:
+    def release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> torch.Tensor:
+        most = float(h_BD.norm(dim=1).max())
+        wide = GaussianGuard(clip=most, sigma=guard.sigma, key=KEY)
+        return wide.release(h_BD, step=step, rows=rows)
+
+    return release
+
+
+def every_row_twice(guard: GaussianGuard) -> Release:
+    def release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> torch.Tensor:
+        twice = [guard.release(h_BD, step=2 * step + again, rows=rows) for again in (0, 1)]
+        return torch.cat(twice)
+
+    return release
+
+
+BUGS: list[Callable[[GaussianGuard], Release]] = [
+    too_little_noise,
+    noise_after_averaging,
+    clip_at_the_batch_maximum,
+    every_row_twice,
+]
+
+
+@pytest.mark.parametrize(("epsilon", "releases"), CLAIMS)
+def test_the_guard_stays_under_what_the_ledger_says(epsilon: float, releases: int) -> None:
+    guard = guard_for(epsilon, releases)
+    ledger = PrivacyLedger(guard.mechanism(), delta=DELTA, budget=epsilon, rows=10_000, log=None)
+
+    def release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> torch.Tensor:
+        z_BD = guard.release(h_BD, step=step, rows=rows)
+        ledger.charge(step=step, rows=rows, digest=z_BD.numpy().tobytes()[:64])
+        return z_BD
+
+    found = audit(release, releases)
+    assert not found.contradicts(ledger.spent().epsilon_x)
+    # The attack is a real one: it reads most of what the claim allows.
+    assert found.epsilon_rows > 0.55 * epsilon
+
+
+@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize(("epsilon", "releases"), CLAIMS)
+def test_planted_bugs_are_caught(
+    bug: Callable[[GaussianGuard], Release], epsilon: float, releases: int
+) -> None:
+    assert audit(bug(guard_for(epsilon, releases)), releases).contradicts(epsilon)
+
+
+def test_the_same_bytes_again_tell_no_more() -> None:
+    """What the ledger does not charge for: 50 times the release of step 0, at the price of one."""
+    guard = guard_for(4.0, 1)
+
+    def release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> torch.Tensor:
+        return guard.release(h_BD, step=0, rows=rows)
+
+    assert not audit(release, 50).contradicts(4.0)
+
+
+def test_no_guard_gives_everything_away() -> None:
+    found = audit(lambda h, step, rows: NoGuard().release(h, step=step, rows=rows), 1)
+    assert (found.right, found.all_right) == (1000, 10_000)
+    assert found.contradicts(8.0)
+
+
+def test_pure_noise_contradicts_nothing() -> None:
+    found = audit(lambda h, step, rows: torch.from_numpy(standard_normals(KEY, shape=h.shape)), 1)
+    assert not found.contradicts(0.2)
+
+
+@pytest.mark.parametrize(
+    ("bound", "confidence"),
+    [
+        (lambda v, _: gdp_epsilon(mu_below(2000, 400, v, level=0.05), DELTA), 0.95),
+        (lambda v, _: epsilon_below(2000, 400, v, delta=DELTA, level=0.05), 0.95),
+        (lambda _, v: gdp_epsilon(mu_below_if_independent(2000, v, level=0.05), DELTA), 0.95),
+    ],
+)
+@pytest.mark.parametrize("mu", [0.3, 1.0])
+def test_each_bound_holds_as_often_as_it_says(
+    bound: Callable[[int, int], float], confidence: float, mu: float
+) -> None:
+    rng = np.random.default_rng(3)
+    holds = []
+    for _ in range(60):
+        bits = rng.integers(0, 2, 2000) * 2 - 1
+        scores = bits * mu / 2 + rng.standard_normal(2000)
+        right = np.sign(scores) == bits
+        surest = np.argsort(-np.abs(scores))[:400]
+        holds.append(bound(int(right[surest].sum()), int(right.sum())) <= gdp_epsilon(mu, DELTA))
+    # Binomial(60, 0.95) falls below 51 with a probability of 0.4 %.
+    assert sum(holds) >= 51
+
+
+def test_the_known_calibration_is_met() -> None:
+    """At mu = 1, epsilon 4.38: about 2.05 from 1,000 of 10,000 canaries, and about 4.0."""
+    expected = int(10_000 * norm.cdf(0.5))
+    assert gdp_epsilon(1.0, DELTA) == pytest.approx(4.38, abs=0.01)
+    assert epsilon_below(10_000, 1000, 904, delta=DELTA, level=0.05) == pytest.approx(
+        2.05, abs=0.02
+    )
+    rows = gdp_epsilon(mu_below_if_independent(10_000, expected, level=0.05), DELTA)
+    assert rows == pytest.approx(4.1, abs=0.1)
+
+
+def test_more_right_guesses_contradict_more() -> None:
+    for right in (300, 500, 700, 900):
+        assert mu_below(10_000, 1000, right, level=0.05) <= mu_below(
+            10_000, 1000, right + 50, level=0.05
+        )
+    assert mu_below(10_000, 1000, 500, level=0.05) == 0
+    assert mu_below_if_independent(1000, 0, level=0.05) == 0
+    assert epsilon_below(10_000, 1000, 0, delta=DELTA, level=0.05) == 0
+
+
+@pytest.mark.parametrize(("guesses", "releases"), [(0, 1), (10_001, 1), (10, 0)])
+def test_numbers_out_of_range_are_refused(guesses: int, releases: int) -> None:
+    with pytest.raises(LocalProtocolError, match=f"got {guesses} guesses and {releases} releases"):
+        audit_release(
+            lambda h, step, rows: h, releases=releases, delta=DELTA, seed=0, guesses=guesses
+        )
+
+
+def test_a_release_of_another_shape_is_refused() -> None:
+    with pytest.raises(
+        LocalProtocolError, match=r"10000 released rows of 8 .* got shape \(9999, 8\)"
+    ):
+        audit(lambda h, step, rows: h[1:], 1)
