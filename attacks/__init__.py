@@ -10,6 +10,7 @@ from types import MappingProxyType
 from attacks.contrastive_inversion import ContrastiveInversion
 from attacks.interface import Attack
 from attacks.inverse_network import InverseNetwork
+from attacks.label_gradients import LabelGradients
 from attacks.model_completion import ModelCompletion
 from attacks.temporal import Temporal
 
@@ -19,6 +20,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     # Labels, from what passives receive.
     ModelCompletion,
     Temporal,
+    # Labels, from the gradients that passives receive in joint training.
+    LabelGradients,
     # Features, from the representations that a victim released.
     InverseNetwork,
     # The passives' features, from the sums that the active decoded.

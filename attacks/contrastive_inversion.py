@@ -24,8 +24,9 @@ from torch import Tensor
 
 from attacks.completion import chosen_positions, own_columns, standardised
 from attacks.interface import Attack, AttackError, Guess, Target
+from attacks.reading import Observed, batches
 from attacks.regression import Regression
-from attacks.view import AdversaryView, Observed, Role, batches
+from attacks.view import AdversaryView, Role
 from secure_apfed.objectives import contrastive_loss
 
 __all__ = ["ContrastiveInversion", "explain_gradient"]

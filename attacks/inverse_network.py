@@ -9,6 +9,7 @@ Model Inversion Attacks Against Collaborative Inference; the paired form).
 Letters: N observed rows, n of them shadow rows, U the others, F the victim's features.
 """
 
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -16,8 +17,9 @@ from pydantic import Field
 
 from attacks.completion import chosen_positions, own_columns, standardised, why_nothing_to_read
 from attacks.interface import Attack, Guess, Target
+from attacks.reading import collect, representations
 from attacks.regression import Regression
-from attacks.view import AdversaryView, Role, collect
+from attacks.view import AdversaryView, Role
 
 __all__ = ["InverseNetwork"]
 
@@ -53,7 +55,8 @@ class InverseNetwork(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the observed rows that are no shadow rows."""
-        seen = collect(view, reversed(view.epochs), view.knowledge.victim)
+        read = partial(representations, view, sender=view.knowledge.victim)
+        seen = collect(read, reversed(view.epochs))
         positions = chosen_positions(view, seen.positions, self.most_rows, seed)
         h_NF, x_NF = (
             standardised(columns, components=self.components, seed=seed)

@@ -10,6 +10,7 @@ Its probes are supervised: the semi-supervised training of that paper (MixMatch)
 so with few labels a determined adversary may reach more.
 """
 
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +25,8 @@ from attacks.completion import (
     why_nothing_to_read,
 )
 from attacks.interface import Attack, Guess, Target
-from attacks.view import AdversaryView, Role, collect
+from attacks.reading import collect, representations
+from attacks.view import AdversaryView, Role
 
 __all__ = ["ModelCompletion"]
 
@@ -57,7 +59,8 @@ class ModelCompletion(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the observed rows that are not known."""
-        last, first = collect(view, reversed(view.epochs)), collect(view, view.epochs)
+        read = partial(representations, view)
+        last, first = collect(read, reversed(view.epochs)), collect(read, view.epochs)
         seen = last.positions[torch.isin(last.positions, first.positions)]
         positions = chosen_positions(view, seen, self.most_rows, seed)
         h_NF, x_NF, first_NF = (

@@ -25,7 +25,8 @@ from attacks.completion import (
     why_nothing_to_read,
 )
 from attacks.interface import Attack, Guess, Target
-from attacks.view import AdversaryView, Role, representations
+from attacks.reading import representations
+from attacks.view import AdversaryView, Role
 
 __all__ = ["Temporal"]
 

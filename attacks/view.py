@@ -5,21 +5,18 @@ envelopes that the coalition itself sent or received and its members' own featur
 of the other parties, so no attack can touch a victim's state by accident. Views are cut in
 `attacks.recorded`; code that is not ours can build one from its own messages.
 
-Letters: A aligned rows, N observed rows, B batch, D numbers of a representation,
-F features, K classes.
+Helpers that read one are in `attacks.reading`. Letters: A aligned rows, B batch, D numbers of a
+representation, F features, K classes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Literal, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
-from secure_apfed.exchange import Envelope, Flow, Kind, TensorSpec, unpack
+from secure_apfed.exchange import Envelope, Flow, Kind
 from secure_apfed.models.settings import ModelSettings
 
 __all__ = [
@@ -28,20 +25,11 @@ __all__ = [
     "Budget",
     "Knowledge",
     "KnownRows",
-    "Observed",
     "Role",
-    "batches",
-    "collect",
-    "representations",
 ]
 
 Role: TypeAlias = Literal["passive", "active", "aggregator", "eavesdropper", "outsider"]
 Behaviour: TypeAlias = Literal["curious", "malicious"]
-
-# Vectors or convolution maps; what is sent is never narrower than float32.
-_LAYOUTS = tuple(
-    (dtype, dimensions) for dtype in (torch.float32, torch.float64) for dimensions in (2, 4, 3)
-)
 
 
 def _no_rows() -> Tensor:
@@ -143,102 +131,3 @@ class AdversaryView:
             for envelope in self.envelopes[epoch]
             if envelope.kind is Kind.REPRESENTATIONS
         )
-
-
-@dataclass(frozen=True, eq=False)
-class Observed:
-    """Representations of one epoch.
-
-    Attributes:
-        positions: (N,) int64 alignment positions, ascending, each once.
-        z: (N, D) what was released for them; maps are flattened.
-    """
-
-    positions: Tensor
-    z: Tensor
-
-    def at(self, positions: Tensor) -> Tensor:
-        """Return (len(positions), D) of positions that were all observed."""
-        return self.z[torch.searchsorted(self.positions, positions)]
-
-
-def representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:
-    """Return what the view holds of `epoch`, the latest release of each position.
-
-    Representations of several senders (TVFL's passives) stand side by side, in the order of
-    their names, for the positions that all of them released.
-
-    Args:
-        view: what to read.
-        epoch: one of `view.epochs`.
-        sender: leave out what others released.
-
-    Raises:
-        KeyError: the view holds no such representation.
-        RemoteProtocolError: a payload that is not rows and representations.
-    """
-    of_sender: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for envelope in view.envelopes.get(epoch, ()):
-        if envelope.kind is Kind.REPRESENTATIONS and sender in (None, envelope.sender):
-            of_sender.setdefault(envelope.sender, []).append(_open(envelope))
-    if not of_sender:
-        raise KeyError(f"{view.name} holds no representations of epoch {epoch}")
-    blocks = [_latest(of_sender[name]) for name in sorted(of_sender)]
-    common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
-    return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
-
-
-def batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield (step, rows (B,), representations (B, D)) of an epoch, each step once.
-
-    What one sender sends to several receivers in a step is the same.
-    """
-    seen = set()
-    for envelope in view.envelopes[epoch]:
-        if envelope.kind is Kind.REPRESENTATIONS and envelope.step not in seen:
-            seen.add(envelope.step)
-            yield envelope.step, *_open(envelope)
-
-
-def collect(view: AdversaryView, epochs: Iterable[int], sender: str | None = None) -> Observed:
-    """Return for each position its release in the first of `epochs` that holds one.
-
-    A row may be missing from an epoch (a batch with too few aligned rows is not sent), so
-    `reversed(view.epochs)` gives the latest releases and `view.epochs` the earliest ones.
-    Ends at the first epoch that adds no row.
-    """
-    found = Observed(torch.empty(0, dtype=torch.int64), torch.empty(0))
-    for epoch in epochs:
-        seen = representations(view, epoch, sender)
-        new_N = ~torch.isin(seen.positions, found.positions)
-        if not new_N.any():
-            break
-        positions, order = torch.cat([found.positions, seen.positions[new_N]]).sort()
-        old_ND = found.z if len(found.positions) else seen.z[:0]
-        found = Observed(positions, torch.cat([old_ND, seen.z[new_N]])[order])
-    return found
-
-
-def _open(envelope: Envelope) -> tuple[Tensor, Tensor]:
-    """Return rows (B,) and representations (B, D)."""
-    refusals = []
-    for dtype, dimensions in _LAYOUTS:
-        expected = {
-            "rows": TensorSpec(torch.int64, (None,)),
-            "z": TensorSpec(dtype, (None,) * dimensions),
-        }
-        try:
-            tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
-        except RemoteProtocolError as refusal:
-            refusals.append(refusal)
-        else:
-            return tensors["rows"], tensors["z"].flatten(1)
-    raise refusals[0]
-
-
-def _latest(batches: Sequence[tuple[Tensor, Tensor]]) -> Observed:
-    rows = torch.cat([rows for rows, _ in batches])
-    z_ND = torch.cat([z_BD for _, z_BD in batches])
-    # np.unique returns the first occurrence, so the order is reversed to keep the last.
-    positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
-    return Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)])

@@ -94,11 +94,16 @@ class _Wire:
         )  # fmt: skip
 
 
-def _step(wire: _Wire, method: str, step: int, rows: Tensor, z: Tensor) -> None:
+def _step(
+    wire: _Wire, method: str, step: int, rows: Tensor, z: Tensor, gradient: Tensor | None
+) -> None:
     if method == "tvfl":
         for scale, passive in enumerate(PASSIVES, start=1):
             payload = pack({"rows": rows, "z": scale * z[rows]})
             wire.send(step, Kind.REPRESENTATIONS, passive, "active", payload)
+            if gradient is not None:
+                payload = pack({"gradient": scale * gradient[rows]})
+                wire.send(step, Kind.GRADIENTS, "active", passive, payload)
     else:
         payload = pack({"rows": rows, "z": z[rows]})
         for passive in PASSIVES:
@@ -108,11 +113,21 @@ def _step(wire: _Wire, method: str, step: int, rows: Tensor, z: Tensor) -> None:
 
 @pytest.fixture(scope="session")
 def make_recording() -> MakeRecording:
-    """Return a maker: (leak, method, epochs) -> the recording of a run that released it."""
+    """Return a maker: (leak, method, epochs) -> the recording of a run that released it.
 
-    def make(leak: str | Leak, *, method: str = "apfed_c", epochs: int = 2) -> Recording:
+    With `gradient`, TVFL's active returns what this other leak gives.
+    """
+
+    def make(
+        leak: str | Leak,
+        *,
+        method: str = "apfed_c",
+        epochs: int = 2,
+        gradient: str | Leak | None = None,
+    ) -> Recording:
         draw = torch.Generator().manual_seed(5)
         release = LEAKS[leak] if isinstance(leak, str) else leak
+        returned = LEAKS[gradient] if isinstance(gradient, str) else gradient
         data, alignment = _data(draw)
         wire = _Wire()
         rows = alignment["active"]
@@ -123,9 +138,11 @@ def make_recording() -> MakeRecording:
         for epoch in range(epochs if method != "single_view" else 0):
             wire.transcript.begin_epoch(epoch)
             z = release(data.active.labels[rows], own, draw, epoch)
+            answer = returned and returned(data.active.labels[rows], own, draw, epoch)
             order = trained[torch.randperm(len(trained), generator=draw)]
             for start in range(0, len(order), 50):
-                _step(wire, method, next(step), order[start : start + 50], z)
+                batch = order[start : start + 50]
+                _step(wire, method, next(step), batch, z, answer)
         config = Config.model_validate(
             {"name": "planted", "method": method, "data": {}, "guard": {"mechanism": "none"}}
         )

@@ -1,12 +1,14 @@
 import re
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from attacks.interface import AttackError
+from attacks.reading import collect, representations
 from attacks.recorded import class_priors, reveal_features, reveal_labels, truth_of, view_of
-from attacks.view import Knowledge, collect, representations
+from attacks.view import Knowledge
 from protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, pack
 
@@ -170,7 +172,8 @@ def test_collected_releases_are_the_first_of_the_given_epochs(make_recording: An
     missing = recording.transcript._epochs[2][-3:]
     del recording.transcript._epochs[2][-3:]
     view = view_of(recording, ["passive-1"], knowledge=IGNORANT)
-    latest, earliest = collect(view, reversed(view.epochs)), collect(view, view.epochs)
+    read = partial(representations, view)
+    latest, earliest = collect(read, reversed(view.epochs)), collect(read, view.epochs)
     assert torch.equal(latest.positions, truth_of(recording).trained)
     assert torch.equal(earliest.positions, latest.positions)
     lost = {envelope.step for envelope in missing}

@@ -1,0 +1,104 @@
+"""Label gradients: a curious passive of TVFL reads labels out of the gradients that it got.
+
+Run by: one passive, or several that pool what they have. In joint training the active returns
+the gradient of the task loss for each row of a passive's representation. Its direction and
+length depend on the row's label (Li et al., 2022, Label Leakage and Protection in Two-party
+Split Learning); a few known labels calibrate them. In APFed no passive ever receives such a
+gradient: there the attack has nothing to read, which is a property of the method and no
+defence against other attacks.
+"""
+
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from attacks.completion import (
+    chosen_positions,
+    guess_labels,
+    own_columns,
+    standardised,
+    why_nothing_to_read,
+)
+from attacks.interface import Attack, Guess, Target
+from attacks.reading import collect, gradients
+from attacks.view import AdversaryView, Role
+from secure_apfed.exchange import Kind
+
+__all__ = ["LabelGradients"]
+
+
+class LabelGradients(Attack):
+    """Probes with known labels, or clusters without any, on gradients.
+
+    Attacks use direction and length of the first and of the last kept epoch's gradients, and
+    the first beside the own features x. Baselines are those of model completion.
+
+    Attributes:
+        labels_per_class: 0 clusters.
+        most_rows: of more observed rows a random part is used.
+        components: wider columns are reduced to this many principal components.
+    """
+
+    name: ClassVar[str] = "label_gradients"
+    target: ClassVar[Target] = "labels"
+    roles: ClassVar[tuple[Role, ...]] = ("passive",)
+
+    labels_per_class: int = Field(4, ge=0)
+    iterations: int = Field(100, ge=1)
+    most_rows: int = Field(10_000, ge=2)
+    components: int = Field(256, ge=2)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """A passive needs gradients of the task loss."""
+        reason = why_nothing_to_read(self, view)
+        if reason is None and not _epochs(view):
+            return f"{view.method}: a passive receives no gradient of the task loss"
+        return reason
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the labels of the rows that got a gradient and are not known."""
+        read, epochs = partial(gradients, view), _epochs(view)
+        first, last = collect(read, epochs), collect(read, reversed(epochs))
+        seen = last.positions[torch.isin(last.positions, first.positions)]
+        positions = chosen_positions(view, seen, self.most_rows, seed)
+        first_NF, last_NF, x_NF = (
+            standardised(columns, components=self.components, seed=seed)
+            for columns in (
+                _shape_of(first.at(positions)),
+                _shape_of(last.at(positions)),
+                own_columns(view, positions),
+            )
+        )
+        later = {"gradients of the last epoch": last_NF} if len(epochs) > 1 else {}
+        return guess_labels(
+            view,
+            positions,
+            attacks={
+                "gradients of the first epoch": first_NF,
+                "gradients of the first epoch and x": np.hstack([first_NF, x_NF]),
+                **later,
+            },
+            baselines={"x": x_NF},
+            references={},
+            seed=seed,
+        )
+
+
+def _epochs(view: AdversaryView) -> tuple[int, ...]:
+    return tuple(
+        epoch
+        for epoch in view.epochs
+        if any(envelope.kind is Kind.GRADIENTS for envelope in view.envelopes[epoch])
+    )
+
+
+def _shape_of(gradient_ND: Tensor) -> Tensor:
+    """Return (N, D + 1): direction and the logarithm of the length."""
+    length_N = gradient_ND.norm(dim=1, keepdim=True)
+    smallest = torch.finfo(gradient_ND.dtype).tiny
+    return torch.cat([F.normalize(gradient_ND, dim=1), length_N.clamp(min=smallest).log()], dim=1)

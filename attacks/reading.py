@@ -1,0 +1,160 @@
+"""Reads an `AdversaryView`: what was released or returned, by alignment position.
+
+Letters: N observed rows, B batch, D numbers of a representation.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.view import AdversaryView
+from protocols.errors import RemoteProtocolError
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
+
+__all__ = ["Observed", "batches", "collect", "gradients", "representations"]
+
+# Vectors or convolution maps; what is sent is never narrower than float32.
+_LAYOUTS = tuple(
+    (dtype, dimensions) for dtype in (torch.float32, torch.float64) for dimensions in (2, 4, 3)
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """One vector for each of N rows.
+
+    Attributes:
+        positions: (N,) int64 alignment positions, ascending, each once.
+        z: (N, D) what was released or returned for them; maps are flattened.
+    """
+
+    positions: Tensor
+    z: Tensor
+
+    def at(self, positions: Tensor) -> Tensor:
+        """Return (len(positions), D) of positions that were all observed."""
+        return self.z[torch.searchsorted(self.positions, positions)]
+
+
+def representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:
+    """Return what the view holds of `epoch`, the latest release of each position.
+
+    Representations of several senders (TVFL's passives) stand side by side, in the order of
+    their names, for the positions that all of them released.
+
+    Args:
+        view: what to read.
+        epoch: one of `view.epochs`.
+        sender: leave out what others released.
+
+    Raises:
+        KeyError: the view holds no such representation.
+        RemoteProtocolError: a payload that is not rows and representations.
+    """
+    of_sender: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for envelope in view.envelopes.get(epoch, ()):
+        if envelope.kind is Kind.REPRESENTATIONS and sender in (None, envelope.sender):
+            of_sender.setdefault(envelope.sender, []).append(_open(envelope))
+    if not of_sender:
+        raise KeyError(f"{view.name} holds no representations of epoch {epoch}")
+    return _side_by_side(of_sender)
+
+
+def gradients(view: AdversaryView, epoch: int) -> Observed:
+    """Return the task loss's gradients that passives of the coalition received in `epoch` (TVFL).
+
+    A gradient's rows are those of the representations that it answers.
+
+    Raises:
+        KeyError: the view holds no gradient of that epoch.
+        RemoteProtocolError: a payload of another form.
+    """
+    rows = {
+        (envelope.sender, envelope.step): _open(envelope)[0]
+        for envelope in view.envelopes.get(epoch, ())
+        if envelope.kind is Kind.REPRESENTATIONS
+    }
+    of_receiver: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for envelope in view.envelopes.get(epoch, ()):
+        answered = rows.get((envelope.receiver, envelope.step))
+        if envelope.kind is Kind.GRADIENTS and answered is not None:
+            values_BD = _tensors(envelope, "gradient")["gradient"].flatten(1)
+            of_receiver.setdefault(envelope.receiver, []).append((answered, values_BD))
+    if not of_receiver:
+        raise KeyError(f"{view.name} holds no gradients of epoch {epoch}")
+    return _side_by_side(of_receiver)
+
+
+def batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield (step, rows (B,), representations (B, D)) of an epoch, each step once.
+
+    What one sender sends to several receivers in a step is the same.
+    """
+    seen = set()
+    for envelope in view.envelopes[epoch]:
+        if envelope.kind is Kind.REPRESENTATIONS and envelope.step not in seen:
+            seen.add(envelope.step)
+            yield envelope.step, *_open(envelope)
+
+
+def collect(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
+    """Return for each position what the first of `epochs` with that position holds.
+
+    A row may be missing from an epoch (a batch with too few aligned rows is not sent), so
+    reversed epochs give the latest values and ascending ones the earliest. Ends at the first
+    epoch that adds no row.
+
+    Args:
+        read: reads one epoch, such as `partial(representations, view)`.
+        epochs: in the order of preference, at least one.
+    """
+    order = iter(epochs)
+    found = read(next(order))
+    for epoch in order:
+        seen = read(epoch)
+        new_N = ~torch.isin(seen.positions, found.positions)
+        if not new_N.any():
+            break
+        positions, ascending = torch.cat([found.positions, seen.positions[new_N]]).sort()
+        found = Observed(positions, torch.cat([found.z, seen.z[new_N]])[ascending])
+    return found
+
+
+def _open(envelope: Envelope) -> tuple[Tensor, Tensor]:
+    """Return rows (B,) and representations (B, D)."""
+    tensors = _tensors(envelope, "z", rows=True)
+    return tensors["rows"], tensors["z"].flatten(1)
+
+
+def _tensors(envelope: Envelope, name: str, *, rows: bool = False) -> dict[str, Tensor]:
+    refusals = []
+    for dtype, dimensions in _LAYOUTS:
+        expected = {name: TensorSpec(dtype, (None,) * dimensions)}
+        if rows:
+            expected["rows"] = TensorSpec(torch.int64, (None,))
+        try:
+            tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
+        except RemoteProtocolError as refusal:
+            refusals.append(refusal)
+        else:
+            return tensors
+    raise refusals[0]
+
+
+def _side_by_side(of_party: Mapping[str, Sequence[tuple[Tensor, Tensor]]]) -> Observed:
+    """Join the parties' columns, in the order of their names, for the rows that all have."""
+    blocks = [_latest(of_party[name]) for name in sorted(of_party)]
+    common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
+    return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
+
+
+def _latest(batches: Sequence[tuple[Tensor, Tensor]]) -> Observed:
+    rows = torch.cat([rows for rows, _ in batches])
+    z_ND = torch.cat([z_BD for _, z_BD in batches])
+    # np.unique returns the first occurrence, so the order is reversed to keep the last.
+    positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
+    return Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)])
