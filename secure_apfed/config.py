@@ -12,10 +12,10 @@ from pydantic import Field
 from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.data.settings import DataSettings
 from secure_apfed.exchange.transcript import TranscriptSettings
-from secure_apfed.methods.settings import PassiveSettings, RuleSettings, SumSettings, TrainSettings
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.privacy.settings import GuardSettings
 from secure_apfed.settings import Settings
+from secure_apfed.training import PassiveSettings, RuleSettings, SumSettings, TrainSettings
 
 __all__ = ["AttackChoice", "Config"]
 
