@@ -112,6 +112,8 @@ def _finish(
     try:
         from experiments.report import write_report
     except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "jinja2"):
+            raise
         terminal.show_note(
             f"no report: {error.name} is not installed; "
             f"pip install 'secure-apfed[experiments]', then secure-apfed report {folder}"

@@ -5,6 +5,7 @@ import importlib.metadata
 import io
 import os
 import platform
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -44,12 +45,24 @@ _REQUIRED: Mapping[str, tuple[str, str]] = {
 _EXPERIMENTS = f"pip install '{_PROJECT}[experiments]'"
 # distribution -> (module, what it is for, how to get it); a run does without these.
 _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
-    "crypten": ("crypten", "secret-shared sums", "pip install --no-deps crypten==0.4.1"),
     "matplotlib": ("matplotlib", "pictures", _EXPERIMENTS),
     "jinja2": ("jinja2", "the HTML report", _EXPERIMENTS),
     "dp-accounting": ("dp_accounting", "a third opinion on epsilon", _EXPERIMENTS),
     "torchmetrics": ("torchmetrics", "experiments", _EXPERIMENTS),
 }
+
+# CrypTen asks for ONNX conversion, which torch has dropped; without it everything else loads.
+# Tried in a process of its own, which the stand-in cannot outlive.
+_CRYPTEN = """
+import sys, types, warnings
+warnings.simplefilter("ignore")
+converter = types.ModuleType("crypten.nn.onnx_converter")
+converter.from_onnx = converter.from_pytorch = converter.from_tensorflow = None
+converter.TF_AND_TF2ONNX = False
+sys.modules[converter.__name__] = converter
+import crypten
+"""
+_CRYPTEN_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +114,7 @@ def _packages() -> Iterator[Finding]:
         yield _package(name, module, purpose, f"pip install --upgrade {_PROJECT}", "missing")
     for name, (module, purpose, remedy) in _OPTIONAL.items():
         yield _package(name, module, purpose, remedy, "optional")
+    yield _crypten()
 
 
 def _package(
@@ -123,6 +137,26 @@ def _package(
             remedy=remedy,
         )
     return Finding(group="packages", name=name, state="ok", value=version)
+
+
+def _crypten() -> Finding:
+    remedy = "pip install --no-deps crypten==0.4.1"
+    purpose = "for secret-shared sums"
+    try:
+        version = importlib.metadata.version("crypten")
+        subprocess.run(  # noqa: S603 - a fixed program, no input
+            [sys.executable, "-c", _CRYPTEN],
+            check=True, capture_output=True, text=True, timeout=_CRYPTEN_SECONDS,
+        )  # fmt: skip
+    except importlib.metadata.PackageNotFoundError:
+        value = f"{purpose}: not installed"
+    except subprocess.CalledProcessError as error:
+        value = f"{purpose}: {(error.stderr.splitlines() or ['does not load'])[-1]}"
+    except subprocess.TimeoutExpired:
+        value = f"{purpose}: does not load within {_CRYPTEN_SECONDS} s"
+    else:
+        return Finding(group="packages", name="crypten", state="ok", value=version)
+    return Finding(group="packages", name="crypten", state="optional", value=value, remedy=remedy)
 
 
 def _accelerator() -> Iterator[Finding]:

@@ -77,7 +77,7 @@ RULES: tuple[Rule, ...] = (
         remains="From gradients a passive's features can be rebuilt.",
     ),
     Rule(
-        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("ckks",),
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("ckks", "ckks_fast"),
         reads="One ciphertext of each passive and step: its size and time, and a digest of what it "
         "answers.",
         protects="CKKS encryption; the only secret key is at the active. Contributions that answer "
@@ -138,7 +138,8 @@ RULES: tuple[Rule, ...] = (
 
 COALITIONS: tuple[Coalition, ...] = (
     Coalition(
-        methods=("apfed",), sums=("ckks",), passives=(2, 1 << 30), who="active and aggregator",
+        methods=("apfed",), sums=("ckks", "ckks_fast"), passives=(2, 1 << 30),
+        who="active and aggregator",
         learns="Every single passive's gradient: the active's key opens what the aggregator holds.",
     ),
     Coalition(
