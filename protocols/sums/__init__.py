@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from protocols.sums.bfv import BfvSum
 from protocols.sums.ckks import CkksSum
+from protocols.sums.ckks_fast import CkksFastSum
 from protocols.sums.interface import (
     SecureSum,
     StepBinding,
@@ -18,6 +19,7 @@ from protocols.sums.plain import PlainSum
 __all__ = [
     "SECURE_SUMS",
     "BfvSum",
+    "CkksFastSum",
     "CkksSum",
     "MaskedSum",
     "PlainSum",
@@ -32,6 +34,7 @@ __all__ = [
 SECURE_SUMS: Mapping[str, type[SecureSum]] = {
     "plain": PlainSum,
     "ckks": CkksSum,
+    "ckks_fast": CkksFastSum,
     "bfv": BfvSum,
     "masked": MaskedSum,
 }

@@ -29,7 +29,7 @@ from protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from protocols.sums.interface import SumAgreement
 from protocols.sums.seal_scheme import Ckks, SealScheme
 
-__all__ = ["CkksSum"]
+__all__ = ["CkksSum", "nearest_integers"]
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,20 @@ class CkksSum(HomomorphicSum):
         }
 
     def integers(self, slots: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Round away the noise, if it is no larger than honest noise can be."""
-        nearest = np.rint(slots)
-        distance = np.abs(slots - nearest).max()
-        if distance >= ROUNDING_TOLERANCE or np.abs(nearest).max() > 2.0**53:
-            raise RemoteProtocolError(
-                f"the sum from {self.agreement.combiner} does not decrypt to integers; it was "
-                "altered, or encrypted under another key or scale"
-            )
-        return nearest.astype(np.int64)
+        return nearest_integers(slots, sender=self.agreement.combiner)
+
+
+def nearest_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.int64]:
+    """Round away the noise, if it is no larger than honest noise can be.
+
+    Raises:
+        RemoteProtocolError: it is larger; the sum came from `sender`.
+    """
+    nearest = np.rint(slots)
+    distance = np.abs(slots - nearest).max()
+    if distance >= ROUNDING_TOLERANCE or np.abs(nearest).max() > 2.0**53:
+        raise RemoteProtocolError(
+            f"the sum from {sender} does not decrypt to integers; it was altered, or encrypted "
+            "under another key or scale"
+        )
+    return nearest.astype(np.int64)

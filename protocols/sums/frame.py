@@ -18,8 +18,9 @@ __all__ = ["Frame", "FrameKind", "frame_bytes"]
 
 _MAGIC = b"SUMF"
 _VERSION = 1
-_HEADER = struct.Struct(">4sBBH8sQII32s32sI")
+_HEADER = struct.Struct(">4sBBH16sQII32s32sI")
 _SIZE = struct.Struct(">I")
+_NAME_BYTES = 16
 _MAX_BLOBS = 2**20
 _MAX_VALUES = 2**31
 
@@ -38,7 +39,7 @@ class Frame:
 
     Attributes:
         kind: what it carries.
-        backend: name of the sum's backend, 1 to 8 ASCII characters.
+        backend: name of the sum's backend, 1 to 16 ASCII letters, digits and underscores.
         party: a contribution's position in the agreement; else the number of contributors.
         step: that it belongs to; 0 for setup.
         rows, columns: shape of the values; 0, 0 for setup.
@@ -64,10 +65,10 @@ class Frame:
             LocalProtocolError: a field does not fit its place.
         """
         name = self.backend.encode("ascii")
-        if not 0 < len(name) <= 8 or len(self.blobs) > _MAX_BLOBS:
+        if not 0 < len(name) <= _NAME_BYTES or len(self.blobs) > _MAX_BLOBS:
             raise LocalProtocolError(
-                f"a frame has a backend name of 1 to 8 characters and at most {_MAX_BLOBS} blobs, "
-                f"got {self.backend!r} and {len(self.blobs)}"
+                f"a frame has a backend name of 1 to {_NAME_BYTES} characters and at most "
+                f"{_MAX_BLOBS} blobs, got {self.backend!r} and {len(self.blobs)}"
             )
         try:
             header = _HEADER.pack(
@@ -119,7 +120,7 @@ def _malformed(sender: str, what: str) -> RemoteProtocolError:
 
 def _backend_name(field: bytes, sender: str) -> str:
     name = field.rstrip(b"\0")
-    if not name or not name.isalnum() or not name.isascii():
+    if not name.replace(b"_", b"").isalnum() or not name.isascii():
         raise _malformed(sender, "names no backend")
     return name.decode("ascii")
 

@@ -21,6 +21,7 @@ __all__ = [
     "SECURE_MODULUS_BITS",
     "BfvHeadroom",
     "CkksHeadroom",
+    "fresh_noise",
     "slot_noise",
     "solve_bfv",
     "solve_ckks",
@@ -38,7 +39,11 @@ ROUNDING_TOLERANCE = 0.25
 PLAIN_MODULUS_BITS = 42
 """Largest BFV plain modulus: the noise of 64 ciphertexts still fits at N = 4096."""
 
+# In standard deviations, each exceeded with probability below 2^-40. A slot of a product of two
+# random polynomials is Laplace: exp(-sqrt(2) t). With two such products of equal variance it
+# is (1 + t) exp(-2 t). A coefficient is close to Gaussian; there the margin is for free.
 _TAIL = 20.0
+_FRESH_TAIL = 15.5
 _GAUSSIAN_TAIL = 10.0
 _MODULUS_MARGIN = 1 + 2**-10
 _MAX_SCALE_BITS = 40
@@ -49,8 +54,8 @@ class CkksHeadroom:
     """Parameters that fit.
 
     Attributes:
-        poly_degree: N, the ring degree; a ciphertext has N / 2 slots.
-        primes: bits of the data prime and of the key-switching prime.
+        poly_degree: N, the ring degree; a ciphertext has N / 2 complex slots.
+        primes: bits of the data prime and, unless it is the only one, the key-switching prime.
         scale_bits: log2 of the encoding scale.
         packing: how integers share the slots.
         deviation: bound of a decrypted slot's distance from its integer; less than
@@ -58,7 +63,7 @@ class CkksHeadroom:
     """
 
     poly_degree: int
-    primes: tuple[int, int]
+    primes: tuple[int, ...]
     scale_bits: int
     packing: Packing
     deviation: float
@@ -75,10 +80,22 @@ def slot_noise(poly_degree: int, contributors: int) -> float:
     return math.sqrt(contributors * poly_degree / 2 * (1 + 2 * poly_degree / 3) / 12)
 
 
+def fresh_noise(poly_degree: int, contributors: int) -> float:
+    """Standard deviation of a decrypted slot at scale 1 without a key-switching prime.
+
+    The ciphertext keeps its whole error u e + e0 + e1 * s: u and s ternary, each e of
+    variance 21/2 (SEAL's centred binomial), so 10.5 (1 + 4N/3) a coefficient. (Cheon et al.
+    2017, section 3.4; measured 1.07e4 at N = 4096, M = 1.)
+    """
+    return math.sqrt(contributors * poly_degree / 2 * 10.5 * (1 + 4 * poly_degree / 3))
+
+
 def solve_ckks(
-    fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, int] = (60, 49)
+    fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, ...] = (60, 49)
 ) -> CkksHeadroom:
     """Find the densest packing, and for it the largest power-of-two scale, that fits.
+
+    With one prime, the packing is for slots whose real and imaginary parts are both used.
 
     Raises:
         LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
@@ -91,7 +108,7 @@ def solve_ckks(
     raise _does_not_fit(fixed_point, primes, lambda fewer: _fit_ckks(fewer, 1, poly_degree, primes))
 
 
-def _require_secure(poly_degree: int, primes: tuple[int, int]) -> None:
+def _require_secure(poly_degree: int, primes: tuple[int, ...]) -> None:
     limit = SECURE_MODULUS_BITS.get(poly_degree)
     if limit is None or sum(primes) > limit:
         fits = [str(n) for n, bits in SECURE_MODULUS_BITS.items() if bits >= sum(primes)]
@@ -102,7 +119,7 @@ def _require_secure(poly_degree: int, primes: tuple[int, int]) -> None:
 
 
 def _does_not_fit(
-    fixed_point: FixedPoint, primes: tuple[int, int], fit: Callable[[FixedPoint], object | None]
+    fixed_point: FixedPoint, primes: tuple[int, ...], fit: Callable[[FixedPoint], object | None]
 ) -> LocalProtocolError:
     would = [
         bits
@@ -117,20 +134,28 @@ def _does_not_fit(
 
 
 def _fit_ckks(
-    fixed_point: FixedPoint, fields: int, poly_degree: int, primes: tuple[int, int]
+    fixed_point: FixedPoint, fields: int, poly_degree: int, primes: tuple[int, ...]
 ) -> CkksHeadroom | None:
-    width = fixed_point.field_bits
+    width, single = fixed_point.field_bits, len(primes) == 1
     peak = fixed_point.limit * (1 + (2**width if fields == 2 else 0))
-    room = 2 ** (primes[0] - 1) / _MODULUS_MARGIN
+    # No coefficient exceeds the largest slot, whose two parts may both be at their peak.
+    room = 2 ** (primes[0] - 1) / _MODULUS_MARGIN / (math.sqrt(2) if single else 1)
     scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / peak)))
-    deviation = _TAIL * slot_noise(poly_degree, fixed_point.contributors) * 2.0**-scale_bits
+    noise = (
+        _FRESH_TAIL * fresh_noise(poly_degree, fixed_point.contributors)
+        if single
+        else _TAIL * slot_noise(poly_degree, fixed_point.contributors)
+    )
+    deviation = noise * 2.0**-scale_bits
     if fields * width > 53 or deviation >= ROUNDING_TOLERANCE:
         return None
     return CkksHeadroom(
         poly_degree=poly_degree,
         primes=primes,
         scale_bits=scale_bits,
-        packing=Packing(fields=fields, field_bits=width, slots=poly_degree // 2),
+        packing=Packing(
+            fields=fields, field_bits=width, slots=poly_degree if single else poly_degree // 2
+        ),
         deviation=deviation,
     )
 

@@ -9,10 +9,9 @@ at all, 32 bytes of fingerprint). What is encrypted, and under which scheme, say
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-import tenseal as ts
 from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
@@ -21,7 +20,7 @@ from protocols.sums.agreed import AgreedFrames, KeepsSecrets, fingerprint
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, StepBinding, SumAgreement, SumContributor
-from protocols.sums.seal_scheme import SealScheme
+from protocols.sums.scheme import Scheme
 
 __all__ = ["CiphertextAdder", "Encrypter", "HomomorphicSum", "KeyHolder"]
 
@@ -40,7 +39,7 @@ class HomomorphicSum(ABC):
 
     @property
     @abstractmethod
-    def scheme(self) -> SealScheme:
+    def scheme(self) -> Scheme:
         """The local library under the parameters."""
 
     @abstractmethod
@@ -155,7 +154,8 @@ class Encrypter(KeepsSecrets):
         described.agreement.position(me)
         self.me = me
         self._sum = described
-        self._setup: tuple[ts.Context, AgreedFrames] | None = None
+        self._setup: tuple[Any, AgreedFrames] | None = None
+        self._zeros: list[Any] = []
 
     def start(self) -> Sequence[Outgoing]:
         return ()
@@ -182,15 +182,36 @@ class Encrypter(KeepsSecrets):
 
     def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
         """See `SumContributor`."""
-        if self._setup is None:
-            raise LocalProtocolError(f"{self.me} has no public key yet; run the setup first")
-        context, frames = self._setup
+        context, frames = self._ready()
         integers_BD = self._sum.fixed_point.quantise(values_BD)
         frames.begin_step(binding)
         slots_VS = self._masked(self._sum.packing.pack(integers_BD), binding)
         rows, columns = values_BD.shape
-        blobs = self._sum.scheme.encrypt(context, slots_VS)
+        blobs = self._sum.scheme.encrypt(context, slots_VS, self._take_zeros(len(slots_VS)))
         return frames.contribution(self.me, binding, (rows, columns), blobs)
+
+    def prepare(self, shape: tuple[int, int], contributions: int = 1) -> None:
+        """Encrypt zeros ahead for contributions of `shape`, while this party waits.
+
+        To encrypt is then to add to a zero, which is many times faster. Each zero is used once;
+        where they run out, values are encrypted as usual.
+
+        Raises:
+            LocalProtocolError: the public key did not come yet.
+        """
+        context, _ = self._ready()
+        count = contributions * self._sum.packing.vectors(shape[0] * shape[1])
+        self._zeros += (self._sum.scheme.zero(context) for _ in range(count))
+
+    def _take_zeros(self, most: int) -> list[Any]:
+        """Remove up to `most` zeros from the pool: a second use would show a difference."""
+        taken, self._zeros = self._zeros[:most], self._zeros[most:]
+        return taken
+
+    def _ready(self) -> tuple[Any, AgreedFrames]:
+        if self._setup is None:
+            raise LocalProtocolError(f"{self.me} has no public key yet; run the setup first")
+        return self._setup
 
     def _masked(self, slots_VS: NDArray[np.int64], binding: StepBinding) -> NDArray[np.int64]:
         """What a scheme with masks under the encryption adds to them; none here."""

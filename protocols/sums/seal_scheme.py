@@ -49,6 +49,10 @@ class Flavour(Protocol):
 
     def encrypt(self, context: ts.Context, slots_S: NDArray[np.int64]) -> Any: ...
 
+    def add_plain(self, vector: Any, slots_S: NDArray[np.int64]) -> None:
+        """Add to a vector what nobody needs to hide from its own party."""
+        ...
+
     def load(self, context: ts.Context, framed: bytes) -> Any: ...
 
 
@@ -80,6 +84,9 @@ class Ckks:
 
     def encrypt(self, context: ts.Context, slots_S: NDArray[np.int64]) -> ts.CKKSVector:
         return ts.ckks_vector(context, slots_S.astype(np.float64), 2.0**self.scale_bits)
+
+    def add_plain(self, vector: ts.CKKSVector, slots_S: NDArray[np.int64]) -> None:
+        vector.add_(ts.plain_tensor(slots_S.astype(np.float64)))
 
     def load(self, context: ts.Context, framed: bytes) -> ts.CKKSVector:
         return ts.ckks_vector_from(context, framed)
@@ -113,6 +120,9 @@ class Bfv:
     def encrypt(self, context: ts.Context, slots_S: NDArray[np.int64]) -> ts.BFVVector:
         return ts.bfv_vector(context, slots_S)
 
+    def add_plain(self, vector: ts.BFVVector, slots_S: NDArray[np.int64]) -> None:
+        vector.add_(ts.plain_tensor(slots_S, dtype="int"))
+
     def load(self, context: ts.Context, framed: bytes) -> ts.BFVVector:
         return ts.bfv_vector_from(context, framed)
 
@@ -129,7 +139,7 @@ class SealScheme:
     def __init__(self, flavour: Flavour) -> None:
         self.flavour = flavour
         sample = self.key_pair()
-        zero = flavour.encrypt(sample, np.zeros(flavour.slots, dtype=np.int64))
+        zero = self.zero(sample)
         self._parameters = _serialised(sample, public_key=False)
         (self._fresh_kind,) = _kinds(zero)
         self.key = BlobShape.of(self.public_key(sample))
@@ -164,9 +174,18 @@ class SealScheme:
         except _SEAL_ERRORS as error:
             raise RemoteProtocolError(f"SEAL refuses the public key from {sender}") from error
 
-    def encrypt(self, context: ts.Context, slots_VS: NDArray[np.int64]) -> list[bytes]:
-        """One raw ciphertext for each row of slots."""
-        vectors = (self.flavour.encrypt(context, slots_S) for slots_S in slots_VS)
+    def zero(self, context: ts.Context) -> Any:
+        """A fresh encryption of zeros, for one later ciphertext of `encrypt`."""
+        return self.flavour.encrypt(context, np.zeros(self.flavour.slots, dtype=np.int64))
+
+    def encrypt(
+        self, context: ts.Context, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()
+    ) -> list[bytes]:
+        """One raw ciphertext for each row of slots; the first rows use up `zeros`."""
+        vectors = list(zeros)
+        for vector, slots_S in zip(vectors, slots_VS, strict=False):
+            self.flavour.add_plain(vector, slots_S)
+        vectors += (self.flavour.encrypt(context, slots_S) for slots_S in slots_VS[len(zeros) :])
         return [blob for vector in vectors for blob in _ciphertexts(vector)]
 
     def add(

@@ -10,7 +10,7 @@ from protocols.sums.frame import Frame, FrameKind, frame_bytes
 frames = st.builds(
     Frame,
     kind=st.sampled_from(FrameKind),
-    backend=st.sampled_from(["plain", "ckks", "eightlet"]),
+    backend=st.sampled_from(["plain", "ckks_fast", "sixteen_letters_"]),
     party=st.integers(0, 2**16 - 1),
     step=st.integers(0, 2**64 - 1),
     rows=st.integers(0, 2**15),
@@ -56,13 +56,13 @@ SAMPLE = Frame(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "has 0 bytes, its header alone 100"),
+        (b"", "has 0 bytes, its header alone 108"),
         (b"X" + SAMPLE.pack()[1:], "no frame of version 1"),
         (SAMPLE.pack()[:5] + b"\x09" + SAMPLE.pack()[6:], "unknown kind"),
-        (SAMPLE.pack()[:-1], "announces 114 bytes and has 113"),
+        (SAMPLE.pack()[:-1], "announces 122 bytes and has 121"),
         (SAMPLE.pack() + b"!", "it was cut or padded"),
-        (SAMPLE.pack()[:96] + b"\xff\xff\xff\xff" + SAMPLE.pack()[100:], "4294967295 blobs in"),
-        (SAMPLE.pack()[:8] + bytes(8) + SAMPLE.pack()[16:], "names no backend"),
+        (SAMPLE.pack()[:104] + b"\xff\xff\xff\xff" + SAMPLE.pack()[108:], "4294967295 blobs in"),
+        (SAMPLE.pack()[:8] + bytes(16) + SAMPLE.pack()[24:], "names no backend"),
     ],
 )
 def test_damage_is_named(data: bytes, message: str) -> None:
@@ -75,7 +75,7 @@ def test_blobs_are_not_in_repr() -> None:
 
 
 def test_a_field_out_of_range_is_our_own_fault() -> None:
-    with pytest.raises(LocalProtocolError, match="1 to 8 characters"):
-        Frame(**{**vars(SAMPLE), "backend": "muchtoolong"}).pack()
+    with pytest.raises(LocalProtocolError, match="1 to 16 characters"):
+        Frame(**{**vars(SAMPLE), "backend": "much_too_long_for_it"}).pack()
     with pytest.raises(LocalProtocolError, match="out of range"):
         Frame(**{**vars(SAMPLE), "party": 2**16}).pack()

@@ -1,5 +1,6 @@
 """The solver's limits are real: what it accepts decodes exactly, one step more does not."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -7,9 +8,20 @@ import pytest
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError
+from protocols.sums.complex_scheme import ComplexScheme
 from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.headroom import ROUNDING_TOLERANCE, CkksHeadroom, slot_noise, solve_ckks
+from protocols.sums.headroom import (
+    ROUNDING_TOLERANCE,
+    CkksHeadroom,
+    fresh_noise,
+    slot_noise,
+    solve_ckks,
+)
+from protocols.sums.scheme import Scheme
 from protocols.sums.seal_scheme import Ckks, SealScheme
+
+TWO_PRIMES, ONE_PRIME = (60, 49), (60,)
+both = pytest.mark.parametrize("primes", [TWO_PRIMES, ONE_PRIME])
 
 
 def fixed_point(passives: int, bits: int = 16) -> FixedPoint:
@@ -21,13 +33,17 @@ def test_the_published_parameters() -> None:
     assert (found.scale_bits, found.packing.fields, found.packing.field_bits) == (19, 2, 20)
     assert solve_ckks(fixed_point(23)).packing.fields == 2
     assert solve_ckks(fixed_point(24)).packing.fields == 1
+    fast = solve_ckks(fixed_point(8), primes=ONE_PRIME)
+    assert (fast.scale_bits, fast.packing.fields, fast.packing.slots) == (21, 2, 4096)
+    assert solve_ckks(fixed_point(9), primes=ONE_PRIME).packing.fields == 1
 
 
 @pytest.mark.parametrize("bits", [2, 8, 16, 24])
 @pytest.mark.parametrize("passives", [1, 2, 7, 64, 1024])
-def test_everything_accepted_has_room(bits: int, passives: int) -> None:
+@both
+def test_everything_accepted_has_room(bits: int, passives: int, primes: tuple[int, ...]) -> None:
     wanted = fixed_point(passives, bits)
-    found = solve_ckks(wanted)
+    found = solve_ckks(wanted, primes=primes)
     width = found.packing.field_bits
     peak = wanted.limit * (1 + (2**width if found.packing.fields == 2 else 0))
     assert peak * 2**found.scale_bits < 2 ** (found.primes[0] - 1)
@@ -50,29 +66,40 @@ def test_what_does_not_fit_says_what_would() -> None:
         solve_ckks(fixed_point(16, 2), primes=(20, 20))
 
 
+def scheme_of(found: CkksHeadroom) -> Scheme:
+    if len(found.primes) == 1:
+        return ComplexScheme(found.poly_degree, found.primes[0], found.scale_bits)
+    return SealScheme(Ckks(found.poly_degree, (60, 49), found.scale_bits))
+
+
 def slots_of_sum(found: CkksHeadroom, slot: int, addends: int = 1) -> NDArray[np.float64]:
     """Add `addends` ciphertexts that hold `slot` everywhere."""
-    scheme = SealScheme(Ckks(found.poly_degree, found.primes, found.scale_bits))
+    scheme = scheme_of(found)
     keys = scheme.key_pair()
     slots = np.full((1, found.packing.slots), slot)
     parts = {str(k): scheme.encrypt(keys, slots) for k in range(addends)}
     return scheme.decrypt(keys, scheme.add(keys, parts, 1), 1, sender="the test")
 
 
-def test_two_bits_more_scale_wrap_around() -> None:
+@both
+def test_two_bits_more_scale_wrap_around(primes: tuple[int, ...]) -> None:
     """The solver leaves less than two bits of the modulus unused."""
-    wanted = fixed_point(16)
-    found = solve_ckks(wanted)
+    wanted = fixed_point(8)
+    found = solve_ckks(wanted, primes=primes)
     one = wanted.levels * (1 + 2**found.packing.field_bits)
-    assert np.array_equal(np.rint(slots_of_sum(found, one, 16)), np.full(2048, 16.0 * one))
-    wrapped = slots_of_sum(replace(found, scale_bits=found.scale_bits + 2), one, 16)
-    assert np.abs(wrapped - 16 * one).min() > 2**20
+    exact = slots_of_sum(found, one, 8)
+    assert np.array_equal(np.rint(exact), np.full(found.packing.slots, 8.0 * one))
+    wrapped = slots_of_sum(replace(found, scale_bits=found.scale_bits + 2), one, 8)
+    assert np.abs(wrapped - 8 * one).min() > 2**20
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
-def test_the_noise_model_is_the_measured_one(factor: float, accepted: bool) -> None:
-    found = solve_ckks(fixed_point(2))
+@pytest.mark.parametrize(("primes", "model"), [(TWO_PRIMES, slot_noise), (ONE_PRIME, fresh_noise)])
+def test_the_noise_model_is_the_measured_one(
+    factor: float, accepted: bool, primes: tuple[int, ...], model: Callable[[int, int], float]
+) -> None:
+    found = solve_ckks(fixed_point(2), primes=primes)
     error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.scale_bits
     more = (slots_of_sum(found, -7) + 7) * 2.0**found.scale_bits
-    measured = np.concatenate([error, more]).std() / (factor * slot_noise(4096, 1))
+    measured = np.concatenate([error, more]).std() / (factor * model(4096, 1))
     assert (0.85 < measured < 1.15) == accepted

@@ -83,7 +83,7 @@ def test_an_altered_sum_is_refused(played: Parties) -> None:
 def test_sizes_are_checked(played: Parties) -> None:
     contributions = played.contribute([np.ones((2, 2))] * 3, played.next())
     short = bytearray(contributions["passive_1"][:-4])
-    short[100:104] = (12).to_bytes(4, "big")
+    short[108:112] = (12).to_bytes(4, "big")
     with pytest.raises(RemoteProtocolError, match="passive_1 announced 2x2 values and sent other"):
         played.combiner.combine({**contributions, "passive_1": bytes(short)})
 
