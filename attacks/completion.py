@@ -83,13 +83,15 @@ def standardised(columns_NF: Tensor, *, components: int, seed: int) -> FloatArra
 
     Constant columns become 0. The adversary has all rows, so all of them set the scale.
     """
-    values_NF = columns_NF.double().numpy()
+    is_wide = min(columns_NF.shape) > components
+    # Convolution maps have thousands of columns: those stay in single precision until reduced.
+    values_NF = (columns_NF.float() if is_wide else columns_NF.double()).numpy()
     spread_F = values_NF.std(axis=0)
-    scaled_NF: FloatArray = (values_NF - values_NF.mean(axis=0)) / np.where(spread_F, spread_F, 1)
-    if min(scaled_NF.shape) > components:
+    scaled_NF = (values_NF - values_NF.mean(axis=0)) / np.where(spread_F, spread_F, 1)
+    if is_wide:
         reduced = PCA(components, svd_solver="randomized", random_state=seed % 2**32)
         scaled_NF = reduced.fit_transform(scaled_NF)
-    return scaled_NF
+    return np.asarray(scaled_NF, dtype=np.float64)
 
 
 def guess_labels(

@@ -50,7 +50,7 @@ class LabelGradients(Attack):
 
     labels_per_class: int = Field(4, ge=0)
     iterations: int = Field(100, ge=1)
-    most_rows: int = Field(10_000, ge=2)
+    most_rows: int = Field(5_000, ge=2)
     components: int = Field(256, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:

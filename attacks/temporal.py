@@ -13,6 +13,7 @@ Letters: E epochs, N rows, D numbers of a representation.
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -35,8 +36,9 @@ class Temporal(Attack):
     """Model completion on what the epochs give together.
 
     Attacks use the mean of all epochs, the mean of the last ones, the difference of the last to
-    the first, and all epochs side by side (as principal components). Baselines are those of
-    model completion; its own figures on the last epoch alone are the reference.
+    the first, all epochs side by side (as principal components), and the mean of all beside the
+    own features x. Baselines are those of model completion; its own figures on the last epoch
+    alone are the reference.
 
     Attributes:
         labels_per_class: 0 clusters.
@@ -52,7 +54,7 @@ class Temporal(Attack):
     labels_per_class: int = Field(4, ge=0)
     iterations: int = Field(100, ge=1)
     window: int = Field(10, ge=2)
-    most_rows: int = Field(10_000, ge=2)
+    most_rows: int = Field(5_000, ge=2)
     components: int = Field(64, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
@@ -86,10 +88,12 @@ class Temporal(Attack):
                 *columns.items(), ("x", own_columns(view, positions)), ("last epoch", h_END[-1])
             )
         }  # fmt: skip
+        beside_x = np.hstack([ready["mean of all epochs"], ready["x"]])
         return guess_labels(
             view,
             positions,
-            attacks={name: ready[name] for name in columns},
+            attacks={name: ready[name] for name in columns}
+            | {"mean of all epochs and x": beside_x},
             baselines={"x": ready["x"]},
             references={"the last epoch": ready["last epoch"]},
             seed=seed,
