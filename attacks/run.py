@@ -76,9 +76,10 @@ def mount(
 
 
 def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
-    """Return the worst result of each attack: that of the adversary with the highest advantage.
+    """Return the worst result of each attack: the highest advantage of any adversary and options.
 
-    Where an attack applied to nobody, its first result stands for it.
+    Advantages of different attacks compare only where their `metric` is the same. Where an
+    attack applied to nobody, its first result stands for it.
     """
     worst: dict[str, AttackResult] = {}
     for result in results:
