@@ -130,12 +130,20 @@ def all_is_true(modules: Mapping[str, Module]) -> list[str]:
             if defined:
                 offences.append(f"{module.name} has no __all__, but defines {sorted(defined)}")
             continue
-        bound = {name for node in statements for name in _bound(node)}
+        # Names that a lazy package loads on demand are declared for type checkers.
+        declared = [*statements, *_for_type_checkers(module.tree)]
+        bound = {name for node in declared for name in _bound(node)}
         offences += [f"{module.name} exports {n}, unknown to it" for n in sorted(exported - bound)]
         if module.name == COMPOSITION_ROOT:
             continue
         offences += [f"{module.name} hides {n} from __all__" for n in sorted(defined - exported)]
     return offences
+
+
+def _for_type_checkers(tree: ast.Module) -> Iterator[ast.stmt]:
+    for node in tree.body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from node.body
 
 
 def without_weak_randomness_or_io(modules: Mapping[str, Module]) -> list[str]:

@@ -110,7 +110,7 @@ class ColumnEncoding(Settings):
         """
         frame = self._frame(raw, source)
         if self.missing != "mean":
-            check_complete(frame, source=source)
+            _check_complete(frame, source=source)
         parts = [column.encode(frame[column.name], source=source) for column in self.columns]
         features_NF = np.concatenate(parts, axis=1)
         limit = np.finfo(np.float32).max
@@ -141,7 +141,7 @@ class ColumnEncoding(Settings):
         return raw[names]
 
 
-def check_complete(frame: pd.DataFrame, *, source: str) -> None:
+def _check_complete(frame: pd.DataFrame, *, source: str) -> None:
     """Refuse empty cells.
 
     Raises:
@@ -173,7 +173,7 @@ def fit_columns(
             f"{source}: no feature columns are left; name some as numeric or categorical"
         )
     if missing != "mean":
-        check_complete(frame, source=source)
+        _check_complete(frame, source=source)
     columns = [
         _fit_categories(frame[name], source=source)
         if name in categorical

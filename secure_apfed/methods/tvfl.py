@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secure_apfed.contract import Contract, PassiveTerms
+from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Envelope, Kind, Transcript
 from secure_apfed.methods.method import PartyTensors, Start
 from secure_apfed.methods.stage import Stage, set_stage
 from secure_apfed.methods.terms import guard_for, ledger_for, model_of, representation_terms
-from secure_apfed.models import family_for, output_shape
+from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
 from secure_apfed.parties import (
     ActiveNetworks,
     Compute,
@@ -161,20 +162,9 @@ class Tvfl:
 def open_tvfl(start: Start) -> Tvfl:
     """Set up TVFL between all parties of the data; raises as `open_apfed`."""
     config, data = start.config, start.data
-    encoders, terms = {}, {}
-    for table in (data.active, *data.passives):
-        features = tuple(table.features.shape[1:])
-        model = model_of(config, table.name) if table is not data.active else config.model
-        with seeded(config.seed, table.name, "encoder"):
-            encoders[table.name] = family_for(model, features).encoder(features, model)
-        shape = output_shape(encoders[table.name], features)
-        representation = representation_terms(config, shape, guard_for(start, table.name))
-        terms[table.name] = PassiveTerms(objective=None, weight=1.0, representation=representation)
-    size = sum(math.prod(item.representation.shape) for item in terms.values())
-    del terms[data.active.name]
-    features = tuple(data.active.features.shape[1:])
-    with seeded(config.seed, data.active.name, "head"):
-        head = family_for(config.model, features).head(size, len(data.classes), config.model)
+    encoders = {table.name: _encoder(start, table) for table in (data.active, *data.passives)}
+    terms = {table.name: _terms(start, table, encoders) for table in data.passives}
+    head = _head(start, encoders)
     stage = set_stage(start, terms=terms, secure_sum={})
     passives = _passive_parties(start, stage, encoders)
     aligned = stage.alignment[data.active.name]
@@ -197,15 +187,58 @@ def open_tvfl(start: Start) -> Tvfl:
         ledgers={passive.name: passive.ledger for passive in passives},
         guarantee=guard_for(start, passives[0].name).statement(),
         secure_sum={},
-        training_rows=torch.isin(aligned, data.train_rows).nonzero().flatten(),
+        training_rows=_positions(aligned, data.train_rows),
         test_rows=data.test_rows,
-        aligned_test_rows=torch.isin(aligned, data.test_rows).nonzero().flatten(),
+        aligned_test_rows=_positions(aligned, data.test_rows),
         seed=config.seed,
     )
 
 
+def _positions(aligned: Tensor, rows: Tensor) -> Tensor:
+    """Alignment positions of these rows of the active, in the order of its own table.
+
+    The alignment's order is random; its own order makes batches a function of the seed.
+    """
+    order = aligned.argsort()
+    return order[torch.isin(aligned[order], rows)]
+
+
+def _encoder(start: Start, table: PartyTable) -> nn.Module:
+    """A party's encoder at its reproducible start."""
+    features, model = _features_of(table), _model_of(start, table)
+    with seeded(start.config.seed, table.name, "encoder"):
+        return family_for(model, features).encoder(features, model)
+
+
+def _head(start: Start, encoders: Mapping[str, nn.Module]) -> nn.Module:
+    """The head over all parties' representations, concatenated: fc(views x d, ...)."""
+    config, data = start.config, start.data
+    size = sum(
+        math.prod(output_shape(encoders[table.name], _features_of(table)))
+        for table in (data.active, *data.passives)
+    )
+    family = family_for(config.model, _features_of(data.active))
+    with seeded(config.seed, data.active.name, "head"):
+        return family.head(size, len(data.classes), config.model)
+
+
+def _terms(start: Start, table: PartyTable, encoders: Mapping[str, nn.Module]) -> PassiveTerms:
+    shape = output_shape(encoders[table.name], _features_of(table))
+    representation = representation_terms(start.config, shape, guard_for(start, table.name))
+    return PassiveTerms(objective=None, weight=1.0, representation=representation)
+
+
+def _features_of(table: PartyTable) -> Shape:
+    return tuple(table.features.shape[1:])
+
+
+def _model_of(start: Start, table: PartyTable) -> ModelSettings:
+    config = start.config
+    return config.model if table is start.data.active else model_of(config, table.name)
+
+
 def _passive_parties(
-    start: Start, stage: Stage, encoders: Mapping[str, torch.nn.Module]
+    start: Start, stage: Stage, encoders: Mapping[str, nn.Module]
 ) -> list[TvflPassive]:
     config = start.config
     parties = []

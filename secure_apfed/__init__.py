@@ -1,0 +1,106 @@
+"""Secure active-passive federated learning: the everyday names.
+
+Each part stands alone: another trainer can use a secure sum, an alignment, a guard with its
+ledger, or a sealed link without this package's parties, configuration or command line.
+Names are loaded when they are first used, so that importing one part does not load all.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from protocols.conversation import converse
+    from protocols.seal import SealedLink, fresh_run_key
+    from protocols.sums import (
+        SECURE_SUMS,
+        BfvSum,
+        CkksSum,
+        MaskedSum,
+        PlainSum,
+        SecureSum,
+        StepBinding,
+        SumAgreement,
+    )
+    from secure_apfed.alignment import AlignmentSettings, IdNormalisation, align
+    from secure_apfed.config import Config
+    from secure_apfed.config_file import load_config
+    from secure_apfed.exchange import Envelope, InMemoryTransport, Transcript, Transport
+    from secure_apfed.privacy import (
+        GaussianGuard,
+        NoGuard,
+        PrivacyLedger,
+        RepresentationGuard,
+        calibrate_sigma,
+    )
+    from secure_apfed.runs import load_model, load_recording, run
+
+__all__ = [
+    "SECURE_SUMS",
+    "AlignmentSettings",
+    "BfvSum",
+    "CkksSum",
+    "Config",
+    "Envelope",
+    "GaussianGuard",
+    "IdNormalisation",
+    "InMemoryTransport",
+    "MaskedSum",
+    "NoGuard",
+    "PlainSum",
+    "PrivacyLedger",
+    "RepresentationGuard",
+    "SealedLink",
+    "SecureSum",
+    "StepBinding",
+    "SumAgreement",
+    "Transcript",
+    "Transport",
+    "align",
+    "calibrate_sigma",
+    "converse",
+    "fresh_run_key",
+    "load_config",
+    "load_model",
+    "load_recording",
+    "run",
+]
+
+_HOME: dict[str, str] = {
+    **dict.fromkeys(("converse",), "protocols.conversation"),
+    **dict.fromkeys(("SealedLink", "fresh_run_key"), "protocols.seal"),
+    **dict.fromkeys(
+        (
+            "SECURE_SUMS",
+            "BfvSum",
+            "CkksSum",
+            "MaskedSum",
+            "PlainSum",
+            "SecureSum",
+            "StepBinding",
+            "SumAgreement",
+        ),
+        "protocols.sums",
+    ),
+    **dict.fromkeys(("AlignmentSettings", "IdNormalisation", "align"), "secure_apfed.alignment"),
+    "Config": "secure_apfed.config",
+    "load_config": "secure_apfed.config_file",
+    **dict.fromkeys(
+        ("Envelope", "InMemoryTransport", "Transcript", "Transport"), "secure_apfed.exchange"
+    ),
+    **dict.fromkeys(
+        ("GaussianGuard", "NoGuard", "PrivacyLedger", "RepresentationGuard", "calibrate_sigma"),
+        "secure_apfed.privacy",
+    ),
+    **dict.fromkeys(("load_model", "load_recording", "run"), "secure_apfed.runs"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load an everyday name from its home."""
+    if name not in _HOME:
+        raise AttributeError(f"secure_apfed has no {name!r}; its names are {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__]

@@ -1,0 +1,247 @@
+"""Runs: resuming after a kill, what the folder holds, and every damaged file's error."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from secure_apfed.config import Config
+from secure_apfed.config_file import dump_config, load_config
+from secure_apfed.errors import CheckpointError, DataError, ModelError
+from secure_apfed.runs import RunResult, load_model, load_recording, run
+from secure_apfed.runs.folder import RunFolder, read_sealed, to_json, write_sealed
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+
+def config_of(method: str = "apfed_c", **changes: Any) -> Config:
+    settings: dict[str, Any] = {
+        "name": "test",
+        "method": method,
+        "data": {"dataset": "breast_cancer", "overlap": 0.8},
+        "model": {"hidden": [8], "representation": 4, "projection": 4},
+        "train": {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
+        "secure_sum": {"protocol": "masked"},
+        "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
+    }
+    return Config.model_validate({**settings, **changes})
+
+
+def parameters_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    for name, value in parameters_of(one).items():
+        assert torch.equal(value, parameters_of(other)[name]), name
+    results = [json.loads((path / "result.json").read_bytes()) for path in (one, other)]
+    for result in results:
+        del result["seconds"], result["wire_bytes"]  # a resumed run sets its sum up once more
+    assert results[0] == results[1]
+    histories = [
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for path in (one, other)
+    ]
+    for mine, theirs in zip(*histories, strict=True):
+        for key in ("epoch", "step", "loss", "accuracy", "epsilon"):
+            assert mine[key] == theirs[key], key
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
+    folder = tmp_path_factory.mktemp("run") / "whole"
+    return folder, run(config_of(), folder)
+
+
+def interrupted(config: Config, folder: Path, *, at_step: int) -> None:
+    """Start the run and stop it in the middle of a step, as Ctrl-C does."""
+
+    def stop(progress: Any) -> None:
+        if progress.step == at_step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, folder, on_progress=stop)
+
+
+@pytest.mark.parametrize("at_step", [1, 6, 7, 23])
+def test_a_stopped_run_resumes_bit_for_bit(
+    at_step: int, finished: tuple[Path, RunResult], tmp_path: Path
+) -> None:
+    interrupted(config_of(), tmp_path / "run", at_step=at_step)
+    run(config_of(), tmp_path / "run", resume=True)
+    assert_same_run(finished[0], tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", ["tvfl", "apfed_r", "single_view"])
+def test_every_method_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
+    run(config_of(method), tmp_path / "whole")
+    interrupted(config_of(method), tmp_path / "run", at_step=15)
+    run(config_of(method), tmp_path / "run", resume=True)
+    for name, value in json.loads((tmp_path / "whole" / "result.json").read_bytes()).items():
+        if name not in ("seconds", "wire_bytes"):
+            resumed = json.loads((tmp_path / "run" / "result.json").read_bytes())
+            assert resumed[name] == value, name
+
+
+def test_secret_noise_is_the_same_after_a_resume(tmp_path: Path) -> None:
+    """Steps after the last checkpoint were sent already: sending other noise would cost more."""
+    config = config_of(guard={"mechanism": "gaussian", "epsilon": 8.0})
+    interrupted(config, tmp_path / "run", at_step=9)
+    shutil.copytree(tmp_path / "run", tmp_path / "twin")
+    for name in ("run", "twin"):
+        run(config, tmp_path / name, resume=True)
+    assert_same_run(tmp_path / "run", tmp_path / "twin")
+    result = json.loads((tmp_path / "run" / "result.json").read_bytes())
+    assert result["privacy"]["releases"] == config.train.epochs
+
+
+def test_a_killed_process_resumes_bit_for_bit(
+    finished: tuple[Path, RunResult], tmp_path: Path
+) -> None:
+    config, folder = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(dump_config(config_of()))
+    script = f"""
+        import time, warnings
+        from pathlib import Path
+        from secure_apfed.config_file import load_config
+        from secure_apfed.runs import run
+        warnings.simplefilter("ignore")
+        run(load_config({str(config)!r}), Path({str(folder)!r}),
+            on_progress=lambda progress: time.sleep(0.05))
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], cwd=Path.cwd())
+    deadline = time.monotonic() + 120
+    metrics = folder / "metrics.jsonl"
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.read_bytes()):
+        time.sleep(0.02)
+    time.sleep(0.15)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (folder / "result.json").exists()
+    run(load_config(folder / "config.yaml"), folder, resume=True)
+    assert_same_run(finished[0], folder)
+
+
+def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> None:
+    folder, result = finished
+    assert load_config(folder / "config.yaml") == config_of()
+    contract = json.loads((folder / "contract.json").read_bytes())
+    assert contract["sha256"] == contract["sessions"][-1]
+    assert contract["document"]["secure_sum"]["backend"] == "masked"
+    card = json.loads((folder / "model.json").read_bytes())
+    assert card["contract"] == contract["sha256"]
+    assert card["accuracy"] == result.accuracy
+    assert list((folder / "tensorboard").iterdir())
+    recording = load_recording(folder)
+    assert recording.transcript.flows == result.recording.transcript.flows
+    assert set(recording.transcript.kept) == {0, 3}
+    epsilon = json.loads((folder / "result.json").read_bytes())["privacy"]
+    assert 7.9 < epsilon["epsilon_x"] <= 8.0
+    assert epsilon["epsilon_model"] == "inf"
+
+
+def test_no_secret_lies_in_a_readable_file(tmp_path: Path) -> None:
+    config = config_of(guard={"mechanism": "gaussian", "epsilon": 8.0})
+    run(config, tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoint.bin").stat().st_mode & 0o077 == 0
+
+
+def test_the_model_predicts_alone(finished: tuple[Path, RunResult]) -> None:
+    folder, result = finished
+    model, data = load_model(folder), result.recording.data
+    assert data.active.labels is not None
+    probabilities = model.predict(data.active.features[data.test_rows])
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(len(data.test_rows)))
+    right = (probabilities.argmax(1) == data.active.labels[data.test_rows]).float().mean()
+    assert right.item() == pytest.approx(result.accuracy["apfed_c"])
+    with pytest.raises(ModelError, match=r"reads rows of shape \(10,\), got \(3,\)"):
+        model.predict(torch.zeros(2, 3))
+
+
+def test_a_tvfl_run_has_no_model_of_its_own(tmp_path: Path) -> None:
+    run(config_of("tvfl", train={"epochs": 1, "device": "cpu"}), tmp_path / "run")
+    with pytest.raises(ModelError, match="needs every party to predict"):
+        load_model(tmp_path / "run")
+
+
+@pytest.mark.parametrize("cut", [0, 10, 1000, -1])
+def test_a_truncated_checkpoint_is_named(cut: int, tmp_path: Path) -> None:
+    interrupted(config_of(), tmp_path / "run", at_step=9)
+    path = tmp_path / "run" / "checkpoint.bin"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(CheckpointError, match=r"checkpoint\.bin is truncated or altered"):
+        run(config_of(), tmp_path / "run", resume=True)
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "sealed"
+    write_sealed(path, b"content")
+    assert read_sealed(path) == b"content"
+    for position in range(len(path.read_bytes())):
+        damaged = bytearray(path.read_bytes())
+        damaged[position] ^= 1
+        (tmp_path / "damaged").write_bytes(bytes(damaged))
+        with pytest.raises(CheckpointError, match="altered"):
+            read_sealed(tmp_path / "damaged")
+
+
+def test_sealed_nonsense_is_no_checkpoint(tmp_path: Path) -> None:
+    interrupted(config_of(), tmp_path / "run", at_step=9)
+    write_sealed(tmp_path / "run" / "checkpoint.bin", b"\x93\x01\x02\x03")
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        run(config_of(), tmp_path / "run", resume=True)
+
+
+def test_another_configuration_does_not_resume(tmp_path: Path) -> None:
+    interrupted(config_of(), tmp_path / "run", at_step=9)
+    with pytest.raises(CheckpointError, match="another configuration"):
+        run(config_of(seed=1), tmp_path / "run", resume=True)
+
+
+def test_nothing_to_resume_and_nothing_to_overwrite(
+    finished: tuple[Path, RunResult], tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="without --resume"):
+        run(config_of(), tmp_path / "new", resume=True)
+    with pytest.raises(CheckpointError, match="holds a run already"):
+        run(config_of(), finished[0])
+
+
+def test_an_unfinished_folder_is_not_a_recording(tmp_path: Path) -> None:
+    interrupted(config_of(), tmp_path / "run", at_step=9)
+    with pytest.raises(CheckpointError, match="no finished run"):
+        load_recording(tmp_path / "run")
+
+
+def test_an_empty_intersection_says_what_to_check(finished: tuple[Path, RunResult]) -> None:
+    data = finished[1].recording.data
+    stranger = type(data.passives[0])(
+        name="passive-1",
+        ids=tuple(f"nobody {row}" for row in range(len(data.passives[0].ids))),
+        features=data.passives[0].features,
+        labels=None,
+        encoding=data.passives[0].encoding,
+    )
+    apart = type(data)(
+        data.active, (stranger, data.passives[1]), data.classes, data.train_rows, data.test_rows
+    )
+    with pytest.raises((DataError, ValueError), match="same ID column"):
+        run(config_of(), None, data=apart)
+
+
+def test_json_has_no_infinity() -> None:
+    assert json.loads(to_json({"a": [float("inf"), float("nan"), 1.5]})) == {
+        "a": ["inf", "nan", 1.5]
+    }
+    assert RunFolder(Path("x")).result == Path("x/result.json")
