@@ -171,7 +171,7 @@ def _epsilon(config: Config) -> float:
     # No noise is drawn here, so any key does.
     guard = make_guard(config.guard, releases=config.train.epochs, key=bytes(32))
     return ACCOUNTANTS["gdp"].epsilon(
-        guard.mechanism(), releases=config.train.epochs, delta=config.guard.delta
+        guard.mechanism(), releases=guard.planned(config.train.epochs), delta=config.guard.delta
     )
 
 

@@ -135,11 +135,12 @@ class ActiveParty(Party):
         return projected if every else projected[aligned.to(h_BD.device)]
 
     def _release(self, step: int, rows_B: Tensor, h_BD: Tensor) -> list[Envelope]:
+        repeats_B = self._guard.repeats(rows_B)
         flat_BD = self._guard.release(h_BD.flatten(1), step=step, rows=rows_B)
         z_BD = flat_BD.reshape(h_BD.shape)
         payload = pack({"rows": rows_B, "z": z_BD})
         digest = hashlib.sha256(payload).digest()
-        self.ledger.charge(step=step, rows=rows_B, digest=digest)
+        self.ledger.charge(step=step, rows=rows_B, digest=digest, repeats=repeats_B)
         self._pending = _Pending(z_BD, bind_step(self.contract.session, step, rows_B, payload))
         return [
             self.outbox.write(Kind.REPRESENTATIONS, step, passive, payload)
@@ -192,11 +193,11 @@ class ActiveParty(Party):
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return party_tensors(self._modules, self._optimiser)
+        return party_tensors(self._modules, self._optimiser, self._guard)
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore its state."""
-        load_party_tensors(self._modules, self._optimiser, tensors)
+        load_party_tensors(self._modules, self._optimiser, tensors, self._guard)
 
 
 @torch.no_grad()

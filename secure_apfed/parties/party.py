@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.outbox import Outbox
+from secure_apfed.privacy import RepresentationGuard
 from secure_apfed.seeds import seeded
 from secure_apfed.training import TrainSettings
 
@@ -95,9 +96,11 @@ def make_optimiser(modules: Iterable[nn.Module], train: TrainSettings) -> torch.
 
 
 def party_tensors(
-    modules: Mapping[str, nn.Module], optimiser: torch.optim.SGD
+    modules: Mapping[str, nn.Module],
+    optimiser: torch.optim.SGD,
+    guard: RepresentationGuard | None = None,
 ) -> dict[str, Tensor]:
-    """Parameters, buffers and momenta by name, for a checkpoint."""
+    """Parameters, buffers, momenta and what the guard keeps, by name, for a checkpoint."""
     tensors = {
         f"{name}.{key}": value
         for name, module in modules.items()
@@ -106,20 +109,32 @@ def party_tensors(
     for index, state in optimiser.state_dict()["state"].items():
         if state.get("momentum_buffer") is not None:
             tensors[f"momentum.{index}"] = state["momentum_buffer"]
-    return tensors
+    kept = guard.tensors() if guard else {}
+    return tensors | {f"guard.{key}": value for key, value in kept.items()}
 
 
 def load_party_tensors(
-    modules: Mapping[str, nn.Module], optimiser: torch.optim.SGD, tensors: Mapping[str, Tensor]
+    modules: Mapping[str, nn.Module],
+    optimiser: torch.optim.SGD,
+    tensors: Mapping[str, Tensor],
+    guard: RepresentationGuard | None = None,
 ) -> None:
-    """Restore what `party_tensors` returned."""
+    """Restore what `party_tensors` returned.
+
+    Raises:
+        CheckpointError: what the guard kept is damaged or of another guard.
+    """
     for name, module in modules.items():
-        prefix = f"{name}."
-        own = {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}
-        module.load_state_dict(own)
+        module.load_state_dict(_below(name, tensors))
     momenta = {
-        int(key.removeprefix("momentum.")): {"momentum_buffer": value}
-        for key, value in tensors.items()
-        if key.startswith("momentum.")
+        int(index): {"momentum_buffer": value}
+        for index, value in _below("momentum", tensors).items()
     }
     optimiser.load_state_dict({**optimiser.state_dict(), "state": momenta})
+    if guard:
+        guard.load_tensors(_below("guard", tensors))
+
+
+def _below(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}

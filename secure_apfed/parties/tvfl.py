@@ -172,12 +172,13 @@ class TvflPassive(Party):
             self._compute.forward(self._seed, self.name, envelope.step),
         ):
             h_BD = self._modules["encoder"](self._features_N[rows_B.to(self._compute.device)])
+        repeats_B = self._guard.repeats(rows_B)
         sent_BD = self._guard.release(
             h_BD.flatten(1).to(self._compute.dtype), step=envelope.step, rows=rows_B
         ).reshape(h_BD.shape)
         payload = pack({"rows": rows_B, "z": sent_BD})
         digest = hashlib.sha256(payload).digest()
-        self.ledger.charge(step=envelope.step, rows=rows_B, digest=digest)
+        self.ledger.charge(step=envelope.step, rows=rows_B, digest=digest, repeats=repeats_B)
         self._sent_BD = sent_BD if learn else None
         return self.outbox.write(Kind.REPRESENTATIONS, envelope.step, self.contract.active, payload)
 
@@ -203,11 +204,11 @@ class TvflPassive(Party):
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return party_tensors(self._modules, self._optimiser)
+        return party_tensors(self._modules, self._optimiser, self._guard)
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        load_party_tensors(self._modules, self._optimiser, tensors)
+        load_party_tensors(self._modules, self._optimiser, tensors, self._guard)
         self.gate.last = last_step
 
 

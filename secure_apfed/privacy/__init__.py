@@ -7,6 +7,7 @@ was done into epsilon (table `ACCOUNTANTS`); the ledger is charged before each r
 from collections.abc import Mapping
 
 from secure_apfed.privacy.accountants import ACCOUNTANTS, Accountant
+from secure_apfed.privacy.frozen_guard import FrozenGaussianGuard
 from secure_apfed.privacy.gaussian_guard import GaussianGuard
 from secure_apfed.privacy.gdp import calibrate_sigma
 from secure_apfed.privacy.guard import RepresentationGuard
@@ -20,6 +21,7 @@ __all__ = [
     "GUARDS",
     "Accountant",
     "BudgetExhaustedError",
+    "FrozenGaussianGuard",
     "GaussianGuard",
     "GaussianRelease",
     "GuardSettings",
@@ -33,8 +35,8 @@ __all__ = [
     "make_guard",
 ]
 
-GUARDS: Mapping[str, type[NoGuard] | type[GaussianGuard]] = {
-    guard.name: guard for guard in (NoGuard, GaussianGuard)
+GUARDS: Mapping[str, type[NoGuard] | type[GaussianGuard] | type[FrozenGaussianGuard]] = {
+    guard.name: guard for guard in (NoGuard, GaussianGuard, FrozenGaussianGuard)
 }
 
 

@@ -22,7 +22,7 @@ from protocols.randomness import KEY_BYTES
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.clip import clip_rows
 from secure_apfed.privacy.gdp import calibrate_sigma
-from secure_apfed.privacy.guard import check_release
+from secure_apfed.privacy.guard import WithoutMemory, check_release
 from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism
 from secure_apfed.privacy.noise import standard_normals
 from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP, GuardSettings
@@ -37,7 +37,7 @@ _SEED_STATEMENT = (
 )
 
 
-class GaussianGuard:
+class GaussianGuard(WithoutMemory):
     """Clips each row to norm `clip` and adds Gaussian noise of deviation `sigma` to each number.
 
     The noise is a pseudo-random function of the key, the step, the rows and the clipped
@@ -107,10 +107,10 @@ class GaussianGuard:
         """Return clipped and noisy representations; see `RepresentationGuard.release`."""
         check_release(h_BD, step=step, rows=rows)
         clipped_BD = clip_rows(h_BD, self.clip)
-        context = [step.to_bytes(8, "big"), rows.cpu().numpy().tobytes()]
+        context = [step.to_bytes(8, "big")]
         if self.noise == "secret":
             content = clipped_BD.detach().cpu().numpy().tobytes()
-            context.append(hashlib.blake2b(content).digest())
+            context += [rows.cpu().numpy().tobytes(), hashlib.blake2b(content).digest()]
         noise = self.sigma * standard_normals(self._key, *context, shape=tuple(h_BD.shape))
         return (clipped_BD + torch.from_numpy(noise).to(h_BD.device)).to(h_BD.dtype)
 

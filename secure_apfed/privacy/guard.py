@@ -7,14 +7,16 @@ really done and the report says no more than that.
 Shapes: B rows of a batch, D numbers of a representation.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 import torch
 
 from protocols.errors import LocalProtocolError
+from secure_apfed.errors import CheckpointError
 from secure_apfed.privacy.mechanism import Mechanism
 
-__all__ = ["RepresentationGuard", "check_release"]
+__all__ = ["RepresentationGuard", "WithoutMemory", "check_release"]
 
 
 class RepresentationGuard(Protocol):
@@ -52,6 +54,29 @@ class RepresentationGuard(Protocol):
         """What one release does to one row, for the accountants."""
         ...
 
+    def repeats(self, rows: torch.Tensor) -> torch.Tensor:
+        """Which rows a release would send as they were sent before, bool of shape (B,).
+
+        Ask before `release`, and hand the answer to the ledger.
+        """
+        ...
+
+    def planned(self, releases: int) -> int:
+        """How many of `releases` of one row the ledger will count."""
+        ...
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint must hold for a resumed run to release the same; a secret."""
+        ...
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `tensors` returned.
+
+        Raises:
+            CheckpointError: it is damaged or of another guard.
+        """
+        ...
+
     def largest_norm(self, dimension: int) -> float:
         """A norm that a released row of `dimension` numbers exceeds with probability < 1e-14."""
         ...
@@ -59,6 +84,30 @@ class RepresentationGuard(Protocol):
     def statement(self) -> str:
         """What is guaranteed, in words for the report."""
         ...
+
+
+class WithoutMemory:
+    """The part of a guard to which every release is a new one, so that nothing is kept."""
+
+    def repeats(self, rows: torch.Tensor) -> torch.Tensor:
+        """None of them."""
+        return torch.zeros(rows.shape, dtype=torch.bool)
+
+    def planned(self, releases: int) -> int:
+        """All of them."""
+        return releases
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Nothing."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Restore nothing; see `RepresentationGuard.load_tensors`."""
+        if tensors:
+            raise CheckpointError(
+                f"this guard keeps nothing, but the checkpoint holds {sorted(tensors)} for it; "
+                "it is of a run with another guard"
+            )
 
 
 def check_release(h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> None:

@@ -114,19 +114,23 @@ class PrivacyLedger:
                 raise CheckpointError(f"{log} counts row {release.rows[-1]} of {rows} rows")
             self._count(release)
 
-    def charge(self, *, step: int, rows: torch.Tensor, digest: bytes) -> None:
+    def charge(
+        self, *, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None = None
+    ) -> None:
         """Account for one batch BEFORE it is sent; on return it may be sent.
 
         Args:
             step: of the run.
             rows: positions in the batch, int64 of shape (B,); one that occurs twice counts twice.
             digest: of the bytes that are sent.
+            repeats: which of the rows are sent as they were sent before, bool of shape (B,), as
+                the guard says; they are free, but for those that this ledger never charged.
 
         Raises:
             BudgetExhaustedError: the batch may not be sent; nothing was charged.
             LocalProtocolError: arguments of a wrong type or range.
         """
-        release = self._release(step, rows, digest)
+        release = self._release(step, rows, digest, repeats)
         if release.identity in self._seen:
             return
         different, times = np.unique(release.rows, return_counts=True)
@@ -196,20 +200,28 @@ class PrivacyLedger:
         self._counts_N = np.maximum(self._counts_N, counts.numpy())
         self._most = int(self._counts_N.max(initial=0))
 
-    def _release(self, step: int, rows: torch.Tensor, digest: bytes) -> Release:
+    def _release(
+        self, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None
+    ) -> Release:
         if step < 0 or not digest:
             raise LocalProtocolError(f"a release has a step from 0 and a digest, got step {step}")
         if rows.dtype != torch.int64 or rows.ndim != 1:
             raise LocalProtocolError(
                 f"rows are int64 positions of shape (B,), got {rows.dtype} {tuple(rows.shape)}"
             )
-        ordered = np.sort(rows.cpu().numpy())
-        total = len(self._counts_N)
-        if len(ordered) and not 0 <= ordered[0] <= ordered[-1] < total:
+        again = torch.zeros(rows.shape, dtype=torch.bool) if repeats is None else repeats.cpu()
+        if again.dtype != torch.bool or again.shape != rows.shape:
             raise LocalProtocolError(
-                f"row positions lie in 0..{total - 1}, got {ordered[0]}..{ordered[-1]}"
+                f"repeats are bool of shape {tuple(rows.shape)} like the rows, "
+                f"got {again.dtype} {tuple(again.shape)}"
             )
-        return Release(step, digest, ordered)
+        sent, total = rows.cpu().numpy(), len(self._counts_N)
+        if len(sent) and not 0 <= sent.min() <= sent.max() < total:
+            raise LocalProtocolError(
+                f"row positions lie in 0..{total - 1}, got {sent.min()}..{sent.max()}"
+            )
+        free = again.numpy() & (self._counts_N[sent] > 0)
+        return Release(step, digest, np.sort(sent[~free]))
 
     def _count(self, release: Release) -> None:
         if release.identity not in self._seen:

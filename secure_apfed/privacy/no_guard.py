@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import torch
 
-from secure_apfed.privacy.guard import check_release
+from secure_apfed.privacy.guard import WithoutMemory, check_release
 from secure_apfed.privacy.mechanism import Mechanism, NoPrivacy
 from secure_apfed.privacy.settings import GuardSettings
 
 __all__ = ["NoGuard"]
 
 
-class NoGuard:
+class NoGuard(WithoutMemory):
     """Sends h itself; epsilon is infinite from the first release on."""
 
     name: ClassVar[str] = "none"

@@ -27,7 +27,7 @@ class GuardSettings(Settings):
             seed, for experiments: whoever knows the seed can take the noise off.
     """
 
-    mechanism: Literal["none", "gaussian"]
+    mechanism: Literal["none", "gaussian", "frozen_gaussian"]
     clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
     sigma: float | None = Field(None, gt=0)
     epsilon: float | None = Field(None, gt=0)

@@ -48,14 +48,26 @@ class TestEveryGuard:
         names = get_args(GuardSettings.model_fields["mechanism"].annotation)
         assert set(names) == set(GUARDS) == {guard.name for guard in GUARDS.values()}
 
-    def test_shape_type_and_graph_are_kept(self, guard: RepresentationGuard) -> None:
-        for dtype in (torch.float32, torch.float64):
-            h_BD = batch(dtype=dtype).requires_grad_()
-            z_BD = guard.release(h_BD, step=0, rows=ROWS)
-            assert z_BD.shape == h_BD.shape
-            assert z_BD.dtype == dtype
-            z_BD.sum().backward()
-            assert h_BD.grad is not None
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_shape_type_and_graph_are_kept(
+        self, guard: RepresentationGuard, dtype: torch.dtype
+    ) -> None:
+        h_BD = batch(dtype=dtype).requires_grad_()
+        z_BD = guard.release(h_BD, step=0, rows=ROWS)
+        assert z_BD.shape == h_BD.shape
+        assert z_BD.dtype == dtype
+        z_BD.sum().backward()
+        assert h_BD.grad is not None
+
+    def test_what_it_keeps_makes_another_release_the_same(self, guard: RepresentationGuard) -> None:
+        guard.release(batch(), step=0, rows=ROWS)
+        again = make_guard(settings_of(guard.name), releases=5, key=KEY)
+        again.load_tensors(guard.tensors())
+        assert torch.equal(again.repeats(ROWS + 1), guard.repeats(ROWS + 1))
+        assert again.planned(9) == guard.planned(9) <= 9
+        rows = ROWS.flip(0) + 1
+        first = guard.release(batch(1), step=1, rows=rows)
+        assert torch.equal(again.release(batch(1), step=1, rows=rows), first)
 
     def test_the_same_release_gives_the_same_bytes(self, guard: RepresentationGuard) -> None:
         first = guard.release(batch(), step=3, rows=ROWS)
