@@ -15,6 +15,7 @@ from secure_apfed.privacy import (
     frozen_guard,
     make_guard,
 )
+from secure_apfed.privacy.audit import Audit, audit_release
 from secure_apfed.privacy.clip import clip_rows
 
 KEY = bytes(range(32))
@@ -217,3 +218,27 @@ def test_the_statement_says_that_rows_are_frozen_and_the_key_is_nowhere() -> Non
 
 def test_the_example_runs() -> None:
     assert doctest.testmod(frozen_guard).failed == 0
+
+
+class TestAudit:
+    """Ten epochs under a claim for one release, attacked by adding up what was sent."""
+
+    CLAIM = 4.0
+
+    def found(self, guard: FrozenGaussianGuard, *, forget: bool) -> Audit:
+        def release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> torch.Tensor:
+            if forget:
+                guard.load_tensors({})
+            return guard.release(h_BD, step=step, rows=rows)
+
+        return audit_release(release, releases=10, delta=1e-5, seed=7, canaries=4000, guesses=400)
+
+    def test_ten_epochs_show_no_more_than_one(self) -> None:
+        settings = GuardSettings(mechanism="frozen_gaussian", epsilon=self.CLAIM)
+        guard = FrozenGaussianGuard.from_settings(settings, releases=10, key=KEY)
+        assert not self.found(guard, forget=False).contradicts(self.CLAIM)
+
+    def test_a_guard_that_forgets_its_rows_is_caught(self) -> None:
+        settings = GuardSettings(mechanism="frozen_gaussian", epsilon=self.CLAIM)
+        guard = FrozenGaussianGuard.from_settings(settings, releases=10, key=KEY)
+        assert self.found(guard, forget=True).contradicts(self.CLAIM)
