@@ -28,8 +28,9 @@ Accuracy: on the active's test rows, mean and 95 % interval over the seeds. "TVF
 needs every party to predict; every other row predicts with the active's features alone.
 Epsilon: of one row's releases, replace-one, encoder held fixed, at delta 1e-5; labels and the
 model have no guarantee. Advantage: balanced accuracy of the worst passive that reads labels out
-of what it saw (attack A1), minus its best baseline with the same knowledge; about 0 means that
-this attack found nothing, not that there is nothing. Tables, runs and reports: {output}"""
+of what it saw (model completion with 4 labels a class or none; under TVFL also the gradients it
+received), minus its best baseline with the same knowledge; about 0 means that these attacks
+found nothing, not that there is nothing. Tables, runs and reports: {output}"""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
