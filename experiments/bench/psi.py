@@ -1,0 +1,132 @@
+"""Private set intersection beside the libraries that people use, at 50 % overlap.
+
+Cases `circuit/N`, `ecdh/N`, `openmined/N`, `spu-rr22/N`, `spu-kkrt/N` and `spu-ecdh/N` for N
+IDs on each of two sides; each run is an interpreter of its own, the cases of a size in turns.
+
+Peers may live in environments of their own, which these variables name by their interpreter:
+SECURE_APFED_OPENMINED_PYTHON (openmined-psi 2.0.6, also in the extra `bench`, which replaces
+protobuf by an older one) and SECURE_APFED_SPU_PYTHON (spu 0.9.5, which needs numpy 1 and
+jax up to 0.4.34). A peer that cannot be imported is a row without seconds.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.bench import psi_case
+from experiments.bench.rows import Row
+
+__all__ = ["bench", "measure"]
+
+_REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
+_QUICK = {1_000: 1, 10_000: 1}
+_PATIENCE_S = 1800
+_FIELDS = ("seconds", "bytes", "rounds", "peak_memory")
+_RIVAL = {"circuit": "spu-rr22", "ecdh": "openmined"}
+_PEERS: Mapping[str, tuple[str, str]] = {
+    "openmined": ("private_set_intersection", "SECURE_APFED_OPENMINED_PYTHON"),
+    "spu-rr22": ("spu", "SECURE_APFED_SPU_PYTHON"),
+    "spu-kkrt": ("spu", "SECURE_APFED_SPU_PYTHON"),
+    "spu-ecdh": ("spu", "SECURE_APFED_SPU_PYTHON"),
+}
+
+
+def bench(quick: bool) -> Iterator[Row]:
+    """Seconds, bytes, rounds, peak memory in bytes, and how many times faster than openmined-psi.
+
+    `ratio` is seconds by those of `peer`.
+    """
+    for size, repetitions in (_QUICK if quick else _REPETITIONS).items():
+        yield from measure(size, repetitions)
+
+
+def measure(size: int, repetitions: int) -> Iterator[Row]:
+    """Yield the rows of one size; medians over the repetitions."""
+    missing = {case: _why_missing(case) for case in psi_case.CASES}
+    runs: dict[str, list[Mapping[str, Any]]] = {case: [] for case in psi_case.CASES}
+    for _ in range(repetitions):
+        for case in psi_case.CASES:
+            if not missing[case]:
+                runs[case].append(_run(case, size))
+    medians = {case: _medians(each) for case, each in runs.items()}
+    for case, found in medians.items():
+        rival = _RIVAL.get(case)
+        more = {
+            "rounds": found["rounds"],
+            "peak_memory": found["peak_memory"],
+            "speedup_vs_openmined": _quotient(medians["openmined"], found),
+        }
+        yield Row(
+            case=f"{case}/{size}",
+            seconds=found["seconds"],
+            peer=f"{rival}/{size}" if rival else None,
+            ratio=_quotient(found, medians[rival]) if rival else None,
+            bytes=found["bytes"],
+            more=more | ({"reason": missing[case]} if missing[case] else {}),
+        )
+
+
+def _quotient(one: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
+    """Seconds of one by seconds of the other."""
+    if one["seconds"] is None or other["seconds"] is None:
+        return None
+    return float(one["seconds"] / other["seconds"])
+
+
+def _medians(runs: list[Mapping[str, Any]]) -> dict[str, Any]:
+    values = {field: [run[field] for run in runs] for field in _FIELDS}
+    return {
+        field: statistics.median(each) if each and None not in each else None
+        for field, each in values.items()
+    }
+
+
+def _interpreter(case: str) -> str:
+    return os.environ.get(_PEERS[case][1], sys.executable) if case in _PEERS else sys.executable
+
+
+def _why_missing(case: str) -> str:
+    """Return why a peer cannot be measured; nothing where it can."""
+    if case not in _PEERS:
+        return ""
+    module, variable = _PEERS[case]
+    why = f"{module} cannot be imported here; install it, or name an interpreter in {variable}"
+    try:
+        # the interpreter is the user's own choice, the rest is a constant
+        tried = subprocess.run(  # noqa: S603
+            [_interpreter(case), "-c", f"import {module}"], capture_output=True, check=False
+        )
+    except OSError as error:
+        return f"{why} ({error})"
+    return why if tried.returncode else ""
+
+
+def _run(case: str, size: int) -> Mapping[str, Any]:
+    """Run one case in an interpreter of its own.
+
+    Raises:
+        RuntimeError: it failed, or found another number of common IDs.
+    """
+    environment = dict(os.environ)
+    if case not in _PEERS:
+        environment["PYTHONPATH"] = os.pathsep.join(str(Path(at).resolve()) for at in sys.path)
+    # as above; the script is ours
+    done = subprocess.run(  # noqa: S603
+        [_interpreter(case), psi_case.__file__, case, str(size)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=_PATIENCE_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{case}/{size} failed: {done.stderr[-2000:]}")
+    found: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    if found["common"] != size - size // 2:
+        raise RuntimeError(f"{case}/{size} found {found['common']} IDs, not {size - size // 2}")
+    return found

@@ -1,0 +1,72 @@
+"""The bench of set intersections: its rows, and peers that are not there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.bench import BENCHES, psi, psi_case
+
+FIELDS = {"seconds", "bytes", "rounds", "peak_memory", "speedup_vs_openmined"}
+
+
+@pytest.fixture(autouse=True)
+def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECURE_APFED_OPENMINED_PYTHON", "/bin/false")
+    monkeypatch.setenv("SECURE_APFED_SPU_PYTHON", "/no/such/python")
+
+
+def test_rows_of_one_size() -> None:
+    rows = {row.case: row.as_json() for row in psi.measure(300, 1)}
+    assert list(rows) == [f"{case}/300" for case in psi_case.CASES]
+    assert all(set(row) >= FIELDS for row in rows.values())
+    for case, rounds in (("circuit/300", 16), ("ecdh/300", 3)):
+        row = rows[case]
+        assert 0 < row["seconds"] < 60
+        assert row["rounds"] == rounds
+        assert 10**7 < row["peak_memory"] < 10**9
+        assert row["speedup_vs_openmined"] is None
+    # 300 IDs of 32 bytes from each side, 300 tags of 16 bytes, 150 places of 4, four headers
+    assert rows["ecdh/300"]["bytes"] == 2 * 300 * 32 + 300 * 16 + 150 * 4 + 4 * 22
+
+
+def test_absent_peers_are_rows_with_the_reason() -> None:
+    rows = {row.case: row.as_json() for row in psi.measure(100, 1)}
+    for case, module in (("openmined/100", "private_set_intersection"), ("spu-rr22/100", "spu")):
+        assert rows[case]["seconds"] is None
+        assert rows[case]["reason"].startswith(f"{module} cannot be imported here; install it")
+    assert "/no/such/python" in rows["spu-rr22/100"]["reason"]
+    assert "reason" not in rows["circuit/100"]
+
+
+def test_a_peer_that_can_be_imported_is_measured_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = tmp_path / "python"
+    found = {"seconds": 4.0, "bytes": 1, "rounds": 2, "peak_memory": 3, "common": 50}
+    stand_in.write_text(f"#!/bin/sh\necho '{json.dumps(found)}'\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("SECURE_APFED_OPENMINED_PYTHON", str(stand_in))
+    rows = {row.case: row.as_json() for row in psi.measure(100, 1)}
+    assert rows["openmined/100"]["speedup_vs_openmined"] == 1.0
+    ours = rows["circuit/100"]
+    assert ours["speedup_vs_openmined"] == pytest.approx(4.0 / ours["seconds"])
+    with pytest.raises(RuntimeError, match="openmined/80 found 50 IDs, not 40"):
+        list(psi.measure(80, 1))
+
+
+def test_a_failing_case_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=r"circuit/-5 failed: .*"):
+        psi._run("circuit", -5)
+
+
+def test_the_case_runs_as_a_script() -> None:
+    command = [sys.executable, psi_case.__file__, "nobody", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "KeyError: 'nobody'" in done.stderr
+
+
+def test_the_bench_is_in_the_table() -> None:
+    assert BENCHES["psi"] is psi.bench
