@@ -21,6 +21,14 @@ __all__ = ["TensorSpec", "pack", "unpack"]
 
 _LENGTH_BYTES = 4
 _META_LIMIT = 1 << 16
+_MALFORMED = (
+    ValueError,
+    TypeError,
+    KeyError,  # a dtype that safetensors knows and torch does not (F4, F8_E8M0)
+    RuntimeError,  # an empty tensor whose other sizes overflow torch's strides
+    msgpack.UnpackException,
+    safetensors.SafetensorError,
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ def unpack(
     """
     try:
         meta, tensors = _parse(payload)
-    except (ValueError, TypeError, msgpack.UnpackException, safetensors.SafetensorError) as error:
+    except _MALFORMED as error:
         raise RemoteProtocolError(f"{sender} sent a payload that cannot be parsed") from error
     if tensors.keys() != expected.keys():
         raise RemoteProtocolError(
