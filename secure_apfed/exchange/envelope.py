@@ -17,6 +17,9 @@ __all__ = ["SCHEMA_VERSION", "Envelope", "Kind"]
 SCHEMA_VERSION = 1
 _HEADER_LIMIT = 4096
 _NAME_LIMIT = 64
+_SESSION_LIMIT = 256
+_NUMBER_LIMIT = 2**63
+_FIELD_TYPES = [int, str, int, str, str, str, int]
 
 
 class Kind(StrEnum):
@@ -60,9 +63,14 @@ class Envelope:
                 )
         if self.sender == self.receiver:
             raise LocalProtocolError(f"{self.sender} cannot write to itself")
-        if self.step < -1 or self.sequence < 0:
+        if not 0 < len(self.session) <= _SESSION_LIMIT:
             raise LocalProtocolError(
-                f"step {self.step} or sequence {self.sequence} is below its range"
+                f"a session's name has 1 to {_SESSION_LIMIT} characters, got {len(self.session)}"
+            )
+        if not (-1 <= self.step < _NUMBER_LIMIT and 0 <= self.sequence < _NUMBER_LIMIT):
+            raise LocalProtocolError(
+                f"step {self.step} or sequence {self.sequence} is out of range; they count from "
+                "-1 and 0, below 2^63"
             )
 
     @property
@@ -82,7 +90,12 @@ class Envelope:
         try:
             if len(header) > _HEADER_LIMIT:
                 raise ValueError("header too long")
-            version, session, step, kind, sender, receiver, sequence = msgpack.unpackb(header)
+            fields = msgpack.unpackb(header)
+            # Exact types: msgpack also has floats, booleans and bytes, which compare and count
+            # like numbers and names until something downstream trips over them.
+            if [type(field) for field in fields] != _FIELD_TYPES:
+                raise TypeError("fields of other types")
+            version, session, step, kind, sender, receiver, sequence = fields
             if version != SCHEMA_VERSION:
                 raise RemoteProtocolError(
                     f"the peer speaks envelope schema {version!r}, this party {SCHEMA_VERSION}"
