@@ -154,7 +154,7 @@ class PrivacyLedger:
         one = self._mechanism.mu if isinstance(self._mechanism, GaussianRelease) else math.inf
         trace = (
             f"one release: {self._mechanism}",
-            f"{self._most} releases at most of one row, no amplification by subsampling",
+            f"releases of one row: {self._most} at most, no amplification by subsampling",
             f"{_ACCOUNTANT} accountant: epsilon_x {epsilon:.4g} at delta {self._delta:g}",
         )
         return PrivacySpent(

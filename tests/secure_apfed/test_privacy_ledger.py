@@ -57,7 +57,7 @@ class TestCounting:
         assert spent.epsilon_x == gdp_epsilon(math.sqrt(3) / 5, DELTA)
         assert spent.delta == DELTA
         assert (spent.epsilon_y, spent.epsilon_model) == (math.inf, math.inf)
-        assert "3 releases" in spent.trace[1]
+        assert "releases of one row: 3 at most" in spent.trace[1]
         assert spent.mu == pytest.approx(math.sqrt(3) / 5)
         assert spent.accountants == {"gdp": spent.epsilon_x}
 
