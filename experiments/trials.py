@@ -84,7 +84,7 @@ class TrialResult:
     Attributes:
         accuracy: by inference variant.
         epsilon: epsilon_x; 0 where nothing was released, infinite without a guard.
-        advantage: of the worst attack by the worst adversary; None where none applies.
+        advantage: of the worst attack on labels by the worst adversary; None where none applies.
     """
 
     variant: Variant
@@ -128,7 +128,11 @@ def read_trial(trial: Trial) -> TrialResult:
     result = folder.read_json(folder.result)
     attacks = json.loads((trial.folder / "attacks.json").read_bytes())
     worst = headlines([AttackResult(**attack) for attack in attacks])
-    advantages = [attack.advantage for attack in worst if attack.advantage is not None]
+    advantages = [
+        attack.advantage
+        for attack in worst
+        if attack.target == "labels" and attack.advantage is not None
+    ]
     return TrialResult(
         variant=trial.variant,
         seed=trial.config.seed,

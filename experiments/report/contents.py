@@ -122,47 +122,48 @@ def limits_of(run: RunFolder) -> tuple[str, ...]:
 
 def tiles_of(run: RunFolder, reference: RunFolder | None) -> tuple[Tile, ...]:
     """Return the figures of the summary."""
-    outcome, tiles = run.outcome, []
+    outcome = run.outcome
+    messages = words.count(sum(flow.messages for flow in run.flows))
+    return (
+        *_accuracy_tiles(run, reference),
+        _epsilon_tile(run),
+        *_attack_tiles(run),
+        Tile(name="sent", value=words.size(outcome.wire_bytes), note=f"{messages} messages"),
+        Tile(name="duration", value=words.duration(outcome.seconds), note=_device(run)),
+    )
+
+
+def _accuracy_tiles(run: RunFolder, reference: RunFolder | None) -> Iterator[Tile]:
+    outcome = run.outcome
+    tested = f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
     for variant, value in outcome.accuracy.items():
-        tested = (
-            f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
-        )
-        tiles.append(
-            Tile(name=f"{method_name(variant)} accuracy", value=words.percent(value), note=tested)
-        )
+        yield Tile(name=f"{method_name(variant)} accuracy", value=words.percent(value), note=tested)
     if reference is not None and run.config.method != "single_view":
         alone = next(iter(reference.outcome.accuracy.values()))
-        tiles.append(
-            Tile(name="SingleVL accuracy", value=words.percent(alone), note="the active alone")
-        )
-    privacy = outcome.privacy
+        yield Tile(name="SingleVL accuracy", value=words.percent(alone), note="the active alone")
+
+
+def _epsilon_tile(run: RunFolder) -> Tile:
+    privacy = run.outcome.privacy
     delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
-    tiles.append(
-        Tile(
-            name="epsilon, released rows", value=words.epsilon(privacy.epsilon_x),
-            note=f"{delta}labels {words.epsilon(privacy.epsilon_y)}",
+    return Tile(
+        name="epsilon, released rows",
+        value=words.epsilon(privacy.epsilon_x),
+        note=f"{delta}labels {words.epsilon(privacy.epsilon_y)}",
+    )
+
+
+def _attack_tiles(run: RunFolder) -> Iterator[Tile]:
+    """One tile for each metric: advantages in different metrics do not compare."""
+    worst: dict[str, float] = {}
+    for attack in run.attacks or ():
+        if attack.advantage is not None:
+            metric = str(attack.metric)
+            worst[metric] = max(worst.get(metric, attack.advantage), attack.advantage)
+    for metric, advantage in worst.items():
+        yield Tile(
+            name="worst attack", value=f"{advantage:+.3f}", note=f"{plain(metric)} over baseline"
         )
-    )  # fmt: skip
-    advantages = [one.advantage for one in run.attacks or () if one.advantage is not None]
-    if advantages:
-        metric = next(
-            str(one.metric) for one in run.attacks or () if one.advantage == max(advantages)
-        )
-        tiles.append(
-            Tile(
-                name="worst attack",
-                value=f"{max(advantages):+.3f}",
-                note=f"{plain(metric)} over baseline",
-            )
-        )
-    tiles.append(
-        Tile(
-            name="sent", value=words.size(outcome.wire_bytes),
-            note=f"{words.count(sum(flow.messages for flow in run.flows))} messages",
-        )
-    )  # fmt: skip
-    tiles.append(Tile(name="duration", value=words.duration(outcome.seconds), note=_device(run)))
-    return tuple(tiles)
 
 
 def _device(run: RunFolder) -> str:

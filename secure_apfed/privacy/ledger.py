@@ -36,7 +36,7 @@ class PrivacySpent:
     Attributes:
         epsilon_x: one row's releases together, replace-one, encoder held fixed.
         epsilon_y: labels; infinite once anything was sent, since nothing protects them.
-        epsilon_model: the trained model; infinite likewise, since training is not private.
+        epsilon_model: the trained model; always infinite, since training is not private.
         delta: at which epsilon_x holds.
         releases: T, the releases of the row that was sent most often.
         mu: parameter of Gaussian DP of those releases together.
@@ -55,11 +55,10 @@ class PrivacySpent:
 
     @classmethod
     def nothing(cls, *, delta: float) -> "PrivacySpent":
-        """The account of a party that has sent nothing."""
+        """The account of a party that has sent nothing; a model that it shows is another matter."""
         return cls(
             epsilon_x=0.0,
             epsilon_y=0.0,
-            epsilon_model=0.0,
             delta=delta,
             releases=0,
             mu=0.0,
