@@ -1,0 +1,95 @@
+"""Keys, streams and permutations: the right length, the right distribution, no collisions."""
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.errors import LocalProtocolError
+from protocols.randomness import KEY_BYTES, derive_key, fresh_key, keystream, random_permutation
+
+KEY = bytes(range(32))
+
+
+def test_fresh_keys_differ_and_have_32_bytes() -> None:
+    keys = {fresh_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert {len(key) for key in keys} == {KEY_BYTES} == {32}
+
+
+def test_a_derived_key_is_keyed_blake2b_of_the_framed_context() -> None:
+    framed = (1).to_bytes(8, "big") + b"a" + (2).to_bytes(8, "big") + b"bc"
+    expected = hashlib.blake2b(framed, key=KEY, digest_size=32).digest()
+    assert derive_key(KEY, b"a", b"bc") == expected
+
+
+@given(one=st.lists(st.binary(max_size=4)), two=st.lists(st.binary(max_size=4)))
+def test_different_contexts_never_share_a_key(one: list[bytes], two: list[bytes]) -> None:
+    assert (derive_key(KEY, *one) == derive_key(KEY, *two)) == (one == two)
+
+
+def test_contexts_do_not_collide_by_concatenation() -> None:
+    contexts = [(b"ab", b"c"), (b"a", b"bc"), (b"abc",), (b"abc", b""), (b"", b"abc"), ()]
+    assert len({derive_key(KEY, *context) for context in contexts}) == len(contexts)
+
+
+def test_another_key_gives_another_key() -> None:
+    assert derive_key(KEY, b"a") != derive_key(bytes(32), b"a")
+
+
+@pytest.mark.parametrize("length", [0, 16, 31, 33])
+def test_a_key_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(LocalProtocolError, match=f"a key has 32 bytes, got {length}"):
+        derive_key(bytes(length), b"a")
+    with pytest.raises(LocalProtocolError, match=f"a key has 32 bytes, got {length}"):
+        keystream(bytes(length), b"a", length=1)
+
+
+def test_a_keystream_is_aes_256_counter_mode_from_zero() -> None:
+    block = Cipher(algorithms.AES(derive_key(KEY, b"use")), modes.ECB()).encryptor()
+    expected = b"".join(block.update(n.to_bytes(16, "big")) for n in range(3))
+    assert keystream(KEY, b"use", length=40) == expected[:40]
+
+
+def test_a_longer_keystream_begins_with_the_shorter() -> None:
+    assert keystream(KEY, b"use", length=1000)[:17] == keystream(KEY, b"use", length=17)
+    assert keystream(KEY, b"use", length=0) == b""
+
+
+def test_each_context_has_its_own_stream() -> None:
+    streams = {keystream(KEY, b"step", bytes([n]), length=32) for n in range(50)}
+    assert len(streams) == 50
+
+
+def test_a_keystream_is_balanced() -> None:
+    bits = np.unpackbits(np.frombuffer(keystream(KEY, b"use", length=100_000), dtype=np.uint8))
+    assert abs(bits.mean() - 0.5) < 5 * 0.5 / np.sqrt(bits.size)
+
+
+def test_a_negative_length_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="at least 0, got -1"):
+        keystream(KEY, length=-1)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 1000])
+def test_a_permutation_holds_every_item_once(count: int) -> None:
+    order = random_permutation(count)
+    assert order.dtype == np.int64
+    assert sorted(order.tolist()) == list(range(count))
+
+
+def test_permutations_are_uniform() -> None:
+    trials = 6000
+    counts = Counter(tuple(random_permutation(3).tolist()) for _ in range(trials))
+    assert len(counts) == 6
+    # Chi-square with 5 degrees of freedom passes 40 once in seven million runs.
+    assert sum((seen - trials / 6) ** 2 / (trials / 6) for seen in counts.values()) < 40
+
+
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="at least 0 items, got -1"):
+        random_permutation(-1)

@@ -1,0 +1,188 @@
+"""Sealed links: every altered, replayed or misdirected message is refused, and keys stay in."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.seal import SEAL_OVERHEAD_BYTES, RunKey, SealedLink, fresh_run_key
+
+CONTRACT = b"c" * 32
+# RFC 7748: points of order 1, 2 and 4 or 8 on the curve and its twist.
+LOW_ORDER = [
+    bytes(32),
+    b"\x01" + bytes(31),
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+    bytes.fromhex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
+    bytes.fromhex("ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+    bytes.fromhex("edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+    bytes.fromhex("eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f"),
+]
+
+
+def link(me: str, peer: str, key: RunKey, peer_public: bytes) -> SealedLink:
+    return SealedLink(
+        me=me, peer=peer, run_key=key, peer_public=peer_public, contract_hash=CONTRACT
+    )
+
+
+def ends(**changes: Any) -> tuple[SealedLink, SealedLink]:
+    """Both ends of a link; `changes` are Bob's alone."""
+    alice, bob = fresh_run_key(), fresh_run_key()
+    return (
+        link("alice", "bob", alice, bob.public),
+        SealedLink(
+            **{
+                "me": "bob",
+                "peer": "alice",
+                "run_key": bob,
+                "peer_public": alice.public,
+                "contract_hash": CONTRACT,
+                **changes,
+            }
+        ),
+    )
+
+
+@given(bodies=st.lists(st.tuples(st.booleans(), st.binary(), st.binary()), max_size=8))
+def test_messages_arrive_in_both_directions(bodies: list[tuple[bool, bytes, bytes]]) -> None:
+    alice, bob = ends()
+    for from_alice, body, associated in bodies:
+        sender, receiver = (alice, bob) if from_alice else (bob, alice)
+        number = sender.next_sequence
+        sealed = sender.seal(body, sequence=number, associated=associated)
+        assert len(sealed) == len(body) + SEAL_OVERHEAD_BYTES
+        assert receiver.open(sealed, sequence=number, associated=associated) == body
+
+
+def test_equal_messages_look_different() -> None:
+    alice, bob = ends()
+    first, second = (alice.seal(b"same", sequence=n, associated=b"") for n in range(2))
+    assert len({first, second, bob.seal(b"same", sequence=0, associated=b"")}) == 3
+
+
+def test_any_flipped_bit_is_refused_and_the_link_goes_on() -> None:
+    alice, bob = ends()
+    header = b"header"
+    sealed = alice.seal(b"body", sequence=0, associated=header)
+    for bit in range(8 * len(sealed)):
+        bad = bytearray(sealed)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(RemoteProtocolError, match="message 0 of alice does not authenticate"):
+            bob.open(bytes(bad), sequence=0, associated=header)
+    for bit in range(8 * len(header)):
+        bad = bytearray(header)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+            bob.open(sealed, sequence=0, associated=bytes(bad))
+    assert bob.open(sealed, sequence=0, associated=header) == b"body"
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 19])
+def test_truncated_messages_are_refused(length: int) -> None:
+    alice, bob = ends()
+    sealed = alice.seal(b"body", sequence=0, associated=b"")
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        bob.open(sealed[:length], sequence=0, associated=b"")
+
+
+def test_replayed_and_reordered_messages_are_refused() -> None:
+    alice, bob = ends()
+    sealed = [alice.seal(bytes([n]), sequence=n, associated=b"") for n in range(3)]
+    with pytest.raises(RemoteProtocolError, match="expected message 0 of alice, got 1"):
+        bob.open(sealed[1], sequence=1, associated=b"")
+    assert bob.open(sealed[0], sequence=0, associated=b"") == b"\x00"
+    with pytest.raises(RemoteProtocolError, match="expected message 1 of alice, got 0"):
+        bob.open(sealed[0], sequence=0, associated=b"")
+    for forged in (sealed[0], sealed[2]):
+        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+            bob.open(forged, sequence=1, associated=b"")
+    assert bob.open(sealed[1], sequence=1, associated=b"") == b"\x01"
+
+
+@pytest.mark.parametrize("sequence", [1, -1, 5])
+def test_a_number_is_sealed_once_and_in_order(sequence: int) -> None:
+    alice, _ = ends()
+    with pytest.raises(LocalProtocolError, match="next message is number 0"):
+        alice.seal(b"", sequence=sequence, associated=b"")
+    alice.seal(b"", sequence=0, associated=b"")
+    with pytest.raises(LocalProtocolError, match="next message is number 1, got 0"):
+        alice.seal(b"", sequence=0, associated=b"")
+
+
+def test_a_message_cannot_be_reflected_to_its_sender() -> None:
+    alice, _ = ends()
+    sealed = alice.seal(b"body", sequence=0, associated=b"")
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        alice.open(sealed, sequence=0, associated=b"")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"contract_hash": b"d" * 32}, {"me": "bobby"}, {"peer": "alicia"}]
+)
+def test_other_contracts_and_names_do_not_authenticate(changes: dict[str, Any]) -> None:
+    alice, bob = ends(**changes)
+    sealed = alice.seal(b"body", sequence=0, associated=b"")
+    with pytest.raises(RemoteProtocolError, match="do not hold the same contract"):
+        bob.open(sealed, sequence=0, associated=b"")
+
+
+def test_names_are_framed_before_they_are_hashed() -> None:
+    one, two = fresh_run_key(), fresh_run_key()
+    sealed = link("ab", "c", one, two.public).seal(b"", sequence=0, associated=b"")
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        link("bc", "a", two, one.public).open(sealed, sequence=0, associated=b"")
+
+
+def test_a_third_party_opens_nothing() -> None:
+    alice, bob, carol = fresh_run_key(), fresh_run_key(), fresh_run_key()
+    sealed = link("alice", "bob", alice, bob.public).seal(b"x", sequence=0, associated=b"")
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        link("bob", "alice", carol, alice.public).open(sealed, sequence=0, associated=b"")
+
+
+@pytest.mark.parametrize("public", LOW_ORDER, ids=lambda public: public.hex()[:8])
+def test_a_public_key_of_low_order_is_refused(public: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="of low order"):
+        link("alice", "bob", fresh_run_key(), public)
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_public_key_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"32 bytes, the peer's has {length}"):
+        link("alice", "bob", fresh_run_key(), bytes([9] * length))
+
+
+def test_a_run_key_is_neither_shown_nor_copied() -> None:
+    key = fresh_run_key()
+    assert repr(key) == f"RunKey(public={key.public!r})"
+    for spread in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(LocalProtocolError, match="never serialised"):
+            spread(key)
+
+
+def test_a_link_is_not_pickled() -> None:
+    alice, _ = ends()
+    with pytest.raises((TypeError, LocalProtocolError)):
+        pickle.dumps(alice)
+
+
+def test_run_keys_are_fresh() -> None:
+    assert len({fresh_run_key().public for _ in range(20)}) == 20
+
+
+def test_both_ends_agree_on_one_key_for_each_salt_and_info() -> None:
+    alice, bob = fresh_run_key(), fresh_run_key()
+    shared = alice.agree(bob.public, salt=b"salt", info=b"info")
+    assert shared == bob.agree(alice.public, salt=b"salt", info=b"info")
+    assert len(shared) == 32
+    others = {
+        alice.agree(bob.public, salt=b"salt", info=b"other"),
+        alice.agree(bob.public, salt=b"other", info=b"info"),
+        shared,
+    }
+    assert len(others) == 3
