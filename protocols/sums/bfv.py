@@ -8,7 +8,8 @@ representations to different passives, which gets uniform noise. Does not protec
 M - 1 passives and the active together; a passive that falls silent (the step then has no
 sum); an aggregator that adds a constant to the sum.
 
-Schemes: Brakerski 2012, Fan and Vercauteren 2012, through TenSEAL; masks as in `pairwise`,
+Schemes: Brakerski 2012, Fan and Vercauteren 2012, through SEAL's
+interface in TenSEAL, with one prime; masks as in `pairwise`,
 modulo the plain modulus t. The decoded sum is the integer sum.
 """
 
@@ -25,8 +26,8 @@ from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.headroom import BfvHeadroom, solve_bfv
 from protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from protocols.sums.interface import StepBinding, SumAgreement
+from protocols.sums.one_prime_scheme import BatchedBfv, OnePrimeScheme
 from protocols.sums.pairwise import MASK_STREAM_BYTES, PairwiseSeeds, add_masks
-from protocols.sums.seal_scheme import Bfv, SealScheme
 
 __all__ = ["BfvContributor", "BfvSum"]
 
@@ -38,11 +39,9 @@ class BfvSum(HomomorphicSum):
     Args:
         agreement: what the parties fixed.
         poly_degree: N, the ring degree.
-        primes: bits of the data prime and of the key-switching prime; their sum is
-            limited by 128-bit security.
 
     Attributes:
-        headroom: the plain modulus and the packing that fit these parameters.
+        headroom: the plain modulus, the prime and the packing that fit them.
 
     Raises:
         LocalProtocolError: parameters that are insecure or could overflow.
@@ -50,14 +49,11 @@ class BfvSum(HomomorphicSum):
 
     agreement: SumAgreement
     poly_degree: int = 4096
-    primes: tuple[int, int] = (54, 55)
     headroom: BfvHeadroom = field(init=False, repr=False)
     name: ClassVar[str] = "bfv"
 
     def __post_init__(self) -> None:
-        solved = solve_bfv(
-            FixedPoint.of(self.agreement), poly_degree=self.poly_degree, primes=self.primes
-        )
+        solved = solve_bfv(FixedPoint.of(self.agreement), poly_degree=self.poly_degree)
         object.__setattr__(self, "headroom", solved)
 
     @property
@@ -65,8 +61,9 @@ class BfvSum(HomomorphicSum):
         return self.headroom.packing
 
     @cached_property
-    def scheme(self) -> SealScheme:
-        return SealScheme(Bfv(self.poly_degree, self.primes, self.headroom.plain_modulus))
+    def scheme(self) -> OnePrimeScheme:
+        found = self.headroom
+        return OnePrimeScheme(BatchedBfv(self.poly_degree, found.prime_bits, found.plain_modulus))
 
     def contributor(self, me: str) -> "BfvContributor":
         return BfvContributor(self, me)
@@ -75,7 +72,7 @@ class BfvSum(HomomorphicSum):
         return {
             "backend": self.name,
             "poly_degree": self.poly_degree,
-            "primes": list(self.primes),
+            "primes": [self.headroom.prime_bits],
             "plain_modulus": self.headroom.plain_modulus,
             "fields": self.packing.fields,
             "field_bits": self.packing.field_bits,

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.sums.ckks import nearest_integers
-from protocols.sums.complex_scheme import ComplexScheme
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.headroom import CkksHeadroom, solve_ckks
 from protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from protocols.sums.interface import SumAgreement
+from protocols.sums.one_prime_scheme import ComplexCkks, OnePrimeScheme
 
 __all__ = ["CkksFastSum"]
 
@@ -62,8 +62,10 @@ class CkksFastSum(HomomorphicSum):
         return self.headroom.packing
 
     @cached_property
-    def scheme(self) -> ComplexScheme:
-        return ComplexScheme(self.poly_degree, self.prime_bits, self.headroom.scale_bits)
+    def scheme(self) -> OnePrimeScheme:
+        return OnePrimeScheme(
+            ComplexCkks(self.poly_degree, self.prime_bits, self.headroom.scale_bits)
+        )
 
     def contributor(self, me: str) -> Encrypter:
         return Encrypter(self, me)

@@ -37,7 +37,7 @@ ROUNDING_TOLERANCE = 0.25
 """How far a decrypted slot may lie from an integer: half of what rounding could repair."""
 
 PLAIN_MODULUS_BITS = 42
-"""Largest BFV plain modulus: the noise of 64 ciphertexts still fits at N = 4096."""
+"""Largest BFV plain modulus: the noise of 1,024 ciphertexts still fits a prime of 60 bits."""
 
 # In standard deviations, each exceeded with probability below 2^-40. A slot of a product of two
 # random polynomials is Laplace: exp(-sqrt(2) t). With two such products of equal variance it
@@ -45,6 +45,8 @@ PLAIN_MODULUS_BITS = 42
 _TAIL = 20.0
 _FRESH_TAIL = 15.5
 _GAUSSIAN_TAIL = 10.0
+# From SEAL's smallest that compresses well to its largest.
+_BFV_PRIMES = tuple(range(50, 61))
 _MODULUS_MARGIN = 1 + 2**-10
 _MAX_SCALE_BITS = 40
 
@@ -166,49 +168,52 @@ class BfvHeadroom:
 
     Attributes:
         poly_degree: N, the ring degree and the number of slots.
-        primes: bits of the data prime and of the key-switching prime.
+        prime_bits: of the one prime.
         plain_modulus: t, a prime that is 1 modulo 2N.
         packing: how integers share the slots.
     """
 
     poly_degree: int
-    primes: tuple[int, int]
+    prime_bits: int
     plain_modulus: int
     packing: Packing
 
 
-def solve_bfv(
-    fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, int] = (54, 55)
-) -> BfvHeadroom:
-    """Find the densest packing, and for it the smallest plain modulus, that fits.
+def solve_bfv(fixed_point: FixedPoint, *, poly_degree: int = 4096) -> BfvHeadroom:
+    """Find the densest packing, and for it the smallest plain modulus and prime, that fit.
 
     Raises:
         LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
     """
-    _require_secure(poly_degree, primes)
+    _require_secure(poly_degree, _BFV_PRIMES[:1])
     for fields in (2, 1):
-        found = _fit_bfv(fixed_point, fields, poly_degree, primes)
+        found = _fit_bfv(fixed_point, fields, poly_degree)
         if found is not None:
             return found
-    raise _does_not_fit(fixed_point, primes, lambda fewer: _fit_bfv(fewer, 1, poly_degree, primes))
+    raise _does_not_fit(
+        fixed_point, _BFV_PRIMES[-1:], lambda fewer: _fit_bfv(fewer, 1, poly_degree)
+    )
 
 
-def _fit_bfv(
-    fixed_point: FixedPoint, fields: int, poly_degree: int, primes: tuple[int, int]
-) -> BfvHeadroom | None:
+def _fit_bfv(fixed_point: FixedPoint, fields: int, poly_degree: int) -> BfvHeadroom | None:
     width = fixed_point.field_bits
     peak = fixed_point.limit * (1 + (2**width if fields == 2 else 0))
     modulus = _batching_prime(2 * peak + 2, 2 * poly_degree)
     # Decryption is exact while the noise of a coefficient, rounding of q m / t included
     # (1/2 for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
-    deviation = slot_noise(poly_degree, fixed_point.contributors) / math.sqrt(poly_degree / 2)
+    deviation = fresh_noise(poly_degree, fixed_point.contributors) / math.sqrt(poly_degree / 2)
     noise = _GAUSSIAN_TAIL * deviation + fixed_point.contributors / 2
-    room = 2 ** (primes[0] - 1) / _MODULUS_MARGIN / modulus
-    if modulus.bit_length() > PLAIN_MODULUS_BITS or noise >= room:
+    for bits in _BFV_PRIMES:
+        room = 2 ** (bits - 1) / _MODULUS_MARGIN / modulus
+        if noise < room and bits <= SECURE_MODULUS_BITS[poly_degree]:
+            break
+    else:
+        return None
+    if modulus.bit_length() > PLAIN_MODULUS_BITS:
         return None
     return BfvHeadroom(
         poly_degree=poly_degree,
-        primes=primes,
+        prime_bits=bits,
         plain_modulus=modulus,
         packing=Packing(fields=fields, field_bits=width, slots=poly_degree),
     )

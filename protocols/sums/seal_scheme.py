@@ -1,6 +1,6 @@
-"""The one file that hands homomorphic objects to TenSEAL and takes them back.
+"""CKKS through TenSEAL's vectors, which have a key-switching prime and real slots.
 
-Run by: every role of `ckks` and `bfv`. Protects from: hostile bytes (each blob passes
+Run by: every role of `ckks`. Protects from: hostile bytes (each blob passes
 `BlobShape` before TenSEAL reads it, TenSEAL's framing is made here, its errors become
 `RemoteProtocolError`) and from keys in wrong hands: contexts for others are rebuilt from
 parameters and public key alone. Parameters never come from a peer.
@@ -8,7 +8,7 @@ parameters and public key alone. Parameters never come from a peer.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tenseal as ts
@@ -23,37 +23,13 @@ from protocols.sums.seal_blobs import (
     proto_numbers,
 )
 
-__all__ = ["Bfv", "Ckks", "Flavour", "SealScheme"]
+__all__ = ["Ckks", "SealScheme"]
 
 # Field numbers of TenSEAL's messages (its tensealcontext.proto and tensors.proto).
 _CONTEXT_PUBLIC, _PUBLIC_KEY = 2, 1
 _VECTOR_SIZES, _VECTOR_CIPHERTEXTS, _VECTOR_SCALE = 1, 2, 3
 # What pybind11 makes of SEAL's C++ exceptions.
 _SEAL_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
-
-
-class Flavour(Protocol):
-    """What differs between the schemes: their contexts, their vectors and slots."""
-
-    @property
-    def slots(self) -> int: ...
-
-    @property
-    def vector_trailer(self) -> bytes:
-        """What TenSEAL's message of a vector holds after the ciphertexts."""
-        ...
-
-    def new_context(self) -> ts.Context:
-        """A context with a fresh secret key."""
-        ...
-
-    def encrypt(self, context: ts.Context, slots_S: NDArray[np.int64]) -> Any: ...
-
-    def add_plain(self, vector: Any, slots_S: NDArray[np.int64]) -> None:
-        """Add to a vector what nobody needs to hide from its own party."""
-        ...
-
-    def load(self, context: ts.Context, framed: bytes) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -92,51 +68,16 @@ class Ckks:
         return ts.ckks_vector_from(context, framed)
 
 
-@dataclass(frozen=True)
-class Bfv:
-    """Brakerski 2012, Fan and Vercauteren 2012: exact, N slots of integers modulo t."""
-
-    poly_degree: int
-    primes: tuple[int, int]
-    plain_modulus: int
-
-    @property
-    def slots(self) -> int:
-        return self.poly_degree
-
-    @property
-    def vector_trailer(self) -> bytes:
-        return b""
-
-    def new_context(self) -> ts.Context:
-        return ts.context(
-            ts.SCHEME_TYPE.BFV,
-            self.poly_degree,
-            self.plain_modulus,
-            coeff_mod_bit_sizes=list(self.primes),
-            n_threads=1,
-        )
-
-    def encrypt(self, context: ts.Context, slots_S: NDArray[np.int64]) -> ts.BFVVector:
-        return ts.bfv_vector(context, slots_S)
-
-    def add_plain(self, vector: ts.BFVVector, slots_S: NDArray[np.int64]) -> None:
-        vector.add_(ts.plain_tensor(slots_S, dtype="int"))
-
-    def load(self, context: ts.Context, framed: bytes) -> ts.BFVVector:
-        return ts.bfv_vector_from(context, framed)
-
-
 class SealScheme:
     """TenSEAL under one set of parameters.
 
     Attributes:
-        flavour: scheme and parameters.
+        flavour: the parameters.
         key, ciphertext: what every serialised public key and ciphertext has in common.
         ciphertext_bytes: the usual length of a ciphertext.
     """
 
-    def __init__(self, flavour: Flavour) -> None:
+    def __init__(self, flavour: Ckks) -> None:
         self.flavour = flavour
         sample = self.key_pair()
         zero = self.zero(sample)

@@ -11,7 +11,7 @@ from protocols.sums import BfvSum
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import Frame
 from protocols.sums.headroom import PLAIN_MODULUS_BITS, solve_bfv
-from protocols.sums.seal_scheme import Bfv, SealScheme
+from protocols.sums.one_prime_scheme import BatchedBfv, OnePrimeScheme
 from tests.contracts.sum_parties import Parties, agreement, binding, parties
 
 SHAPE = (128, 64)
@@ -95,13 +95,14 @@ def test_plain_moduli_stay_within_the_bound(passives: int) -> None:
     assert found.packing.fields == (2 if passives <= 32 else 1)
     assert found.plain_modulus.bit_length() <= PLAIN_MODULUS_BITS
     assert found.plain_modulus % 8192 == 1
+    assert found.prime_bits == {2: 50, 4: 50, 16: 55, 32: 57, 33: 50, 64: 50}[passives]
 
 
-@pytest.mark.parametrize(("bits", "exact"), [(42, True), (49, False)])
-def test_a_larger_plain_modulus_decrypts_garbage(bits: int, exact: bool) -> None:
-    """64 ciphertexts at the bound are exact; without the bound SEAL fails in silence."""
-    modulus = {42: 4398046486529, 49: 562949953216513}[bits]
-    scheme = SealScheme(Bfv(4096, (54, 55), modulus))
+@pytest.mark.parametrize(("bits", "exact"), [(60, True), (54, False)])
+def test_a_smaller_prime_decrypts_garbage(bits: int, exact: bool) -> None:
+    """64 ciphertexts at the bound of t are exact; with too small a prime SEAL fails in silence."""
+    modulus = 4398046486529
+    scheme = OnePrimeScheme(BatchedBfv(4096, bits, modulus))
     keys = scheme.key_pair()
     rng = np.random.default_rng(0)
     slots = rng.integers(-modulus // 2, modulus // 2, (4, 1, 4096))
@@ -112,8 +113,8 @@ def test_a_larger_plain_modulus_decrypts_garbage(bits: int, exact: bool) -> None
 
 
 def test_what_does_not_fit_says_what_would() -> None:
-    wanted = FixedPoint(clip_norm=1.0, bits=24, contributors=16)
-    with pytest.raises(LocalProtocolError, match="do not fit a data prime of 36 bits; 21 bits"):
-        solve_bfv(wanted, primes=(36, 36))
+    wanted = FixedPoint(clip_norm=1.0, bits=34, contributors=1000)
+    with pytest.raises(LocalProtocolError, match=r"do not fit a data prime of .* bits; 32 bits"):
+        solve_bfv(wanted)
     with pytest.raises(LocalProtocolError, match="less than 128-bit security"):
-        solve_bfv(wanted, poly_degree=2048)
+        solve_bfv(wanted, poly_degree=1024)

@@ -8,7 +8,6 @@ import pytest
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError
-from protocols.sums.complex_scheme import ComplexScheme
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.headroom import (
     ROUNDING_TOLERANCE,
@@ -17,6 +16,7 @@ from protocols.sums.headroom import (
     slot_noise,
     solve_ckks,
 )
+from protocols.sums.one_prime_scheme import ComplexCkks, OnePrimeScheme
 from protocols.sums.scheme import Scheme
 from protocols.sums.seal_scheme import Ckks, SealScheme
 
@@ -68,7 +68,7 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 def scheme_of(found: CkksHeadroom) -> Scheme:
     if len(found.primes) == 1:
-        return ComplexScheme(found.poly_degree, found.primes[0], found.scale_bits)
+        return OnePrimeScheme(ComplexCkks(found.poly_degree, 60, found.scale_bits))
     return SealScheme(Ckks(found.poly_degree, (60, 49), found.scale_bits))
 
 

@@ -1,0 +1,304 @@
+"""CKKS and BFV with one prime, straight on SEAL's own interface in TenSEAL.
+
+Run by: every role of `ckks_fast` and `bfv`. Against `seal_scheme`: a sum needs no key-switching
+prime, so encryption handles half the residues; and both parts of a complex slot of CKKS
+carry values. Protects from: hostile bytes (each blob passes `BlobShape` before SEAL reads
+it, SEAL's errors become `RemoteProtocolError`) and from keys in wrong hands: no object but
+the receiver's ever holds a secret key.
+
+SEAL saves to and loads from paths only; a path here names memory of this process, or a
+private temporary file where the system has no such memory. Only public keys and
+ciphertexts pass through it.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import tenseal.sealapi as seal
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums.agreed import KeepsSecrets
+from protocols.sums.seal_blobs import BlobShape
+
+__all__ = ["BatchedBfv", "ComplexCkks", "OnePrimeContext", "OnePrimeScheme"]
+
+# What pybind11 makes of SEAL's C++ exceptions.
+_SEAL_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
+
+
+class _Flavour(Protocol):
+    """What differs between the schemes. A ciphertext holds N numbers in either."""
+
+    @property
+    def poly_degree(self) -> int: ...
+
+    @property
+    def prime_bits(self) -> int: ...
+
+    def parameters(self) -> Any:
+        """SEAL's parameters, without degree and prime."""
+        ...
+
+    def encoder(self, context: Any) -> Any: ...
+
+    def encode(self, encoder: Any, slots_S: NDArray[np.int64], plain: Any) -> None: ...
+
+    def decode(self, encoder: Any, plain: Any) -> NDArray[np.float64]: ...
+
+
+@dataclass(frozen=True)
+class ComplexCkks:
+    """Cheon, Kim, Kim, Song 2017: approximate, N / 2 complex slots of two numbers each."""
+
+    poly_degree: int
+    prime_bits: int
+    scale_bits: int
+
+    def parameters(self) -> Any:
+        return seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+
+    def encoder(self, context: Any) -> Any:
+        return seal.CKKSEncoder(context)
+
+    def encode(self, encoder: Any, slots_S: NDArray[np.int64], plain: Any) -> None:
+        pairs = slots_S.astype(np.float64).view(np.complex128)
+        encoder.encode(pairs.tolist(), 2.0**self.scale_bits, plain)
+
+    def decode(self, encoder: Any, plain: Any) -> NDArray[np.float64]:
+        return np.array(encoder.decode_complex(plain), dtype=np.complex128).view(np.float64)
+
+
+@dataclass(frozen=True)
+class BatchedBfv:
+    """Brakerski 2012, Fan and Vercauteren 2012: exact, N slots of integers modulo t."""
+
+    poly_degree: int
+    prime_bits: int
+    plain_modulus: int
+
+    def parameters(self) -> Any:
+        parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.BFV)
+        parameters.set_plain_modulus(self.plain_modulus)
+        return parameters
+
+    def encoder(self, context: Any) -> Any:
+        return seal.BatchEncoder(context)
+
+    def encode(self, encoder: Any, slots_S: NDArray[np.int64], plain: Any) -> None:
+        encoder.encode((slots_S % self.plain_modulus).tolist(), plain)
+
+    def decode(self, encoder: Any, plain: Any) -> NDArray[np.float64]:
+        """Slots in [-t/2, t/2); below 2^42 they are exact in float64."""
+        return np.array(encoder.decode_int64(plain), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class OnePrimeContext(KeepsSecrets):
+    """What one party can do; everybody can add.
+
+    Attributes:
+        public_key, encryptor: None where the party has no public key.
+        decryptor: None without the secret key.
+    """
+
+    public_key: Any = field(repr=False)
+    encryptor: Any = field(repr=False)
+    decryptor: Any = field(repr=False)
+
+
+class OnePrimeScheme:
+    """SEAL under one prime.
+
+    Args:
+        flavour: scheme and parameters.
+
+    Attributes:
+        key, ciphertext: what every serialised public key and ciphertext has in common.
+        ciphertext_bytes: the usual length of a ciphertext.
+    """
+
+    def __init__(self, flavour: ComplexCkks | BatchedBfv) -> None:
+        parameters, self._flavour = flavour.parameters(), flavour
+        degree, bits = flavour.poly_degree, flavour.prime_bits
+        parameters.set_poly_modulus_degree(degree)
+        parameters.set_coeff_modulus(seal.CoeffModulus.Create(degree, [bits]))
+        self._seal = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
+        if not self._seal.parameters_set():
+            raise LocalProtocolError(
+                f"SEAL refuses N = {degree} with a prime of {bits} bits: "
+                f"{self._seal.parameters_error_message()}"
+            )
+        self._encoder, self._evaluator = flavour.encoder(self._seal), seal.Evaluator(self._seal)
+        sample = self.key_pair()
+        zero = self.zero(sample)
+        self._fresh_kind = _kind(zero)
+        self.key = BlobShape.of(self.public_key(sample))
+        with _scratch() as scratch:
+            blob = scratch.save(zero)
+        self.ciphertext, self.ciphertext_bytes = BlobShape.of(blob), len(blob)
+
+    def key_pair(self) -> OnePrimeContext:
+        """A context with a fresh secret key, for the receiver only."""
+        generator = seal.KeyGenerator(self._seal)
+        key = seal.PublicKey()
+        generator.create_public_key(key)
+        decryptor = seal.Decryptor(self._seal, generator.secret_key())
+        return OnePrimeContext(key, seal.Encryptor(self._seal, key), decryptor)
+
+    def public_key(self, context: OnePrimeContext) -> bytes:
+        """The raw SEAL public key of a context."""
+        with _scratch() as scratch:
+            return scratch.save(context.public_key)
+
+    def keyless_context(self) -> OnePrimeContext:
+        """A context that can add and nothing else."""
+        return OnePrimeContext(None, None, None)
+
+    def public_context(self, key: bytes, *, sender: str) -> OnePrimeContext:
+        """A context that can encrypt under the raw public key that `sender` sent.
+
+        Raises:
+            RemoteProtocolError: the key is damaged or of other parameters.
+        """
+        self.key.check(key, sender=sender)
+        loaded = seal.PublicKey()
+        try:
+            with _scratch() as scratch:
+                scratch.load(loaded, self._seal, key)
+            encryptor = seal.Encryptor(self._seal, loaded)
+        except _SEAL_ERRORS as error:
+            raise RemoteProtocolError(f"SEAL refuses the public key from {sender}") from error
+        return OnePrimeContext(loaded, encryptor, None)
+
+    def zero(self, context: OnePrimeContext) -> Any:
+        """A fresh encryption of zeros, for one later ciphertext of `encrypt`."""
+        return self._encrypted(context, np.zeros(self._flavour.poly_degree, dtype=np.int64))
+
+    def encrypt(
+        self, context: OnePrimeContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()
+    ) -> list[bytes]:
+        """One raw ciphertext for each row of numbers; the first rows use up `zeros`."""
+        ciphertexts = list(zeros)
+        for zero, slots_S in zip(zeros, slots_VS, strict=False):
+            self._evaluator.add_plain_inplace(zero, self._encoded(slots_S))
+        ciphertexts += (self._encrypted(context, slots_S) for slots_S in slots_VS[len(zeros) :])
+        return _saved(ciphertexts)
+
+    def add(
+        self, context: OnePrimeContext, contributions: Mapping[str, Sequence[bytes]], vectors: int
+    ) -> list[bytes]:
+        """Add the ciphertexts of all contributors, `vectors` of each.
+
+        Raises:
+            RemoteProtocolError: a blob is malformed or of other parameters.
+        """
+        del context
+        totals: list[Any] = []
+        for name, blobs in contributions.items():
+            loaded = self._load(blobs, vectors, sender=name)
+            if not totals:
+                totals = loaded
+                continue
+            for total, ciphertext in zip(totals, loaded, strict=True):
+                self._evaluator.add_inplace(total, ciphertext)
+        return _saved(totals)
+
+    def decrypt(
+        self, context: OnePrimeContext, blobs: Sequence[bytes], vectors: int, *, sender: str
+    ) -> NDArray[np.float64]:
+        """The numbers of `vectors` ciphertexts in order, all finite.
+
+        Raises:
+            RemoteProtocolError: a blob is malformed or of other parameters, or this context
+                has no secret key.
+        """
+        if context.decryptor is None:
+            raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
+        plain = seal.Plaintext()
+        rows = []
+        for ciphertext in self._load(blobs, vectors, sender=sender):
+            try:
+                context.decryptor.decrypt(ciphertext, plain)
+                rows.append(self._flavour.decode(self._encoder, plain))
+            except _SEAL_ERRORS as error:
+                raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}") from error
+        numbers = np.concatenate(rows)
+        if not np.isfinite(numbers).all():
+            raise RemoteProtocolError(f"the sum from {sender} decrypts to infinite numbers")
+        return numbers
+
+    def _encoded(self, slots_S: NDArray[np.int64]) -> Any:
+        plain = seal.Plaintext()
+        self._flavour.encode(self._encoder, slots_S, plain)
+        return plain
+
+    def _encrypted(self, context: OnePrimeContext, slots_S: NDArray[np.int64]) -> Any:
+        if context.encryptor is None:
+            raise LocalProtocolError("this party holds no public key and cannot encrypt")
+        ciphertext = seal.Ciphertext(self._seal)
+        context.encryptor.encrypt(self._encoded(slots_S), ciphertext)
+        return ciphertext
+
+    def _load(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
+        if len(blobs) != vectors or not vectors:
+            raise RemoteProtocolError(
+                f"{sender} sent {len(blobs)} ciphertexts, expected {vectors} for its shape"
+            )
+        for blob in blobs:
+            self.ciphertext.check(blob, sender=sender)
+        loaded = [seal.Ciphertext(self._seal) for _ in blobs]
+        try:
+            with _scratch() as scratch:
+                for ciphertext, blob in zip(loaded, blobs, strict=True):
+                    scratch.load(ciphertext, self._seal, blob)
+        except _SEAL_ERRORS as error:
+            raise RemoteProtocolError(f"SEAL refuses a ciphertext from {sender}") from error
+        if {_kind(ciphertext) for ciphertext in loaded} != {self._fresh_kind}:
+            raise RemoteProtocolError(f"{sender} sent a ciphertext of another scale, level or size")
+        return loaded
+
+
+def _kind(ciphertext: Any) -> tuple[int, float, tuple[int, ...]]:
+    return ciphertext.size(), ciphertext.scale, tuple(ciphertext.parms_id())
+
+
+def _saved(ciphertexts: Sequence[Any]) -> list[bytes]:
+    with _scratch() as scratch:
+        return [scratch.save(ciphertext) for ciphertext in ciphertexts]
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    """An open file and its path, which SEAL opens a second time for each object."""
+
+    handle: int
+    path: str
+
+    def save(self, thing: Any) -> bytes:
+        thing.save(self.path)
+        return os.pread(self.handle, os.fstat(self.handle).st_size, 0)
+
+    def load(self, target: Any, context: Any, blob: bytes) -> None:
+        os.ftruncate(self.handle, 0)
+        os.pwrite(self.handle, blob, 0)
+        target.load(context, self.path)
+
+
+@contextmanager
+def _scratch() -> Iterator[_Scratch]:
+    """A file that only this process and user can open."""
+    if hasattr(os, "memfd_create"):
+        handle = os.memfd_create("seal")
+        try:
+            yield _Scratch(handle, f"/proc/self/fd/{handle}")
+        finally:
+            os.close(handle)
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            yield _Scratch(file.fileno(), file.name)
