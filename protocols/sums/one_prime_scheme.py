@@ -5,16 +5,9 @@ prime, so encryption handles half the residues; and both parts of a complex slot
 carry values. Protects from: hostile bytes (each blob passes `BlobShape` before SEAL reads
 it, SEAL's errors become `RemoteProtocolError`) and from keys in wrong hands: no object but
 the receiver's ever holds a secret key.
-
-SEAL saves to and loads from paths only; a path here names memory of this process, or a
-private temporary file where the system has no such memory. Only public keys and
-ciphertexts pass through it.
 """
 
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,6 +17,7 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.agreed import KeepsSecrets
+from protocols.sums.scratch import scratch_file
 from protocols.sums.seal_blobs import BlobShape
 
 __all__ = ["BatchedBfv", "ComplexCkks", "OnePrimeContext", "OnePrimeScheme"]
@@ -139,7 +133,7 @@ class OnePrimeScheme:
         zero = self.zero(sample)
         self._fresh_kind = _kind(zero)
         self.key = BlobShape.of(self.public_key(sample))
-        with _scratch() as scratch:
+        with scratch_file() as scratch:
             blob = scratch.save(zero)
         self.ciphertext, self.ciphertext_bytes = BlobShape.of(blob), len(blob)
 
@@ -153,7 +147,7 @@ class OnePrimeScheme:
 
     def public_key(self, context: OnePrimeContext) -> bytes:
         """The raw SEAL public key of a context."""
-        with _scratch() as scratch:
+        with scratch_file() as scratch:
             return scratch.save(context.public_key)
 
     def keyless_context(self) -> OnePrimeContext:
@@ -169,7 +163,7 @@ class OnePrimeScheme:
         self.key.check(key, sender=sender)
         loaded = seal.PublicKey()
         try:
-            with _scratch() as scratch:
+            with scratch_file() as scratch:
                 scratch.load(loaded, self._seal, key)
             encryptor = seal.Encryptor(self._seal, loaded)
         except _SEAL_ERRORS as error:
@@ -254,7 +248,7 @@ class OnePrimeScheme:
             self.ciphertext.check(blob, sender=sender)
         loaded = [seal.Ciphertext(self._seal) for _ in blobs]
         try:
-            with _scratch() as scratch:
+            with scratch_file() as scratch:
                 for ciphertext, blob in zip(loaded, blobs, strict=True):
                     scratch.load(ciphertext, self._seal, blob)
         except _SEAL_ERRORS as error:
@@ -269,36 +263,5 @@ def _kind(ciphertext: Any) -> tuple[int, float, tuple[int, ...]]:
 
 
 def _saved(ciphertexts: Sequence[Any]) -> list[bytes]:
-    with _scratch() as scratch:
+    with scratch_file() as scratch:
         return [scratch.save(ciphertext) for ciphertext in ciphertexts]
-
-
-@dataclass(frozen=True)
-class _Scratch:
-    """An open file and its path, which SEAL opens a second time for each object."""
-
-    handle: int
-    path: str
-
-    def save(self, thing: Any) -> bytes:
-        thing.save(self.path)
-        return os.pread(self.handle, os.fstat(self.handle).st_size, 0)
-
-    def load(self, target: Any, context: Any, blob: bytes) -> None:
-        os.ftruncate(self.handle, 0)
-        os.pwrite(self.handle, blob, 0)
-        target.load(context, self.path)
-
-
-@contextmanager
-def _scratch() -> Iterator[_Scratch]:
-    """A file that only this process and user can open."""
-    if hasattr(os, "memfd_create"):
-        handle = os.memfd_create("seal")
-        try:
-            yield _Scratch(handle, f"/proc/self/fd/{handle}")
-        finally:
-            os.close(handle)
-    else:
-        with tempfile.NamedTemporaryFile() as file:
-            yield _Scratch(file.fileno(), file.name)
