@@ -27,13 +27,19 @@ def hold_conversation(
     """Play all `roles` over `transport` until they are finished.
 
     Raises:
-        LocalProtocolError: the roles fell silent before all of them were finished.
+        LocalProtocolError: a message is addressed to nobody, or the roles fell silent before
+            all of them were finished.
         RemoteProtocolError: a role refused a message.
     """
     underway: deque[Envelope] = deque()
 
     def send(sender: str, messages: Iterable[Outgoing]) -> None:
         for message in messages:
+            if message.receiver not in roles:
+                raise LocalProtocolError(
+                    f"{sender} wrote to {message.receiver!r}, who takes no part in {kind}; "
+                    f"the parties are {', '.join(sorted(roles))}"
+                )
             envelope = outboxes[sender].write(kind, BEFORE_TRAINING, message.receiver, message.body)
             transport.send(envelope)
             underway.append(envelope)

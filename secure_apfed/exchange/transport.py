@@ -83,12 +83,13 @@ class InMemoryTransport:
 
     def receive(self, receiver: str, *, sender: str, kind: Kind, step: int) -> Envelope:
         """Open the next frame from `sender` and check that it is what is expected here."""
+        link = self._link(receiver, sender)
         queue = self._frames[sender, receiver]
         if not queue:
             raise RemoteProtocolError(
                 f"{receiver} expected {kind} of step {step} from {sender}; nothing came"
             )
-        envelope = self._open(queue.popleft(), sender, receiver)
+        envelope = self._open(queue.popleft(), link)
         if (envelope.kind, envelope.step) != (kind, step):
             raise RemoteProtocolError(
                 f"{receiver} expected {kind} of step {step} from {sender}, "
@@ -96,7 +97,8 @@ class InMemoryTransport:
             )
         return envelope
 
-    def _open(self, frame: bytes, sender: str, receiver: str) -> Envelope:
+    def _open(self, frame: bytes, link: SealedLink) -> Envelope:
+        sender, receiver = link.peer, link.me
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header, sealed = (
             frame[_LENGTH_BYTES : _LENGTH_BYTES + length],
@@ -108,7 +110,5 @@ class InMemoryTransport:
                 f"{receiver}: a frame on the link from {sender} claims to be from {claimed.sender} "
                 f"to {claimed.receiver} in session {claimed.session!r}"
             )
-        payload = self._link(receiver, sender).open(
-            sealed, sequence=claimed.sequence, associated=header
-        )
+        payload = link.open(sealed, sequence=claimed.sequence, associated=header)
         return replace(claimed, payload=payload)
