@@ -1,0 +1,212 @@
+"""The transcript: counts add up, keeps what its settings say, survives a checkpoint."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgpack
+import pytest
+from pydantic import ValidationError
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.seal import fresh_run_key
+from secure_apfed.exchange import Envelope, InMemoryTransport, Kind, Transcript, TranscriptSettings
+from secure_apfed.exchange.outbox import Outbox
+
+NAMES = ("active", "p1", "p2")
+
+
+class Recorder:
+    """A transcript around a transport of three parties."""
+
+    def __init__(self, keep: Literal["none", "first_and_last", "all"] = "all", **settings: Any):
+        keys = {name: fresh_run_key() for name in NAMES}
+        transport = InMemoryTransport(session="s", contract_hash=bytes(32), run_keys=keys)
+        self.outbox = Outbox("s", "active")
+        self.transcript = Transcript(transport, TranscriptSettings(keep=keep, **settings))
+
+    def send(
+        self, body: bytes, *, step: int = 0, to: str = "p1", kind: Kind = Kind.REPRESENTATIONS
+    ) -> int:
+        return self.transcript.send(self.outbox.write(kind, step, to, body))
+
+    def epochs(self, count: int) -> None:
+        for epoch in range(count):
+            self.transcript.begin_epoch(epoch)
+            for to in ("p1", "p2"):
+                self.send(b"epoch %d" % epoch, step=epoch, to=to)
+
+
+def bodies(envelopes: Iterable[Envelope]) -> list[bytes]:
+    return [envelope.payload for envelope in envelopes]
+
+
+def test_flows_add_up() -> None:
+    recorder = Recorder("none")
+    sent = [
+        recorder.send(b"x" * 3, step=-1, kind=Kind.SUM_SETUP),
+        recorder.send(b"x" * 5, step=2),
+        recorder.send(b"x" * 7, step=4),
+        recorder.send(b"x" * 11, step=4, to="p2"),
+    ]
+    flows = recorder.transcript.flows
+    assert [(f.receiver, f.kind.value, f.messages, f.payload_bytes) for f in flows] == [
+        ("p1", "sum-setup", 1, 3),
+        ("p1", "representations", 2, 12),
+        ("p2", "representations", 1, 11),
+    ]
+    assert [(f.first_step, f.last_step) for f in flows] == [(-1, -1), (2, 4), (4, 4)]
+    assert flows[1].wire_bytes == sent[1] + sent[2]
+    assert recorder.transcript.wire_bytes == sum(sent)
+    assert all(f.wire_bytes > f.payload_bytes for f in flows)
+
+
+def test_what_cannot_be_sent_is_not_counted() -> None:
+    recorder = Recorder()
+    recorder.transcript.begin_epoch(0)
+    with pytest.raises(LocalProtocolError, match="no link"):
+        recorder.send(b"x", to="ghost")
+    assert recorder.transcript.flows == ()
+    assert recorder.transcript.kept == {0: ()}
+
+
+def test_receiving_counts_nothing_and_gives_what_was_sent() -> None:
+    recorder = Recorder()
+    recorder.send(b"body")
+    before = recorder.transcript.flows
+    got = recorder.transcript.receive("p1", sender="active", kind=Kind.REPRESENTATIONS, step=0)
+    assert got.payload == b"body"
+    assert recorder.transcript.flows == before
+    with pytest.raises(RemoteProtocolError, match="nothing came"):
+        recorder.transcript.receive("p1", sender="active", kind=Kind.REPRESENTATIONS, step=0)
+
+
+@pytest.mark.parametrize(
+    ("keep", "epochs"), [("none", []), ("first_and_last", [0, 3]), ("all", [0, 1, 2, 3])]
+)
+def test_epochs_are_kept_as_the_settings_say(
+    keep: Literal["none", "first_and_last", "all"], epochs: list[int]
+) -> None:
+    recorder = Recorder(keep)
+    recorder.epochs(4)
+    kept = recorder.transcript.kept
+    assert list(kept) == epochs
+    for epoch in epochs:
+        assert bodies(kept[epoch]) == [b"epoch %d" % epoch] * 2
+        assert [envelope.receiver for envelope in kept[epoch]] == ["p1", "p2"]
+    assert recorder.transcript.flows[0].messages == 4
+
+
+def test_a_single_epoch_is_first_and_last() -> None:
+    recorder = Recorder("first_and_last")
+    recorder.epochs(1)
+    assert list(recorder.transcript.kept) == [0]
+
+
+def test_nothing_is_kept_before_the_first_epoch() -> None:
+    recorder = Recorder("all")
+    recorder.send(b"early")
+    assert recorder.transcript.kept == {}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_contributions_and_setup_are_counted_but_not_kept(kind: Kind) -> None:
+    recorder = Recorder()
+    recorder.transcript.begin_epoch(0)
+    recorder.send(b"x", kind=kind)
+    kept = kind not in (Kind.CONTRIBUTION, Kind.ALIGNMENT, Kind.SUM_SETUP)
+    assert bool(recorder.transcript.kept[0]) == kept
+    assert recorder.transcript.flows[0].messages == 1
+
+
+def test_equal_payloads_are_held_once() -> None:
+    recorder = Recorder(limit_megabytes=0.001)  # 1000 bytes
+    recorder.transcript.begin_epoch(0)
+    for to in ("p1", "p2", "p1", "p2"):
+        recorder.send(bytes([7]) * 900, to=to)
+    first, *others = recorder.transcript.kept[0]
+    assert all(envelope.payload is first.payload for envelope in others)
+    assert len(recorder.transcript.state_dict()["payloads"]) == 1
+
+
+def test_the_limit_names_the_ways_out() -> None:
+    recorder = Recorder(limit_megabytes=0.001)
+    recorder.transcript.begin_epoch(0)
+    recorder.send(bytes([1]) * 600)
+    with pytest.raises(LocalProtocolError, match=r"raise transcript\.limit_megabytes"):
+        recorder.send(bytes([2]) * 600)
+
+
+def test_forgotten_epochs_make_room() -> None:
+    recorder = Recorder("first_and_last", limit_megabytes=0.001)
+    for epoch in range(5):
+        recorder.transcript.begin_epoch(epoch)
+        recorder.send(bytes([epoch]) * 450)
+    assert list(recorder.transcript.kept) == [0, 4]
+    assert len(recorder.transcript.state_dict()["payloads"]) == 2
+
+
+def test_no_limit_without_keeping() -> None:
+    recorder = Recorder("none", limit_megabytes=0.001)
+    recorder.transcript.begin_epoch(0)
+    recorder.send(bytes(5000))
+    assert recorder.transcript.kept == {}
+
+
+def through_msgpack(state: dict[str, Any]) -> Any:
+    return msgpack.unpackb(msgpack.packb(state))
+
+
+def test_the_state_survives_msgpack() -> None:
+    recorder = Recorder("all")
+    recorder.epochs(3)
+    state = recorder.transcript.state_dict()
+    closed = Transcript.closed(TranscriptSettings(keep="all"))
+    closed.load_state_dict(through_msgpack(state))
+    assert closed.flows == recorder.transcript.flows
+    assert closed.kept == recorder.transcript.kept
+    assert closed.state_dict() == state
+
+
+def test_a_state_does_not_change_with_its_transcript() -> None:
+    recorder = Recorder("all")
+    recorder.epochs(2)
+    state = recorder.transcript.state_dict()
+    before = through_msgpack(state)
+    recorder.epochs(2)
+    assert through_msgpack(state) == before
+
+
+def test_a_resumed_transcript_adds_to_what_was_recorded() -> None:
+    first = Recorder("first_and_last")
+    first.send(b"set up", step=-1, kind=Kind.SUM_SETUP)
+    first.epochs(3)
+    state = through_msgpack(first.transcript.state_dict())
+    second = Recorder("first_and_last")
+    second.send(b"set up again", step=-1, kind=Kind.SUM_SETUP)
+    second.transcript.resume(state)
+    second.transcript.begin_epoch(3)
+    second.send(b"epoch 3", step=3)
+    transcript = second.transcript
+    assert list(transcript.kept) == [0, 3]
+    assert bodies(transcript.kept[0]) == [b"epoch 0"] * 2
+    flows = {(f.receiver, f.kind): f for f in transcript.flows}
+    assert flows["p1", Kind.SUM_SETUP].messages == 2
+    assert flows["p1", Kind.REPRESENTATIONS].messages == 4
+    assert flows["p1", Kind.REPRESENTATIONS].first_step == 0
+    assert flows["p1", Kind.REPRESENTATIONS].last_step == 3
+
+
+def test_a_closed_transcript_carries_nothing() -> None:
+    closed = Transcript.closed(TranscriptSettings())
+    envelope = Outbox("s", "active").write(Kind.SUM, 0, "p1", b"")
+    with pytest.raises(LocalProtocolError, match="finished run; nothing can be sent"):
+        closed.send(envelope)
+    with pytest.raises(LocalProtocolError, match="finished run; nothing can arrive"):
+        closed.receive("p1", sender="active", kind=Kind.SUM, step=0)
+    assert closed.flows == ()
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("inf"), float("nan")])
+def test_a_limit_is_a_positive_number(limit: float) -> None:
+    with pytest.raises(ValidationError):
+        TranscriptSettings(limit_megabytes=limit)
