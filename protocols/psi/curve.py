@@ -18,10 +18,11 @@ is seen only by who holds the ID.
 """
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -44,6 +45,8 @@ __all__ = [
 
 POINT_BYTES = 32
 PARALLEL_THRESHOLD = 20_000
+# Points of one job, in this process and in another one, which takes a moment to start.
+_HERE, _ELSEWHERE = 2_000, 50_000
 _DIGESTS, _POINTS = b"D", b"P"
 _PRIME = 2**255 - 19
 _CURVE_A = 486662
@@ -72,14 +75,33 @@ def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
     return b"".join(map(digest, ids))
 
 
-def blind_digests(scalar: bytes, digests: bytes, *, processes: int | None = None) -> bytes:
-    """Map each 32-byte digest to the curve and multiply the point by `scalar`."""
-    return _spread(_DIGESTS, scalar, digests, processes)
+def blind_digests(
+    scalar: bytes,
+    digests: bytes,
+    *,
+    processes: int | None = None,
+    report: Callable[[int], None] | None = None,
+) -> bytes:
+    """Map each 32-byte digest to the curve and multiply the point by `scalar`.
+
+    Args:
+        scalar: 32 secret bytes.
+        digests: one after the other.
+        processes: how many to work in; see `PARALLEL_THRESHOLD`.
+        report: called with the number of digests done, as it grows.
+    """
+    return _spread(_DIGESTS, scalar, digests, processes, report)
 
 
-def multiply_points(scalar: bytes, points: bytes, *, processes: int | None = None) -> bytes:
-    """Multiply each point, checked before by `check_points`, by `scalar`."""
-    return _spread(_POINTS, scalar, points, processes)
+def multiply_points(
+    scalar: bytes,
+    points: bytes,
+    *,
+    processes: int | None = None,
+    report: Callable[[int], None] | None = None,
+) -> bytes:
+    """Multiply each point, checked before by `check_points`, by `scalar`; as `blind_digests`."""
+    return _spread(_POINTS, scalar, points, processes, report)
 
 
 def split_points(points: bytes) -> list[bytes]:
@@ -156,15 +178,32 @@ def _work_elsewhere(job: bytes) -> bytes:
     return done.stdout
 
 
-def _spread(kind: bytes, scalar: bytes, blocks: bytes, processes: int | None) -> bytes:
+def _spread(
+    kind: bytes,
+    scalar: bytes,
+    blocks: bytes,
+    processes: int | None,
+    report: Callable[[int], None] | None,
+) -> bytes:
     count = len(blocks) // POINT_BYTES
     if processes is None:
         processes = (os.cpu_count() or 1) if count >= PARALLEL_THRESHOLD else 1
     if processes < 1:
         raise LocalProtocolError(f"processes is at least 1, got {processes}")
-    if processes == 1 or count < processes:
-        return _work(kind + scalar + blocks)
-    bounds = [POINT_BYTES * (count * k // processes) for k in range(processes + 1)]
-    jobs = [kind + scalar + blocks[bounds[k] : bounds[k + 1]] for k in range(processes)]
+    alone = processes == 1 or count < processes
+    jobs = max(1 if alone else processes, math.ceil(count / (_HERE if alone else _ELSEWHERE)))
+    bounds = [POINT_BYTES * (count * k // jobs) for k in range(jobs + 1)]
+    orders = (kind + scalar + blocks[bounds[k] : bounds[k + 1]] for k in range(jobs))
+    if alone:
+        return b"".join(_counted(map(_work, orders), report))
     with ThreadPoolExecutor(processes) as pool:
-        return b"".join(pool.map(_work_elsewhere, jobs))
+        return b"".join(_counted(pool.map(_work_elsewhere, orders), report))
+
+
+def _counted(results: Iterable[bytes], report: Callable[[int], None] | None) -> Iterator[bytes]:
+    done = 0
+    for result in results:
+        yield result
+        done += len(result) // POINT_BYTES
+        if report is not None:
+            report(done)

@@ -11,14 +11,18 @@ With a_i the hub's fresh scalar for member i, b_i the member's, and P(x) an ID o
 2. i -> hub: b_i a_i P(x) in the order received, as 16-byte tags. The hub computes
    a_i b_i P(y); equal tags are the IDs shared with i.
 3. When all members answered, hub -> i: where in the list of i the IDs are that all share,
-   in one random order for all; or the refusal, if these are too few.
+   in one random order for all; or the refusal, if these are too few. Where the hub alone is
+   to know, it sends an empty message instead.
+
+Where only the size is to open, there is one member, which returns the tags in an order of
+its own: the hub counts equal tags, cannot tell whose they are, and tells the member.
 
 Two members cannot compare what the hub sent them, because a_i differs. Tags of two
 different IDs agree with probability below 2^-81 for sets of 10 million.
 Source: C. Meadows, IEEE S&P 1986; Huberman, Franklin and Hogg, EC 1999.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import ClassVar
@@ -33,17 +37,19 @@ from protocols.psi.framing import Framing
 from protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
+    Output,
+    Progress,
     check_ids,
     check_parties,
-    opened_rows,
 )
+from protocols.psi.result import Opened, ResultHolder, check_choices
 from protocols.randomness import fresh_key, random_permutation
 
 __all__ = ["EcdhIntersection"]
 
 Rows = NDArray[np.int64]
 
-_VERSION = 1
+_VERSION = 2
 _TAG_BYTES = 16
 _POSITION_BYTES = 4
 
@@ -53,6 +59,8 @@ class _Kind(IntEnum):
     TAGS = 2
     ROWS = 3
     REFUSAL = 4
+    DONE = 5
+    SIZE = 6
 
 
 _ITEM_BYTES: Mapping[int, int] = {
@@ -60,6 +68,13 @@ _ITEM_BYTES: Mapping[int, int] = {
     _Kind.TAGS: _TAG_BYTES,
     _Kind.ROWS: _POSITION_BYTES,
     _Kind.REFUSAL: 0,
+    _Kind.DONE: 0,
+    _Kind.SIZE: _POSITION_BYTES,
+}
+_LAST: Mapping[Output, _Kind] = {
+    Output.ROWS: _Kind.ROWS,
+    Output.HUB_ROWS: _Kind.DONE,
+    Output.SIZE: _Kind.SIZE,
 }
 
 
@@ -71,23 +86,35 @@ class EcdhIntersection:
         processes: how many interpreters this party blinds with; None means one for each
             processor when the set has at least `curve.PARALLEL_THRESHOLD` IDs, else none
             but this one.
+        progress: told of every few thousand IDs.
     """
 
     name: ClassVar[str] = "ecdh"
     needs_dealer: ClassVar[bool] = False
+    outputs: ClassVar[frozenset[Output]] = frozenset(_LAST)
     leaks: ClassVar[tuple[str, ...]] = (
         "The hub learns its pairwise intersection with every member, even when it is refused.",
         "A member learns which of its own IDs all parties share, or that these are too few.",
     )
 
-    def __init__(self, agreement: IntersectionAgreement, *, processes: int | None = None) -> None:
-        if processes is not None and processes < 1:
-            raise LocalProtocolError(f"processes is at least 1, got {processes}")
-        self.agreement, self.processes = agreement, processes
+    def __init__(
+        self,
+        agreement: IntersectionAgreement,
+        *,
+        processes: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        check_choices(self.name, self.outputs, agreement, processes)
+        self.agreement, self.processes, self.progress = agreement, processes, progress
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "_Hub":
         """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(me, members)
+        if self.agreement.output is Output.SIZE and len(members) > 1:
+            raise LocalProtocolError(
+                f"ecdh counts the IDs common to two parties, here are {1 + len(members)}; "
+                "circuit counts those of more"
+            )
         return _Hub(_Side(me, ids, self), members)
 
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> "_Member":
@@ -111,8 +138,7 @@ class _Side:
         self.me, self.size = me, len(ids)
         self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
         self._digests = curve.digest_ids(ids, session=self.agreement.digest)
-        self.started = False
-        self.result: Rows | IntersectionTooSmallError | None = None
+        self._progress, self.started = backend.progress, False
 
     def begin(self) -> None:
         if self.started:
@@ -122,10 +148,22 @@ class _Side:
     def blind(self, scalar: bytes, order: Rows) -> bytes:
         """Return the own IDs, blinded, with the ID of row `order[k]` at place k."""
         rows = np.frombuffer(self._digests, np.uint8).reshape(-1, curve.POINT_BYTES)
-        return curve.blind_digests(scalar, rows[order].tobytes(), processes=self.processes)
+        report = self._reporter("blinding its own IDs", self.size)
+        return curve.blind_digests(
+            scalar, rows[order].tobytes(), processes=self.processes, report=report
+        )
 
-    def multiply(self, scalar: bytes, points: bytes) -> bytes:
-        return curve.multiply_points(scalar, points, processes=self.processes)
+    def multiply(self, sender: str, scalar: bytes, points: bytes) -> bytes:
+        """Check and blind what `sender` sent."""
+        curve.check_points(sender, points)
+        report = self._reporter(f"blinding the IDs of {sender}", len(points) // curve.POINT_BYTES)
+        return curve.multiply_points(scalar, points, processes=self.processes, report=report)
+
+    def _reporter(self, work: str, total: int) -> Callable[[int], None] | None:
+        progress = self._progress
+        if progress is None:
+            return None
+        return lambda done: progress(Progress(self.me, work, done, total))
 
     def pack(self, kind: _Kind, items: bytes = b"") -> bytes:
         return self._framing.pack(kind, items)
@@ -135,10 +173,6 @@ class _Side:
             raise LocalProtocolError(f"{self.me}: call start before receive")
         kind, items = self._framing.unpack(sender, message)
         return _Kind(kind), items
-
-    @property
-    def rows(self) -> Rows:
-        return opened_rows(self.me, self.result)
 
 
 def _unexpected(sender: str, kind: _Kind) -> RemoteProtocolError:
@@ -162,20 +196,13 @@ class _Pair:
     place_of_row: dict[int, int] | None = None
 
 
-class _Hub:
+class _Hub(ResultHolder):
     def __init__(self, side: _Side, members: Sequence[str]) -> None:
+        super().__init__(side.me, side.agreement.output)
         self._side = side
         self._pairs = {
             member: _Pair(fresh_key(), random_permutation(side.size)) for member in members
         }
-
-    @property
-    def finished(self) -> bool:
-        return self._side.result is not None
-
-    @property
-    def rows(self) -> Rows:
-        return self._side.rows
 
     def start(self) -> Sequence[Outgoing]:
         side = self._side
@@ -191,8 +218,7 @@ class _Hub:
         kind, items = self._side.unpack(sender, body)
         pair = self._pairs[sender]
         if kind is _Kind.BLINDED and pair.theirs is None:
-            curve.check_points(sender, items)
-            pair.theirs = _tags(self._side.multiply(pair.scalar, items))
+            pair.theirs = _tags(self._side.multiply(sender, pair.scalar, items))
         elif kind is _Kind.TAGS and pair.theirs is not None and pair.place_of_row is None:
             pair.place_of_row = self._match(sender, pair, items)
         else:
@@ -219,34 +245,33 @@ class _Hub:
         minimum = side.agreement.minimum_rows
         if len(common) < minimum:
             found = ", ".join(f"{len(place)} with {member}" for member, place in places.items())
-            side.result = IntersectionTooSmallError.of(
+            self._outcome = IntersectionTooSmallError.of(
                 side.me, minimum, f" ({len(common)} in common to all; {found})"
             )
             return [Outgoing(member, side.pack(_Kind.REFUSAL)) for member in places]
-        side.result = common[random_permutation(len(common))]
+        rows = common[random_permutation(len(common))]
+        if self._output is Output.SIZE:
+            # here "rows" are places in the member's own order of the tags, which tell nothing
+            self._outcome = Opened(size=len(rows))
+        else:
+            self._outcome = Opened(rows=rows)
         return [
-            Outgoing(member, side.pack(_Kind.ROWS, _places(place, side.result)))
+            Outgoing(member, side.pack(_LAST[self._output], self._last_items(place, rows)))
             for member, place in places.items()
         ]
 
+    def _last_items(self, place_of_row: dict[int, int], rows: Rows) -> bytes:
+        if self._output is Output.ROWS:
+            return np.array([place_of_row[row] for row in rows.tolist()], ">u4").tobytes()
+        return np.array(len(rows), ">u4").tobytes() if self._output is Output.SIZE else b""
 
-def _places(place_of_row: dict[int, int], rows: Rows) -> bytes:
-    return np.array([place_of_row[row] for row in rows.tolist()], ">u4").tobytes()
 
-
-class _Member:
+class _Member(ResultHolder):
     def __init__(self, side: _Side, hub: str) -> None:
+        super().__init__(side.me, side.agreement.output)
         self._side, self._hub = side, hub
         self._scalar, self._order = fresh_key(), random_permutation(side.size)
         self._hub_size: int | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self._side.result is not None
-
-    @property
-    def rows(self) -> Rows:
-        return self._side.rows
 
     def start(self) -> Sequence[Outgoing]:
         side = self._side
@@ -261,18 +286,33 @@ class _Member:
         side = self._side
         kind, items = side.unpack(sender, body)
         if kind is _Kind.BLINDED and self._hub_size is None:
-            curve.check_points(sender, items)
-            tags = b"".join(_tags(side.multiply(self._scalar, items)))
-            self._hub_size = len(items) // curve.POINT_BYTES
-            return [Outgoing(self._hub, side.pack(_Kind.TAGS, tags))]
-        if self._hub_size is None or self.finished or kind in (_Kind.BLINDED, _Kind.TAGS):
+            tags = _tags(side.multiply(sender, self._scalar, items))
+            self._hub_size = len(tags)
+            if self._output is Output.SIZE:
+                tags = [tags[k] for k in random_permutation(len(tags)).tolist()]
+            return [Outgoing(self._hub, side.pack(_Kind.TAGS, b"".join(tags)))]
+        if self._hub_size is None or self.finished:
             raise _unexpected(sender, kind)
         if kind is _Kind.REFUSAL:
-            minimum = side.agreement.minimum_rows
-            side.result = IntersectionTooSmallError.of(side.me, minimum)
+            self._outcome = IntersectionTooSmallError.of(side.me, side.agreement.minimum_rows)
+        elif kind is not _LAST[self._output]:
+            raise _unexpected(sender, kind)
         else:
-            side.result = self._order[self._check_places(sender, items)]
+            self._outcome = self._open(sender, items)
         return []
+
+    def _open(self, sender: str, items: bytes) -> Opened:
+        if self._output is Output.ROWS:
+            return Opened(rows=self._order[self._check_places(sender, items)])
+        if self._output is Output.HUB_ROWS:
+            return Opened()
+        size, most = int.from_bytes(items, "big"), min(self._side.size, self._hub_size or 0)
+        minimum = self._side.agreement.minimum_rows
+        if len(items) != _POSITION_BYTES or not minimum <= size <= most:
+            raise RemoteProtocolError(
+                f"{sender} announces {size} common IDs, expected {minimum} to {most}"
+            )
+        return Opened(size=size)
 
     def _check_places(self, sender: str, items: bytes) -> Rows:
         places = np.frombuffer(items, ">u4").astype(np.int64)

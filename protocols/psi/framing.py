@@ -51,7 +51,8 @@ class Framing:
         if version != self.version or kind not in self.item_bytes:
             raise RemoteProtocolError(
                 f"{sender} sent version {version}, kind {kind} of a set intersection; "
-                f"this party speaks version {self.version}"
+                f"this party speaks version {self.version}; use the same protocol and release "
+                "at all parties"
             )
         if digest != self.agreement.digest[:_DIGEST_BYTES]:
             raise RemoteProtocolError(

@@ -6,8 +6,9 @@ backend reveals beyond the M-way intersection, it lists in `leaks`.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -21,10 +22,12 @@ __all__ = [
     "Aligner",
     "IntersectionAgreement",
     "IntersectionTooSmallError",
+    "Membership",
+    "Output",
+    "Progress",
     "SetIntersection",
     "check_ids",
     "check_parties",
-    "opened_rows",
 ]
 
 DEFAULT_MAXIMUM_IDS = 10_000_000
@@ -45,6 +48,44 @@ class IntersectionTooSmallError(LocalProtocolError):
         )
 
 
+class Output(StrEnum):
+    """What opens at the end, and to whom.
+
+    ROWS: the common rows, to all. HUB_ROWS: to the hub alone. SIZE: only how many rows are
+    common, to all. SHARED: nothing; all hold shares of which hub rows are common.
+    """
+
+    ROWS = "rows"
+    HUB_ROWS = "hub_rows"
+    SIZE = "size"
+    SHARED = "shared"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one party is with one piece of its work, in IDs or bins."""
+
+    party: str
+    work: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """One party's shares of which of the hub's IDs all parties have, for further protocols.
+
+    The exclusive or of all parties' `shares` is True where the hub's ID in a place is common.
+
+    Attributes:
+        shares: bool, shape (places,); uniformly random to whoever lacks one party's.
+        row_of_place: at the hub the row in each place, -1 for an empty one; else None.
+    """
+
+    shares: NDArray[np.bool_] = field(repr=False)
+    row_of_place: NDArray[np.int64] | None = field(default=None, repr=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class IntersectionAgreement:
     """What all parties fix before an intersection; public.
@@ -58,6 +99,7 @@ class IntersectionAgreement:
             parties that encode differently would find no common ID.
         dealer: the party that hands out randomness, for backends that need one. It holds no
             IDs and must not work together with any other party.
+        output: what opens.
     """
 
     session: str
@@ -65,6 +107,7 @@ class IntersectionAgreement:
     maximum_ids: int = DEFAULT_MAXIMUM_IDS
     encoding: str = ""
     dealer: str = ""
+    output: Output = Output.ROWS
 
     def __post_init__(self) -> None:
         if not self.session:
@@ -80,25 +123,35 @@ class IntersectionAgreement:
     def digest(self) -> bytes:
         """SHA-256 over all fields, each with its length."""
         numbers = (self.minimum_rows.to_bytes(4, "big"), self.maximum_ids.to_bytes(4, "big"))
-        texts = (self.session, self.encoding, self.dealer)
+        texts = (self.session, self.encoding, self.dealer, self.output)
         parts = (*numbers, *(text.encode() for text in texts))
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return hashlib.sha256(b"secure-apfed intersection v1" + framed).digest()
+        return hashlib.sha256(b"secure-apfed intersection v2" + framed).digest()
 
 
 class Aligner(Conversation, Protocol):
-    """One party's side of an intersection; `rows` is ready when `finished`."""
+    """One party's side of an intersection; what the agreed output gives is ready when `finished`.
+
+    Each property raises IntersectionTooSmallError where the intersection is below the agreed
+    minimum, and LocalProtocolError before the end or where it does not open to this party.
+    """
 
     @property
     def rows(self) -> NDArray[np.int64]:
         """Positions in this party's own ID list, in the order that all parties share.
 
         `rows[k]` of every party belongs to the same ID, for each k of the intersection.
-
-        Raises:
-            IntersectionTooSmallError: the intersection is below the agreed minimum.
-            LocalProtocolError: read before the intersection is finished.
         """
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many IDs all parties share."""
+        ...
+
+    @property
+    def membership(self) -> Membership:
+        """This party's shares of which IDs are common."""
         ...
 
 
@@ -108,16 +161,33 @@ class SetIntersection(Protocol):
     Attributes:
         name: its key in the table of backends.
         needs_dealer: whether the party that `agreement.dealer` names must take part.
+        outputs: what it can be asked for.
         leaks: what it reveals beyond the intersection and the sizes, in sentences.
     """
 
     name: ClassVar[str]
     needs_dealer: ClassVar[bool]
+    outputs: ClassVar[frozenset[Output]]
     leaks: ClassVar[tuple[str, ...]]
     agreement: IntersectionAgreement
 
-    def __init__(self, agreement: IntersectionAgreement, *, processes: int | None = None) -> None:
-        """Describe one party's end; `processes` is its own choice, None lets the backend choose."""
+    def __init__(
+        self,
+        agreement: IntersectionAgreement,
+        *,
+        processes: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        """Describe one party's end.
+
+        Args:
+            agreement: equal at all parties.
+            processes: this party's own choice; None lets the backend choose.
+            progress: called while this party works.
+
+        Raises:
+            LocalProtocolError: the backend cannot give the agreed output.
+        """
         ...
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
@@ -146,17 +216,6 @@ def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
             f"{hub!r}, members {', '.join(map(repr, members)) or 'none'}"
             + "".join(f", dealer {other!r}" for other in others)
         )
-
-
-def opened_rows(
-    me: str, outcome: NDArray[np.int64] | IntersectionTooSmallError | None
-) -> NDArray[np.int64]:
-    """Return the rows that `me` learned, or raise why there are none; see `Aligner.rows`."""
-    if outcome is None:
-        raise LocalProtocolError(f"{me}: the intersection is not finished")
-    if isinstance(outcome, IntersectionTooSmallError):
-        raise outcome
-    return outcome
 
 
 def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:

@@ -9,12 +9,10 @@ from collections import deque
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi.interface import IntersectionTooSmallError, opened_rows
+from protocols.psi.interface import IntersectionTooSmallError, Output
+from protocols.psi.result import Opened, ResultHolder
 
 __all__ = ["Script", "ScriptedRole", "Turn"]
 
@@ -29,34 +27,24 @@ class Turn:
     awaited: Collection[str]
 
 
-Script = Generator[Turn, Mapping[str, bytes], NDArray[np.int64] | IntersectionTooSmallError]
-"""Ends with the rows of its party, or with the reason why there are none."""
+Script = Generator[Turn, Mapping[str, bytes], Opened | IntersectionTooSmallError]
+"""Ends with what its party learned, or with the reason why it is nothing."""
 
 
-class ScriptedRole:
+class ScriptedRole(ResultHolder):
     """Drives a script as a conversation; satisfies `Aligner`.
 
     Args:
-        me: this party's name; peers: who may write to it.
+        me: this party's name; peers: who may write to it; output: what was agreed.
         script: not yet started. What it raises ends the role.
     """
 
-    def __init__(self, me: str, peers: Collection[str], script: Script) -> None:
-        self._me, self._script = me, script
+    def __init__(self, me: str, peers: Collection[str], output: Output, script: Script) -> None:
+        super().__init__(me, output)
+        self._script = script
         self._inbox: dict[str, deque[bytes]] = {peer: deque() for peer in peers}
         self._awaited: Collection[str] = ()
         self._started = self._failed = False
-        self._outcome: NDArray[np.int64] | IntersectionTooSmallError | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Whether the script came to its end."""
-        return self._outcome is not None
-
-    @property
-    def rows(self) -> NDArray[np.int64]:
-        """What the script returned; see `Aligner.rows`."""
-        return opened_rows(self._me, self._outcome)
 
     def start(self) -> Sequence[Outgoing]:
         """Run the script up to its first turn."""

@@ -67,7 +67,7 @@ class Stage:
 
 
 def framed(kind: Kind, items: bytes) -> bytes:
-    framing = Framing(AGREEMENT, 129, dict.fromkeys(map(int, Kind), 1), 2**32 - 1)
+    framing = Framing(AGREEMENT, 130, dict.fromkeys(map(int, Kind), 1), 2**32 - 1)
     return framing.pack(kind, items)
 
 
@@ -366,7 +366,7 @@ def altered(
         ("p0", Kind.MASKED, lambda b: b[:-1], "p0 sent masked of .* bytes, expected"),
         ("hub", Kind.MASKED, lambda b: b + b"0", "hub sent masked of .* bytes, expected"),
         ("p0", Kind.COUNT, lambda b: b[8:], "p0 sent count of .* bytes, expected"),
-        ("d", Kind.VERDICT, lambda b: b"", "d sent verdict of 0 bytes, expected 1"),
+        ("d", Kind.VERDICT, lambda b: b"", "d sent verdict of 0 bytes, expected 8"),
         (
             "p0",
             Kind.SHARE,

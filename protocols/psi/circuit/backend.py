@@ -10,15 +10,16 @@ works with nobody. Only the intersection of all opens; no pairwise intersection 
    tag in each bin with the member's slots, 64 bits by six levels of AND, and XOR the slots:
    one bit a bin, shared by the two. Levels of AND over all members make it one bit of all.
 3. All mask and permute their shares and send them to the dealer, who counts the common IDs
-   and says whether they reach the agreed minimum.
-4. If so, the members send their shares to the hub, and the hub names what opened to them.
+   and says whether they reach the agreed minimum, or their number if only that is to open.
+4. If so, and if rows are to open, the members send their shares to the hub, and the hub
+   names what opened to them, unless it alone is to know.
 
 B bins, W = B / 64 words, K slots, M members.
 Source: Pinkas, Schneider, Tkachenko and Yanai, EUROCRYPT 2019 (bins, circuit); the triples
 and the bit-slicing are those of `protocols.psi.circuit.bits`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -31,7 +32,14 @@ from protocols.psi.circuit.hashing import BITS
 from protocols.psi.circuit.meeting import meet_as_hub, meet_as_member
 from protocols.psi.circuit.messages import Desk, Kind, chunks, triple_words
 from protocols.psi.circuit.opening import open_at_hub, open_at_member
-from protocols.psi.interface import IntersectionAgreement, check_ids, check_parties
+from protocols.psi.interface import (
+    IntersectionAgreement,
+    Output,
+    Progress,
+    check_ids,
+    check_parties,
+)
+from protocols.psi.result import check_choices
 from protocols.psi.script import Script, ScriptedRole, Turn
 from protocols.randomness import KEY_BYTES
 
@@ -43,53 +51,66 @@ class CircuitIntersection:
 
     Args:
         agreement: equal at all parties; names the dealer.
-        processes: 1 or None; this backend computes on whole arrays in this process.
+        processes: at least 1; this backend computes on whole arrays in this process.
+        progress: told of every chunk of bins.
     """
 
     name: ClassVar[str] = "circuit"
     needs_dealer: ClassVar[bool] = True
+    outputs: ClassVar[frozenset[Output]] = frozenset(Output)
     leaks: ClassVar[tuple[str, ...]] = (
         "The dealer learns about how large each set is, and how many IDs are common to all.",
         "All parties learn whether the agreed minimum is reached.",
     )
 
-    def __init__(self, agreement: IntersectionAgreement, *, processes: int | None = None) -> None:
-        if processes is not None and processes < 1:
-            raise LocalProtocolError(f"processes is at least 1, got {processes}")
+    def __init__(
+        self,
+        agreement: IntersectionAgreement,
+        *,
+        processes: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        check_choices(self.name, self.outputs, agreement, processes)
         if not agreement.dealer:
             raise LocalProtocolError(
                 "a circuit intersection needs a dealer; name it in the agreement"
             )
-        self.agreement = agreement
+        self.agreement, self._progress = agreement, progress
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> ScriptedRole:
         """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(me, members, self.agreement.dealer)
         check_ids(me, ids, self.agreement.maximum_ids)
-        script = _hub_script(Desk(me, self.agreement), members, ids)
-        return ScriptedRole(me, [*members, self.agreement.dealer], script)
+        script = _hub_script(self._desk(me), members, ids)
+        return self._role(me, [*members, self.agreement.dealer], script)
 
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> ScriptedRole:
         """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(hub, [me], self.agreement.dealer)
         check_ids(me, ids, self.agreement.maximum_ids)
-        script = _member_script(Desk(me, self.agreement), hub, ids)
-        return ScriptedRole(me, [hub, self.agreement.dealer], script)
+        script = _member_script(self._desk(me), hub, ids)
+        return self._role(me, [hub, self.agreement.dealer], script)
 
     def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
         """The dealer's side."""
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        return ScriptedRole(
-            me, [hub, *members], dealer_script(Desk(me, self.agreement), hub, members)
-        )
+        script = dealer_script(Desk(me, self.agreement), hub, members)
+        return self._role(me, [hub, *members], script)
+
+    def _desk(self, me: str) -> Desk:
+        return Desk(me, self.agreement, self._progress)
+
+    def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
+        return ScriptedRole(me, peers, self.agreement.output, script)
 
 
 def _hub_script(desk: Desk, members: Sequence[str], ids: Sequence[bytes]) -> Script:
     meeting, row_of_bin = yield from meet_as_hub(desk, members, ids)
     dealer, seed_bytes = desk.agreement.dealer, KEY_BYTES * (len(members) + 1)
     shares = []
-    for chunk in chunks(meeting.tags.shape[-1], meeting.slots):
+    bins = meeting.tags.shape[-1]
+    for chunk in chunks(bins, meeting.slots):
         tags_B = meeting.tags[chunk]
         words = len(tags_B) // BITS
         pair_words, all_words = triple_words(words, meeting.slots)
@@ -110,6 +131,7 @@ def _hub_script(desk: Desk, members: Sequence[str], ids: Sequence[bytes]) -> Scr
         shares.append(
             (yield from all_members_agree(desk, bits_MW, all_triples, hub=desk.me, members=members))
         )
+        desk.report(chunk.stop, bins)
     share = np.concatenate(shares)
     return (yield from open_at_hub(desk, members, meeting, row_of_bin, ids, share))
 
@@ -117,7 +139,8 @@ def _hub_script(desk: Desk, members: Sequence[str], ids: Sequence[bytes]) -> Scr
 def _member_script(desk: Desk, hub: str, ids: Sequence[bytes]) -> Script:
     meeting = yield from meet_as_member(desk, hub, ids)
     dealer, place, shares = desk.agreement.dealer, meeting.place, []
-    for chunk in chunks(meeting.tags.shape[-1], meeting.slots):
+    bins = meeting.tags.shape[-1]
+    for chunk in chunks(bins, meeting.slots):
         tags_KB = meeting.tags[:, chunk]
         words = tags_KB.shape[1] // BITS
         pair_words, all_words = triple_words(words, meeting.slots)
@@ -134,4 +157,5 @@ def _member_script(desk: Desk, hub: str, ids: Sequence[bytes]) -> Script:
         shares.append(
             (yield from all_members_agree(desk, bits_MW, all_triples, hub=hub, members=()))
         )
+        desk.report(chunk.stop, bins)
     return (yield from open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))

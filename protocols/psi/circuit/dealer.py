@@ -13,7 +13,18 @@ import numpy as np
 from protocols.errors import RemoteProtocolError
 from protocols.psi.circuit.bits import deal_triples
 from protocols.psi.circuit.hashing import BITS
-from protocols.psi.circuit.messages import CHUNK_SLOTS, Desk, Inbox, Kind, triple_words
+from protocols.psi.circuit.messages import (
+    CHUNK_SLOTS,
+    ENOUGH,
+    TOO_FEW,
+    VERDICT,
+    Desk,
+    Inbox,
+    Kind,
+    triple_words,
+)
+from protocols.psi.interface import Output
+from protocols.psi.result import Opened
 from protocols.psi.script import Script, Turn
 
 __all__ = ["deal_request", "dealer_script"]
@@ -39,7 +50,7 @@ def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
         turn = _deal(desk, hub, members, words, slots)
     verdict = yield from _count(desk, hub, members, inbox, total)
     yield desk.turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
-    return np.zeros(0, np.int64)
+    return Opened()
 
 
 def _check_order(desk: Desk, hub: str, words: int, slots: Sequence[int]) -> None:
@@ -66,10 +77,12 @@ def _deal(desk: Desk, hub: str, members: Sequence[str], words: int, slots: Seque
 def _count(
     desk: Desk, hub: str, members: Sequence[str], inbox: Inbox, words: int
 ) -> Generator[Turn, Inbox, bytes]:
-    """Return 1 where the common IDs reach the agreed minimum, else 0."""
+    """Return whether the common IDs reach the agreed minimum, or their number if agreed."""
     bits = desk.read_words(inbox, hub, Kind.COUNT, (words,))
     inbox = yield Turn((), members)
     for member in members:
         bits = bits ^ desk.read_words(inbox, member, Kind.COUNT, (words,))
-    enough = int(np.bitwise_count(bits).sum()) >= desk.agreement.minimum_rows
-    return bytes([enough])
+    size = int(np.bitwise_count(bits).sum())
+    if size < desk.agreement.minimum_rows:
+        return VERDICT.pack(TOO_FEW)
+    return VERDICT.pack(size if desk.agreement.output is Output.SIZE else ENOUGH)

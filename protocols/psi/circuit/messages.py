@@ -4,7 +4,8 @@ Run by: all parties of `protocols.psi.circuit.backend`. Every message has a kind
 that its receiver reads from an earlier one, a fixed length; anything else is refused.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -14,13 +15,25 @@ from protocols.errors import RemoteProtocolError
 from protocols.psi.circuit.bits import WORD, Words
 from protocols.psi.circuit.hashing import BITS
 from protocols.psi.framing import Framing
-from protocols.psi.interface import IntersectionAgreement
+from protocols.psi.interface import IntersectionAgreement, Progress
 from protocols.psi.script import Turn
 
-__all__ = ["CHUNK_SLOTS", "Desk", "Inbox", "Kind", "chunks", "triple_words"]
+__all__ = [
+    "CHUNK_SLOTS",
+    "ENOUGH",
+    "TOO_FEW",
+    "VERDICT",
+    "Desk",
+    "Inbox",
+    "Kind",
+    "chunks",
+    "triple_words",
+]
 
 CHUNK_SLOTS = 2**22
-_VERSION = 129
+VERDICT = struct.Struct(">q")
+ENOUGH, TOO_FEW = -1, -2
+_VERSION = 130
 
 Inbox = Mapping[str, bytes]
 
@@ -47,9 +60,19 @@ class Kind(IntEnum):
 class Desk:
     """Frames one party's messages, and reads those of its peers."""
 
-    def __init__(self, me: str, agreement: IntersectionAgreement) -> None:
-        self.me, self.agreement = me, agreement
+    def __init__(
+        self,
+        me: str,
+        agreement: IntersectionAgreement,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.me, self.agreement, self._progress = me, agreement, progress
         self._framing = Framing(agreement, _VERSION, dict.fromkeys(map(int, Kind), 1), 2**32 - 1)
+
+    def report(self, done: int, total: int) -> None:
+        """Tell whoever watches how many bins are compared."""
+        if self._progress is not None:
+            self._progress(Progress(self.me, "comparing bins", done, total))
 
     def turn(self, kind: Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
         """Send each party its body, then wait for one message of each awaited party."""

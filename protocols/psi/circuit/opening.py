@@ -1,4 +1,4 @@
-"""After the circuit: count the common IDs, then open them, or nothing.
+"""After the circuit: count the common IDs, then open what was agreed, or nothing.
 
 Run by: hub and members of `protocols.psi.circuit.backend`. W words of bins in all.
 """
@@ -12,8 +12,9 @@ from protocols.errors import RemoteProtocolError
 from protocols.psi.circuit.bits import WORD, Words, random_words
 from protocols.psi.circuit.hashing import TOKEN_BYTES, open_tokens
 from protocols.psi.circuit.meeting import Meeting
-from protocols.psi.circuit.messages import Desk, Inbox, Kind
-from protocols.psi.interface import IntersectionTooSmallError
+from protocols.psi.circuit.messages import ENOUGH, TOO_FEW, VERDICT, Desk, Inbox, Kind
+from protocols.psi.interface import IntersectionTooSmallError, Membership, Output
+from protocols.psi.result import Opened
 from protocols.psi.script import Script, Turn
 from protocols.randomness import derive_key, random_permutation
 
@@ -31,8 +32,13 @@ def open_at_hub(
     share: Words,
 ) -> Script:
     """The hub's side; `share` has shape (W,), `row_of_bin` 64 W."""
-    if not (yield from _enough(desk, meeting, share)):
+    size = yield from _common(desk, meeting, len(ids), share)
+    if size is None:
         return IntersectionTooSmallError.of(desk.me, desk.agreement.minimum_rows)
+    if desk.agreement.output is Output.SIZE:
+        return Opened(size=size)
+    if desk.agreement.output is Output.SHARED:
+        return Opened(membership=Membership(shares=_bits(share), row_of_place=row_of_bin))
     inbox = yield Turn((), members)
     for member in members:
         share = share ^ desk.read_words(inbox, member, Kind.SHARE, share.shape)
@@ -42,9 +48,11 @@ def open_at_hub(
             f"{', '.join(members)} opened bins in which {desk.me} has no ID; a share is wrong"
         )
     rows = found[random_permutation(len(found))]
+    if desk.agreement.output is Output.HUB_ROWS:
+        return Opened(rows=rows)
     tokens = b"".join(open_tokens([ids[row] for row in rows.tolist()], meeting.key))
     yield desk.turn(Kind.TOKENS, dict.fromkeys(members, tokens), ())
-    return rows
+    return Opened(rows=rows)
 
 
 def open_at_member(
@@ -52,8 +60,16 @@ def open_at_member(
 ) -> Script:
     """A member's side; `share` has shape (W,)."""
     minimum = desk.agreement.minimum_rows
-    if not (yield from _enough(desk, meeting, share)):
+    size = yield from _common(desk, meeting, len(ids), share)
+    if size is None:
         return IntersectionTooSmallError.of(desk.me, minimum)
+    if desk.agreement.output is Output.SIZE:
+        return Opened(size=size)
+    if desk.agreement.output is Output.SHARED:
+        return Opened(membership=Membership(shares=_bits(share)))
+    if desk.agreement.output is Output.HUB_ROWS:
+        yield desk.turn(Kind.SHARE, {hub: share.tobytes()}, ())
+        return Opened()
     inbox = yield desk.turn(Kind.SHARE, {hub: share.tobytes()}, [hub])
     body = desk.read(inbox, hub, Kind.TOKENS)
     tokens = [body[k : k + TOKEN_BYTES] for k in range(0, len(body), TOKEN_BYTES)]
@@ -64,11 +80,15 @@ def open_at_member(
             f"{hub} opened {len(tokens)} IDs, of which {len(set(rows))} different ones are among "
             f"those of {desk.me}; the parties agreed on at least {minimum}"
         )
-    return np.array(rows, np.int64)
+    return Opened(rows=np.array(rows, np.int64))
 
 
-def _enough(desk: Desk, meeting: Meeting, share: Words) -> Generator[Turn, Inbox, bool]:
-    """Let the dealer count the bits and say whether they reach the minimum.
+def _common(
+    desk: Desk, meeting: Meeting, own_size: int, share: Words
+) -> Generator[Turn, Inbox, int | None]:
+    """Let the dealer count the bits; return what it says, None if below the minimum.
+
+    It says the number only where this is the output, else -1.
 
     The dealer knows the triples, from which it could work out what a share was made of, so
     every member's share is masked with a seed that it has in common with the hub. It does
@@ -81,7 +101,17 @@ def _enough(desk: Desk, meeting: Meeting, share: Words) -> Generator[Turn, Inbox
         body = body ^ random_words(seed, b"count", len(body))
     dealer = desk.agreement.dealer
     inbox = yield desk.turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
-    return desk.read(inbox, dealer, Kind.VERDICT, 1) == b"\1"
+    (size,) = VERDICT.unpack(desk.read(inbox, dealer, Kind.VERDICT, VERDICT.size))
+    if size == TOO_FEW:
+        return None
+    counted = desk.agreement.output is Output.SIZE
+    if size < desk.agreement.minimum_rows if counted else size != ENOUGH:
+        raise RemoteProtocolError(f"{dealer} announces {size} common IDs, which was not agreed")
+    if size > own_size:
+        raise RemoteProtocolError(
+            f"{dealer} announces {size} common IDs, {desk.me} has only {own_size}"
+        )
+    return int(size)
 
 
 def _bits(words: Words) -> NDArray[np.bool_]:
