@@ -65,7 +65,7 @@ class Contract(Settings):
     """
 
     schema_version: Literal[1] = 1
-    session: str = Field(min_length=1)
+    session: str = Field(min_length=1, max_length=256)
     method: str
     participants: tuple[Participant, ...]
     passives: dict[str, PassiveTerms]
