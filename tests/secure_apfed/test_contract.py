@@ -1,0 +1,199 @@
+"""The contract: every field moves its digest, and unfit fields are refused."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from protocols.errors import RemoteProtocolError
+from secure_apfed.contract import Contract
+
+KEY = "0123456789abcdef" * 4
+
+
+def participant(name: str, role: str, key: str = KEY) -> dict[str, Any]:
+    return {"name": name, "role": role, "public_key": key}
+
+
+def passive(**changes: Any) -> dict[str, Any]:
+    representation = {
+        "shape": (4,), "dtype": "float32", "minimum_norm": 0.5, "maximum_norm": 2.0,
+    }  # fmt: skip
+    return {
+        "objective": {"name": "contrastive", "anchors": "both", "temperature": 1.0},
+        "weight": 1.0,
+        "representation": {**representation, **changes.pop("representation", {})},
+        **changes,
+    }
+
+
+def contract(**changes: Any) -> Contract:
+    usual: dict[str, Any] = {
+        "session": "session",
+        "method": "apfed",
+        "participants": [
+            participant("active", "active"),
+            participant("p1", "passive"),
+            participant("p2", "passive"),
+            participant("aggregator", "aggregator"),
+        ],
+        "passives": {"p1": passive(), "p2": passive()},
+        "alignment": {"protocol": "ecdh"},
+        "secure_sum": {"backend": "ckks", "bits": 16},
+        "guard": {"mechanism": "gaussian", "sigma": 2.0},
+        "minimum_batch": 2,
+        "epochs": 3,
+        "batch_size": 32,
+    }
+    return Contract.model_validate({**usual, **changes})
+
+
+def parties(**changes: Any) -> list[dict[str, Any]]:
+    """The usual participants with the second one changed."""
+    people = [item.model_dump() for item in contract().participants]
+    people[1].update(changes)
+    return people
+
+
+DIFFERENT: list[dict[str, Any]] = [
+    {"session": "session2"},
+    {"method": "apfed_c"},
+    {"participants": parties(name="p3")},
+    {"participants": parties(role="dealer")},
+    {"participants": parties(public_key=KEY[::-1])},
+    {"participants": parties()[:-1]},
+    {"participants": parties()[::-1]},
+    {"passives": {"p1": passive()}},
+    {"passives": {"p1": passive(), "p3": passive()}},
+    *(
+        {"passives": {"p1": passive(), "p2": passive(**changes)}}
+        for changes in (
+            {"weight": 1.5},
+            {"objective": None},
+            {"objective": {"name": "reconstruction"}},
+            {"objective": {"name": "contrastive", "anchors": "active"}},
+            {"objective": {"name": "contrastive", "temperature": 0.5}},
+            {"representation": {"shape": (5,)}},
+            {"representation": {"shape": (4, 1)}},
+            {"representation": {"dtype": "float64"}},
+            {"representation": {"minimum_norm": 0.25}},
+            {"representation": {"maximum_norm": 2.000000001}},
+        )
+    ),
+    {"alignment": {"protocol": "circuit"}},
+    {"secure_sum": {"backend": "ckks", "bits": 17}},
+    {"guard": {"mechanism": "gaussian", "sigma": 2.5}},
+    {"minimum_batch": 3},
+    {"epochs": 4},
+    {"batch_size": 64},
+]
+
+
+def test_the_digest_changes_with_every_field() -> None:
+    digests = [contract().digest, *(contract(**changes).digest for changes in DIFFERENT)]
+    assert {len(digest) for digest in digests} == {32}
+    assert len(set(digests)) == len(DIFFERENT) + 1
+    covered = {name for changes in DIFFERENT for name in changes}
+    fixed = {"schema_version", "when_a_party_leaves"}  # they have one value
+    assert covered | fixed == set(Contract.model_fields)
+
+
+def test_equal_contracts_have_one_document() -> None:
+    backwards = {"p2": passive(), "p1": passive()}
+    assert contract().document == contract(passives=backwards).document
+    assert contract().digest == contract(guard={"sigma": 2.0, "mechanism": "gaussian"}).digest
+
+
+def test_the_document_reads_back_to_the_same_contract() -> None:
+    document = contract().document
+    assert (
+        document == json.dumps(json.loads(document), sort_keys=True, separators=(",", ":")).encode()
+    )
+    again = Contract.model_validate_json(document)
+    assert again == contract()
+    assert again.digest == contract().digest
+
+
+def test_names_come_by_role_in_the_contracts_order() -> None:
+    assert contract().names("passive") == ("p1", "p2")
+    assert contract().names("dealer") == ()
+    assert contract(participants=parties()[::-1]).names("passive") == ("p2", "p1")
+    assert contract().active == "active"
+
+
+@pytest.mark.parametrize(
+    ("people", "named"),
+    [
+        ([], r"\[\]"),
+        ([participant("p1", "passive")], r"\[\]"),
+        ([participant("a", "active"), participant("b", "active")], r"\['a', 'b'\]"),
+    ],
+)
+def test_there_is_one_active(people: list[dict[str, Any]], named: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"names one active party, got {named}"):
+        _ = contract(participants=people).active
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        KEY[:-1],
+        KEY + "0",
+        KEY[:-1] + "g",
+        KEY.upper(),
+        KEY + "\n",
+        " " + KEY[1:],
+        "0x" + KEY[2:],
+    ],
+)
+def test_a_public_key_is_64_small_hex_digits(key: str) -> None:
+    with pytest.raises(ValidationError, match=r"participants\.1\.public_key"):
+        contract(participants=parties(public_key=key))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"participants": parties(name="")}, r"participants\.1\.name"),
+        ({"participants": parties(name="x" * 65)}, r"participants\.1\.name"),
+        ({"participants": parties(role="boss")}, r"participants\.1\.role"),
+        ({"session": ""}, "session"),
+        ({"session": "s" * 257}, "session"),
+        ({"schema_version": 2}, "schema_version"),
+        ({"minimum_batch": 0}, "minimum_batch"),
+        ({"epochs": 0}, "epochs"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"when_a_party_leaves": "continue"}, "when_a_party_leaves"),
+        ({"surprise": 1}, "surprise"),
+        ({"passives": {"p1": passive(weight=-0.1)}}, r"passives\.p1\.weight"),
+        ({"passives": {"p1": passive(weight=float("nan"))}}, r"passives\.p1\.weight"),
+        ({"passives": {"p1": passive(weight=float("inf"))}}, r"passives\.p1\.weight"),
+        ({"passives": {"p1": passive(objective={"name": "steal"})}}, r"passives\.p1\.objective"),
+        (
+            {"passives": {"p1": passive(representation={"dtype": "float16"})}},
+            r"representation\.dtype",
+        ),
+        (
+            {"passives": {"p1": passive(representation={"minimum_norm": -1})}},
+            r"representation\.minimum_norm",
+        ),
+        (
+            {"passives": {"p1": passive(representation={"maximum_norm": 0})}},
+            r"representation\.maximum_norm",
+        ),
+        (
+            {"passives": {"p1": passive(representation={"maximum_norm": float("inf")})}},
+            r"representation\.maximum_norm",
+        ),
+    ],
+)
+def test_a_field_out_of_range_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError, match=field):
+        contract(**changes)
+
+
+def test_a_contract_is_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        contract().epochs = 9  # type: ignore[misc]  # that it is refused is the point
