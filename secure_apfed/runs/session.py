@@ -4,9 +4,10 @@ Run by: the experimenter. The loop is the same for every method: shuffle, step, 
 write. Whatever happens, what was written is whole: see `folder` and `checkpoint`.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS, Method, Start, noise_key
-from secure_apfed.privacy import PrivacySpent
+from secure_apfed.privacy import PrivacyLedger, PrivacySpent
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.writing import RunWriter
@@ -103,7 +104,7 @@ def run(
     session = _Session(method, config, noise_keys, writer, on_progress)
     session.begin(checkpoint)
     accuracy = session.train()
-    privacy = session.privacy()
+    privacy = session.cross_checked_privacy()
     recording = Recording(
         config=config, data=data, alignment=method.alignment, transcript=method.transcript
     )
@@ -215,8 +216,19 @@ class _Session:
 
     def privacy(self) -> PrivacySpent:
         """What the party that spent most has spent."""
-        spent = [ledger.spent() for ledger in self._method.ledgers.values()]
-        return max(spent, key=lambda item: item.epsilon_x, default=_nothing_released(self._config))
+        worst = self._worst_ledger()
+        return worst.spent() if worst else PrivacySpent.nothing(delta=self._config.guard.delta)
+
+    def cross_checked_privacy(self) -> PrivacySpent:
+        """The same, beside the figures of every accountant that is installed; takes seconds."""
+        spent, worst = self.privacy(), self._worst_ledger()
+        if worst is None or not 0 < spent.epsilon_x < math.inf:
+            return spent
+        return replace(spent, accountants=worst.cross_check())
+
+    def _worst_ledger(self) -> PrivacyLedger | None:
+        ledgers = self._method.ledgers.values()
+        return max(ledgers, key=lambda ledger: ledger.spent().epsilon_x, default=None)
 
     def _save(self) -> None:
         assert self._writer
@@ -235,10 +247,6 @@ class _Session:
             seconds=self.seconds,
             contracts=self._contracts,
         ).write(self._writer.folder.checkpoint)
-
-
-def _nothing_released(config: Config) -> PrivacySpent:
-    return PrivacySpent.nothing(delta=config.guard.delta)
 
 
 def _batches(rows: Tensor, config: Config, epoch: int) -> list[Tensor]:

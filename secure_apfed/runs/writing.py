@@ -112,8 +112,8 @@ class RunWriter:
             self._board.close()
         save_model(folder, method.solo(), self._card(method, recording, accuracy, privacy),
                    self._config.model)  # fmt: skip
-        write_atomically(folder.alignment, save_tensors(recording.alignment))
-        write_atomically(folder.transcript, msgpack.packb(transcript.state_dict()))
+        write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
+        write_atomically(folder.transcript, msgpack.packb(transcript.state_dict()), private=True)
         folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
         aligned = recording.alignment.get(recording.data.active.name)
         folder.write_json(
@@ -131,6 +131,8 @@ class RunWriter:
                 "guarantee": method.guarantee,
             },
         )
+        # A finished run needs no checkpoint, and the noise keys in it should not outlive it.
+        folder.checkpoint.unlink()
 
     def _card(
         self,

@@ -151,10 +151,20 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
     assert epsilon["epsilon_model"] == "inf"
 
 
-def test_no_secret_lies_in_a_readable_file(tmp_path: Path) -> None:
+def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
     config = config_of(guard={"mechanism": "gaussian", "epsilon": 8.0})
-    run(config, tmp_path / "run")
+    interrupted(config, tmp_path / "run", at_step=9)
     assert (tmp_path / "run" / "checkpoint.bin").stat().st_mode & 0o077 == 0
+    run(config, tmp_path / "run", resume=True)
+    assert not (tmp_path / "run" / "checkpoint.bin").exists()
+    for name in ("transcript.msgpack", "alignment.safetensors"):
+        assert (tmp_path / "run" / name).stat().st_mode & 0o077 == 0
+
+
+def test_epsilon_is_cross_checked(finished: tuple[Path, RunResult]) -> None:
+    figures = json.loads((finished[0] / "result.json").read_bytes())["privacy"]["accountants"]
+    assert figures["gdp"] <= figures["rdp"] < 1.15 * figures["gdp"]
+    assert figures["prv"] == pytest.approx(figures["gdp"], rel=0.01)
 
 
 def test_the_model_predicts_alone(finished: tuple[Path, RunResult]) -> None:
