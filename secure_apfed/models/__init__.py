@@ -23,14 +23,17 @@ NETWORKS: Mapping[str, NetworkFamily] = {
     "mlp": Perceptron(),
 }
 
-_LEAST_HEIGHT = 7
-"""Rows below which two 5x5 convolutions leave less than three rows of map."""
+_AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
+"""By channels: the convolutions, and the least side of an image that they leave some map of
+(three rows for MNIST's two layers, one for CIFAR's three)."""
 
 
 def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
     """The family that `settings.network` names, or the one that "auto" takes for such rows."""
     if settings.network != "auto":
         return NETWORKS[settings.network]
-    if len(features) == 3 and features[1] >= _LEAST_HEIGHT and features[0] in (1, 3):
-        return NETWORKS["conv_mnist" if features[0] == 1 else "conv_cifar"]
+    if len(features) == 3 and features[0] in _AUTO:
+        name, least = _AUTO[features[0]]
+        if min(features[1:]) >= least:
+            return NETWORKS[name]
     return NETWORKS["mlp"]

@@ -1,6 +1,6 @@
 """Settings of a party's networks."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ class ModelSettings(Settings):
 
     Attributes:
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images that
-            are at least 7 rows high, an MLP for everything else.
+            of at least 7 (grey) or 8 (colour) rows and columns, an MLP for everything else.
         hidden: widths of the MLP's hidden layers (mlp only).
         representation: numbers of the MLP encoder's output (mlp only).
         projection: numbers of the linear projection that is sent to the passives; "none"
@@ -24,7 +24,7 @@ class ModelSettings(Settings):
     """
 
     network: Literal["auto", "conv_mnist", "conv_cifar", "mlp"] = "auto"
-    hidden: tuple[int, ...] = (64,)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64,)
     representation: int = Field(32, ge=1)
-    projection: int | Literal["auto", "none"] = "auto"
+    projection: Annotated[int, Field(ge=1)] | Literal["auto", "none"] = "auto"
     dropout: float = Field(0.5, ge=0, lt=1)
