@@ -28,7 +28,9 @@ def _pins() -> dict[str, Version]:
 
 
 def _requirements() -> list[Requirement]:
-    groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    """Return what `make setup` installs; `bench` is not in it, its pins clash with ours."""
+    extras = PROJECT["optional-dependencies"]
+    groups = [PROJECT["dependencies"], *(extras[name] for name in ("mpc", "experiments", "dev"))]
     return [Requirement(line) for group in groups for line in group]
 
 
