@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from secure_apfed.errors import ModelError
 from secure_apfed.models import ModelSettings, Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives.settings import ContrastiveSettings
 
@@ -27,7 +28,17 @@ def contrastive_loss(
 
     Returns:
         The loss, a scalar.
+
+    Raises:
+        ModelError: the views do not pair row by row, or other anchors.
     """
+    if a_BD.dim() != 2 or a_BD.shape != p_BD.shape:
+        raise ModelError(
+            "contrasted views are two matrices of one shape, got "
+            f"{tuple(a_BD.shape)} and {tuple(p_BD.shape)}"
+        )
+    if anchors not in ("active", "both"):
+        raise ModelError(f"anchors are active or both, got {anchors!r}")
     rows = len(a_BD)
     both_2BD = F.normalize(torch.cat([a_BD, p_BD]), dim=1)
     count = 2 * rows if anchors == "both" else rows
