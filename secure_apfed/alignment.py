@@ -1,9 +1,10 @@
 """Aligning tables: which rows of which party belong to the same person or thing.
 
-`align` plays all parties in this process, for simulations and for trying out IDs. Parties
-in different organisations each build their own end with `intersection` from the same
-settings, and carry the messages over their links. Who learns what is the business of the
-protocol, see `protocols.psi`. Nothing else of this package is needed to use this module.
+`align` plays all parties in this process, for simulations and for trying out IDs, and so do
+`count_common` and `share_membership`, which open less. Parties in different organisations
+each build their own end with `intersection` from the same settings, and carry the messages
+over their links with `take_part`. Who learns what is the business of the protocol, see
+`protocols.psi`. Nothing else of this package is needed to use this module.
 
 Example:
     >>> rows = align({"bank": ["ann", "bob", "eve"], "shop": ["Eve", "bob", "joe"]}, hub="bank",
@@ -13,7 +14,7 @@ Example:
 """
 
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -25,14 +26,19 @@ from protocols.errors import LocalProtocolError
 from protocols.psi import SET_INTERSECTIONS
 from protocols.psi.interface import (
     DEFAULT_MAXIMUM_IDS,
+    Aligner,
     IntersectionAgreement,
     IntersectionTooSmallError,
+    Membership,
+    Output,
+    Progress,
     SetIntersection,
     check_ids,
 )
 from protocols.randomness import fresh_key
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
+from secure_apfed.take_part import take_part
 
 __all__ = [
     "AlignmentSettings",
@@ -40,10 +46,16 @@ __all__ = [
     "IdNormalisation",
     "align",
     "canonical_ids",
+    "choose_protocol",
+    "count_common",
     "intersection",
+    "share_membership",
+    "take_part",
 ]
 
+_AUTO = "auto"
 _DEALER = "dealer (in memory)"
+_MANY_IDS = 20_000
 
 
 @runtime_checkable
@@ -154,10 +166,28 @@ def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> lis
     return canonical
 
 
-def intersection(settings: AlignmentSettings, *, session: str, dealer: str = "") -> SetIntersection:
+def choose_protocol(sizes: Mapping[str, int]) -> str:
+    """Return the protocol that `align` takes for `auto`, from how many IDs each party has.
+
+    Two parties with few IDs use `ecdh`: it sends little, needs no dealer, and reveals
+    nothing that `circuit` would hide. Among more parties it would show the hub pairwise
+    overlaps, and with many IDs it is slow: these use `circuit`.
+    """
+    return "circuit" if len(sizes) > 2 or max(sizes.values(), default=0) > _MANY_IDS else "ecdh"
+
+
+def intersection(
+    settings: AlignmentSettings,
+    *,
+    session: str,
+    dealer: str = "",
+    output: Output = Output.ROWS,
+    progress: Callable[[Progress], None] | None = None,
+) -> SetIntersection:
     """Return the protocol that `settings` names, for one `session` that is used once.
 
-    `dealer` names the party that hands out randomness where the protocol needs one.
+    `dealer` names the party that hands out randomness where the protocol needs one, `output`
+    what opens; all parties must agree on both. `progress` is told of this party's work.
     The IDs must come from `canonical_ids`; peers with another normalisation are refused.
     """
     agreement = IntersectionAgreement(
@@ -166,30 +196,84 @@ def intersection(settings: AlignmentSettings, *, session: str, dealer: str = "")
         maximum_ids=settings.maximum_ids,
         encoding=f"ids v1 {settings.normalisation.model_dump_json()}",
         dealer=dealer,
+        output=output,
     )
-    return SET_INTERSECTIONS[settings.protocol](agreement, processes=settings.processes)
+    return SET_INTERSECTIONS[settings.protocol](
+        agreement, processes=settings.processes, progress=progress
+    )
 
 
 def align(
     ids_by_party: Mapping[str, IdColumn],
     *,
     hub: str,
+    backend: str | None = None,
     settings: AlignmentSettings | None = None,
+    hub_only: bool = False,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Mapping[str, NDArray[np.int64]]:
     """Find the rows that all parties share, playing all parties in this process.
 
     Args:
         ids_by_party: the IDs of two or more parties, distinct within each party.
         hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
+        backend: a protocol, or `auto` for what `choose_protocol` says; None for the one that
+            `settings` name, and `auto` without settings.
         settings: how to match; the defaults if None.
+        hub_only: open the rows to the hub alone; the others learn that there are enough.
+        progress: told of every party's work.
 
     Returns:
-        Row positions of each party, int64, shape (common rows,): row k of every party is the
-        same ID. The order is random, so that it tells nothing about anybody's table.
+        Row positions of each party (of the hub if `hub_only`), int64, shape (common rows,):
+        row k of every party is the same ID. The order is random, so that it tells nothing
+        about anybody's table.
 
     Raises:
-        DataError: unfit IDs, unknown hub, or fewer common rows than `minimum_rows`.
+        DataError: unfit IDs, unknown hub or backend, or fewer common rows than `minimum_rows`.
     """
+    output = Output.HUB_ROWS if hub_only else Output.ROWS
+    aligners = _play(ids_by_party, hub, backend, settings, output, progress)
+    opened = [hub] if hub_only else ids_by_party
+    return {party: aligners[party].rows for party in opened}
+
+
+def count_common(
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    backend: str | None = None,
+    settings: AlignmentSettings | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> int:
+    """Return how many IDs all parties share; no party learns which. See `align`."""
+    return _play(ids_by_party, hub, backend, settings, Output.SIZE, progress)[hub].size
+
+
+def share_membership(
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    settings: AlignmentSettings | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Mapping[str, Membership]:
+    """Return each party's shares of which of the hub's IDs are common, by `circuit`.
+
+    Nobody learns them; they are for further protocols on shares. See `align`.
+    """
+    aligners = _play(ids_by_party, hub, "circuit", settings, Output.SHARED, progress)
+    return {party: aligner.membership for party, aligner in aligners.items()}
+
+
+def _play(
+    ids_by_party: Mapping[str, IdColumn],
+    hub: str,
+    backend: str | None,
+    settings: AlignmentSettings | None,
+    output: Output,
+    progress: Callable[[Progress], None] | None,
+) -> Mapping[str, Aligner]:
+    """Play all parties; every aligner has something to open."""
+    backend = backend or (settings.protocol if settings else _AUTO)
     settings = settings or AlignmentSettings()
     members = [party for party in ids_by_party if party != hub]
     if hub not in ids_by_party or not members:
@@ -198,18 +282,35 @@ def align(
             f"the parties are {', '.join(ids_by_party) or 'none'}"
         )
     ids = {party: canonical_ids(party, ids_by_party[party], settings) for party in ids_by_party}
-    protocol = intersection(settings, session=f"in memory {fresh_key().hex()}", dealer=_DEALER)
-    aligners = {hub: protocol.hub(hub, members, ids[hub])}
-    aligners |= {member: protocol.member(member, hub, ids[member]) for member in members}
-    helpers = {_DEALER: protocol.dealer(hub, members)} if protocol.needs_dealer else {}
-    converse(aligners | helpers)
+    chosen = _with_protocol(settings, backend, {party: len(rows) for party, rows in ids.items()})
+    session = f"in memory {fresh_key().hex()}"
     try:
-        return {party: aligners[party].rows for party in ids_by_party}
+        protocol = intersection(
+            chosen, session=session, dealer=_DEALER, output=output, progress=progress
+        )
+        aligners = {hub: protocol.hub(hub, members, ids[hub])}
+        aligners |= {member: protocol.member(member, hub, ids[member]) for member in members}
+        helpers = {_DEALER: protocol.dealer(hub, members)} if protocol.needs_dealer else {}
+        converse(aligners | helpers)
+        _ = aligners[hub].membership if output is Output.SHARED else aligners[hub].size
     except IntersectionTooSmallError as error:
         sizes = ", ".join(f"{party} {len(rows)}" for party, rows in ids.items())
         raise DataError(
             f"{error}. Rows by party: {sizes}; normalisation: {settings.normalisation}"
         ) from error
+    except LocalProtocolError as error:
+        raise DataError(str(error)) from error
+    return aligners
+
+
+def _with_protocol(
+    settings: AlignmentSettings, backend: str, sizes: Mapping[str, int]
+) -> AlignmentSettings:
+    protocol = choose_protocol(sizes) if backend == _AUTO else backend
+    if protocol not in SET_INTERSECTIONS:
+        known = ", ".join([_AUTO, *sorted(SET_INTERSECTIONS)])
+        raise DataError(f"no backend is called {backend!r}; there are: {known}")
+    return settings.model_copy(update={"protocol": protocol})
 
 
 def _rows(party: str, ids: IdColumn) -> Iterable[tuple[object, ...]]:

@@ -23,7 +23,10 @@ from secure_apfed.alignment import (
     IdNormalisation,
     align,
     canonical_ids,
+    choose_protocol,
+    count_common,
     intersection,
+    share_membership,
 )
 from secure_apfed.errors import DataError
 
@@ -188,3 +191,69 @@ def test_aligning_needs_neither_torch_nor_pandas() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert done.stderr.strip() == b""
+
+
+THREE = {"a": [5, 3, 9, 1, 7], "b": [7, 8, 9, 5], "c": [0, 9, 7, 5, 4]}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "protocol"),
+    [
+        ({"a": 3, "b": 20_000}, "ecdh"),
+        ({"a": 3, "b": 20_001}, "circuit"),
+        ({"a": 3, "b": 3, "c": 3}, "circuit"),
+    ],
+)
+def test_auto_hides_pairwise_overlaps_and_is_fast(sizes: dict[str, int], protocol: str) -> None:
+    assert choose_protocol(sizes) == protocol
+
+
+@pytest.mark.parametrize("backend", ["auto", *sorted(SET_INTERSECTIONS), None])
+def test_every_backend_gives_the_same_rows(backend: str | None) -> None:
+    assert pairs(align(THREE, hub="a", backend=backend)) == [(0, 3, 3), (2, 2, 1), (4, 0, 2)]
+
+
+def works(backend: str | None, settings: AlignmentSettings | None) -> set[str]:
+    seen: set[str] = set()
+    ids = {"a": [1, 2], "b": [1, 2]}
+    progress = lambda step: seen.add(step.work)  # noqa: E731
+    align(ids, hub="a", backend=backend, settings=settings, progress=progress)
+    return seen
+
+
+def test_the_backend_argument_goes_before_the_settings_and_these_before_auto() -> None:
+    circuit = AlignmentSettings(protocol="circuit")
+    assert works(None, circuit) == works("circuit", None) == {"comparing bins"}
+    ecdh = works("ecdh", circuit)
+    assert "blinding its own IDs" in ecdh
+    assert works("auto", circuit) == works(None, None) == ecdh
+
+
+def test_an_unknown_backend_names_the_known_ones() -> None:
+    with pytest.raises(DataError, match="no backend is called 'fast'; there are: auto, circuit"):
+        align(THREE, hub="a", backend="fast")
+
+
+def test_rows_for_the_hub_alone() -> None:
+    for backend in SET_INTERSECTIONS:
+        rows = align(THREE, hub="b", backend=backend, hub_only=True)
+        assert {party: sorted(found.tolist()) for party, found in rows.items()} == {"b": [0, 2, 3]}
+
+
+def test_counting_opens_a_number() -> None:
+    assert count_common(THREE, hub="a") == 3
+    assert count_common({"a": [1, 2, 3], "b": [3, 2]}, hub="a") == 2
+    with pytest.raises(DataError, match="ecdh counts the IDs common to two parties"):
+        count_common(THREE, hub="a", backend="ecdh")
+    with pytest.raises(DataError, match=r"minimum of 4.*Rows by party"):
+        count_common(THREE, hub="a", settings=AlignmentSettings(protocol="circuit", minimum_rows=4))
+
+
+def test_shares_of_membership() -> None:
+    shared = share_membership(THREE, hub="a")
+    places = shared["a"].row_of_place
+    assert places is not None
+    common = np.bitwise_xor.reduce([part.shares for part in shared.values()])
+    assert sorted(places[common].tolist()) == [0, 2, 4]
+    with pytest.raises(DataError, match="minimum of 4"):
+        share_membership(THREE, hub="a", settings=AlignmentSettings(minimum_rows=4))
