@@ -19,6 +19,9 @@ class TrainSettings(Settings):
         batch_size: the active's rows in one step.
         learning_rate, momentum: of SGD, on every module.
         weight_decay: the L2 terms of Eqs. (6) and (7), on every module.
+        max_gradient_norm: L2 bound of a party's parameter gradient in one step; null: none, as
+            in the paper. Guarded representations are noisy and long: then a bound keeps a
+            passive's training from diverging.
         use_unaligned: rows outside the intersection train the active with its own loss.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
         device: "auto" takes the GPU where there is one.
@@ -30,6 +33,7 @@ class TrainSettings(Settings):
     learning_rate: float = Field(1e-3, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-4, ge=0)
+    max_gradient_norm: float | None = Field(None, gt=0)
     use_unaligned: bool = True
     evaluate_every: int = Field(1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"

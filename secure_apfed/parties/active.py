@@ -13,18 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protocols.errors import LocalProtocolError
 from protocols.sums import SumReceiver
 from protocols.sums.interface import StepBinding
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.parties.party import (
-    Compute,
-    Party,
-    Seat,
-    load_party_tensors,
-    make_optimiser,
-    party_tensors,
-)
+from secure_apfed.parties.descent import Descent, named_below, under
+from secure_apfed.parties.party import Compute, Party, Seat
 from secure_apfed.parties.rules import bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 from secure_apfed.training import TrainSettings
@@ -94,7 +89,7 @@ class ActiveParty(Party):
             key: module.to(compute.device, compute.dtype)
             for key, module in networks.modules().items()
         }
-        self._optimiser = make_optimiser(self._modules.values(), train)
+        self._descent = Descent(self.name, self._modules, train)
         self._compute, self._seed = compute, seed
         self._task_loss: Tensor | None = None
         self._pending: _Pending | None = None
@@ -112,7 +107,7 @@ class ActiveParty(Party):
         Raises:
             BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
         """
-        self._optimiser.zero_grad()
+        self._descent.begin()
         here_B = rows_B.to(self._compute.device)
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
@@ -121,11 +116,13 @@ class ActiveParty(Party):
             h_BD = self.networks.encoder(self._features_N[here_B])
             scores_BK = self.networks.head(h_BD)
             sent_BD = self._sent_part(h_BD, aligned) if help_wanted else None
-        self._task_loss = F.cross_entropy(scores_BK.to(self._compute.dtype), self._labels_N[here_B])
-        self._pending = None
-        if sent_BD is None:
-            return []
-        return self._release(step, position_B[aligned], sent_BD.to(self._compute.dtype))
+        loss = F.cross_entropy(scores_BK.to(self._compute.dtype), self._labels_N[here_B])
+        envelopes = []
+        if sent_BD is not None:
+            sent_BD = sent_BD.to(self._compute.dtype)
+            envelopes = self._release(step, position_B[aligned], sent_BD)
+        self._task_loss = loss  # only now: a batch whose release failed waits for no update
+        return envelopes
 
     def _sent_part(self, h_BD: Tensor, aligned: Tensor) -> Tensor:
         """The projection of the aligned rows; maps are large, so rows are picked after it."""
@@ -162,7 +159,7 @@ class ActiveParty(Party):
         else:
             sum_BD = self._decode(envelope, self._pending)
             torch.autograd.backward([self._task_loss, self._pending.z], [None, sum_BD])
-        self._optimiser.step()
+        self._descent.step()
         return self._task_loss.item()
 
     def _decode(self, envelope: Envelope, pending: _Pending) -> Tensor:
@@ -193,11 +190,12 @@ class ActiveParty(Party):
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return party_tensors(self._modules, self._optimiser, self._guard)
+        return self._descent.tensors() | under("guard", self._guard.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore its state."""
-        load_party_tensors(self._modules, self._optimiser, tensors, self._guard)
+        self._descent.load_tensors(tensors)
+        self._guard.load_tensors(named_below("guard", tensors))
 
 
 @torch.no_grad()

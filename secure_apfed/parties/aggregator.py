@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from protocols.errors import RemoteProtocolError
 from protocols.sums import SumCombiner
 from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.parties.party import Party, Seat
@@ -28,5 +29,10 @@ class AggregatorParty(Party):
                 message than the rest.
         """
         contributions = {envelope.sender: envelope.payload for envelope in envelopes}
+        if len(contributions) < len(envelopes):
+            senders = ", ".join(envelope.sender for envelope in envelopes)
+            raise RemoteProtocolError(
+                f"a party contributed twice to one sum; it came from {senders}"
+            )
         body = self.combiner.combine(contributions)
         return self.outbox.write(Kind.SUM, envelopes[0].step, self.contract.active, body)

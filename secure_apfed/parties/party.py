@@ -3,21 +3,20 @@
 A party holds its own secrets and data and has no sockets: it consumes and emits envelopes.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.outbox import Outbox
-from secure_apfed.privacy import RepresentationGuard
 from secure_apfed.seeds import seeded
 from secure_apfed.training import TrainSettings
 
-__all__ = ["Compute", "Party", "Seat", "load_party_tensors", "make_optimiser", "party_tensors"]
+__all__ = ["Compute", "Party", "Seat"]
 
 
 @dataclass(frozen=True)
@@ -82,59 +81,3 @@ class Party:
         self.name = seat.name
         self.contract = seat.contract
         self.outbox = seat.outbox
-
-
-def make_optimiser(modules: Iterable[nn.Module], train: TrainSettings) -> torch.optim.SGD:
-    """SGD with momentum; the L2 terms of Eqs. (6) and (7) are its weight decay."""
-    parameters = [parameter for module in modules for parameter in module.parameters()]
-    return torch.optim.SGD(
-        parameters,
-        lr=train.learning_rate,
-        momentum=train.momentum,
-        weight_decay=train.weight_decay,
-    )
-
-
-def party_tensors(
-    modules: Mapping[str, nn.Module],
-    optimiser: torch.optim.SGD,
-    guard: RepresentationGuard | None = None,
-) -> dict[str, Tensor]:
-    """Parameters, buffers, momenta and what the guard keeps, by name, for a checkpoint."""
-    tensors = {
-        f"{name}.{key}": value
-        for name, module in modules.items()
-        for key, value in module.state_dict().items()
-    }
-    for index, state in optimiser.state_dict()["state"].items():
-        if state.get("momentum_buffer") is not None:
-            tensors[f"momentum.{index}"] = state["momentum_buffer"]
-    kept = guard.tensors() if guard else {}
-    return tensors | {f"guard.{key}": value for key, value in kept.items()}
-
-
-def load_party_tensors(
-    modules: Mapping[str, nn.Module],
-    optimiser: torch.optim.SGD,
-    tensors: Mapping[str, Tensor],
-    guard: RepresentationGuard | None = None,
-) -> None:
-    """Restore what `party_tensors` returned.
-
-    Raises:
-        CheckpointError: what the guard kept is damaged or of another guard.
-    """
-    for name, module in modules.items():
-        module.load_state_dict(_below(name, tensors))
-    momenta = {
-        int(index): {"momentum_buffer": value}
-        for index, value in _below("momentum", tensors).items()
-    }
-    optimiser.load_state_dict({**optimiser.state_dict(), "state": momenta})
-    if guard:
-        guard.load_tensors(_below("guard", tensors))
-
-
-def _below(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    prefix = f"{name}."
-    return {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}

@@ -11,14 +11,8 @@ from torch import Tensor, nn
 from protocols.sums import SumContributor
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.exchange import Envelope, Kind
-from secure_apfed.parties.party import (
-    Compute,
-    Party,
-    Seat,
-    load_party_tensors,
-    make_optimiser,
-    party_tensors,
-)
+from secure_apfed.parties.descent import Descent
+from secure_apfed.parties.party import Compute, Party, Seat
 from secure_apfed.parties.rules import StepGate, bind_step, read_representations
 from secure_apfed.training import TrainSettings
 
@@ -52,7 +46,7 @@ class PassiveParty(Party):
         self.gate = StepGate(self.name)
         self._features_N = compute.place(features_N)
         self._modules = {"objective": objective.to(compute.device, compute.dtype)}
-        self._optimiser = make_optimiser(self._modules.values(), train)
+        self._descent = Descent(self.name, self._modules, train)
         self._compute, self._seed = compute, seed
 
     def contribute(self, envelope: Envelope) -> Envelope:
@@ -80,20 +74,20 @@ class PassiveParty(Party):
     def _step(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
         """One step on L_p; returns dL_p/dz."""
         z_BD = self._compute.place(sent_BD).requires_grad_()
-        self._optimiser.zero_grad()
+        self._descent.begin()
         with self._compute.forward(self._seed, self.name, step):
             features_B = self._features_N[rows_B.to(self._compute.device)]
             loss = self._modules["objective"](z_BD, features_B)
         loss.backward()
-        self._optimiser.step()
+        self._descent.step()
         assert z_BD.grad is not None
         return z_BD.grad
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return party_tensors(self._modules, self._optimiser)
+        return self._descent.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        load_party_tensors(self._modules, self._optimiser, tensors)
+        self._descent.load_tensors(tensors)
         self.gate.last = last_step

@@ -16,14 +16,8 @@ from protocols.errors import RemoteProtocolError
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.models import Shape
-from secure_apfed.parties.party import (
-    Compute,
-    Party,
-    Seat,
-    load_party_tensors,
-    make_optimiser,
-    party_tensors,
-)
+from secure_apfed.parties.descent import Descent, named_below, under
+from secure_apfed.parties.party import Compute, Party, Seat
 from secure_apfed.parties.rules import StepGate, check_rows, read_representations
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 from secure_apfed.training import TrainSettings
@@ -59,7 +53,7 @@ class TvflActive(Party):
         self.head = head.to(compute.device, compute.dtype)
         self._alignment = alignment
         self._modules = {"encoder": self.encoder, "head": self.head}
-        self._optimiser = make_optimiser(self._modules.values(), train)
+        self._descent = Descent(self.name, self._modules, train)
         self.compute, self._seed = compute, seed
 
     def request(self, step: int, rows_B: Tensor, *, learn: bool = True) -> list[Envelope]:
@@ -74,8 +68,15 @@ class TvflActive(Party):
         """The passives' representations of the rows that were asked for, by passive.
 
         Raises:
-            RemoteProtocolError: other rows or shapes, or norms out of bounds.
+            RemoteProtocolError: a passive is missing or answered twice, other rows or shapes,
+                or norms out of bounds.
         """
+        senders = [envelope.sender for envelope in answers]
+        if sorted(senders) != sorted(self.contract.passives):
+            raise RemoteProtocolError(
+                f"one answer of each of {', '.join(self.contract.passives)} was expected, "
+                f"got {', '.join(senders) or 'none'}"
+            )
         read: dict[str, Tensor] = {}
         for envelope in answers:
             terms = self.contract.passives[envelope.sender].representation
@@ -91,12 +92,12 @@ class TvflActive(Party):
         """One step on the task loss; return to each passive its gradient."""
         parts = {name: h.requires_grad_() for name, h in self.read(rows_B, answers).items()}
         own_B = self._alignment[rows_B].to(self.compute.device)
-        self._optimiser.zero_grad()
+        self._descent.begin()
         with self.compute.forward(self._seed, self.name, step):
             scores_BK = self.scores(self.encoder(self.features_N[own_B]), parts)
         self.task_loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self.labels_N[own_B])
         self.task_loss.backward()
-        self._optimiser.step()
+        self._descent.step()
         return [
             self.outbox.write(Kind.GRADIENTS, step, name, pack({"gradient": _gradient_of(h)}))
             for name, h in parts.items()
@@ -115,11 +116,11 @@ class TvflActive(Party):
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return party_tensors(self._modules, self._optimiser)
+        return self._descent.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore its state."""
-        load_party_tensors(self._modules, self._optimiser, tensors)
+        self._descent.load_tensors(tensors)
 
 
 class TvflPassive(Party):
@@ -149,7 +150,7 @@ class TvflPassive(Party):
         self._guard = guard
         self._features_N = compute.place(features_N)
         self._modules = {"encoder": encoder.to(compute.device, compute.dtype)}
-        self._optimiser = make_optimiser(self._modules.values(), train)
+        self._descent = Descent(self.name, self._modules, train)
         self._compute, self._seed = compute, seed
         self._sent_BD: Tensor | None = None
 
@@ -166,6 +167,7 @@ class TvflPassive(Party):
         minimum = self.contract.minimum_batch if learn else 1
         check_rows(rows_B, aligned=len(self._features_N), minimum=minimum, sender=envelope.sender)
         self.gate.enter(envelope)
+        self._sent_BD = None  # also where sending fails below
         self._modules["encoder"].train(learn)
         with (
             torch.set_grad_enabled(learn),
@@ -197,18 +199,19 @@ class TvflPassive(Party):
         tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
         if not bool(tensors["gradient"].isfinite().all()):
             raise RemoteProtocolError(f"{envelope.sender} sent a gradient that is not finite")
-        self._optimiser.zero_grad()
+        self._descent.begin()
         self._sent_BD.backward(self._compute.place(tensors["gradient"]))
-        self._optimiser.step()
+        self._descent.step()
         self._sent_BD = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return party_tensors(self._modules, self._optimiser, self._guard)
+        return self._descent.tensors() | under("guard", self._guard.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        load_party_tensors(self._modules, self._optimiser, tensors, self._guard)
+        self._descent.load_tensors(tensors)
+        self._guard.load_tensors(named_below("guard", tensors))
         self.gate.last = last_step
 
 
