@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -83,7 +84,7 @@ class SumAgreement:
         if not 2 <= self.bits <= 24:
             raise LocalProtocolError(f"bits lies in 2..24, got {self.bits}")
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """SHA-256 over all fields."""
         canonical = json.dumps(asdict(self), sort_keys=True).encode()
@@ -127,7 +128,7 @@ class StepBinding:
                     f"{name} is a digest of {_DIGEST_BYTES} bytes, got {len(digest)}"
                 )
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """SHA-256 over all fields, each with its length."""
         parts = (self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message)

@@ -1,0 +1,270 @@
+"""What every secure sum costs, against the way that TenSEAL's tutorials show.
+
+A case `NAME/mM` is the whole path of one sum of M contributions of 128 x 256 float32 in one
+thread: clip, quantise, encrypt, serialise, check, combine, decode. `ratio` is the tutorial's
+time over the case's, measured in turns; the tutorial is CKKS with N = 8192, primes
+[60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of one contribution. With the pool,
+zeros were encrypted before the clock starts. Longer runs add other M and D. `share/NAME` is
+what one sum adds to a training step of APFed-C on Fashion-MNIST in batches of 128, when
+passives encrypt at the same time: one contribution, combine and decode over the step.
+"""
+
+import itertools
+import statistics
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+
+import numpy as np
+import tenseal as ts
+import torch
+from numpy.typing import NDArray
+
+from experiments.bench.paillier import PackedPaillier, why_not
+from experiments.bench.rows import Row, interleave, median_ratio
+from experiments.bench.training_step import training_step
+from protocols.conversation import converse
+from protocols.errors import UnsafeChoiceWarning
+from protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
+from protocols.sums.homomorphic import Encrypter
+
+__all__ = ["bench"]
+
+Shape = tuple[int, int]
+Values = list[NDArray[np.float32]]
+_SHAPE = (128, 256)
+_PASSIVES = 4
+_OTHER_PASSIVES = (2, 8, 16, 64)
+_OTHER_SHAPES = ((128, 64), (256, 1024), (256, 15_360))
+_STEP_SHAPE = (128, 64)
+_TUTORIAL = "tutorial"
+_OURS = {
+    "ckks": "ckks",
+    "ckks+pool": "ckks",
+    "ckks-fast": "ckks_fast",
+    "ckks-fast+pool": "ckks_fast",
+    "bfv+masks": "bfv",
+    "masked": "masked",
+    "plain": "plain",
+}
+_NO_CRYPTEN = "this project has no sum over CrypTen yet"
+
+
+def bench(quick: bool) -> Iterator[Row]:
+    """Ratios at M = 4, shares of a step; unless `quick`, other M and D, and Paillier."""
+    torch.set_num_threads(1)
+    yield from _table(_PASSIVES, _SHAPE, repetitions=9 if quick else 31)
+    yield _paillier(quick)
+    yield _absent("crypten/m4", _NO_CRYPTEN)
+    yield from _shares(repetitions=3 if quick else 21)
+    if not quick:
+        for passives in _OTHER_PASSIVES:
+            yield from _table(passives, _SHAPE, repetitions=3)
+        for shape in _OTHER_SHAPES:
+            yield from _sizes(shape)
+
+
+def _table(passives: int, shape: Shape, *, repetitions: int) -> Iterator[Row]:
+    values = _values(passives, shape)
+    paths: dict[str, _Path] = {name: _Ours(name, values) for name in _OURS}
+    paths[_TUTORIAL] = _Tutorial(values)
+    seconds: dict[str, list[float]] = {name: [] for name in paths}
+    for repetition in range(-1, repetitions):
+        for name, path in paths.items():
+            path.prepare()
+            spent = sum(path.run())
+            if repetition >= 0:
+                seconds[name].append(spent)
+    for name, path in paths.items():
+        yield Row(
+            case=f"{name}/m{passives}",
+            seconds=statistics.median(seconds[name]),
+            peer=f"{_TUTORIAL}/m{passives}",
+            ratio=median_ratio(seconds[_TUTORIAL], seconds[name]),
+            bytes=path.contribution_bytes,
+            more=_size(path, shape),
+        )
+
+
+def _sizes(shape: Shape) -> Iterator[Row]:
+    """Each backend once at another size of a contribution, without the tutorial."""
+    values = _values(_PASSIVES, shape)
+    for name in _OURS:
+        path = _Ours(name, values)
+        path.prepare()
+        spent = sum(path.run())
+        case = f"{name}/m{_PASSIVES}/{shape[0]}x{shape[1]}"
+        more = _size(path, shape)
+        yield Row(case=case, seconds=spent, bytes=path.contribution_bytes, more=more)
+
+
+def _shares(*, repetitions: int) -> Iterator[Row]:
+    """Share of a training step, in turns with training steps."""
+    step, images = training_step()
+    paths = {name: _Ours(name, _values(_PASSIVES, _STEP_SHAPE)) for name in _OURS}
+    costs: dict[str, list[float]] = {name: [] for name in paths}
+    steps = []
+    for repetition in range(-1, repetitions):
+        steps.append(interleave({"step": step}, repetitions=1, warm_up=0)["step"][0])
+        for name, path in paths.items():
+            path.prepare()
+            contribute, combine, decode = path.run()
+            if repetition >= 0:
+                costs[name].append(contribute / _PASSIVES + combine + decode)
+    for name, spent in costs.items():
+        yield Row(
+            case=f"share/{name}",
+            seconds=statistics.median(spent),
+            peer="training step",
+            ratio=median_ratio(spent, steps[1:]),
+            more={"peer_seconds": statistics.median(steps[1:]), "images": images},
+        )
+
+
+def _paillier(quick: bool) -> Row:
+    case = "phe-packed/m4"
+    reason = "it takes minutes; run without --quick" if quick else why_not()
+    if reason is not None:
+        return _absent(case, reason)
+    peer = PackedPaillier(passives=_PASSIVES)
+    values = _values(_PASSIVES, _SHAPE)
+    seconds = interleave(
+        {_TUTORIAL: _Tutorial(values).run, case: lambda: peer.add(values)},
+        repetitions=1,
+        warm_up=0,
+    )
+    count = _SHAPE[0] * _SHAPE[1]
+    return Row(
+        case=case,
+        seconds=seconds[case][0],
+        peer=f"{_TUTORIAL}/m{_PASSIVES}",
+        ratio=median_ratio(seconds[_TUTORIAL], seconds[case]),
+        bytes=peer.contribution_bytes(count),
+        more={"bytes_per_value": peer.contribution_bytes(count) / count},
+    )
+
+
+def _absent(case: str, reason: str) -> Row:
+    return Row(case=case, seconds=None, more={"bytes_per_value": None, "reason": reason})
+
+
+def _size(path: "_Path", shape: Shape) -> dict[str, float]:
+    return {"bytes_per_value": path.contribution_bytes / (shape[0] * shape[1])}
+
+
+def _values(passives: int, shape: Shape) -> Values:
+    """Gradients of about a tenth of the clip bound."""
+    rng = np.random.default_rng(0)
+    scale = 0.1 / shape[1] ** 0.5
+    return [
+        rng.normal(scale=scale, size=shape).astype(np.float32, copy=False) for _ in range(passives)
+    ]
+
+
+class _Path:
+    """One way through a whole sum; `run` returns the seconds of its three parts."""
+
+    contribution_bytes: int
+
+    def prepare(self) -> None:
+        """What a party does while it waits."""
+
+    def run(self) -> tuple[float, float, float]:
+        raise NotImplementedError
+
+
+class _Ours(_Path):
+    """A backend of the table with all its checks."""
+
+    def __init__(self, name: str, values: Values) -> None:
+        self._values, self._pool = values, name.endswith("+pool")
+        agreement = SumAgreement(
+            session="bench",
+            receiver="active",
+            combiner="aggregator",
+            contributors=tuple(f"passive_{k}" for k in range(len(values))),
+            clip_norm=1.0,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)
+            described = SECURE_SUMS[_OURS[name]](agreement)
+        self._receiver, self._combiner = described.receiver(), described.combiner()
+        self._contributors = {me: described.contributor(me) for me in agreement.contributors}
+        converse(
+            {
+                agreement.receiver: self._receiver,
+                agreement.combiner: self._combiner,
+                **self._contributors,
+            }
+        )
+        self._shape = (values[0].shape[0], values[0].shape[1])
+        self._steps = itertools.count()
+
+    def prepare(self) -> None:
+        for contributor in self._contributors.values() if self._pool else ():
+            assert isinstance(contributor, Encrypter)
+            contributor.prepare(self._shape)
+
+    def run(self) -> tuple[float, float, float]:
+        binding = StepBinding(
+            session="bench", step=next(self._steps), rows=bytes(32), message=bytes(32)
+        )
+        clock = _Clock()
+        frames = {
+            me: contributor.contribute(values, binding)
+            for (me, contributor), values in zip(
+                self._contributors.items(), self._values, strict=True
+            )
+        }
+        contributed = clock.lap()
+        combined = self._combiner.combine(frames, binding.digest)
+        added = clock.lap()
+        self._receiver.decode(combined, self._shape, binding)
+        self.contribution_bytes = len(next(iter(frames.values())))
+        return contributed, added, clock.lap()
+
+
+class _Tutorial(_Path):
+    """CKKS as tutorials of TenSEAL show it: one vector, whose warning is not printed."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._context = ts.context(
+            ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1
+        )
+        self._context.global_scale = 2.0**40
+
+    def run(self) -> tuple[float, float, float]:
+        with redirect_stdout(StringIO()):
+            clock = _Clock()
+            sent = [
+                ts.ckks_vector(self._context, values.reshape(-1).tolist()).serialize()
+                for values in self._values
+            ]
+            contributed = clock.lap()
+            total = ts.ckks_vector_from(self._context, sent[0])
+            for blob in sent[1:]:
+                total += ts.ckks_vector_from(self._context, blob)
+            combined = total.serialize()
+            added = clock.lap()
+            np.array(ts.ckks_vector_from(self._context, combined).decrypt())
+            self.contribution_bytes = len(sent[0])
+            return contributed, added, clock.lap()
+
+
+@dataclass
+class _Clock:
+    """Seconds between one lap and the next."""
+
+    began: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.began = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        spent, self.began = now - self.began, now
+        return spent

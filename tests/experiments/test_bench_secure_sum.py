@@ -1,0 +1,37 @@
+"""The bench of secure sums: its cases and fields, and a Paillier peer that really adds."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from experiments.bench import run_bench
+from experiments.bench.paillier import PackedPaillier, why_not
+
+
+@pytest.mark.slow
+def test_the_quick_bench_has_every_case_and_field() -> None:
+    rows = {row["case"]: row for row in run_bench("secure-sum", quick=True)["rows"]}  # type: ignore[attr-defined]  # typed as object
+    for case, most_bytes in {
+        "ckks/m4": 16.1,
+        "ckks+pool/m4": 16.1,
+        "ckks-fast/m4": 8.1,
+        "bfv+masks/m4": 7.6,
+        "masked/m4": 4.1,
+        "plain/m4": 4.1,
+    }.items():
+        assert rows[case]["bytes_per_value"] <= most_bytes
+        assert rows[case]["ratio"] > 1
+    assert rows["tutorial/m4"]["ratio"] == 1
+    for case in ("crypten/m4", "phe-packed/m4"):
+        assert rows[case]["seconds"] is not None or rows[case]["reason"]
+    assert 0 < rows["share/masked"]["ratio"] < rows["share/ckks"]["ratio"]
+
+
+def test_paillier_is_measured_or_its_absence_explained() -> None:
+    if importlib.util.find_spec("phe") is None:
+        assert why_not() == "phe is not installed; pip install phe"
+        return
+    values = [np.full((1, 100), 0.25 * k, dtype=np.float32) for k in (-1, 2)]
+    total = PackedPaillier(passives=2).add(values)
+    np.testing.assert_allclose(total, 0.25, atol=1e-4)
