@@ -130,6 +130,8 @@ class Tvfl:
 
     @torch.no_grad()
     def _together(self, next_step: int) -> float:
+        if not len(self.aligned_test_rows):
+            return math.nan  # split would still make one batch, of no rows, which nobody answers
         own = self.alignment[self.active.name]
         correct = 0
         for index, rows_B in enumerate(self.aligned_test_rows.split(_EVALUATION_ROWS)):
@@ -139,7 +141,7 @@ class Tvfl:
                 own_BD = self.active.encoder(self.active.features_N[own_B])
                 scores_BK = self.active.scores(own_BD, self.active.read(rows_B, answers))
             correct += int((scores_BK.argmax(1) == self.active.labels_N[own_B]).sum())
-        return correct / len(self.aligned_test_rows) if len(self.aligned_test_rows) else math.nan
+        return correct / len(self.aligned_test_rows)
 
     def solo(self) -> ActiveNetworks | None:
         """None: the model cannot predict without the passives."""
