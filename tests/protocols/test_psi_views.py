@@ -1,0 +1,209 @@
+"""What each party sees of an intersection, and a thousand random ones against Python's sets."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protocols.conversation import Conversation
+from protocols.psi import SET_INTERSECTIONS, curve
+from protocols.psi.circuit import bits
+from protocols.psi.interface import Aligner, IntersectionAgreement
+
+HUB, DEALER = "hub", "dealer"
+BACKENDS = pytest.mark.parametrize("backend", sorted(SET_INTERSECTIONS))
+HEADER = 22
+Sets = dict[str, list[bytes]]
+Messages = list[tuple[str, str, bytes]]
+
+
+def play(backend: str, sets: Sets) -> tuple[dict[str, Aligner], Messages]:
+    """Return the roles with rows, and (sender, receiver, body) of every message."""
+    agreement = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER)
+    protocol = SET_INTERSECTIONS[backend](agreement, processes=1)
+    members = [name for name in sets if name != HUB]
+    aligners = {HUB: protocol.hub(HUB, members, sets[HUB])}
+    aligners |= {name: protocol.member(name, HUB, sets[name]) for name in members}
+    roles: dict[str, Conversation] = {**aligners}
+    if protocol.needs_dealer:
+        roles[DEALER] = protocol.dealer(HUB, members)
+    queue = [(name, out) for name, role in roles.items() for out in role.start()]
+    sent: Messages = []
+    while queue:
+        sender, out = queue.pop(0)
+        sent.append((sender, out.receiver, out.body))
+        answers = roles[out.receiver].receive(sender, out.body)
+        queue += [(out.receiver, answer) for answer in answers]
+    return aligners, sent
+
+
+def ids_of(prefix: str, *ranges: range) -> list[bytes]:
+    return [f"{prefix} {k}".encode() for each in ranges for k in each]
+
+
+# Views
+
+
+def view(messages: Messages, party: str) -> tuple[list[int], NDArray[np.int64]]:
+    """Return the lengths of what `party` received, and how often each byte is in it."""
+    bodies = [body[HEADER:] for _, receiver, body in messages if receiver == party]
+    joined = np.frombuffer(b"".join(bodies), np.uint8)
+    return [len(body) for body in bodies], np.bincount(joined, minlength=256)
+
+
+def distance(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
+    """Chi-square of two samples of bytes, in standard deviations above what chance gives."""
+    a, b = one / one.sum(), other / other.sum()
+    both = one + other
+    weight = one.sum() * other.sum() / both.sum() ** 2
+    seen = both > 0
+    chi = float(((a - b)[seen] ** 2 / both[seen]).sum() * both.sum() ** 2 * weight)
+    freedom = int(seen.sum()) - 1
+    return (chi - freedom) / float(np.sqrt(2 * freedom))
+
+
+def worlds_for_a_member() -> tuple[Sets, Sets]:
+    """The same member set and common IDs; all else that the hub has differs."""
+    common, member = ids_of("c", range(40)), ids_of("m", range(160))
+    regular = ids_of("hub", range(160))
+    patterned = [bytes([k + 2]) * 40 for k in range(160)]
+    return {HUB: common + regular, "p": common + member}, {
+        HUB: common + patterned,
+        "p": common + member,
+    }
+
+
+def worlds_for_the_hub() -> tuple[Sets, Sets]:
+    """Nothing is common to all; p shares all of the hub's IDs in one world, none in the other."""
+    hub, q = ids_of("h", range(200)), ids_of("q", range(200))
+    return {HUB: hub, "p": hub[:], "q": q}, {HUB: hub, "p": ids_of("p", range(200)), "q": q}
+
+
+def compare(backend: str, worlds: Sequence[Sets], party: str) -> float:
+    lengths, counts = [], []
+    for sets in worlds:
+        views = [view(play(backend, sets)[1], party) for _ in range(4)]
+        lengths.append([each[0] for each in views])
+        counts.append(np.sum([each[1] for each in views], axis=0))
+    assert lengths[0] == lengths[1]
+    return distance(counts[0], counts[1])
+
+
+@BACKENDS
+def test_a_members_view_does_not_depend_on_the_hubs_other_ids(backend: str) -> None:
+    assert compare(backend, worlds_for_a_member(), "p") < 6
+
+
+def test_the_dealers_view_does_not_depend_on_the_sets() -> None:
+    assert compare("circuit", worlds_for_a_member(), DEALER) < 6
+
+
+def test_the_comparison_sees_bits_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bits, "random_words", lambda _s, _p, count: np.zeros(count, np.uint64))
+    same = worlds_for_a_member()[0]
+    other = {HUB: same[HUB][:40] + same["p"][40:], "p": same["p"]}
+    lengths_and_counts = [view(play("circuit", sets)[1], HUB) for sets in (same, other)]
+    uniform = np.full(256, 4000)
+    assert all(distance(counts, uniform) > 50 for _, counts in lengths_and_counts)
+
+
+def test_the_comparison_sees_ids_that_are_not_blinded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest_itself(_scalar: bytes, digests: bytes, **_: object) -> bytes:
+        return digests
+
+    def digests_of(ids: Sequence[bytes], *, session: bytes) -> bytes:
+        return b"".join((identity + bytes(32))[:31] + b"\0" for identity in ids)
+
+    monkeypatch.setattr(curve, "blind_digests", digest_itself)
+    monkeypatch.setattr(curve, "digest_ids", digests_of)
+    assert compare("ecdh", worlds_for_a_member(), "p") > 50
+
+
+def test_with_the_circuit_the_hub_learns_no_pairwise_overlap() -> None:
+    """All that the hub gets is alike whether p shares all of its IDs or none."""
+    assert compare("circuit", worlds_for_the_hub(), HUB) < 6
+
+
+def test_with_the_circuit_a_members_share_tells_the_hub_nothing_without_the_others() -> None:
+    """Kind 13 is a member's share of the last bits: p's alone is a fair coin in both worlds."""
+    for sets in worlds_for_the_hub():
+        messages = play("circuit", sets)[1]
+        (share,) = (b[HEADER:] for s, r, b in messages if (s, r, b[1]) == ("p", HUB, 13))
+        ones = np.unpackbits(np.frombuffer(share, np.uint8))
+        assert abs(ones.mean() - 0.5) < 3 / np.sqrt(len(ones))
+
+
+def test_with_ecdh_the_hub_learns_pairwise_overlaps() -> None:
+    """Its tags and the member's are equal for each ID that the two share: so `leaks` says."""
+    for sets, overlap in zip(worlds_for_the_hub(), (200, 0), strict=True):
+        aligners, _ = play("ecdh", sets)
+        assert len(aligners[HUB].rows) == 0
+        pairs = aligners[HUB]._pairs  # type: ignore[attr-defined]  # what a curious hub holds
+        assert len(pairs["p"].place_of_row) == overlap
+    assert any("pairwise" in leak for leak in SET_INTERSECTIONS["ecdh"].leaks)
+    assert not any("pairwise" in leak for leak in SET_INTERSECTIONS["circuit"].leaks)
+
+
+@BACKENDS
+def test_neither_ids_nor_their_hashes_travel(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: IDs, digests and hashed points are searched for in all bytes sent."""
+    secrets: set[bytes] = set()
+    spy(monkeypatch, secrets, "digest_ids")
+    spy(monkeypatch, secrets, "_on_curve")
+    sets = {HUB: ids_of("person", range(60)), "p": ids_of("person", range(30, 90))}
+    everything = b"".join(body for *_, body in play(backend, sets)[1])
+    secrets |= {identity for ids in sets.values() for identity in ids}
+    assert len(secrets) >= 90 + (120 if backend == "ecdh" else 0)
+    assert not any(secret in everything for secret in secrets)
+
+
+def spy(monkeypatch: pytest.MonkeyPatch, seen: set[bytes], name: str) -> None:
+    """Keep what a function of `curve` returns, in pieces of 32 bytes."""
+    real: Callable[..., bytes] = getattr(curve, name)
+
+    def watched(*arguments: object, **named: object) -> bytes:
+        found = real(*arguments, **named)
+        seen.update(curve.split_points(found))
+        return found
+
+    monkeypatch.setattr(curve, name, watched)
+
+
+# Against Python's sets
+
+ALIKE = ("a", "а", "A", "a\0", "\0a", "é", "e\u0301", "ﬁ", "fi", "ß", "ss", "１", "1", "01", "1 ")  # noqa: RUF001
+SCRIPTS = ("id {}", "ид {}", "身份 {}", "🙂{}", "  {} ", "{}\n", "İ{}", "{}é")
+
+
+def random_case(rng: random.Random) -> Sets:
+    """2 to 5 parties with 0 to 2,000 IDs each, overlapping by 0 to 100 %."""
+    size, script = int(2000 * rng.random() ** 4), rng.choice(SCRIPTS)
+    share = rng.choice([0.0, 0.01, 0.5, 0.99, 1.0, rng.random()])
+    names = [HUB, *(f"p{k}" for k in range(rng.randint(1, 4)))]
+    common = [script.format(k) for k in range(round(size * share))]
+    sets = {}
+    for name in names:
+        own = [script.format(f"{name} {k}") for k in range(rng.randint(0, size - len(common)))]
+        some = [script.format(f"some {k}") for k in range(size) if rng.random() < 0.1]
+        alike = [text for text in ALIKE if rng.random() < 0.7]
+        ids = [text.encode() for text in {*common, *own, *some, *alike}]
+        sets[name] = rng.sample(ids, min(len(ids), 2000))
+    if rng.random() < 0.05:
+        sets[rng.choice(names)] = []
+    return sets
+
+
+@pytest.mark.slow
+@BACKENDS
+@pytest.mark.parametrize("block", range(20))
+def test_a_thousand_random_cases(backend: str, block: int) -> None:
+    for case in range(50 * block, 50 * block + 50):
+        sets = random_case(random.Random(case))
+        aligners, _ = play(backend, sets)
+        expected = set.intersection(*map(set, sets.values()))
+        orders = [[sets[name][row] for row in aligners[name].rows] for name in sets]
+        assert len(orders[0]) == len(expected), case
+        assert set(orders[0]) == expected, case
+        assert all(order == orders[0] for order in orders), case
