@@ -1,6 +1,7 @@
 """`python -m experiments`: the main job and the benchmarks."""
 
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -19,9 +20,11 @@ from rich.table import Table
 from experiments.bench import BENCHES, run_bench
 from experiments.comparison import HEADER
 from experiments.main_job import Comparison, run_main_job
-from protocols.errors import UnsafeChoiceWarning
+from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
+from secure_apfed import terminal
+from secure_apfed.errors import ApfedError
 
-__all__ = ["app", "bench", "experiments", "main_job"]
+__all__ = ["app", "bench", "experiments", "main", "main_job"]
 
 _READING = """\
 Accuracy: on the active's test rows, mean and 95 % interval over the seeds. "TVFL, all parties"
@@ -32,7 +35,7 @@ of what it saw (model completion with 4 labels a class or none; under TVFL also 
 received), minus its best baseline with the same knowledge; about 0 means that these attacks
 found nothing, not that there is nothing. Tables, runs and reports: {output}"""
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback()
@@ -112,5 +115,15 @@ def _shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def main() -> None:
+    """Run one command; an error is one panel on stderr, as in `secure-apfed`."""
+    try:
+        app()
+    except (ApfedError, LocalProtocolError, RemoteProtocolError, OSError) as error:
+        failure = terminal.failure_of(error)
+        terminal.show_failure(failure, as_json=False, debug=False)
+        sys.exit(failure.code)
+
+
 if __name__ == "__main__":
-    app()
+    main()

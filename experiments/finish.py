@@ -1,11 +1,10 @@
 """What follows a finished run: the attacks that its config names, then its report."""
 
-import json
 from pathlib import Path
 
 from attacks.interface import AttackResult
 from attacks.run import mount
-from secure_apfed.runs import load_recording
+from secure_apfed.runs import RunFolder, load_recording
 
 __all__ = ["mount_attacks"]
 
@@ -21,7 +20,6 @@ def mount_attacks(folder: Path) -> tuple[AttackResult, ...]:
     config = recording.config
     results = mount(recording, config.attacks, seed=config.seed)
     if config.attacks:
-        half = folder / "attacks.json.part"
-        half.write_text(json.dumps([result.as_json() for result in results], indent=1))
-        half.replace(folder / "attacks.json")
+        written = [result.as_json() for result in results]
+        RunFolder(folder).write_json(folder / "attacks.json", written)
     return results

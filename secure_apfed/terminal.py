@@ -4,7 +4,6 @@ An error that is meant for people becomes one panel and one exit code, or one JS
 anything else is a fault of this program and keeps its traceback.
 """
 
-import json
 import math
 import sys
 import traceback
@@ -20,6 +19,7 @@ from rich.text import Text
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import errors
+from secure_apfed.plain_json import to_json
 
 if TYPE_CHECKING:
     from secure_apfed.plan import Forecast
@@ -100,16 +100,8 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object on stdout; infinity, which JSON lacks, becomes the text "inf"."""
-    sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False, default=str) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    """Print one JSON object on stdout; infinity becomes the text "inf"."""
+    sys.stdout.write(to_json(value) + "\n")
 
 
 def show_note(text: str) -> None:

@@ -69,7 +69,7 @@ class Descent:
         for name, module in self._modules.items():
             module.load_state_dict(named_below(name, tensors))
         momenta = {
-            int(index): {"momentum_buffer": value}
+            int(index): {"momentum_buffer": value.clone()}
             for index, value in named_below("momentum", tensors).items()
         }
         self._sgd.load_state_dict({**self._sgd.state_dict(), "state": momenta})

@@ -6,7 +6,6 @@ Every file is written beside its place and moved there in one step.
 import contextlib
 import hashlib
 import json
-import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from secure_apfed.errors import CheckpointError
+from secure_apfed.plain_json import to_json
 
-__all__ = ["RunFolder", "read_sealed", "to_json", "write_atomically", "write_sealed"]
+__all__ = ["RunFolder", "read_sealed", "write_atomically", "write_sealed"]
 
 _DIGEST_BYTES = 32
 
@@ -68,21 +68,6 @@ class RunFolder:
         if self.metrics.exists():
             lines = self.metrics.read_bytes().splitlines(keepends=True)[:count]
             write_atomically(self.metrics, b"".join(lines))
-
-
-def to_json(content: Any, *, indent: int | None = None) -> str:
-    """Standard JSON, which has no infinity and no NaN: they become "inf", "-inf" and "nan"."""
-    return json.dumps(_finite(content), indent=indent, allow_nan=False)
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    if isinstance(content, float) and not math.isfinite(content):
-        return str(content)
-    return content
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:

@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from secure_apfed.config import Config
 from secure_apfed.config_file import dump_config, load_config
 from secure_apfed.errors import CheckpointError, DataError, ModelError
+from secure_apfed.plain_json import to_json
 from secure_apfed.runs import RunResult, load_model, load_recording, run
-from secure_apfed.runs.folder import RunFolder, read_sealed, to_json, write_sealed
+from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 

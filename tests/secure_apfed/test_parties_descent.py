@@ -1,0 +1,72 @@
+"""Descent: SGD as the papers have it, a bound on the gradient, state by name."""
+
+import pytest
+import torch
+from torch import nn
+
+from secure_apfed.errors import ModelError
+from secure_apfed.parties.descent import Descent
+from secure_apfed.training import TrainSettings
+
+
+def modules(seed: int = 0) -> dict[str, nn.Module]:
+    torch.manual_seed(seed)
+    return {"encoder": nn.Linear(3, 2), "head": nn.Linear(2, 2)}
+
+
+def descend(descent: Descent, parts: dict[str, nn.Module], *, scale: float = 1.0) -> None:
+    descent.begin()
+    loss = parts["head"](parts["encoder"](torch.ones(4, 3))).square().mean() * scale
+    loss.backward()
+    descent.step()
+
+
+def vector(parts: dict[str, nn.Module]) -> torch.Tensor:
+    return torch.cat(
+        [one.detach().flatten() for part in parts.values() for one in part.parameters()]
+    )
+
+
+def test_a_long_gradient_is_scaled_onto_the_bound() -> None:
+    train = TrainSettings(learning_rate=1.0, momentum=0.0, weight_decay=0.0, max_gradient_norm=0.5)
+    parts = modules()
+    before = vector(parts)
+    descend(Descent("ann", parts, train), parts, scale=1e4)
+    assert (vector(parts) - before).norm().item() == pytest.approx(0.5, rel=1e-4)
+
+
+def test_without_a_bound_it_is_plain_sgd() -> None:
+    train = TrainSettings(learning_rate=0.1)
+    ours, theirs = modules(), modules()
+    sgd = torch.optim.SGD(
+        nn.ModuleDict(theirs).parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4
+    )
+    descent = Descent("ann", ours, train)
+    for _ in range(3):
+        descend(descent, ours)
+        sgd.zero_grad()
+        theirs["head"](theirs["encoder"](torch.ones(4, 3))).square().mean().backward()
+        sgd.step()
+    assert torch.equal(vector(ours), vector(theirs))
+
+
+def test_a_diverged_gradient_is_named_and_changes_nothing() -> None:
+    train = TrainSettings(max_gradient_norm=1.0)
+    parts = modules()
+    before = vector(parts)
+    with pytest.raises(ModelError, match="ann: training diverged"):
+        descend(Descent("ann", parts, train), parts, scale=float("inf"))
+    assert torch.equal(vector(parts), before)
+
+
+def test_state_goes_through_names() -> None:
+    train = TrainSettings(learning_rate=0.1)
+    one, other = modules(), modules(1)
+    first, second = Descent("ann", one, train), Descent("ann", other, train)
+    descend(first, one)
+    second.load_tensors(first.tensors())
+    assert {"encoder.weight", "head.bias", "momentum.0"} <= first.tensors().keys()
+    for _ in range(2):
+        descend(first, one)
+        descend(second, other)
+    assert torch.equal(vector(one), vector(other))
