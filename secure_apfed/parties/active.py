@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protocols.errors import LocalProtocolError
 from protocols.sums import SumReceiver
 from protocols.sums.interface import StepBinding
 from secure_apfed.data import PartyTable
@@ -107,6 +108,7 @@ class ActiveParty(Party):
             BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
         """
         self._descent.begin()
+        self._task_loss = self._pending = None
         here_B = rows_B.to(self._compute.device)
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
@@ -151,15 +153,25 @@ class ActiveParty(Party):
 
         Returns:
             The task loss of the batch.
+
+        Raises:
+            LocalProtocolError: no batch waits, or a sum is missing or was not asked for.
+            RemoteProtocolError: the sum answers something else. Nothing is updated then.
         """
-        assert self._task_loss is not None
-        if self._pending is None or envelope is None:
-            self._task_loss.backward()
+        loss, pending = self._task_loss, self._pending
+        if loss is None or (pending is None) != (envelope is None):
+            raise LocalProtocolError(
+                f"{self.name}: every batch is represented first and updated from once, with the "
+                "sum where representations were sent and without one where none were"
+            )
+        if pending is None or envelope is None:
+            loss.backward()
         else:
-            sum_BD = self._decode(envelope, self._pending)
-            torch.autograd.backward([self._task_loss, self._pending.z], [None, sum_BD])
+            sum_BD = self._decode(envelope, pending)
+            torch.autograd.backward([loss, pending.z], [None, sum_BD])
         self._descent.step()
-        return self._task_loss.item()
+        self._task_loss = self._pending = None
+        return loss.item()
 
     def _decode(self, envelope: Envelope, pending: _Pending) -> Tensor:
         assert self.receiver is not None
