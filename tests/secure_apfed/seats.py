@@ -1,0 +1,95 @@
+"""Seats, contracts and envelopes for tests of single parties."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secure_apfed.contract import Contract
+from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.exchange.outbox import Outbox
+from secure_apfed.parties import Compute, Seat
+from secure_apfed.training import TrainSettings
+
+SESSION = "session"
+PASSIVES = ("p1", "p2")
+COMPUTE = Compute(torch.device("cpu"), torch.float64)
+TRAIN = TrainSettings(learning_rate=0.1, precision="float64", device="cpu")
+
+
+def contract(
+    *,
+    shape: Sequence[int] = (3,),
+    dtype: str = "float64",
+    minimum_batch: int = 2,
+    norms: tuple[float, float] = (1e-6, 100.0),
+    weights: Mapping[str, float] | None = None,
+) -> Contract:
+    """An active, two passives and an aggregator."""
+    roles = {"active": "active", "p1": "passive", "p2": "passive", "aggregator": "aggregator"}
+    representation = {
+        "shape": tuple(shape),
+        "dtype": dtype,
+        "minimum_norm": norms[0],
+        "maximum_norm": norms[1],
+    }
+    return Contract.model_validate(
+        {
+            "session": SESSION,
+            "method": "apfed",
+            "participants": [
+                {"name": name, "role": role, "public_key": "00" * 32}
+                for name, role in roles.items()
+            ],
+            "passives": {
+                name: {
+                    "objective": {"name": "reconstruction"},
+                    "weight": (weights or {}).get(name, 1.0),
+                    "representation": representation,
+                }
+                for name in PASSIVES
+            },
+            "alignment": {},
+            "secure_sum": {},
+            "guard": {},
+            "minimum_batch": minimum_batch,
+            "epochs": 1,
+            "batch_size": 8,
+        }
+    )
+
+
+def seat(name: str, agreed: Contract) -> Seat:
+    """The place of one party, with an outbox of its own."""
+    return Seat(name, agreed, Outbox(SESSION, name))
+
+
+def envelope(payload: bytes, *, kind: Kind, step: int = 0, **changes: Any) -> Envelope:
+    """From the active to p1, unless changed."""
+    usual: dict[str, Any] = {
+        "session": SESSION,
+        "step": step,
+        "kind": kind,
+        "sender": "active",
+        "receiver": "p1",
+        "sequence": 0,
+        "payload": payload,
+    }
+    return Envelope(**{**usual, **changes})
+
+
+def representations(rows: Tensor, z: Tensor, *, step: int = 0, **changes: Any) -> Envelope:
+    """A batch as the active sends it."""
+    payload = pack({"rows": rows, "z": z})
+    return envelope(payload, kind=Kind.REPRESENTATIONS, step=step, **changes)
+
+
+def cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of a party's state that training cannot reach."""
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two states are equal bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)

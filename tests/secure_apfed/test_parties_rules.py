@@ -1,0 +1,156 @@
+"""What receivers of representations refuse, and what a contribution is bound to."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protocols.errors import RemoteProtocolError
+from secure_apfed.contract import RepresentationTerms
+from secure_apfed.exchange import Kind, pack
+from secure_apfed.parties.rules import StepGate, bind_step, check_rows, read_representations
+from tests.secure_apfed.seats import envelope, representations
+
+TERMS = RepresentationTerms(shape=(2,), dtype="float32", minimum_norm=0.5, maximum_norm=2.0)
+INFINITY, NAN = float("inf"), float("nan")
+
+
+def read(rows: Any, z: Any, terms: RepresentationTerms = TERMS) -> tuple[Tensor, Tensor]:
+    sent = representations(torch.as_tensor(rows), torch.as_tensor(z))
+    return read_representations(sent, terms, aligned=10, minimum=2)
+
+
+def test_a_batch_within_the_rules_is_read() -> None:
+    rows, z = read([9, 0, 4], [[1.0, 0.0], [0.0, -0.5], [0.0, 2.0]])
+    assert rows.tolist() == [9, 0, 4]
+    assert z.tolist() == [[1.0, 0.0], [0.0, -0.5], [0.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([3], "a batch of 1 rows; the contract says at least 2"),
+        ([3, 3], "repeated a row"),
+        ([0, 5, 1, 5], "repeated a row"),
+        ([0, 10], "outside the alignment of 10 rows"),
+        ([-1, 4], "outside the alignment"),
+        ([0, 2**62], "outside the alignment"),
+        ([-(2**63), 2**63 - 1], "outside the alignment"),
+    ],
+)
+def test_rows_outside_the_rules_are_refused(rows: list[int], message: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"active .*{message}"):
+        read(rows, torch.ones(len(rows), 2))
+
+
+def test_no_rows_at_all_are_refused() -> None:
+    empty = torch.empty(0, dtype=torch.int64)
+    with pytest.raises(RemoteProtocolError, match="a batch of 0 rows"):
+        read(empty, torch.ones(0, 2))
+    with pytest.raises(RemoteProtocolError, match="outside the alignment of 0 rows"):
+        check_rows(torch.arange(2), aligned=0, minimum=1, sender="active")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [0.0, 0.0], [0.3, 0.3], [2.1, 0.0], [1e30, 0.0], [1e-30, 0.0], [3e38, 3e38],
+        [NAN, 0.0], [NAN, NAN], [INFINITY, 0.0], [-INFINITY, INFINITY], [INFINITY, NAN],
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("at", [0, 1])
+def test_one_row_with_a_norm_out_of_bounds_is_enough(bad: list[float], at: int) -> None:
+    z = torch.ones(2, 2)
+    z[at] = torch.tensor(bad)
+    with pytest.raises(RemoteProtocolError, match=r"norm is not within 0\.5 to 2"):
+        read([0, 1], z)
+
+
+def test_the_largest_norm_allows_for_rounding_and_no_more() -> None:
+    read([0, 1], torch.tensor([[2.0, 0.0], [2.0 * (1 + 9e-6), 0.0]]))
+    with pytest.raises(RemoteProtocolError, match=r"largest 2\.0000"):
+        read([0, 1], torch.tensor([[2.0, 0.0], [2.0 * (1 + 2e-5), 0.0]]))
+
+
+def test_norms_are_of_the_whole_row_whatever_its_shape() -> None:
+    terms = TERMS.model_copy(update={"shape": (2, 1, 2)})
+    z = torch.full((2, 2, 1, 2), 0.9)  # norm 1.8
+    assert torch.equal(read([0, 1], z, terms)[1], z)
+    with pytest.raises(RemoteProtocolError, match=r"largest 2\.2"):
+        read([0, 1], torch.full((2, 2, 1, 2), 1.1), terms)
+
+
+def test_a_norm_whose_square_overflows_float32_is_still_measured() -> None:
+    terms = TERMS.model_copy(update={"maximum_norm": 1e30})
+    read([0, 1], torch.full((2, 2), 5e29), terms)
+    with pytest.raises(RemoteProtocolError, match="norm"):
+        read([0, 1], torch.full((2, 2), 8e29), terms)
+
+
+@pytest.mark.parametrize(
+    ("rows", "z", "message"),
+    [
+        (torch.arange(2), torch.ones(3, 2), "2 row positions for 3 representations"),
+        (torch.arange(3), torch.ones(2, 2), "3 row positions for 2 representations"),
+        (torch.arange(2), torch.ones(2, 2).double(), "torch.float64"),
+        (torch.arange(2), torch.ones(2, 2).half(), "torch.float16"),
+        (torch.arange(2), torch.ones(2, 3), "expected torch.float32"),
+        (torch.arange(2), torch.ones(2), "expected torch.float32"),
+        (torch.arange(2), torch.ones(2, 2, 1), "expected torch.float32"),
+        (torch.arange(2).int(), torch.ones(2, 2), "torch.int32"),
+        (torch.tensor([True, False]), torch.ones(2, 2), "torch.bool"),
+        (torch.arange(2).double(), torch.ones(2, 2), "torch.float64"),
+        (torch.arange(2)[:, None], torch.ones(2, 2), "expected torch.int64"),
+    ],
+)
+def test_other_tensors_are_refused(rows: Tensor, z: Tensor, message: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=message):
+        read(rows, z)
+
+
+@pytest.mark.parametrize("tensors", [{}, {"z": torch.ones(2, 2)}, {"rows": torch.arange(2)}])
+def test_missing_tensors_are_refused(tensors: dict[str, Tensor]) -> None:
+    sent = envelope(pack(tensors), kind=Kind.REPRESENTATIONS)
+    with pytest.raises(RemoteProtocolError, match=r"expected \['rows', 'z'\]"):
+        read_representations(sent, TERMS, aligned=10, minimum=2)
+
+
+def test_float64_terms_want_float64() -> None:
+    terms = TERMS.model_copy(update={"dtype": "float64"})
+    assert read([0, 1], torch.ones(2, 2).double(), terms)[1].dtype == torch.float64
+    with pytest.raises(RemoteProtocolError, match=r"torch\.float32"):
+        read([0, 1], torch.ones(2, 2), terms)
+
+
+def test_a_step_passes_once_and_only_upwards() -> None:
+    gate = StepGate("p1")
+    for step in (0, 1, 7):
+        gate.enter(envelope(b"", kind=Kind.REPRESENTATIONS, step=step))
+    for step in (7, 6, 0, -1):
+        with pytest.raises(RemoteProtocolError, match=f"active sent step {step} after step 7"):
+            gate.enter(envelope(b"", kind=Kind.REPRESENTATIONS, step=step))
+    assert gate.last == 7
+
+
+def test_setup_messages_are_no_step() -> None:
+    with pytest.raises(RemoteProtocolError, match="step -1 after step -1"):
+        StepGate("p1").enter(envelope(b"", kind=Kind.REPRESENTATIONS, step=-1))
+
+
+def test_a_binding_changes_with_everything_it_binds() -> None:
+    rows = torch.tensor([4, 2, 9])
+    usual = bind_step("s", 3, rows, b"payload")
+    assert usual == bind_step("s", 3, torch.arange(10)[rows], b"payload")
+    others = [
+        bind_step("t", 3, rows, b"payload"),
+        bind_step("s", 4, rows, b"payload"),
+        bind_step("s", 3, rows.flip(0), b"payload"),
+        bind_step("s", 3, rows[:2], b"payload"),
+        bind_step("s", 3, torch.tensor([4, 2, 8]), b"payload"),
+        bind_step("s", 3, rows, b"payloae"),
+        bind_step("s", 3, rows, b"payload\x00"),
+    ]
+    assert len({binding.digest for binding in (usual, *others)}) == len(others) + 1
+    assert others[2].message == usual.message
+    assert others[5].rows == usual.rows
