@@ -1,0 +1,489 @@
+"""Active, passive and aggregator one by one: what they send, learn from and refuse."""
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums import PlainSum, SumAgreement
+from secure_apfed.contract import Contract
+from secure_apfed.data import ColumnEncoding, PartyTable
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
+from secure_apfed.parties import ActiveNetworks, ActiveParty, AggregatorParty, PassiveParty
+from secure_apfed.parties.rules import bind_step
+from secure_apfed.privacy import BudgetExhaustedError, NoGuard
+from tests.secure_apfed.seats import (
+    COMPUTE,
+    PASSIVES,
+    SESSION,
+    TRAIN,
+    cloned,
+    contract,
+    envelope,
+    representations,
+    same,
+    seat,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+ROWS, COLUMNS, CLASSES, D = 12, 5, 3, 3
+ALIGNMENT = torch.tensor([7, 2, 9, 4, 0, 11, 5])  # position in the table of each aligned person
+SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float64, (None, D))}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def plain_sum() -> PlainSum:
+    agreement = SumAgreement(
+        session=SESSION, receiver="active", combiner="aggregator", contributors=PASSIVES,
+        clip_norm=1.0,
+    )  # fmt: skip
+    return PlainSum(agreement, clip=False)
+
+
+class Decoder(nn.Module):
+    """A small objective: squared error of a linear decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, COLUMNS, dtype=torch.float64)
+        self.calls = 0
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        self.calls += 1
+        return F.mse_loss(self.linear(z), x)
+
+
+FEATURES = random(len(ALIGNMENT), COLUMNS, seed=8)
+
+
+def passive(agreed: Contract, name: str = "p1") -> tuple[PassiveParty, Decoder]:
+    torch.manual_seed(3)
+    objective = Decoder()
+    party = PassiveParty(
+        seat(name, agreed), features_N=FEATURES, objective=objective,
+        contributor=plain_sum().contributor(name), train=TRAIN, compute=COMPUTE, seed=0,
+    )  # fmt: skip
+    return party, objective
+
+
+def opened(contributions: dict[str, Envelope], step: int, sent: Envelope, rows: Tensor) -> Tensor:
+    """What the receiver decodes from the contributions to `sent`."""
+    sums = plain_sum()
+    combined = sums.combiner().combine({key: item.payload for key, item in contributions.items()})
+    binding = bind_step(SESSION, step, rows, sent.payload)
+    return torch.from_numpy(sums.receiver().decode(combined, (len(rows), D), binding))
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0, 10.0])
+def test_a_passive_returns_lambda_times_the_gradient_of_each_rows_loss(weight: float) -> None:
+    agreed = contract(weights={"p1": weight, "p2": 0.0})
+    rows, z = torch.tensor([5, 0, 3]), random(3, D)
+    sent = representations(rows, z)
+    (one, objective), (other, _) = passive(agreed, "p1"), passive(agreed, "p2")
+    before = copy.deepcopy(objective)
+    contributions = {
+        "p1": one.contribute(sent),
+        "p2": other.contribute(representations(rows, z, receiver="p2")),
+    }
+    got = opened(contributions, 0, sent, rows)
+    # By hand: L = mean over rows and columns of (W z + b - x)^2, so B dL/dz = 2/C (..) W.
+    residual = before.linear(z) - FEATURES[rows]
+    expected = weight * 2 / COLUMNS * residual @ before.linear.weight
+    torch.testing.assert_close(got, expected.detach(), rtol=0, atol=1e-12)
+    leaf = z.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(before(leaf, FEATURES[rows]), leaf)
+    torch.testing.assert_close(got, weight * 3 * gradient, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("weight", [0.0, 10.0])
+def test_a_passive_descends_on_its_own_unscaled_loss(weight: float) -> None:
+    party, objective = passive(contract(weights={"p1": weight}))
+    twin = copy.deepcopy(objective)
+    sgd = torch.optim.SGD(
+        twin.parameters(), lr=TRAIN.learning_rate, momentum=TRAIN.momentum,
+        weight_decay=TRAIN.weight_decay,
+    )  # fmt: skip
+    for step, rows in enumerate((torch.tensor([1, 2, 6]), torch.tensor([0, 1]))):
+        z = random(len(rows), D, seed=step)
+        party.contribute(representations(rows, z, step=step))
+        sgd.zero_grad()
+        twin(z, FEATURES[rows]).backward()
+        sgd.step()
+    for ours, theirs in zip(objective.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_a_contribution_goes_to_the_aggregator_for_the_step() -> None:
+    party, _ = passive(contract())
+    answer = party.contribute(representations(torch.arange(2), random(2, D), step=4))
+    assert (answer.sender, answer.receiver) == ("p1", "aggregator")
+    assert (answer.kind, answer.step, answer.session) == (Kind.CONTRIBUTION, 4, SESSION)
+
+
+BAD: dict[str, tuple[Any, Any, int]] = {
+    "too few": ([1], random(1, D), 5),
+    "doubled": ([1, 1], random(2, D), 5),
+    "outside": ([1, 7], random(2, D), 5),
+    "negative": ([-1, 2], random(2, D), 5),
+    "zero": ([1, 2], torch.zeros(2, D).double(), 5),
+    "huge": ([1, 2], random(2, D) * 1e6, 5),
+    "nan": ([1, 2], random(2, D) * float("nan"), 5),
+    "float32": ([1, 2], random(2, D).float(), 5),
+    "wide": ([1, 2], random(2, D + 1), 5),
+    "uneven": ([1, 2, 3], random(2, D), 5),
+    "replayed": ([1, 2], random(2, D), 4),
+    "older": ([1, 2], random(2, D), 3),
+    "before training": ([1, 2], random(2, D), -1),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_refused_batch_computes_and_changes_nothing(case: str) -> None:
+    party, objective = passive(contract())
+    party.contribute(representations(torch.arange(3), random(3, D), step=4))
+    state, calls, last = cloned(party.tensors()), objective.calls, party.gate.last
+    rows, z, step = BAD[case]
+    with pytest.raises(RemoteProtocolError, match="active"):
+        party.contribute(representations(torch.tensor(rows), z, step=step))
+    assert objective.calls == calls
+    assert same(party.tensors(), state)
+    assert party.gate.last == last == 4
+    answer = party.contribute(representations(torch.arange(3), random(3, D), step=5))
+    assert answer.sequence == 1  # the refused one took no number
+
+
+def test_bytes_that_are_no_batch_change_nothing() -> None:
+    party, objective = passive(contract())
+    state = cloned(party.tensors())
+    for payload in (b"", b"\x00" * 50, b"\xff" * 50):
+        with pytest.raises(RemoteProtocolError, match="cannot be parsed"):
+            party.contribute(envelope(payload, kind=Kind.REPRESENTATIONS))
+    assert objective.calls == 0
+    assert same(party.tensors(), state)
+
+
+def test_a_passives_state_comes_back_and_old_steps_stay_refused() -> None:
+    party, _ = passive(contract())
+    batches = [
+        representations(torch.arange(3), random(3, D, seed=step), step=step) for step in range(4)
+    ]
+    for sent in batches[:2]:
+        party.contribute(sent)
+    state = cloned(party.tensors())
+    party.contribute(batches[2])
+    again, _ = passive(contract())
+    again.load_tensors(state, last_step=1)
+    with pytest.raises(RemoteProtocolError, match="after step 1"):
+        again.contribute(batches[1])
+    again.contribute(batches[2])
+    assert same(again.tensors(), party.tensors())
+
+
+class Ledger:
+    """Notes what is charged and how far the outbox had come, or refuses."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.charged: list[tuple[int, list[int], bytes]] = []
+        self.refuses = refuses
+
+    def charge(self, *, step: int, rows: Tensor, digest: bytes, **_: Any) -> None:
+        if self.refuses:
+            raise BudgetExhaustedError("spent")
+        self.charged.append((step, rows.tolist(), digest))
+
+
+class Active:
+    """An active party with its parts in reach."""
+
+    def __init__(
+        self, *, agreed: Contract | None = None, projection: bool = True, refuses: bool = False
+    ) -> None:
+        torch.manual_seed(5)
+        encoder = nn.Sequential(nn.Linear(COLUMNS, D if not projection else 4), nn.Tanh()).double()
+        self.networks = ActiveNetworks(
+            encoder,
+            nn.Linear(4 if projection else D, CLASSES).double(),
+            nn.Linear(4, D).double() if projection else None,
+        )
+        encoding = ColumnEncoding.plain(tuple(f"c{index}" for index in range(COLUMNS)))
+        self.table = PartyTable(
+            "active", tuple(map(str, range(ROWS))), random(ROWS, COLUMNS, seed=6).float(),
+            torch.arange(ROWS) % CLASSES, encoding,
+        )  # fmt: skip
+        self.ledger = Ledger(refuses=refuses)
+        self.sums = plain_sum()
+        self.seat = seat("active", agreed or contract())
+        ledger: Any = self.ledger
+        self.party = ActiveParty(
+            self.seat, table=self.table, alignment=ALIGNMENT, networks=self.networks,
+            guard=NoGuard(), ledger=ledger, receiver=self.sums.receiver(), train=TRAIN,
+            compute=COMPUTE, seed=0,
+        )  # fmt: skip
+
+    def sum_of(self, sent: Envelope, gradients: list[Tensor]) -> Envelope:
+        """The aggregator's answer where the passives return these."""
+        rows = unpack(sent.payload, SENT, sender="active")[0]["rows"]
+        binding = bind_step(SESSION, sent.step, rows, sent.payload)
+        frames = {
+            name: self.sums.contributor(name).contribute(gradient.numpy(), binding)
+            for name, gradient in zip(PASSIVES, gradients, strict=True)
+        }
+        return envelope(
+            self.sums.combiner().combine(frames), kind=Kind.SUM, step=sent.step,
+            sender="aggregator", receiver="active",
+        )  # fmt: skip
+
+
+def test_an_active_sends_the_same_bytes_to_all() -> None:
+    one, other = Active().party.represent(3, torch.tensor([7, 2, 9]))
+    assert [one.receiver, other.receiver] == list(PASSIVES)
+    assert one.payload == other.payload
+    assert {(e.kind, e.step, e.sender) for e in (one, other)} == {
+        (Kind.REPRESENTATIONS, 3, "active")
+    }
+
+
+@pytest.mark.parametrize("projection", [True, False])
+def test_an_active_sends_aligned_rows_only_by_their_common_position(projection: bool) -> None:
+    active = Active(projection=projection)
+    batch = torch.tensor([1, 9, 3, 0, 7, 10])  # 9, 0 and 7 are aligned, at 2, 4 and 0
+    sent = active.party.represent(0, batch)[0]
+    tensors, meta = unpack(sent.payload, SENT, sender="active")
+    assert tensors["rows"].tolist() == [2, 4, 0]
+    assert meta == {}
+    with torch.no_grad():
+        h = active.networks.encoder(active.table.features[[9, 0, 7]].double())
+        expected = h if active.networks.projection is None else active.networks.projection(h)
+    torch.testing.assert_close(tensors["z"], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [[1, 3], [7, 1, 3, 6, 8], [10]])
+def test_below_the_minimum_nothing_is_sent_and_the_active_learns_alone(batch: list[int]) -> None:
+    active = Active()
+    twin = copy.deepcopy(active.networks)
+    state = cloned(active.party.tensors())
+    rows = torch.tensor(batch)
+    assert active.party.represent(0, rows) == []
+    assert active.ledger.charged == []
+    labels = torch.arange(ROWS)[rows] % CLASSES
+    loss = F.cross_entropy(twin.head(twin.encoder(active.table.features[rows].double())), labels)
+    assert active.party.update(None) == pytest.approx(loss.item(), abs=1e-12)
+    after = active.party.tensors()
+    changed = {key.split(".")[0] for key in state if not torch.equal(after[key], state[key])}
+    assert changed == {"encoder", "head"}
+
+
+def test_the_minimum_is_the_contracts() -> None:
+    batch = torch.tensor([7, 2, 9])
+    assert Active(agreed=contract(minimum_batch=3)).party.represent(0, batch)
+    assert Active(agreed=contract(minimum_batch=4)).party.represent(0, batch) == []
+
+
+def test_an_active_updates_from_its_loss_and_the_mean_of_the_sum() -> None:
+    active = Active()
+    twin = copy.deepcopy(active.networks)
+    rows = torch.tensor([1, 9, 3, 0, 7])  # aligned: at 1, 3 and 4 of the batch
+    gradients = [random(3, D, seed=seed) for seed in (1, 2)]
+    sent = active.party.represent(0, rows)[0]
+    active.party.update(active.sum_of(sent, gradients))
+    modules = nn.ModuleDict(twin.modules())
+    sgd = torch.optim.SGD(
+        modules.parameters(), lr=TRAIN.learning_rate, momentum=TRAIN.momentum,
+        weight_decay=TRAIN.weight_decay,
+    )  # fmt: skip
+    h = twin.encoder(active.table.features[rows].double())
+    loss = F.cross_entropy(twin.head(h), torch.arange(ROWS)[rows] % CLASSES)
+    assert twin.projection is not None
+    z = twin.projection(h[[1, 3, 4]])
+    (loss + ((gradients[0] + gradients[1]) / 3 * z).sum()).backward()
+    sgd.step()
+    for name, module in active.networks.modules().items():
+        for ours, theirs in zip(
+            module.parameters(), twin.modules()[name].parameters(), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_the_ledger_is_charged_before_an_envelope_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    active = Active()
+    written: list[int] = []
+    write = active.seat.outbox.write
+
+    def noting(kind: Kind, step: int, receiver: str, payload: bytes) -> Envelope:
+        written.append(len(active.ledger.charged))
+        return write(kind, step, receiver, payload)
+
+    monkeypatch.setattr(active.seat.outbox, "write", noting)
+    sent = active.party.represent(6, torch.tensor([7, 2, 9]))
+    assert written == [1, 1]
+    step, rows, digest = active.ledger.charged[0]
+    assert (step, rows) == (6, [0, 1, 2])
+    assert len(digest) == 32
+    assert len(sent) == 2
+
+
+def test_a_ledger_that_refuses_lets_nothing_out_and_nothing_be_learnt() -> None:
+    active = Active(refuses=True)
+    state = cloned(active.party.tensors())
+    rows = torch.tensor([7, 2, 9])
+    with pytest.raises(BudgetExhaustedError):
+        active.party.represent(0, rows)
+    with pytest.raises(LocalProtocolError, match="every batch is represented first"):
+        active.party.update(None)
+    assert same(active.party.tensors(), state)
+    active.ledger.refuses = False
+    assert [sent.sequence for sent in active.party.represent(0, rows)] == [0, 0]
+
+
+def wrong_sums(active: Active, sent: Envelope) -> Iterator[Envelope]:
+    good = active.sum_of(sent, [random(3, D)] * 2)
+    rows = unpack(sent.payload, SENT, sender="active")[0]["rows"]
+    z = unpack(sent.payload, SENT, sender="active")[0]["z"]
+    yield envelope(b"", kind=Kind.SUM, sender="aggregator", receiver="active")
+    yield envelope(good.payload[:-1], kind=Kind.SUM, sender="aggregator", receiver="active")
+    yield active.sum_of(representations(rows, z + 1), [random(3, D)] * 2)
+    yield active.sum_of(representations(rows.flip(0), z), [random(3, D)] * 2)
+    yield active.sum_of(representations(rows, z, step=1), [random(3, D)] * 2)
+    yield active.sum_of(sent, [random(2, D)] * 2)
+    yield active.sum_of(sent, [random(3, D + 1)] * 2)
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_a_sum_of_something_else_changes_nothing(number: int) -> None:
+    active = Active()
+    state = cloned(active.party.tensors())
+    sent = active.party.represent(0, torch.tensor([7, 2, 9]))[0]
+    bad = next(itertools.islice(wrong_sums(active, sent), number, None))
+    with pytest.raises(RemoteProtocolError):
+        active.party.update(bad)
+    assert same(active.party.tensors(), state)
+    active.party.update(active.sum_of(sent, [random(3, D)] * 2))
+    assert not same(active.party.tensors(), state)
+
+
+def test_a_lost_sum_is_no_silent_step_alone() -> None:
+    active = Active()
+    state = cloned(active.party.tensors())
+    active.party.represent(0, torch.tensor([7, 2, 9]))
+    with pytest.raises(LocalProtocolError, match="with the sum where representations were sent"):
+        active.party.update(None)
+    assert same(active.party.tensors(), state)
+
+
+def test_a_sum_that_nobody_asked_for_is_refused() -> None:
+    active = Active()
+    sent = active.party.represent(0, torch.tensor([7, 2, 9]))[0]
+    answer = active.sum_of(sent, [random(3, D)] * 2)
+    active.party.represent(1, torch.tensor([1, 3]))
+    with pytest.raises(LocalProtocolError, match="active: every batch"):
+        active.party.update(answer)
+
+
+def test_a_batch_is_learnt_from_once() -> None:
+    active = Active()
+    with pytest.raises(LocalProtocolError, match="represented first"):
+        active.party.update(None)
+    active.party.represent(0, torch.tensor([1, 3]))
+    active.party.update(None)
+    with pytest.raises(LocalProtocolError, match="updated from once"):
+        active.party.update(None)
+
+
+def test_accuracy_is_of_the_active_alone_and_changes_nothing() -> None:
+    active = Active()
+    state = cloned(active.party.tensors())
+    networks = active.networks
+    with torch.no_grad():
+        scores = networks.head(networks.encoder(active.table.features.double()))
+    right = (scores.argmax(1) == torch.arange(ROWS) % CLASSES).double()
+    assert active.party.accuracy(torch.arange(ROWS)) == pytest.approx(right.mean().item())
+    assert active.party.accuracy(torch.tensor([3])) == right[3].item()
+    assert np.isnan(active.party.accuracy(torch.empty(0, dtype=torch.int64)))
+    assert same(active.party.tensors(), state)
+    assert networks.encoder.training
+    assert active.ledger.charged == []
+
+
+class Contributions:
+    """One contribution of each passive to one batch, and the aggregator."""
+
+    def __init__(self) -> None:
+        agreed = contract()
+        self.aggregator = AggregatorParty(
+            seat("aggregator", agreed), combiner=plain_sum().combiner()
+        )
+        self.parties = {name: passive(agreed, name)[0] for name in PASSIVES}
+
+    def of(self, name: str, *, step: int = 0, rows: int = 3, seed: int = 0) -> Envelope:
+        sent = representations(torch.arange(rows), random(rows, D, seed=seed), step=step)
+        return self.parties[name].contribute(sent)
+
+
+def test_an_aggregator_forwards_one_sum_to_the_active() -> None:
+    world = Contributions()
+    total = world.aggregator.combine([world.of("p2", step=4), world.of("p1", step=4)])
+    assert (total.sender, total.receiver) == ("aggregator", "active")
+    assert (total.kind, total.step) == (Kind.SUM, 4)
+
+
+def test_missing_contributions_are_named() -> None:
+    world = Contributions()
+    with pytest.raises(RemoteProtocolError, match="missing: p2; unknown: none"):
+        world.aggregator.combine([world.of("p1")])
+    with pytest.raises(RemoteProtocolError, match="missing: p1, p2"):
+        world.aggregator.combine([])
+
+
+def test_a_doubled_contribution_is_refused() -> None:
+    world = Contributions()
+    one, other = world.of("p1"), world.of("p2")
+    for envelopes in ([one, other, one], [one, other, world.of("p1", step=1)], [one, one]):
+        with pytest.raises(RemoteProtocolError, match="contributed twice"):
+            world.aggregator.combine(envelopes)
+    world.aggregator.combine([one, other])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "p2 answered another message than the others"),
+        ({"step": 1}, "p2 contributed 3x3 values to step 1"),
+        ({"rows": 2}, "p2 contributed 2x3 values"),
+    ],
+)
+def test_answers_to_different_messages_are_not_added(changes: dict[str, int], message: str) -> None:
+    world = Contributions()
+    with pytest.raises(RemoteProtocolError, match=re.escape(message)):
+        world.aggregator.combine([world.of("p1"), world.of("p2", **changes)])
+
+
+def test_a_contribution_in_anothers_name_is_refused() -> None:
+    world = Contributions()
+    one, other = world.of("p1"), world.of("p2")
+    swapped = [
+        envelope(other.payload, kind=Kind.CONTRIBUTION, sender="p1", receiver="aggregator"),
+        envelope(one.payload, kind=Kind.CONTRIBUTION, sender="p2", receiver="aggregator"),
+    ]
+    with pytest.raises(RemoteProtocolError, match="sent the contribution of"):
+        world.aggregator.combine(swapped)
+
+
+def test_a_replayed_step_is_not_added_again() -> None:
+    world = Contributions()
+    envelopes = [world.of(name) for name in PASSIVES]
+    world.aggregator.combine(envelopes)
+    with pytest.raises(RemoteProtocolError, match="replayed"):
+        world.aggregator.combine(envelopes)
