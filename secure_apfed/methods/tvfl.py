@@ -74,7 +74,7 @@ class Tvfl:
     seed: int
 
     def step(self, step: int, rows_B: Tensor) -> float:
-        """All roles of one step; rows are alignment positions (4M envelopes)."""
+        """All roles of one step; rows are alignment positions (3M envelopes)."""
         answers = self._ask(step, rows_B, learn=True)
         for envelope in self.active.learn(step, rows_B, answers):
             self.transcript.send(envelope)
