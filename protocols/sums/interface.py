@@ -128,6 +128,12 @@ class StepBinding:
                     f"{name} is a digest of {_DIGEST_BYTES} bytes, got {len(digest)}"
                 )
 
+    @classmethod
+    def of(cls, session: str, step: int, *, rows: bytes, message: bytes) -> "StepBinding":
+        """Bind to the bytes of the row positions and of the message themselves."""
+        hashed = [hashlib.sha256(part).digest() for part in (rows, message)]
+        return cls(session=session, step=step, rows=hashed[0], message=hashed[1])
+
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 over all fields, each with its length."""

@@ -1,0 +1,67 @@
+"""docs/secure-sum.md and docs/add-a-backend.md as printed: the loop learns, the backend passes."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protocols.errors import RemoteProtocolError
+from protocols.sums import SecureSum
+from tests.contracts.sum_parties import Parties, agreement, binding, random_values
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def printed(guide: str) -> str:
+    found = re.search(r"```python\n(.*?)```", (ROOT / "docs" / guide).read_text(), re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+def test_a_loop_of_ones_own_learns_in_four_processes(tmp_path: Path) -> None:
+    script = tmp_path / "toy.py"
+    script.write_text(printed("secure-sum.md"))
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert finished.stderr == ""
+    assert sorted(finished.stdout.split("\n")) == ["", "a True", "active True", "b True"]
+
+
+def test_the_loop_is_short_and_uses_nothing_of_the_trainer() -> None:
+    lines = [line for line in printed("secure-sum.md").splitlines() if line.strip()]
+    assert len(lines) <= 30
+    imports = [line for line in lines if "import" in line]
+    assert imports[-1] == "from secure_apfed import MaskedSum, StepBinding, SumAgreement"
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> type[SecureSum]:
+    path = tmp_path_factory.mktemp("guide") / "wide_masked.py"
+    path.write_text(printed("add-a-backend.md"))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: type[SecureSum] = module.WideMaskedSum
+    return found
+
+
+def test_the_printed_backend_keeps_the_contract(wide: type[SecureSum]) -> None:
+    played, usual = Parties(wide(agreement())), Parties(wide(agreement(bits=24)))
+    values = [value / 10 for value in random_values(3)]
+    assert played.sum.name == "wide"
+    assert np.abs(usual.add(values) - sum(values)).max() <= usual.sum.rounding() + 1e-15
+    bound = played.next()
+    told = dict.fromkeys(played.names, bound) | {"passive_2": binding(bound.step, message=1)}
+    contributions = played.contribute(values, told)
+    assert len(contributions["passive_1"]) == played.sum.contribution_bytes((3, 5))
+    with pytest.raises(RemoteProtocolError, match="different representations"):
+        played.combiner.combine(contributions)

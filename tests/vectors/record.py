@@ -1,0 +1,79 @@
+"""Record vectors anew: `python -m tests.vectors.record masked ckks ...`; needed when a format
+changes on purpose."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from protocols.conversation import converse
+from tests.vectors.recorded import (
+    SHAPE,
+    backend,
+    binding,
+    matrix,
+    recorded_keys,
+    seeded_roles,
+    text,
+)
+
+SUM_CHANGES: list[dict[str, Any]] = [
+    {"at": 0, "xor": "ff", "error": "no frame of version"},
+    {"at": 5, "xor": "01", "error": "of .*, expected a sum"},
+    {"at": 31, "xor": "01", "error": "for another message than the one"},
+    {"at": 35, "xor": "01", "error": "a sum of shape"},
+    {"at": 40, "xor": "80", "error": "for another message than the one"},
+    {"at": 72, "xor": "80", "error": "uses other parameters or another public key"},
+    {"length": 107, "error": "its header alone 108"},
+    {"length": 120, "error": "it was cut or padded"},
+]
+BLOB_CHANGES: dict[str, list[dict[str, Any]]] = {
+    "plain": [{"at": 126, "xor": "5040", "error": "beyond the agreed range"}],
+    "masked": [{"at": 115, "xor": "40", "error": "beyond the range of its contributions"}],
+    "homomorphic": [
+        {"at": 112, "xor": "01", "error": "of another kind, size or version"},
+        {"at": 120, "xor": "01", "error": "states a wrong length"},
+        {"at": 128, "xor": "ff", "error": "of another kind, size or version"},
+        {"at": 40000, "xor": "01", "error": "refuses a ciphertext|decrypt|beyond the range"},
+    ],
+}
+
+
+def record_seeded(name: str) -> dict[str, Any]:
+    roles, bound = seeded_roles(name), binding()
+    names = [party for party in roles if party.startswith("passive")]
+    frames = {party: roles[party].contribute(matrix(party), bound) for party in names}
+    combined = roles["aggregator"].combine(frames, bound.digest)
+    return {
+        "contributions": {party: text(frame) for party, frame in frames.items()},
+        "sum": text(combined),
+        "tampered": SUM_CHANGES + BLOB_CHANGES[name],
+    }
+
+
+def record_keyed(name: str) -> dict[str, Any]:
+    holder, secret = recorded_keys(name)
+    described, bound = backend(name), binding()
+    passives = {me: described.contributor(me) for me in described.agreement.contributors}
+    combiner = described.combiner()
+    converse({"active": holder, "aggregator": combiner, **passives})
+    frames = {me: role.contribute(matrix(me), bound) for me, role in passives.items()}
+    combined = combiner.combine(frames, bound.digest)
+    holder.decode(combined, SHAPE, bound)
+    return {
+        "secret_key": text(secret),
+        "fingerprint": vars(holder)["_frames"].fingerprint.hex(),
+        "sum": text(combined),
+        "tampered": SUM_CHANGES + BLOB_CHANGES["homomorphic"],
+    }
+
+
+def main(names: list[str]) -> None:
+    for name in names:
+        record = record_seeded if name in ("plain", "masked") else record_keyed
+        path = Path(__file__).parent / f"sum_{name}.json"
+        path.write_text(json.dumps(record(name), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

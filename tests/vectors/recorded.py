@@ -1,0 +1,137 @@
+"""Sums with fixed secrets, so that a vector holds every byte of them.
+
+The secrets in these vectors protect nothing: they are published here.
+"""
+
+import base64
+import hashlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tenseal as ts
+import tenseal.sealapi as seal
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from protocols.conversation import converse
+from protocols.errors import UnsafeChoiceWarning
+from protocols.seal import RunKey
+from protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
+from protocols.sums.homomorphic import HomomorphicSum, KeyHolder
+from protocols.sums.one_prime_scheme import OnePrimeContext, OnePrimeScheme
+from protocols.sums.pairwise import PairwiseSeeds
+from protocols.sums.scratch import scratch_file
+
+AGREEMENT: dict[str, Any] = {
+    "session": "vectors",
+    "receiver": "active",
+    "combiner": "aggregator",
+    "contributors": ("passive_1", "passive_2", "passive_3"),
+    "clip_norm": 1.0,
+    "bits": 16,
+}
+SHAPE = (2, 3)
+VALUES: dict[str, list[list[float]]] = {
+    "passive_1": [[0.5, -0.25, 0.125], [1e6, 0.0, 0.0]],
+    "passive_2": [[0.1, 0.2, 0.3], [-0.0, 1e-9, -0.5]],
+    "passive_3": [[-0.6, 0.0, 0.6], [-1e6, -1e6, -1e6]],
+}
+DECODED_LEVELS = [[1, -1639, 33586], [13849, -18918, -35302]]
+"""What the sums decode to, in steps of 1 / 32767, computed from VALUES by hand."""
+
+
+def backend(name: str) -> SecureSum:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        return SECURE_SUMS[name](SumAgreement(**AGREEMENT))
+
+
+def binding(step: int = 7) -> StepBinding:
+    return StepBinding.of("vectors", step, rows=b"rows", message=b"representations")
+
+
+def matrix(name: str) -> NDArray[np.float64]:
+    return np.array(VALUES[name])
+
+
+def fixed_key(party: str) -> RunKey:
+    private = X25519PrivateKey.from_private_bytes(hashlib.sha256(party.encode()).digest())
+    return RunKey(private.public_key().public_bytes_raw(), private)
+
+
+def seeded_roles(name: str) -> dict[str, Any]:
+    """All roles of a sum without encryption after setup; mask keys are fixed."""
+    described = backend(name)
+    roles: dict[str, Any] = {"active": described.receiver(), "aggregator": described.combiner()}
+    roles |= {me: described.contributor(me) for me in described.agreement.contributors}
+    for party, role in roles.items():
+        if isinstance(role, PairwiseSeeds):
+            vars(role)["_key"] = fixed_key(party)
+    converse(roles)
+    return roles
+
+
+def key_holder(name: str, secret: bytes, fingerprint: bytes) -> KeyHolder:
+    """The active's end of a homomorphic sum whose secret key was recorded."""
+    described = backend(name)
+    assert isinstance(described, HomomorphicSum)
+    scheme = described.scheme
+    context: Any
+    if isinstance(scheme, OnePrimeScheme):
+        parameters = vars(scheme)["_seal"]
+        key = seal.SecretKey()
+        with scratch_file() as scratch:
+            scratch.load(key, parameters, secret)
+        context = OnePrimeContext(None, None, seal.Decryptor(parameters, key))
+    else:
+        context = ts.context_from(secret, n_threads=1)
+    holder = described.receiver()
+    vars(holder).update(_context=context, _frames=described.frames_marked(fingerprint))
+    return holder
+
+
+def recorded_keys(name: str) -> tuple[KeyHolder, bytes]:
+    """A key holder of a homomorphic sum, and its secret key in bytes."""
+    described = backend(name)
+    assert isinstance(described, HomomorphicSum)
+    holder, scheme = described.receiver(), described.scheme
+    if not isinstance(scheme, OnePrimeScheme):
+        context = vars(holder)["_context"]
+        return holder, context.serialize(
+            save_public_key=False,
+            save_secret_key=True,
+            save_galois_keys=False,
+            save_relin_keys=False,
+        )
+    parameters = vars(scheme)["_seal"]
+    generator, public = seal.KeyGenerator(parameters), seal.PublicKey()
+    generator.create_public_key(public)
+    with scratch_file() as scratch:
+        secret = scratch.save(generator.secret_key())
+        blob = scratch.save(public)
+    context = OnePrimeContext(
+        public,
+        seal.Encryptor(parameters, public),
+        seal.Decryptor(parameters, generator.secret_key()),
+    )
+    vars(holder).update(_context=context, _public_key=blob, _frames=described.frames(blob))
+    return holder, secret
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def raw(encoded: str) -> bytes:
+    return base64.b64decode(encoded)
+
+
+def tampered(good: bytes, change: Mapping[str, Any]) -> bytes:
+    """`good` with `xor` applied at `at`, then cut to `length` bytes."""
+    mask = bytes.fromhex(change.get("xor", ""))
+    changed = bytearray(good)
+    for offset, bits in enumerate(mask):
+        changed[change["at"] + offset] ^= bits
+    return bytes(changed[: change.get("length", len(good))])

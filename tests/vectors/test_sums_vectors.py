@@ -1,0 +1,99 @@
+"""Recorded sums decode to the same numbers for ever, and tampered ones never do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums import SECURE_SUMS
+from tests.vectors.recorded import (
+    DECODED_LEVELS,
+    SHAPE,
+    binding,
+    key_holder,
+    matrix,
+    raw,
+    seeded_roles,
+    tampered,
+    text,
+)
+
+SEEDED = ("plain", "masked")
+every = pytest.mark.parametrize("name", SECURE_SUMS)
+seeded = pytest.mark.parametrize("name", SEEDED)
+
+
+def vector(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(
+        (Path(__file__).parent / f"sum_{name}.json").read_text(encoding="utf-8")
+    )
+    return content
+
+
+def receiver(name: str, recorded: dict[str, Any]) -> Any:
+    if name in SEEDED:
+        return seeded_roles(name)["active"]
+    return key_holder(name, raw(recorded["secret_key"]), bytes.fromhex(recorded["fingerprint"]))
+
+
+@every
+def test_the_recorded_sum_decodes_to_the_known_numbers(name: str) -> None:
+    recorded = vector(name)
+    decoded = receiver(name, recorded).decode(raw(recorded["sum"]), SHAPE, binding())
+    step = 1 / 32767
+    if name == "plain":
+        assert np.abs(decoded / step - DECODED_LEVELS).max() < 1.5
+    else:
+        assert np.array_equal(decoded, np.array(DECODED_LEVELS) * step)
+
+
+@seeded
+def test_contributions_are_the_recorded_bytes(name: str) -> None:
+    recorded, roles = vector(name), seeded_roles(name)
+    frames = {
+        party: roles[party].contribute(matrix(party), binding())
+        for party in recorded["contributions"]
+    }
+    assert {party: text(frame) for party, frame in frames.items()} == recorded["contributions"]
+    combined = roles["aggregator"].combine(frames, binding().digest)
+    assert text(combined) == recorded["sum"]
+
+
+@every
+def test_a_tampered_sum_is_refused(name: str) -> None:
+    recorded = vector(name)
+    for change in recorded["tampered"]:
+        altered = tampered(raw(recorded["sum"]), change)
+        with pytest.raises(RemoteProtocolError, match=change["error"]):
+            receiver(name, recorded).decode(altered, SHAPE, binding())
+
+
+@every
+def test_the_recorded_sum_of_another_step_is_refused(name: str) -> None:
+    recorded = vector(name)
+    with pytest.raises(RemoteProtocolError, match="for another message"):
+        receiver(name, recorded).decode(raw(recorded["sum"]), SHAPE, binding(8))
+
+
+@every
+def test_the_recorded_sum_is_opened_once(name: str) -> None:
+    recorded = vector(name)
+    active = receiver(name, recorded)
+    active.decode(raw(recorded["sum"]), SHAPE, binding())
+    with pytest.raises(LocalProtocolError, match="each step is used once"):
+        active.decode(raw(recorded["sum"]), SHAPE, binding())
+
+
+@seeded
+def test_recorded_contributions_of_a_missing_or_lying_party_are_refused(name: str) -> None:
+    good = {party: raw(frame) for party, frame in vector(name)["contributions"].items()}
+    combine = seeded_roles(name)["aggregator"].combine
+    with pytest.raises(RemoteProtocolError, match="missing: passive_3"):
+        combine({party: frame for party, frame in good.items() if party != "passive_3"})
+    for at, error in ((40, "answered another message"), (72, "other parameters"), (7, "sent the")):
+        altered = tampered(good["passive_2"], {"at": at, "xor": "01"})
+        with pytest.raises(RemoteProtocolError, match=error):
+            combine({**good, "passive_2": altered})
