@@ -166,10 +166,13 @@ def test_a_mutated_header_parses_or_is_refused(at: int, value: int) -> None:
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text()
 anything = st.recursive(
-    scalars | st.binary(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    scalars | st.binary(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+    max_leaves=3,
 )
 
 
+@settings(max_examples=40)
 @given(fields=st.lists(anything, min_size=6, max_size=8))
 def test_any_seven_things_parse_or_are_refused(fields: list[Any]) -> None:
     parses_or_is_refused(packed(*fields))
