@@ -15,7 +15,7 @@ Example:
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,6 +107,10 @@ class AlignmentSettings(Settings):
 
     Attributes:
         protocol: a key of `protocols.psi.SET_INTERSECTIONS`.
+        mode: on whom passives help in training: `all` on the people that all parties share,
+            `pairwise` each on those that it shares with the active. In `pairwise` the active
+            learns these overlaps, and the gradient of a row that one passive alone knows is in
+            the sum as it is.
         minimum_rows: fewer common rows are not opened; at least 1.
         maximum_ids: the largest set accepted from a peer.
         normalisation: how IDs become bytes.
@@ -114,6 +118,7 @@ class AlignmentSettings(Settings):
     """
 
     protocol: str = "ecdh"
+    mode: Literal["all", "pairwise"] = "all"
     minimum_rows: int = Field(default=2, ge=1)
     maximum_ids: int = Field(default=DEFAULT_MAXIMUM_IDS, ge=1, lt=2**32)
     normalisation: IdNormalisation = IdNormalisation()

@@ -7,7 +7,7 @@ composition root validates them.
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.data.settings import DataSettings
@@ -51,3 +51,20 @@ class Config(Settings):
     rules: RuleSettings = RuleSettings()
     transcript: TranscriptSettings = TranscriptSettings()
     attacks: tuple[AttackChoice, ...] = ()
+
+    @model_validator(mode="after")
+    def _pairwise_fits(self) -> "Config":
+        if self.alignment.mode == "all" or self.method == "single_view":
+            return self
+        if self.method == "tvfl":
+            raise ValueError(
+                "alignment.mode: pairwise leaves rows that some passives do not know, and tvfl "
+                "needs all passives for every row; use all, or a method of APFed"
+            )
+        if not self.secure_sum.allow_single_passive:
+            raise ValueError(
+                "alignment.mode: pairwise opens to the active the gradient of every row that one "
+                "passive alone knows; say secure_sum.allow_single_passive: true if that is "
+                "acceptable, or use all"
+            )
+        return self

@@ -208,6 +208,7 @@ def _passive_parties(start: Start, stage: Stage, secure_sum: SecureSum) -> list[
     parties = []
     for table in start.data.passives:
         terms = stage.contract.passives[table.name]
+        rows = stage.alignment[table.name]
         assert terms.objective is not None
         with seeded(config.seed, table.name, "objective"):
             objective = make_objective(
@@ -219,12 +220,13 @@ def _passive_parties(start: Start, stage: Stage, secure_sum: SecureSum) -> list[
         parties.append(
             PassiveParty(
                 stage.seat(table.name),
-                features_N=table.features[stage.alignment[table.name]],
+                features_N=table.features[rows.clamp(min=0)],
                 objective=objective,
                 contributor=secure_sum.contributor(table.name),
                 train=config.train,
                 compute=Compute.of(config.train),
                 seed=config.seed,
+                held_N=rows >= 0,
             )
         )
     return parties

@@ -46,7 +46,8 @@ class Method(Protocol):
 
     Attributes:
         headline: the variant of `evaluate` that the run reports first.
-        alignment: by party, positions in its own table of the aligned people.
+        alignment: by party, positions in its own table of the aligned people; -1 where it
+            does not know the person (mode pairwise).
         training_rows: what an epoch goes through, in batches; their meaning is the method's.
         ledgers: by party that releases representations.
         guarantee: what the guard promises, in a sentence.

@@ -7,24 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from protocols.conversation import Conversation
-from protocols.psi import SET_INTERSECTIONS
 from protocols.seal import fresh_run_key
-from secure_apfed.alignment import canonical_ids, intersection
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PassiveTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import InMemoryTransport, Kind, Transcript
 from secure_apfed.exchange.conversation import hold_conversation
 from secure_apfed.exchange.outbox import Outbox
+from secure_apfed.methods.aligning import DEALER, align_over, needs_dealer
 from secure_apfed.methods.method import Start
 from secure_apfed.parties import Seat
 
 __all__ = ["DEALER", "Stage", "set_stage"]
-
-DEALER = "dealer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +30,7 @@ class Stage:
     Attributes:
         contract: of this session; transcript: the recorded transport.
         outboxes: by party.
-        alignment: by party with rows, positions in its own table.
+        alignment: by party with rows, positions in its own table, -1 where it has none.
     """
 
     contract: Contract
@@ -84,13 +80,8 @@ def set_stage(
         contract=contract,
         transcript=stage.transcript,
         outboxes=stage.outboxes,
-        alignment=_align(start, stage),
+        alignment=align_over(stage, start.data, start.config.alignment),
     )
-
-
-def _needs_dealer(start: Start) -> bool:
-    """Whether the configured intersection takes one more party."""
-    return SET_INTERSECTIONS[start.config.alignment.protocol].needs_dealer
 
 
 def _roles(start: Start, terms: Mapping[str, PassiveTerms], *, aggregates: bool) -> dict[str, Any]:
@@ -101,7 +92,7 @@ def _roles(start: Start, terms: Mapping[str, PassiveTerms], *, aggregates: bool)
             raise ConfigError(f"a party cannot be called {name!r}, which names a role; rename it")
     if aggregates:
         roles[AGGREGATOR] = "aggregator"
-    if terms and _needs_dealer(start):
+    if terms and needs_dealer(start.config.alignment):
         roles[DEALER] = "dealer"
     return roles
 
@@ -129,24 +120,3 @@ def _contract(
         epochs=config.train.epochs,
         batch_size=config.train.batch_size,
     )
-
-
-def _align(start: Start, stage: Stage) -> dict[str, Tensor]:
-    """Intersect the IDs of all parties over the links."""
-    settings, active = start.config.alignment, start.data.active
-    protocol = intersection(
-        settings, session=stage.contract.session, dealer=DEALER if _needs_dealer(start) else ""
-    )
-    passives = start.data.passives
-    names = [passive.name for passive in passives]
-    hub = protocol.hub(active.name, names, canonical_ids(active.name, active.ids, settings))
-    members = {
-        passive.name: protocol.member(
-            passive.name, active.name, canonical_ids(passive.name, passive.ids, settings)
-        )
-        for passive in passives
-    }
-    helpers = {DEALER: protocol.dealer(active.name, names)} if _needs_dealer(start) else {}
-    stage.hold(Kind.ALIGNMENT, {active.name: hub, **members, **helpers})
-    aligners = {active.name: hub, **members}
-    return {name: torch.from_numpy(aligner.rows.copy()) for name, aligner in aligners.items()}

@@ -6,6 +6,7 @@ Letters: B batch, D numbers of a representation.
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from protocols.sums import SumContributor
@@ -27,6 +28,8 @@ class PassiveParty(Party):
         objective: (z, own features) -> loss, with its networks.
         contributor: its end of the secure sum.
         seed: of its dropout; train, compute: how it optimises and where.
+        held_N: which positions are of people that it knows, (N,), bool; the features of the
+            others are not used. None: all.
     """
 
     def __init__(
@@ -39,12 +42,15 @@ class PassiveParty(Party):
         train: TrainSettings,
         compute: Compute,
         seed: int,
+        held_N: Tensor | None = None,
     ) -> None:
         super().__init__(seat)
         self.terms = self.contract.passives[self.name]
         self.contributor = contributor
         self.gate = StepGate(self.name)
         self._features_N = compute.place(features_N)
+        everybody = torch.ones(len(features_N), dtype=torch.bool)
+        self._held_N = everybody if held_N is None else held_N
         self._modules = {"objective": objective.to(compute.device, compute.dtype)}
         self._descent = Descent(self.name, self._modules, train)
         self._compute, self._seed = compute, seed
@@ -66,10 +72,25 @@ class PassiveParty(Party):
             minimum=self.contract.minimum_batch,
         )
         self.gate.enter(envelope)
-        gradient_BD = self._step(envelope.step, rows_B, sent_BD) * (self.terms.weight * len(rows_B))
+        gradient_BD = self._gradient(envelope.step, rows_B, sent_BD)
         binding = bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
         body = self.contributor.contribute(gradient_BD.flatten(1).cpu().numpy(), binding)
         return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)
+
+    def _gradient(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
+        """lambda_p times the gradient of each row's loss; zeros where it knows nobody.
+
+        It learns and helps from no fewer of its own people than the contract's minimum batch.
+        """
+        held_B = self._held_N[rows_B]
+        known = int(held_B.sum())
+        if known == len(rows_B):
+            return self._step(step, rows_B, sent_BD) * (self.terms.weight * known)
+        gradient_BD = torch.zeros_like(sent_BD)
+        if known >= self.contract.minimum_batch:
+            own_BD = self._step(step, rows_B[held_B], sent_BD[held_B])
+            gradient_BD[held_B] = (own_BD * (self.terms.weight * known)).to(gradient_BD.device)
+        return gradient_BD
 
     def _step(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
         """One step on L_p; returns dL_p/dz."""
