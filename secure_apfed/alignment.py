@@ -13,9 +13,8 @@ Example:
     [(1, 1), (2, 0)]
 """
 
-import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +32,10 @@ from protocols.psi.interface import (
     Output,
     Progress,
     SetIntersection,
-    check_ids,
 )
 from protocols.randomness import fresh_key
 from secure_apfed.errors import DataError
+from secure_apfed.ids import IdColumn, IdNormalisation, encode_ids
 from secure_apfed.settings import Settings
 from secure_apfed.take_part import take_part
 
@@ -56,50 +55,6 @@ __all__ = [
 _AUTO = "auto"
 _DEALER = "dealer (in memory)"
 _MANY_IDS = 20_000
-
-
-@runtime_checkable
-class _Column(Protocol):
-    """A NumPy array or a pandas Series."""
-
-    def tolist(self) -> list[object]: ...
-
-
-@runtime_checkable
-class _Table(Protocol):
-    """A pandas DataFrame: one ID column each."""
-
-    def itertuples(self, index: bool, name: None) -> Iterable[tuple[object, ...]]: ...
-
-
-IdColumn = Sequence[object] | _Column | _Table
-"""IDs as str, bytes or int, one a row; or rows of several such columns (tuples, a DataFrame)."""
-
-
-class IdNormalisation(Settings):
-    """How IDs become bytes; all parties must agree.
-
-    Numbers count as their decimal digits, so 7 equals "7" but not "07". Bytes are taken as
-    they are. The rules below hold for text.
-
-    Attributes:
-        unicode_nfc: unite the ways in which Unicode writes one letter, e.g. é as one or two.
-        case_fold: unite upper and lower case; off by default, many IDs differ in case.
-        strip: drop white space at both ends.
-    """
-
-    unicode_nfc: bool = True
-    case_fold: bool = False
-    strip: bool = True
-
-    def text(self, text: str) -> str:
-        """Return the agreed form of one text."""
-        if self.case_fold:
-            # Unicode 3.13, D145: folding looks at letters taken apart
-            text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()
-        if self.unicode_nfc:
-            text = unicodedata.normalize("NFC", text)
-        return text.strip() if self.strip else text
 
 
 class AlignmentSettings(Settings):
@@ -144,31 +99,10 @@ class AlignmentSettings(Settings):
 def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> list[bytes]:
     """Return the IDs of `party` as the bytes that the parties agreed on, one a row.
 
-    An ID is the number of its columns and the length and bytes of each, so that
-    ("ab", "c") and ("a", "bc") differ.
-
     Raises:
-        DataError: IDs are missing, empty, repeated (also if only after normalisation), too
-            many or of another type; names the party's rows, never an ID.
+        DataError: see `secure_apfed.ids.encode_ids`.
     """
-    canonical: list[bytes] = []
-    empty: list[int] = []
-    for row, columns in enumerate(_rows(party, ids)):
-        parts = [_part(party, row, value, settings.normalisation) for value in columns]
-        if not any(parts):
-            empty.append(row)
-        framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        canonical.append(len(parts).to_bytes(2, "big") + framed)
-    if empty:
-        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
-        raise DataError(
-            f"{party} has {len(empty)} empty ID(s), in row(s) {shown}; remove these rows"
-        )
-    try:
-        check_ids(party, canonical, settings.maximum_ids)
-    except LocalProtocolError as error:
-        raise DataError(f"{error} (after normalisation: {settings.normalisation})") from error
-    return canonical
+    return encode_ids(party, ids, settings.normalisation, maximum_ids=settings.maximum_ids)
 
 
 def choose_protocol(sizes: Mapping[str, int]) -> str:
@@ -316,33 +250,3 @@ def _with_protocol(
         known = ", ".join([_AUTO, *sorted(SET_INTERSECTIONS)])
         raise DataError(f"no backend is called {backend!r}; there are: {known}")
     return settings.model_copy(update={"protocol": protocol})
-
-
-def _rows(party: str, ids: IdColumn) -> Iterable[tuple[object, ...]]:
-    if isinstance(ids, _Table):
-        return ids.itertuples(index=False, name=None)
-    values = ids.tolist() if isinstance(ids, _Column) else ids
-    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise DataError(
-            f"the IDs of {party} are a {type(ids).__name__}; give a list, array, Series or "
-            "DataFrame with one ID a row"
-        )
-    return (tuple(row) if isinstance(row, tuple | list) else (row,) for row in values)
-
-
-def _part(party: str, row: int, value: object, normalisation: IdNormalisation) -> bytes:
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        return str(int(value)).encode()
-    if value is None:
-        return b""
-    if not isinstance(value, str):
-        raise DataError(
-            f"{party}, row {row}: an ID is str, bytes or int, got {type(value).__name__}; "
-            "numbers with a decimal point or missing values must become text first"
-        )
-    try:
-        return normalisation.text(value).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{party}, row {row}: the ID is not valid Unicode text") from error

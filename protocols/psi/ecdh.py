@@ -22,9 +22,8 @@ different IDs agree with probability below 2^-81 for sets of 10 million.
 Source: C. Meadows, IEEE S&P 1986; Huberman, Franklin and Hogg, EC 1999.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import ClassVar
 
 import numpy as np
@@ -33,13 +32,12 @@ from numpy.typing import NDArray
 from protocols.conversation import Conversation, Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi import curve
-from protocols.psi.framing import Framing
+from protocols.psi.ecdh_side import LAST, POSITION_BYTES, TAG_BYTES, Kind, Side
 from protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
     Output,
     Progress,
-    check_ids,
     check_parties,
 )
 from protocols.psi.result import Opened, ResultHolder, check_choices
@@ -48,34 +46,6 @@ from protocols.randomness import fresh_key, random_permutation
 __all__ = ["EcdhIntersection"]
 
 Rows = NDArray[np.int64]
-
-_VERSION = 2
-_TAG_BYTES = 16
-_POSITION_BYTES = 4
-
-
-class _Kind(IntEnum):
-    BLINDED = 1
-    TAGS = 2
-    ROWS = 3
-    REFUSAL = 4
-    DONE = 5
-    SIZE = 6
-
-
-_ITEM_BYTES: Mapping[int, int] = {
-    _Kind.BLINDED: curve.POINT_BYTES,
-    _Kind.TAGS: _TAG_BYTES,
-    _Kind.ROWS: _POSITION_BYTES,
-    _Kind.REFUSAL: 0,
-    _Kind.DONE: 0,
-    _Kind.SIZE: _POSITION_BYTES,
-}
-_LAST: Mapping[Output, _Kind] = {
-    Output.ROWS: _Kind.ROWS,
-    Output.HUB_ROWS: _Kind.DONE,
-    Output.SIZE: _Kind.SIZE,
-}
 
 
 class EcdhIntersection:
@@ -91,7 +61,7 @@ class EcdhIntersection:
 
     name: ClassVar[str] = "ecdh"
     needs_dealer: ClassVar[bool] = False
-    outputs: ClassVar[frozenset[Output]] = frozenset(_LAST)
+    outputs: ClassVar[frozenset[Output]] = frozenset(LAST)
     leaks: ClassVar[tuple[str, ...]] = (
         "The hub learns its pairwise intersection with every member, even when it is refused.",
         "A member learns which of its own IDs all parties share, or that these are too few.",
@@ -105,7 +75,7 @@ class EcdhIntersection:
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         check_choices(self.name, self.outputs, agreement, processes)
-        self.agreement, self.processes, self.progress = agreement, processes, progress
+        self.agreement, self._processes, self._progress = agreement, processes, progress
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "_Hub":
         """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
@@ -115,12 +85,15 @@ class EcdhIntersection:
                 f"ecdh counts the IDs common to two parties, here are {1 + len(members)}; "
                 "circuit counts those of more"
             )
-        return _Hub(_Side(me, ids, self), members)
+        return _Hub(self._side(me, ids), members)
 
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> "_Member":
         """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(hub, [me])
-        return _Member(_Side(me, ids, self), hub)
+        return _Member(self._side(me, ids), hub)
+
+    def _side(self, me: str, ids: Sequence[bytes]) -> Side:
+        return Side(me, ids, self.agreement, processes=self._processes, progress=self._progress)
 
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         """Raise LocalProtocolError: Diffie-Hellman needs no dealer."""
@@ -129,53 +102,7 @@ class EcdhIntersection:
         )
 
 
-class _Side:
-    """What both roles share: the own set, the message format, the result."""
-
-    def __init__(self, me: str, ids: Sequence[bytes], backend: EcdhIntersection) -> None:
-        self.agreement, self.processes = backend.agreement, backend.processes
-        check_ids(me, ids, self.agreement.maximum_ids)
-        self.me, self.size = me, len(ids)
-        self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
-        self._digests = curve.digest_ids(ids, session=self.agreement.digest)
-        self._progress, self.started = backend.progress, False
-
-    def begin(self) -> None:
-        if self.started:
-            raise LocalProtocolError(f"{self.me}: an intersection is started once")
-        self.started = True
-
-    def blind(self, scalar: bytes, order: Rows) -> bytes:
-        """Return the own IDs, blinded, with the ID of row `order[k]` at place k."""
-        rows = np.frombuffer(self._digests, np.uint8).reshape(-1, curve.POINT_BYTES)
-        report = self._reporter("blinding its own IDs", self.size)
-        return curve.blind_digests(
-            scalar, rows[order].tobytes(), processes=self.processes, report=report
-        )
-
-    def multiply(self, sender: str, scalar: bytes, points: bytes) -> bytes:
-        """Check and blind what `sender` sent."""
-        curve.check_points(sender, points)
-        report = self._reporter(f"blinding the IDs of {sender}", len(points) // curve.POINT_BYTES)
-        return curve.multiply_points(scalar, points, processes=self.processes, report=report)
-
-    def _reporter(self, work: str, total: int) -> Callable[[int], None] | None:
-        progress = self._progress
-        if progress is None:
-            return None
-        return lambda done: progress(Progress(self.me, work, done, total))
-
-    def pack(self, kind: _Kind, items: bytes = b"") -> bytes:
-        return self._framing.pack(kind, items)
-
-    def unpack(self, sender: str, message: bytes) -> tuple[_Kind, bytes]:
-        if not self.started:
-            raise LocalProtocolError(f"{self.me}: call start before receive")
-        kind, items = self._framing.unpack(sender, message)
-        return _Kind(kind), items
-
-
-def _unexpected(sender: str, kind: _Kind) -> RemoteProtocolError:
+def _unexpected(sender: str, kind: Kind) -> RemoteProtocolError:
     return RemoteProtocolError(
         f"{sender} sent {kind.name.lower()} when the protocol does not expect it; "
         "a message was repeated, reordered or misdirected"
@@ -183,7 +110,7 @@ def _unexpected(sender: str, kind: _Kind) -> RemoteProtocolError:
 
 
 def _tags(points: bytes) -> list[bytes]:
-    return [point[:_TAG_BYTES] for point in curve.split_points(points)]
+    return [point[:TAG_BYTES] for point in curve.split_points(points)]
 
 
 @dataclass
@@ -197,7 +124,7 @@ class _Pair:
 
 
 class _Hub(ResultHolder):
-    def __init__(self, side: _Side, members: Sequence[str]) -> None:
+    def __init__(self, side: Side, members: Sequence[str]) -> None:
         super().__init__(side.me, side.agreement.output)
         self._side = side
         self._pairs = {
@@ -208,7 +135,7 @@ class _Hub(ResultHolder):
         side = self._side
         side.begin()
         return [
-            Outgoing(member, side.pack(_Kind.BLINDED, side.blind(pair.scalar, pair.order)))
+            Outgoing(member, side.pack(Kind.BLINDED, side.blind(pair.scalar, pair.order)))
             for member, pair in self._pairs.items()
         ]
 
@@ -217,9 +144,9 @@ class _Hub(ResultHolder):
             raise RemoteProtocolError(f"{sender} takes no part in this intersection")
         kind, items = self._side.unpack(sender, body)
         pair = self._pairs[sender]
-        if kind is _Kind.BLINDED and pair.theirs is None:
+        if kind is Kind.BLINDED and pair.theirs is None:
             pair.theirs = _tags(self._side.multiply(sender, pair.scalar, items))
-        elif kind is _Kind.TAGS and pair.theirs is not None and pair.place_of_row is None:
+        elif kind is Kind.TAGS and pair.theirs is not None and pair.place_of_row is None:
             pair.place_of_row = self._match(sender, pair, items)
         else:
             raise _unexpected(sender, kind)
@@ -229,7 +156,7 @@ class _Hub(ResultHolder):
 
     def _match(self, sender: str, pair: _Pair, items: bytes) -> dict[int, int]:
         """Return, for each own row shared with `sender`, its place in the list of `sender`."""
-        tags = [items[k : k + _TAG_BYTES] for k in range(0, len(items), _TAG_BYTES)]
+        tags = [items[k : k + TAG_BYTES] for k in range(0, len(items), TAG_BYTES)]
         row_of_tag = dict(zip(tags, pair.order.tolist(), strict=False))
         if not len(row_of_tag) == len(tags) == self._side.size:
             raise RemoteProtocolError(
@@ -248,7 +175,7 @@ class _Hub(ResultHolder):
             self._outcome = IntersectionTooSmallError.of(
                 side.me, minimum, f" ({len(common)} in common to all; {found})"
             )
-            return [Outgoing(member, side.pack(_Kind.REFUSAL)) for member in places]
+            return [Outgoing(member, side.pack(Kind.REFUSAL)) for member in places]
         rows = common[random_permutation(len(common))]
         if self._output is Output.SIZE:
             # here "rows" are places in the member's own order of the tags, which tell nothing
@@ -256,7 +183,7 @@ class _Hub(ResultHolder):
         else:
             self._outcome = Opened(rows=rows)
         return [
-            Outgoing(member, side.pack(_LAST[self._output], self._last_items(place, rows)))
+            Outgoing(member, side.pack(LAST[self._output], self._last_items(place, rows)))
             for member, place in places.items()
         ]
 
@@ -267,7 +194,7 @@ class _Hub(ResultHolder):
 
 
 class _Member(ResultHolder):
-    def __init__(self, side: _Side, hub: str) -> None:
+    def __init__(self, side: Side, hub: str) -> None:
         super().__init__(side.me, side.agreement.output)
         self._side, self._hub = side, hub
         self._scalar, self._order = fresh_key(), random_permutation(side.size)
@@ -276,26 +203,24 @@ class _Member(ResultHolder):
     def start(self) -> Sequence[Outgoing]:
         side = self._side
         side.begin()
-        return [
-            Outgoing(self._hub, side.pack(_Kind.BLINDED, side.blind(self._scalar, self._order)))
-        ]
+        return [Outgoing(self._hub, side.pack(Kind.BLINDED, side.blind(self._scalar, self._order)))]
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         if sender != self._hub:
             raise RemoteProtocolError(f"{sender} is not the hub of this intersection")
         side = self._side
         kind, items = side.unpack(sender, body)
-        if kind is _Kind.BLINDED and self._hub_size is None:
+        if kind is Kind.BLINDED and self._hub_size is None:
             tags = _tags(side.multiply(sender, self._scalar, items))
             self._hub_size = len(tags)
             if self._output is Output.SIZE:
                 tags = [tags[k] for k in random_permutation(len(tags)).tolist()]
-            return [Outgoing(self._hub, side.pack(_Kind.TAGS, b"".join(tags)))]
+            return [Outgoing(self._hub, side.pack(Kind.TAGS, b"".join(tags)))]
         if self._hub_size is None or self.finished:
             raise _unexpected(sender, kind)
-        if kind is _Kind.REFUSAL:
+        if kind is Kind.REFUSAL:
             self._outcome = IntersectionTooSmallError.of(side.me, side.agreement.minimum_rows)
-        elif kind is not _LAST[self._output]:
+        elif kind is not LAST[self._output]:
             raise _unexpected(sender, kind)
         else:
             self._outcome = self._open(sender, items)
@@ -308,7 +233,7 @@ class _Member(ResultHolder):
             return Opened()
         size, most = int.from_bytes(items, "big"), min(self._side.size, self._hub_size or 0)
         minimum = self._side.agreement.minimum_rows
-        if len(items) != _POSITION_BYTES or not minimum <= size <= most:
+        if len(items) != POSITION_BYTES or not minimum <= size <= most:
             raise RemoteProtocolError(
                 f"{sender} announces {size} common IDs, expected {minimum} to {most}"
             )

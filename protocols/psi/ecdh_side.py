@@ -1,0 +1,103 @@
+"""What hub and member of `protocols.psi.ecdh` share: the messages, and blinding the own set.
+
+Run by: both roles. Protects as `protocols.psi.ecdh` says.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError
+from protocols.psi import curve
+from protocols.psi.framing import Framing
+from protocols.psi.interface import IntersectionAgreement, Output, Progress, check_ids
+
+__all__ = ["LAST", "POSITION_BYTES", "TAG_BYTES", "Kind", "Side"]
+
+Rows = NDArray[np.int64]
+
+_VERSION = 2
+TAG_BYTES = 16
+POSITION_BYTES = 4
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    BLINDED = 1
+    TAGS = 2
+    ROWS = 3
+    REFUSAL = 4
+    DONE = 5
+    SIZE = 6
+
+
+_ITEM_BYTES: Mapping[int, int] = {
+    Kind.BLINDED: curve.POINT_BYTES,
+    Kind.TAGS: TAG_BYTES,
+    Kind.ROWS: POSITION_BYTES,
+    Kind.REFUSAL: 0,
+    Kind.DONE: 0,
+    Kind.SIZE: POSITION_BYTES,
+}
+LAST: Mapping[Output, Kind] = {
+    Output.ROWS: Kind.ROWS,
+    Output.HUB_ROWS: Kind.DONE,
+    Output.SIZE: Kind.SIZE,
+}
+
+
+class Side:
+    """The own set and the message format."""
+
+    def __init__(
+        self,
+        me: str,
+        ids: Sequence[bytes],
+        agreement: IntersectionAgreement,
+        *,
+        processes: int | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self.agreement, self._processes, self._progress = agreement, processes, progress
+        check_ids(me, ids, self.agreement.maximum_ids)
+        self.me, self.size = me, len(ids)
+        self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
+        self._digests = curve.digest_ids(ids, session=self.agreement.digest)
+        self._started = False
+
+    def begin(self) -> None:
+        if self._started:
+            raise LocalProtocolError(f"{self.me}: an intersection is started once")
+        self._started = True
+
+    def blind(self, scalar: bytes, order: Rows) -> bytes:
+        """Return the own IDs, blinded, with the ID of row `order[k]` at place k."""
+        rows = np.frombuffer(self._digests, np.uint8).reshape(-1, curve.POINT_BYTES)
+        report = self._reporter("blinding its own IDs", self.size)
+        return curve.blind_digests(
+            scalar, rows[order].tobytes(), processes=self._processes, report=report
+        )
+
+    def multiply(self, sender: str, scalar: bytes, points: bytes) -> bytes:
+        """Check and blind what `sender` sent."""
+        curve.check_points(sender, points)
+        report = self._reporter(f"blinding the IDs of {sender}", len(points) // curve.POINT_BYTES)
+        return curve.multiply_points(scalar, points, processes=self._processes, report=report)
+
+    def _reporter(self, work: str, total: int) -> Callable[[int], None] | None:
+        progress = self._progress
+        if progress is None:
+            return None
+        return lambda done: progress(Progress(self.me, work, done, total))
+
+    def pack(self, kind: Kind, items: bytes = b"") -> bytes:
+        return self._framing.pack(kind, items)
+
+    def unpack(self, sender: str, message: bytes) -> tuple[Kind, bytes]:
+        if not self._started:
+            raise LocalProtocolError(f"{self.me}: call start before receive")
+        kind, items = self._framing.unpack(sender, message)
+        return Kind(kind), items
