@@ -26,8 +26,8 @@ from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.headroom import BfvHeadroom, solve_bfv
 from protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from protocols.sums.interface import StepBinding, SumAgreement
-from protocols.sums.one_prime_scheme import BatchedBfv, OnePrimeScheme
 from protocols.sums.pairwise import MASK_STREAM_BYTES, PairwiseSeeds, add_masks
+from protocols.sums.seal_scheme import Bfv, SealScheme
 
 __all__ = ["BfvContributor", "BfvSum"]
 
@@ -61,9 +61,9 @@ class BfvSum(HomomorphicSum):
         return self.headroom.packing
 
     @cached_property
-    def scheme(self) -> OnePrimeScheme:
+    def scheme(self) -> SealScheme:
         found = self.headroom
-        return OnePrimeScheme(BatchedBfv(self.poly_degree, found.prime_bits, found.plain_modulus))
+        return SealScheme(Bfv(self.poly_degree, (found.prime_bits,), found.plain_modulus))
 
     def contributor(self, me: str) -> "BfvContributor":
         return BfvContributor(self, me)

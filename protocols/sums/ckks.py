@@ -11,7 +11,8 @@ active together.
 Values are fixed-point integers, two to a slot where they fit, so the decoded sum is the
 exact integer sum: rounding removes CKKS's noise, and with it what decryptions of
 approximate schemes reveal about the key (Li and Micciancio 2021). Scheme: Cheon, Kim,
-Kim and Song 2017, through TenSEAL.
+Kim and Song 2017, through SEAL's interface in
+TenSEAL.
 """
 
 from collections.abc import Mapping

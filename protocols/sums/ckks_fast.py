@@ -2,7 +2,7 @@
 
 Run by: the active (holds the only secret key, decrypts only the sum), the passives (public
 key), the aggregator (no key at all). Protects from and does not protect from the same as
-`ckks`: see there. Against it: half the bytes and a quarter of the time; the noise is
+`ckks`: see there. Against it: half the bytes and a third of the time; the noise is
 larger, so 16-bit values fit two to a number for 2 to 8 passives, one beyond.
 
 Scheme: Cheon, Kim, Kim and Song 2017, through SEAL's interface in TenSEAL. The decoded sum is
@@ -22,7 +22,7 @@ from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.headroom import CkksHeadroom, solve_ckks
 from protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from protocols.sums.interface import SumAgreement
-from protocols.sums.one_prime_scheme import ComplexCkks, OnePrimeScheme
+from protocols.sums.seal_scheme import ComplexCkks, SealScheme
 
 __all__ = ["CkksFastSum"]
 
@@ -62,9 +62,9 @@ class CkksFastSum(HomomorphicSum):
         return self.headroom.packing
 
     @cached_property
-    def scheme(self) -> OnePrimeScheme:
-        return OnePrimeScheme(
-            ComplexCkks(self.poly_degree, self.prime_bits, self.headroom.scale_bits)
+    def scheme(self) -> SealScheme:
+        return SealScheme(
+            ComplexCkks(self.poly_degree, (self.prime_bits,), self.headroom.scale_bits)
         )
 
     def contributor(self, me: str) -> Encrypter:

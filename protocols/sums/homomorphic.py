@@ -20,7 +20,7 @@ from protocols.sums.agreed import AgreedFrames, KeepsSecrets, fingerprint
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, StepBinding, SumAgreement, SumContributor
-from protocols.sums.scheme import Scheme
+from protocols.sums.seal_scheme import SealContext, SealScheme
 
 __all__ = ["CiphertextAdder", "Encrypter", "HomomorphicSum", "KeyHolder"]
 
@@ -39,7 +39,7 @@ class HomomorphicSum(ABC):
 
     @property
     @abstractmethod
-    def scheme(self) -> Scheme:
+    def scheme(self) -> SealScheme:
         """The local library under the parameters."""
 
     @abstractmethod
@@ -154,7 +154,7 @@ class Encrypter(KeepsSecrets):
         described.agreement.position(me)
         self.me = me
         self._sum = described
-        self._setup: tuple[Any, AgreedFrames] | None = None
+        self._setup: tuple[SealContext, AgreedFrames] | None = None
         self._zeros: list[Any] = []
 
     def start(self) -> Sequence[Outgoing]:
@@ -208,7 +208,7 @@ class Encrypter(KeepsSecrets):
         taken, self._zeros = self._zeros[:most], self._zeros[most:]
         return taken
 
-    def _ready(self) -> tuple[Any, AgreedFrames]:
+    def _ready(self) -> tuple[SealContext, AgreedFrames]:
         if self._setup is None:
             raise LocalProtocolError(f"{self.me} has no public key yet; run the setup first")
         return self._setup

@@ -1,6 +1,6 @@
 """A file for SEAL's own interface, which saves to and loads from paths only.
 
-Run by: every role of `ckks_fast` and `bfv`. The path names memory of this process, or a private
+Run by: every role of a homomorphic sum. The path names memory of this process, or a private
 temporary file where the system has no such memory; only public keys and ciphertexts pass
 through it.
 """

@@ -1,23 +1,18 @@
-"""Walls around the loaders of SEAL and TenSEAL: only raw SEAL objects of one known size pass.
+"""A wall around SEAL's loaders: only objects of one known kind and size pass.
 
 Run by: every role of a homomorphic sum, on every blob that a peer sent. Protects from:
-TenSEAL's own framing, whose length fields it trusts (reads beyond the heap follow from
-wrong ones), so that framing is never taken from a peer: it is cut off before sending
-and made anew from local numbers after receiving; and from compressed blobs that unpack
-to gigabytes.
+compressed blobs that unpack to gigabytes, and objects of other kinds, versions or sizes.
 
 Formats: SEAL 4.1 serialisation header (16 bytes: magic, header size, version, compression,
-reserved, total size), Zstandard frames (RFC 8878, section 3.1.1), and the wire types of
-Protocol Buffers that TenSEAL's messages use.
+reserved, total size) and Zstandard frames (RFC 8878, section 3.1.1).
 """
 
 import struct
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["BlobShape", "proto_bytes", "proto_double", "proto_fields", "proto_numbers"]
+__all__ = ["BlobShape"]
 
 _SEAL_HEADER = 16
 _SEAL_FIXED = 8
@@ -97,60 +92,3 @@ class BlobShape:
 
 def _refused(sender: str, why: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"an encrypted blob from {sender} {why}; it is refused unread")
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def proto_bytes(number: int, content: bytes) -> bytes:
-    """A length-delimited field."""
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
-
-
-def proto_numbers(number: int, values: Iterable[int]) -> bytes:
-    """A packed field of unsigned integers."""
-    return proto_bytes(number, b"".join(map(_varint, values)))
-
-
-def proto_double(number: int, value: float) -> bytes:
-    """A field of one double."""
-    return _varint(number << 3 | 1) + struct.pack("<d", value)
-
-
-def proto_fields(own: bytes, wanted: int) -> Iterator[bytes]:
-    """Yield the contents of all length-delimited fields `wanted` of a message made HERE.
-
-    For messages of this party's own TenSEAL only; nothing from a peer comes to this reader.
-    """
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        number = shift = 0
-        while True:
-            byte = own[at]
-            at += 1
-            number |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return number
-
-    while at < len(own):
-        key = varint()
-        if key & 7 == 2:
-            length = varint()
-            if key >> 3 == wanted:
-                yield own[at : at + length]
-            at += length
-        elif key & 7 == 1:
-            at += 8
-        elif key & 7 == 0:
-            varint()
-        else:
-            raise LocalProtocolError("the installed TenSEAL writes an unknown message format")

@@ -11,7 +11,7 @@ from protocols.sums import BfvSum
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import Frame
 from protocols.sums.headroom import PLAIN_MODULUS_BITS, solve_bfv
-from protocols.sums.one_prime_scheme import BatchedBfv, OnePrimeScheme
+from protocols.sums.seal_scheme import Bfv, SealScheme
 from tests.contracts.sum_parties import Parties, agreement, binding, parties
 
 SHAPE = (128, 64)
@@ -102,7 +102,7 @@ def test_plain_moduli_stay_within_the_bound(passives: int) -> None:
 def test_a_smaller_prime_decrypts_garbage(bits: int, exact: bool) -> None:
     """64 ciphertexts at the bound of t are exact; with too small a prime SEAL fails in silence."""
     modulus = 4398046486529
-    scheme = OnePrimeScheme(BatchedBfv(4096, bits, modulus))
+    scheme = SealScheme(Bfv(4096, (bits,), modulus))
     keys = scheme.key_pair()
     rng = np.random.default_rng(0)
     slots = rng.integers(-modulus // 2, modulus // 2, (4, 1, 4096))

@@ -16,9 +16,7 @@ from protocols.sums.headroom import (
     slot_noise,
     solve_ckks,
 )
-from protocols.sums.one_prime_scheme import ComplexCkks, OnePrimeScheme
-from protocols.sums.scheme import Scheme
-from protocols.sums.seal_scheme import Ckks, SealScheme
+from protocols.sums.seal_scheme import Ckks, ComplexCkks, SealScheme
 
 TWO_PRIMES, ONE_PRIME = (60, 49), (60,)
 both = pytest.mark.parametrize("primes", [TWO_PRIMES, ONE_PRIME])
@@ -66,10 +64,9 @@ def test_what_does_not_fit_says_what_would() -> None:
         solve_ckks(fixed_point(16, 2), primes=(20, 20))
 
 
-def scheme_of(found: CkksHeadroom) -> Scheme:
-    if len(found.primes) == 1:
-        return OnePrimeScheme(ComplexCkks(found.poly_degree, 60, found.scale_bits))
-    return SealScheme(Ckks(found.poly_degree, (60, 49), found.scale_bits))
+def scheme_of(found: CkksHeadroom) -> SealScheme:
+    flavour = ComplexCkks if len(found.primes) == 1 else Ckks
+    return SealScheme(flavour(found.poly_degree, found.primes, found.scale_bits))
 
 
 def slots_of_sum(found: CkksHeadroom, slot: int, addends: int = 1) -> NDArray[np.float64]:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tenseal as ts
 import tenseal.sealapi as seal
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
@@ -20,9 +19,9 @@ from protocols.errors import UnsafeChoiceWarning
 from protocols.seal import RunKey
 from protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
 from protocols.sums.homomorphic import HomomorphicSum, KeyHolder
-from protocols.sums.one_prime_scheme import OnePrimeContext, OnePrimeScheme
 from protocols.sums.pairwise import PairwiseSeeds
 from protocols.sums.scratch import scratch_file
+from protocols.sums.seal_scheme import SealContext
 
 AGREEMENT: dict[str, Any] = {
     "session": "vectors",
@@ -78,15 +77,10 @@ def key_holder(name: str, secret: bytes, fingerprint: bytes) -> KeyHolder:
     described = backend(name)
     assert isinstance(described, HomomorphicSum)
     scheme = described.scheme
-    context: Any
-    if isinstance(scheme, OnePrimeScheme):
-        parameters = vars(scheme)["_seal"]
-        key = seal.SecretKey()
-        with scratch_file() as scratch:
-            scratch.load(key, parameters, secret)
-        context = OnePrimeContext(None, None, seal.Decryptor(parameters, key))
-    else:
-        context = ts.context_from(secret, n_threads=1)
+    parameters, key = vars(scheme)["_seal"], seal.SecretKey()
+    with scratch_file() as scratch:
+        scratch.load(key, parameters, secret)
+    context = SealContext(None, None, seal.Decryptor(parameters, key))
     holder = described.receiver()
     vars(holder).update(_context=context, _frames=described.frames_marked(fingerprint))
     return holder
@@ -97,21 +91,13 @@ def recorded_keys(name: str) -> tuple[KeyHolder, bytes]:
     described = backend(name)
     assert isinstance(described, HomomorphicSum)
     holder, scheme = described.receiver(), described.scheme
-    if not isinstance(scheme, OnePrimeScheme):
-        context = vars(holder)["_context"]
-        return holder, context.serialize(
-            save_public_key=False,
-            save_secret_key=True,
-            save_galois_keys=False,
-            save_relin_keys=False,
-        )
     parameters = vars(scheme)["_seal"]
     generator, public = seal.KeyGenerator(parameters), seal.PublicKey()
     generator.create_public_key(public)
     with scratch_file() as scratch:
         secret = scratch.save(generator.secret_key())
         blob = scratch.save(public)
-    context = OnePrimeContext(
+    context = SealContext(
         public,
         seal.Encryptor(parameters, public),
         seal.Decryptor(parameters, generator.secret_key()),
