@@ -23,10 +23,20 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
 @contextmanager
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     """Run a block with torch's generators at `derive_seed(seed, *purpose)`; restore them after."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive_seed(seed, *purpose))
+    derived = derive_seed(seed, *purpose)
+    if torch.cuda.is_available():
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(derived)
+            yield
+        return
+    # Without a GPU torch.manual_seed queues the seed, with a stack trace, for devices that never
+    # come: a quarter of a small step, and memory that grows with each.
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(derived)
+    try:
         yield
+    finally:
+        torch.set_rng_state(state)
 
 
 def shuffled(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Tensor:
