@@ -202,6 +202,19 @@ def test_evaluation_changes_no_parameter_and_no_later_step(final: bool) -> None:
     assert same(state(method), state(undisturbed))
 
 
+def test_every_network_is_evaluated_without_dropout() -> None:
+    method = opened(vertical_data(2))
+    modes: list[bool] = []
+    encoders = [party._modules["encoder"] for party in method.passives]
+    for module in (method.active.encoder, method.active.head, *encoders):
+        module.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    method.evaluate(next_step=0, final=True)
+    assert len(modes) == 4 * 2 + 2  # each fill and the full inference; passives in the latter only
+    assert not any(modes)
+    method.step(50, method.training_rows[:10])
+    assert modes[-4:] == [True] * 4
+
+
 def test_without_aligned_test_rows_the_full_inference_asks_nobody() -> None:
     method = opened(vertical_data(2, aligned=TRAINED))
     before = method.transcript.wire_bytes
