@@ -1,0 +1,84 @@
+"""Thousands of mutated payloads and frames in a process of their own: no crash, no other error.
+
+In a process of their own because tensors are parsed by native code, which could take the
+whole test run down with it.
+"""
+
+import subprocess
+import sys
+
+FUZZ = """
+import random
+import resource
+
+import torch
+
+from protocols.errors import RemoteProtocolError
+from protocols.seal import fresh_run_key
+from secure_apfed.exchange import Envelope, InMemoryTransport, Kind, TensorSpec, pack, unpack
+from secure_apfed.exchange.outbox import Outbox
+
+chance = random.Random(11)
+expected = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, 8))}
+payload = pack({"rows": torch.arange(4), "z": torch.ones(4, 8)}, {"learn": True})
+keys = {name: fresh_run_key() for name in ("active", "p1")}
+transport = InMemoryTransport(session="s", contract_hash=bytes(32), run_keys=keys)
+transport.send(Outbox("s", "active").write(Kind.REPRESENTATIONS, 0, "p1", payload))
+queue = transport._frames["active", "p1"]
+frame = queue.popleft()
+
+
+def mutated(data: bytes) -> bytes:
+    bad = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(bad))
+        change = chance.randrange(4)
+        if change == 0:
+            bad[at] ^= 1 << chance.randrange(8)
+        elif change == 1:
+            bad[at : at + chance.randint(1, 9)] = b""
+        elif change == 2:
+            bad[at:at] = chance.randbytes(chance.randint(1, 9))
+        else:
+            bad[at] = ord(chance.choice('0129[]{}",:-eF'))
+        bad = bad or bytearray(1)
+    return bytes(bad)
+
+
+def payload_refused(data: bytes) -> bool:
+    try:
+        unpack(data, expected, sender="active")
+    except RemoteProtocolError:
+        return True
+    return False
+
+
+def frame_refused(data: bytes) -> bool:
+    queue.append(data)
+    try:
+        transport.receive("p1", sender="active", kind=Kind.REPRESENTATIONS, step=0)
+    except RemoteProtocolError:
+        return True
+    return False
+
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+refused = sum(payload_refused(mutated(payload)) for _ in range(10_000))
+bad_frames = [bad for bad in (mutated(frame) for _ in range(10_000)) if bad != frame]
+frames = sum(frame_refused(bad) for bad in bad_frames)
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+assert not payload_refused(payload)
+assert not frame_refused(frame)
+print(refused, len(bad_frames) - frames, grown // 1024)
+"""
+
+
+def test_mutated_bytes_crash_nothing_and_hold_no_memory() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FUZZ], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    refused, frames_let_through, grown_mib = map(int, done.stdout.split())
+    assert refused > 5000  # a changed number or key of the metadata may still be a payload
+    assert frames_let_through == 0
+    assert grown_mib < 100
