@@ -47,6 +47,7 @@ _OURS = {
     "ckks-fast": "ckks_fast",
     "ckks-fast+pool": "ckks_fast",
     "bfv+masks": "bfv",
+    "bfv+masks+pool": "bfv",
     "masked": "masked",
     "plain": "plain",
 }

@@ -8,8 +8,9 @@ at all, 32 bytes of fingerprint). What is encrypted, and under which scheme, say
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, StepBinding, SumAgreement, SumContributor
 from protocols.sums.seal_scheme import SealContext, SealScheme
+from protocols.sums.zeros import ZeroPool
 
 __all__ = ["CiphertextAdder", "Encrypter", "HomomorphicSum", "KeyHolder"]
 
@@ -154,8 +156,7 @@ class Encrypter(KeepsSecrets):
         described.agreement.position(me)
         self.me = me
         self._sum = described
-        self._setup: tuple[SealContext, AgreedFrames] | None = None
-        self._zeros: list[Any] = []
+        self._setup: tuple[SealContext, AgreedFrames, ZeroPool] | None = None
 
     def start(self) -> Sequence[Outgoing]:
         return ()
@@ -173,7 +174,8 @@ class Encrypter(KeepsSecrets):
                 f"the public key from {sender} does not match its fingerprint; the parties hold "
                 "different parameters"
             )
-        self._setup = self._sum.scheme.public_context(frame.blobs[0], sender=sender), frames
+        context = self._sum.scheme.public_context(frame.blobs[0], sender=sender)
+        self._setup = context, frames, ZeroPool(self._sum.scheme, context)
         return ()
 
     @property
@@ -182,33 +184,35 @@ class Encrypter(KeepsSecrets):
 
     def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
         """See `SumContributor`."""
-        context, frames = self._ready()
+        context, frames, zeros = self._ready()
         integers_BD = self._sum.fixed_point.quantise(values_BD)
         frames.begin_step(binding)
         slots_VS = self._masked(self._sum.packing.pack(integers_BD), binding)
         rows, columns = values_BD.shape
-        blobs = self._sum.scheme.encrypt(context, slots_VS, self._take_zeros(len(slots_VS)))
+        blobs = self._sum.scheme.encrypt(context, slots_VS, zeros.take(len(slots_VS)))
         return frames.contribution(self.me, binding, (rows, columns), blobs)
 
-    def prepare(self, shape: tuple[int, int], contributions: int = 1) -> None:
+    def prepare(
+        self, shape: tuple[int, int], contributions: int = 1, *, worker: Executor | None = None
+    ) -> None:
         """Encrypt zeros ahead for contributions of `shape`, while this party waits.
 
-        To encrypt is then to add to a zero, which is many times faster. Each zero is used once;
-        where they run out, values are encrypted as usual.
+        To encrypt is then to add to a zero. Each zero is used once; where they run out, values
+        are encrypted as usual.
+
+        Args:
+            shape: (rows, columns) of the contributions to come.
+            contributions: how many.
+            worker: with one (a `ProcessPoolExecutor`), this returns at once, and the zeros
+                serve from when they have come.
 
         Raises:
             LocalProtocolError: the public key did not come yet.
         """
-        context, _ = self._ready()
-        count = contributions * self._sum.packing.vectors(shape[0] * shape[1])
-        self._zeros += (self._sum.scheme.zero(context) for _ in range(count))
+        _, _, zeros = self._ready()
+        zeros.fill(contributions * self._sum.packing.vectors(shape[0] * shape[1]), worker)
 
-    def _take_zeros(self, most: int) -> list[Any]:
-        """Remove up to `most` zeros from the pool: a second use would show a difference."""
-        taken, self._zeros = self._zeros[:most], self._zeros[most:]
-        return taken
-
-    def _ready(self) -> tuple[SealContext, AgreedFrames]:
+    def _ready(self) -> tuple[SealContext, AgreedFrames, ZeroPool]:
         if self._setup is None:
             raise LocalProtocolError(f"{self.me} has no public key yet; run the setup first")
         return self._setup

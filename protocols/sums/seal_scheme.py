@@ -30,6 +30,8 @@ _SEAL_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
 class Flavour(Protocol):
     """What differs between the schemes: their parameters and slots."""
 
+    def __hash__(self) -> int: ...
+
     @property
     def poly_degree(self) -> int: ...
 
@@ -140,16 +142,14 @@ class SealContext(KeepsSecrets):
 class SealScheme:
     """SEAL under one set of parameters.
 
-    Args:
-        flavour: scheme and parameters.
-
     Attributes:
+        flavour: scheme and parameters.
         key, ciphertext: what every serialised public key and ciphertext has in common.
         ciphertext_bytes: the usual length of a ciphertext.
     """
 
     def __init__(self, flavour: Flavour) -> None:
-        parameters, self._flavour = flavour.parameters(), flavour
+        parameters, self.flavour = flavour.parameters(), flavour
         degree, primes = flavour.poly_degree, list(flavour.primes)
         parameters.set_poly_modulus_degree(degree)
         parameters.set_coeff_modulus(seal.CoeffModulus.Create(degree, primes))
@@ -203,7 +203,7 @@ class SealScheme:
 
     def zero(self, context: SealContext) -> Any:
         """A fresh encryption of zeros, for one later ciphertext of `encrypt`."""
-        return self._encrypted(context, np.zeros(self._flavour.slots, dtype=np.int64))
+        return self._encrypted(context, np.zeros(self.flavour.slots, dtype=np.int64))
 
     def encrypt(
         self, context: SealContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()
@@ -226,7 +226,7 @@ class SealScheme:
         del context
         totals: list[Any] = []
         for name, blobs in contributions.items():
-            loaded = self._load(blobs, vectors, sender=name)
+            loaded = self.load(blobs, vectors, sender=name)
             if not totals:
                 totals = loaded
                 continue
@@ -247,10 +247,10 @@ class SealScheme:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain = seal.Plaintext()
         rows = []
-        for ciphertext in self._load(blobs, vectors, sender=sender):
+        for ciphertext in self.load(blobs, vectors, sender=sender):
             try:
                 context.decryptor.decrypt(ciphertext, plain)
-                rows.append(self._flavour.decode(self._encoder, plain))
+                rows.append(self.flavour.decode(self._encoder, plain))
             except _SEAL_ERRORS as error:
                 raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}") from error
         numbers = np.concatenate(rows)
@@ -260,7 +260,7 @@ class SealScheme:
 
     def _encoded(self, slots_S: NDArray[np.int64]) -> Any:
         plain = seal.Plaintext()
-        self._flavour.encode(self._encoder, slots_S, plain)
+        self.flavour.encode(self._encoder, slots_S, plain)
         return plain
 
     def _encrypted(self, context: SealContext, slots_S: NDArray[np.int64]) -> Any:
@@ -270,7 +270,8 @@ class SealScheme:
         context.encryptor.encrypt(self._encoded(slots_S), ciphertext)
         return ciphertext
 
-    def _load(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
+    def load(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
+        """The ciphertexts in `vectors` blobs; RemoteProtocolError if one is bad."""
         if len(blobs) != vectors or not vectors:
             raise RemoteProtocolError(
                 f"{sender} sent {len(blobs)} ciphertexts, expected {vectors} for its shape"

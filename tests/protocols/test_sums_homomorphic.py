@@ -1,6 +1,9 @@
 """CKKS, its fast form, and BFV: who holds which key, what is sent, what a peer can try."""
 
+import pickle
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -194,7 +197,7 @@ def test_prepared_zeros_give_the_same_sum_and_are_used_once(played: Parties) -> 
         contributor = played.contributors[name]
         assert isinstance(contributor, Encrypter)
         contributor.prepare((60, 150), contributions=2)
-    pools = [vars(played.contributors[name])["_zeros"] for name in played.names]
+    pools = [vars(played.contributors[name])["_setup"][2] for name in played.names]
     vectors = described(played).packing.vectors(9000)
     assert [len(pool) for pool in pools] == [2 * vectors, 2 * vectors, 0]
     frames = []
@@ -203,7 +206,7 @@ def test_prepared_zeros_give_the_same_sum_and_are_used_once(played: Parties) -> 
         frames.append(played.contribute(values, bound))
         combined = played.combiner.combine(frames[-1])
         assert np.array_equal(played.receiver.decode(combined, (60, 150), bound), usual)
-    assert not any(vars(played.contributors[name])["_zeros"] for name in played.names)
+    assert [len(pool) for pool in pools] == [0, 0, 0]
     blobs = [
         blob
         for step in frames
@@ -213,6 +216,23 @@ def test_prepared_zeros_give_the_same_sum_and_are_used_once(played: Parties) -> 
     assert len(set(blobs)) == 9 * vectors
     # The second half of a ciphertext does not depend on the values: equal randomness shows.
     assert len({blob[-4096:] for blob in blobs}) == len(blobs)
+
+
+def test_a_worker_process_encrypts_zeros_meanwhile() -> None:
+    played = parties("ckks_fast")
+    values = random_values(3, (10, 10), seed=4)
+    usual = played.add(values)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as worker:
+        for contributor in played.contributors.values():
+            assert isinstance(contributor, Encrypter)
+            contributor.prepare((10, 10), worker=worker)
+        assert np.array_equal(played.add(values), usual)  # the zeros are not there yet
+    pools = [vars(contributor)["_setup"][2] for contributor in played.contributors.values()]
+    assert [len(pool) for pool in pools] == [1, 1, 1]
+    assert np.array_equal(played.add(values), usual)
+    assert [len(pool) for pool in pools] == [0, 0, 0]
+    with pytest.raises(LocalProtocolError, match="never serialised"):
+        pickle.dumps(pools[0])
 
 
 def test_preparing_before_the_setup_is_refused(choice: str) -> None:

@@ -1,0 +1,68 @@
+"""Zeros encrypted ahead: to encrypt is then to add to one of them, which is many times faster.
+
+Run by: every passive of a homomorphic sum that wants to use its waiting time, in its own
+process or in a worker beside it (SEAL holds Python's lock while it encrypts, so a thread
+would stop the training). A zero is a secret of its party until it is used and after: whoever
+knows it reads what was added to it. So each is used once and none leaves the party.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from protocols.sums.agreed import KeepsSecrets
+from protocols.sums.seal_scheme import Flavour, SealContext, SealScheme
+
+__all__ = ["ZeroPool"]
+
+
+class ZeroPool(KeepsSecrets):
+    """Zeros of one party under the receiver's public key.
+
+    Args:
+        scheme: encrypts and loads.
+        context: holds the public key.
+    """
+
+    def __init__(self, scheme: SealScheme, context: SealContext) -> None:
+        self._scheme, self._context = scheme, context
+        self._ready: list[Any] = []
+        self._coming: list[Future[list[bytes]]] = []
+
+    def __len__(self) -> int:
+        self._collect()
+        return len(self._ready)
+
+    def fill(self, count: int, worker: Executor | None) -> None:
+        """Encrypt `count` zeros now, or let a worker process do it meanwhile."""
+        if worker is None:
+            self._ready += (self._scheme.zero(self._context) for _ in range(count))
+            return
+        key = self._scheme.public_key(self._context)
+        self._coming.append(worker.submit(_encrypt_zeros, self._scheme.flavour, key, count))
+
+    def take(self, most: int) -> Sequence[Any]:
+        """Remove up to `most` zeros that are there by now."""
+        self._collect()
+        taken, self._ready = self._ready[:most], self._ready[most:]
+        return taken
+
+    def _collect(self) -> None:
+        while self._coming and self._coming[0].done():
+            blobs = self._coming.pop(0).result()
+            self._ready += self._scheme.load(blobs, len(blobs), sender="the worker")
+
+
+@lru_cache(maxsize=8)
+def _scheme(flavour: Flavour) -> SealScheme:
+    return SealScheme(flavour)
+
+
+def _encrypt_zeros(flavour: Flavour, key: bytes, count: int) -> list[bytes]:
+    """In the worker: knows public numbers only."""
+    scheme = _scheme(flavour)
+    context = scheme.public_context(key, sender="the party")
+    return scheme.encrypt(context, np.zeros((count, flavour.slots), dtype=np.int64))
