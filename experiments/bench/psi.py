@@ -81,7 +81,8 @@ def _quotient(one: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
 def _medians(runs: list[Mapping[str, Any]]) -> dict[str, Any]:
     values = {field: [run[field] for run in runs] for field in _FIELDS}
     return {
-        field: statistics.median(each) if each and None not in each else None
+        # the lower of two middle ones: bytes and rounds stay whole numbers
+        field: statistics.median_low(each) if each and None not in each else None
         for field, each in values.items()
     }
 

@@ -360,7 +360,7 @@ def altered(
         ("hub", Kind.AGREED, lambda b: b"1", "agreed of 1 bytes, expected 0"),
         ("hub", Kind.DEAL, lambda b: b[:4], "deal of 4 bytes, expected 8"),
         ("hub", Kind.DEAL, lambda b: bytes(4) + b[4:], "triples for 0 words"),
-        ("hub", Kind.DEAL, lambda b: b"\0\1\0\0" + b[4:], "a chunk has 1 to 4194304 slots"),
+        ("hub", Kind.DEAL, lambda b: b"\0\1\0\0" + b[4:], "a chunk has 1 to 2097152 slots"),
         ("hub", Kind.DEAL, lambda b: b[:4] + bytes(4), "words of bins with 0 slots"),
         ("d", Kind.TRIPLES, lambda b: b[:-8], "d sent triples of .* bytes, expected"),
         ("p0", Kind.MASKED, lambda b: b[:-1], "p0 sent masked of .* bytes, expected"),

@@ -30,7 +30,8 @@ __all__ = [
     "triple_words",
 ]
 
-CHUNK_SLOTS = 2**22
+# Arrays of 16 MB: larger ones are given back to the system and cleared anew at each use.
+CHUNK_SLOTS = 2**21
 VERDICT = struct.Struct(">q")
 ENOUGH, TOO_FEW = -1, -2
 _VERSION = 130
