@@ -19,21 +19,13 @@ from rich.table import Table
 
 from experiments.bench import BENCHES, run_bench
 from experiments.comparison import HEADER
-from experiments.main_job import Comparison, run_main_job
+from experiments.main_job import READING, Comparison, run_main_job
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed import terminal
 from secure_apfed.errors import ApfedError
 
 __all__ = ["app", "bench", "experiments", "main", "main_job"]
 
-_READING = """\
-Accuracy: on the active's test rows, mean and 95 % interval over the seeds. "TVFL, all parties"
-needs every party to predict; every other row predicts with the active's features alone.
-Epsilon: of one row's releases, replace-one, encoder held fixed, at delta 1e-5; labels and the
-model have no guarantee. Advantage: balanced accuracy of the worst passive that reads labels out
-of what it saw (model completion with 4 labels a class or none; under TVFL also the gradients it
-received), minus its best baseline with the same knowledge; about 0 means that these attacks
-found nothing, not that there is nothing. Tables, runs and reports: {output}"""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -62,15 +54,12 @@ def main_job(
     console = Console()
     for comparison in comparisons:
         console.print(_comparison_table(comparison, seeds))
-    console.print(_READING.format(output=output), highlight=False, soft_wrap=True)
+    console.print(READING, highlight=False)
+    console.print(f"Tables, pictures and reports: {output / 'index.html'}", highlight=False)
 
 
 def _comparison_table(comparison: Comparison, seeds: int) -> Table:
-    data = comparison.config.data
-    table = Table(
-        title=f"{data.dataset}: {data.view_count} parties with features, overlap "
-        f"{data.overlap:.0%}, {seeds} seed(s)"
-    )
+    table = Table(title=comparison.title(seeds))
     for column in HEADER:
         table.add_column(column, justify="left" if column in HEADER[:2] else "right")
     for line in comparison.lines:

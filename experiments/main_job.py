@@ -14,11 +14,22 @@ from joblib import Parallel, delayed
 
 from experiments.comparison import Line, as_csv, as_markdown, compare
 from experiments.report import write_report
+from experiments.report.comparison import Part, write_comparison
 from experiments.trials import Trial, TrialResult, run_trial, trials
 from secure_apfed.config import Config
 from secure_apfed.config_file import load_config_text
 
-__all__ = ["CONFIGS", "Comparison", "base_config", "run_main_job"]
+__all__ = ["CONFIGS", "READING", "Comparison", "base_config", "run_main_job"]
+
+READING = (
+    "Accuracy: on the active's test rows, mean and 95 % interval over the seeds. \"TVFL, all "
+    "parties\" needs every party to predict; every other row predicts with the active's features "
+    "alone. Epsilon: of one row's releases, replace-one, encoder held fixed, at delta 1e-5; labels "
+    "and the model have no guarantee. Advantage: balanced accuracy of the worst passive that reads "
+    "labels out of what it saw (model completion with 4 labels a class or none; under TVFL also "
+    "the gradients it received), minus its best baseline with the same knowledge; about 0 means "
+    "that these attacks found nothing, not that there is nothing."
+)
 
 CONFIGS = ("main-breast-cancer", "main-digits")
 
@@ -30,6 +41,14 @@ class Comparison:
     config: Config
     lines: list[Line]
     folder: Path
+
+    def title(self, seeds: int) -> str:
+        """What was compared, in a line."""
+        data = self.config.data
+        return (
+            f"{data.dataset}: {data.view_count} parties with features, overlap "
+            f"{data.overlap:.0%}, {seeds} seed{'' if seeds == 1 else 's'}"
+        )
 
 
 def base_config(name: str) -> Config:
@@ -64,10 +83,27 @@ def run_main_job(
         on_done(len(results), len(every))
     reported = [trial.folder for trial in every if trial.config.seed == seeds[0]]
     Parallel(n_jobs=jobs)(delayed(write_report)(path) for path in reported)
-    return [
+    comparisons = [
         _write_tables(name, folder, [results[trial.folder] for trial in listed])
         for name, listed in work.items()
     ]
+    write_comparison(
+        folder,
+        title="The main job: every method, plain and protected",
+        reading=READING,
+        parts=[_part(comparison, folder, reported, seeds=len(seeds)) for comparison in comparisons],
+    )
+    return comparisons
+
+
+def _part(comparison: Comparison, folder: Path, reported: Sequence[Path], *, seeds: int) -> Part:
+    own = [path for path in reported if path.is_relative_to(comparison.folder)]
+    return Part(
+        name=comparison.config.name,
+        title=comparison.title(seeds),
+        lines=comparison.lines,
+        reports=[(path.name, f"{path.relative_to(folder)}/report.html") for path in own],
+    )
 
 
 def _trials(name: str, folder: Path, seeds: Sequence[int]) -> list[Trial]:

@@ -15,8 +15,8 @@ class LocalProtocolError(ValueError):
 class RemoteProtocolError(RuntimeError):
     """A peer sent something that the protocol does not allow.
 
-    The message names the peer, what was expected, what came and what to do; it
-    never repeats a secret or the peer's bytes.
+    The message names the peer, what was expected, what came (names, sizes and numbers of
+    the message's form) and what to do; it never repeats a secret or a person's data.
     """
 
 

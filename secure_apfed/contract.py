@@ -7,9 +7,9 @@ A later session of the same run (after a restart) has a contract of its own.
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, PositiveInt, model_validator
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.objectives.settings import ObjectiveSettings
@@ -37,10 +37,18 @@ class RepresentationTerms(Settings):
         minimum_norm, maximum_norm: bounds of the row's L2 norm, no unit.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[PositiveInt, ...] = Field(min_length=1)
     dtype: Literal["float32", "float64"]
     minimum_norm: float = Field(ge=0)
     maximum_norm: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _bounds_fit(self) -> Self:
+        if self.minimum_norm > self.maximum_norm:
+            raise ValueError(
+                f"minimum_norm {self.minimum_norm:g} is above maximum_norm {self.maximum_norm:g}"
+            )
+        return self
 
 
 class PassiveTerms(Settings):
@@ -76,6 +84,18 @@ class Contract(Settings):
     epochs: int = Field(ge=1)
     batch_size: int = Field(ge=1)
     when_a_party_leaves: Literal["abort"] = "abort"
+
+    @model_validator(mode="after")
+    def _parties_fit(self) -> Self:
+        names = [item.name for item in self.participants]
+        if len(set(names)) != len(names):
+            raise ValueError(f"participants are all different, got {', '.join(names)}")
+        if set(self.passives) != set(self.names("passive")):
+            raise ValueError(
+                f"terms are for the passives {', '.join(self.names('passive')) or 'none'}, got "
+                f"{', '.join(self.passives) or 'none'}"
+            )
+        return self
 
     @property
     def document(self) -> bytes:

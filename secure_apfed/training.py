@@ -78,9 +78,10 @@ class RuleSettings(Settings):
         minimum_batch: aligned rows in a batch below which it refuses; the active then
             trains on that batch alone.
         maximum_norm: upper bound of ||z|| of one row; null derives it from the guard.
-        minimum_norm: lower bound of ||z|| of one row.
+        minimum_norm: lower bound of ||z|| of one row; null is 1e-6 where a projection is sent,
+            and 0 where an encoder's output is, whose ReLU may honestly be zero.
     """
 
     minimum_batch: int = Field(2, ge=2)
     maximum_norm: float | None = Field(None, gt=0)
-    minimum_norm: float = Field(1e-6, ge=0)
+    minimum_norm: float | None = Field(None, ge=0)

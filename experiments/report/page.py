@@ -6,6 +6,7 @@ from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from experiments.report import contents
 from experiments.report.folder import RunFolder
@@ -13,7 +14,7 @@ from experiments.report.names import method_name
 from experiments.report.pictures import Picture
 from secure_apfed.config_file import dump_config
 
-__all__ = ["render"]
+__all__ = ["fill", "inside", "render"]
 
 
 def render(run: RunFolder, reference: RunFolder | None, pictures: Sequence[Picture]) -> str:
@@ -24,16 +25,13 @@ def render(run: RunFolder, reference: RunFolder | None, pictures: Sequence[Pictu
         reference: a SingleVL run on the same data, or None; the page then says so.
         pictures: to show, as `write_pictures` returned them.
     """
-    template = (
-        resources.files("experiments.report").joinpath("report.html.jinja").read_text("utf-8")
-    )
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    page: str = environment.from_string(template).render(
+    return fill(
+        "report.html.jinja",
         name=run.config.name,
         headline=_headline(run),
         warnings=contents.warnings_of(run),
         tiles=contents.tiles_of(run, reference),
-        pictures=[_inside(picture) for picture in pictures],
+        pictures=[inside(picture) for picture in pictures],
         no_reference=_no_reference(run, reference),
         learned=contents.learned_by(run),
         alignment=run.config.alignment.protocol,
@@ -47,6 +45,16 @@ def render(run: RunFolder, reference: RunFolder | None, pictures: Sequence[Pictu
         settings=contents.settings_of(run),
         config=dump_config(run.config),
         repeat=_repeat(run),
+    )
+
+
+def fill(template: str, **values: Any) -> str:
+    """Return the page that a template of this package makes of `values`, with the one style."""
+    files = resources.files("experiments.report")
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    page: str = environment.from_string(files.joinpath(template).read_text("utf-8")).render(
+        style=Markup(files.joinpath("style.css").read_text("utf-8")),  # noqa: S704  # our own file
+        **values,
     )
     return page
 
@@ -64,7 +72,8 @@ def _headline(run: RunFolder) -> str:
     return f"{method}: one active party trained with {others}; {alone}."
 
 
-def _inside(picture: Picture) -> dict[str, str]:
+def inside(picture: Picture) -> dict[str, str]:
+    """Return what a template shows of a picture, its pixels as text."""
     encoded = base64.b64encode(picture.path.read_bytes()).decode("ascii")
     return {
         "key": picture.path.stem, "title": picture.title, "caption": picture.caption,

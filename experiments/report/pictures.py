@@ -19,11 +19,11 @@ from experiments.report.folder import RunFolder
 from experiments.report.names import attack_title, method_name, plain
 from experiments.report.words import signed
 
-__all__ = ["Picture", "write_pictures"]
+__all__ = ["ATTACK", "OTHER", "OURS", "STYLE", "Picture", "write_pictures"]
 
-_OURS, _OTHER, _ATTACK, _INK, _FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
+OURS, OTHER, ATTACK, _INK, _FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
 # matplotlib's stubs type the keys as one literal each.
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 11,
@@ -32,7 +32,7 @@ _STYLE: dict[Any, Any] = {
     "axes.titlepad": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": _OTHER,
+    "axes.edgecolor": OTHER,
     "axes.labelcolor": _INK,
     "text.color": _INK,
     "xtick.color": _INK,
@@ -77,7 +77,7 @@ def write_pictures(
         ("accuracy", "Accuracy against SingleVL", lambda: _accuracy(run, reference)),
         ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
     )
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         for name, title, draw in drawings:
             drawn = draw()
             if drawn is None:
@@ -96,7 +96,7 @@ def _learning(run: RunFolder) -> tuple[Figure, str] | None:
     figure = Figure(figsize=(_WIDTH, 3.1), layout="constrained")
     left, right = figure.subplots(1, 2)
     marker = "o" if len(epochs) <= _MANY_EPOCHS else None
-    left.plot(epochs, [row.loss for row in run.epochs], color=_OURS, marker=marker, markersize=3.5)
+    left.plot(epochs, [row.loss for row in run.epochs], color=OURS, marker=marker, markersize=3.5)
     left.set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
     left.set_ylim(bottom=0)
     measured = [(row.epoch, row.accuracy) for row in run.epochs if row.accuracy]
@@ -104,7 +104,7 @@ def _learning(run: RunFolder) -> tuple[Figure, str] | None:
     for at, variant in enumerate(run.outcome.accuracy):
         points = [(epoch, 100 * values[variant]) for epoch, values in measured if variant in values]
         if points:
-            color = _OURS if at == 0 else _OTHER
+            color = OURS if at == 0 else OTHER
             right.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=3.5)
             ends.append((points[-1][1], method_name(variant), color))
     right.set(title="Test accuracy", xlabel="epoch", ylabel="per cent of test rows")
@@ -137,11 +137,11 @@ def _accuracy(run: RunFolder, reference: RunFolder | None) -> tuple[Figure, str]
     if reference is None or run.config.method == "single_view":
         return None
     rows = [
-        (method_name(variant), value, run.outcome.test_rows, _OURS)
+        (method_name(variant), value, run.outcome.test_rows, OURS)
         for variant, value in run.outcome.accuracy.items()
     ]
     rows += [
-        ("SingleVL (the active alone)", value, reference.outcome.test_rows, _OTHER)
+        ("SingleVL (the active alone)", value, reference.outcome.test_rows, OTHER)
         for value in reference.outcome.accuracy.values()
     ]
     figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)), layout="constrained")
@@ -174,8 +174,8 @@ def _attacks(results: Sequence[AttackResult]) -> tuple[Figure, str] | None:
     panels = figure.subplots(len(sizes), 1, squeeze=False, height_ratios=sizes)[:, 0]
     for axes, (metric, rows) in zip(panels, by_metric.items(), strict=True):
         _draw_dumbbells(axes, metric, rows)
-    attack = Line2D([], [], ls="", marker="o", color=_ATTACK, markersize=9)
-    baseline = Line2D([], [], ls="", marker="D", color=_OTHER, markersize=7)
+    attack = Line2D([], [], ls="", marker="o", color=ATTACK, markersize=9)
+    baseline = Line2D([], [], ls="", marker="D", color=OTHER, markersize=7)
     names = ["attack, best variant", "best baseline with equal knowledge"]
     figure.legend([attack, baseline], names, loc="outside upper left", ncols=2, frameon=False)
     return figure, (
@@ -206,8 +206,8 @@ def _dumbbells(results: Sequence[AttackResult]) -> Iterator[_Dumbbell]:
 def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[_Dumbbell]) -> None:
     for place, row in enumerate(rows):
         axes.plot([row.baseline, row.attack], [place, place], color=_FAINT, linewidth=5, zorder=1)
-        axes.plot(row.baseline, place, "D", color=_OTHER, markersize=7)
-        axes.plot(row.attack, place, "o", color=_ATTACK, markersize=9)
+        axes.plot(row.baseline, place, "D", color=OTHER, markersize=7)
+        axes.plot(row.attack, place, "o", color=ATTACK, markersize=9)
         axes.annotate(
             signed(row.attack - row.baseline), ((row.attack + row.baseline) / 2, place),
             xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9,

@@ -56,6 +56,7 @@ class Apfed:
     secure_sum: Mapping[str, object]
     training_rows: Tensor
     test_rows: Tensor
+    smallest_batch: int = 2
 
     def step(self, step: int, rows_B: Tensor) -> float:
         """All roles of one step, in protocol order (Alg. 1; 2M + 1 envelopes)."""
@@ -110,9 +111,10 @@ def open_apfed(start: Start) -> Apfed:
     """
     config, active = start.config, start.data.active
     names = tuple(table.name for table in start.data.passives)
-    networks, shape = _active_networks(start, projection_size(config, names))
+    projection = projection_size(config, names)
+    networks, shape = _active_networks(start, projection)
     guard = guard_for(start, active.name)
-    representation = representation_terms(config, shape, guard)
+    representation = representation_terms(config, shape, guard, projected=projection is not None)
     terms = {name: passive_terms(config, name, representation) for name in names}
     secure_sum = make_sum(start, names)
     agreed = {**secure_sum.parameters(), **config.secure_sum.model_dump(mode="json")}

@@ -49,6 +49,7 @@ class Method(Protocol):
         alignment: by party, positions in its own table of the aligned people; -1 where it
             does not know the person (mode pairwise).
         training_rows: what an epoch goes through, in batches; their meaning is the method's.
+        smallest_batch: rows below which a last batch is left out.
         ledgers: by party that releases representations.
         guarantee: what the guard promises, in a sentence.
         secure_sum: public parameters of the sum, empty where there is none.
@@ -59,6 +60,7 @@ class Method(Protocol):
     transcript: Transcript
     alignment: Mapping[str, Tensor]
     training_rows: Tensor
+    smallest_batch: int
     ledgers: Mapping[str, PrivacyLedger]
     guarantee: str
     secure_sum: Mapping[str, object]

@@ -33,6 +33,7 @@ _OWN_OBJECTIVES: Mapping[str, ObjectiveSettings] = {
     "apfed_c": ContrastiveSettings(),
 }
 _PROJECTION = 64
+_PROJECTED_NORM = 1e-6
 _UNGUARDED_NORM = 1e4
 
 
@@ -85,16 +86,26 @@ def projection_size(config: Config, passives: tuple[str, ...]) -> int | None:
 
 
 def representation_terms(
-    config: Config, shape: Shape, guard: RepresentationGuard
+    config: Config, shape: Shape, guard: RepresentationGuard, *, projected: bool
 ) -> RepresentationTerms:
-    """What a row of these representations may be."""
-    most = config.rules.maximum_norm
+    """What a row of these representations may be.
+
+    Args:
+        config: of the run; its rules win over what is derived here.
+        shape: of one row.
+        guard: bounds the norm, where it does.
+        projected: whether a linear projection made the row; an encoder's output may be zero.
+    """
+    least, most = config.rules.minimum_norm, config.rules.maximum_norm
+    if least is None:
+        least = _PROJECTED_NORM if projected else 0.0
     if most is None:
-        most = min(guard.largest_norm(math.prod(shape)), _UNGUARDED_NORM)
+        most = guard.largest_norm(math.prod(shape))
+        most = most if math.isfinite(most) else _UNGUARDED_NORM
     return RepresentationTerms(
         shape=shape,
         dtype="float64" if config.train.precision == "float64" else "float32",
-        minimum_norm=config.rules.minimum_norm,
+        minimum_norm=least,
         maximum_norm=most,
     )
 

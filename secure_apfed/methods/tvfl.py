@@ -71,6 +71,7 @@ class Tvfl:
     training_rows: Tensor
     test_rows: Tensor
     aligned_test_rows: Tensor
+    smallest_batch: int
     seed: int
 
     def step(self, step: int, rows_B: Tensor) -> float:
@@ -130,18 +131,20 @@ class Tvfl:
 
     @torch.no_grad()
     def _together(self, next_step: int) -> float:
-        if not len(self.aligned_test_rows):
-            return math.nan  # split would still make one batch, of no rows, which nobody answers
+        count = len(self.aligned_test_rows)
+        if count < self.smallest_batch:
+            return math.nan  # the passives answer no smaller batch
         own = self.alignment[self.active.name]
+        parts = math.ceil(count / _EVALUATION_ROWS)
         correct = 0
-        for index, rows_B in enumerate(self.aligned_test_rows.split(_EVALUATION_ROWS)):
+        for index, rows_B in enumerate(self.aligned_test_rows.tensor_split(parts)):
             answers = self._ask(next_step + index, rows_B, learn=False)
             own_B = own[rows_B].to(self.active.compute.device)
             with self.active.compute.forward(self.seed, "together"):
                 own_BD = self.active.encoder(self.active.features_N[own_B])
                 scores_BK = self.active.scores(own_BD, self.active.read(rows_B, answers))
             correct += int((scores_BK.argmax(1) == self.active.labels_N[own_B]).sum())
-        return correct / len(self.aligned_test_rows)
+        return correct / count
 
     def solo(self) -> ActiveNetworks | None:
         """None: the model cannot predict without the passives."""
@@ -192,6 +195,7 @@ def open_tvfl(start: Start) -> Tvfl:
         training_rows=_positions(aligned, data.train_rows),
         test_rows=data.test_rows,
         aligned_test_rows=_positions(aligned, data.test_rows),
+        smallest_batch=config.rules.minimum_batch,
         seed=config.seed,
     )
 
@@ -226,7 +230,9 @@ def _head(start: Start, encoders: Mapping[str, nn.Module]) -> nn.Module:
 
 def _terms(start: Start, table: PartyTable, encoders: Mapping[str, nn.Module]) -> PassiveTerms:
     shape = output_shape(encoders[table.name], _features_of(table))
-    representation = representation_terms(start.config, shape, guard_for(start, table.name))
+    representation = representation_terms(
+        start.config, shape, guard_for(start, table.name), projected=False
+    )
     return PassiveTerms(objective=None, weight=1.0, representation=representation)
 
 

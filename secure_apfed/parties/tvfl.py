@@ -105,7 +105,7 @@ class TvflActive(Party):
 
     def scores(self, own_BD: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         """Head over the active's and the passives' representations, in the contract's order."""
-        every = [own_BD, *(parts[name] for name in self.contract.passives)]
+        every = [own_BD, *(parts[name] for name in self.contract.names("passive"))]
         scores_BK: Tensor = self.head(torch.cat([h.flatten(1) for h in every], dim=1))
         return scores_BK
 
@@ -164,8 +164,12 @@ class TvflPassive(Party):
         expected = {"rows": TensorSpec(torch.int64, (None,))}
         tensors, meta = unpack(envelope.payload, expected, sender=envelope.sender)
         rows_B, learn = tensors["rows"], meta.get("learn") is True
-        minimum = self.contract.minimum_batch if learn else 1
-        check_rows(rows_B, aligned=len(self._features_N), minimum=minimum, sender=envelope.sender)
+        check_rows(
+            rows_B,
+            aligned=len(self._features_N),
+            minimum=self.contract.minimum_batch,
+            sender=envelope.sender,
+        )
         self.gate.enter(envelope)
         self._sent_BD = None  # also where sending fails below
         self._modules["encoder"].train(learn)

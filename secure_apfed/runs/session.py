@@ -99,8 +99,11 @@ def run(
         logs=folder,
     )
     method = METHODS[config.method](start)
-    if not len(method.training_rows):
-        raise ConfigError("there is no row to train on: the intersection holds no training row")
+    if len(method.training_rows) < method.smallest_batch:
+        raise ConfigError(
+            f"there are {len(method.training_rows)} rows to train on, fewer than the smallest "
+            f"batch of {method.smallest_batch}; the intersection holds too few training rows"
+        )
     session = _Session(method, config, noise_keys, writer, on_progress)
     session.begin(checkpoint)
     accuracy = session.train()
@@ -195,7 +198,7 @@ class _Session:
         return self._accuracy
 
     def _play_epoch(self, epoch: int) -> float:
-        batches = _batches(self._method.training_rows, self._config, epoch)
+        batches = _batches(self._method, self._config, epoch)
         total = 0.0
         for index, rows_B in enumerate(batches):
             total += self._method.step(self._step, rows_B)
@@ -249,7 +252,8 @@ class _Session:
         ).write(self._writer.folder.checkpoint)
 
 
-def _batches(rows: Tensor, config: Config, epoch: int) -> list[Tensor]:
-    """The epoch's batches, a function of seed and epoch; a last batch of one row is left out."""
-    order = shuffled(rows, config.seed, "batches", epoch)
-    return [rows_B for rows_B in order.split(config.train.batch_size) if len(rows_B) > 1]
+def _batches(method: Method, config: Config, epoch: int) -> list[Tensor]:
+    """The epoch's batches, a function of seed and epoch; a last one too small is left out."""
+    order = shuffled(method.training_rows, config.seed, "batches", epoch)
+    batches = order.split(config.train.batch_size)
+    return [rows_B for rows_B in batches if len(rows_B) >= method.smallest_batch]

@@ -59,13 +59,11 @@ def parties(**changes: Any) -> list[dict[str, Any]]:
 DIFFERENT: list[dict[str, Any]] = [
     {"session": "session2"},
     {"method": "apfed_c"},
-    {"participants": parties(name="p3")},
-    {"participants": parties(role="dealer")},
+    {"participants": parties(name="p3"), "passives": {"p3": passive(), "p2": passive()}},
+    {"participants": parties(role="dealer"), "passives": {"p2": passive()}},
     {"participants": parties(public_key=KEY[::-1])},
     {"participants": parties()[:-1]},
     {"participants": parties()[::-1]},
-    {"passives": {"p1": passive()}},
-    {"passives": {"p1": passive(), "p3": passive()}},
     *(
         {"passives": {"p1": passive(), "p2": passive(**changes)}}
         for changes in (
@@ -132,7 +130,36 @@ def test_names_come_by_role_in_the_contracts_order() -> None:
 )
 def test_there_is_one_active(people: list[dict[str, Any]], named: str) -> None:
     with pytest.raises(RemoteProtocolError, match=f"names one active party, got {named}"):
-        _ = contract(participants=people).active
+        passives = {item["name"]: passive() for item in people if item["role"] == "passive"}
+        _ = contract(participants=people, passives=passives).active
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"passives": {"p1": passive()}}, "terms are for the passives p1, p2, got p1"),
+        ({"passives": {"p1": passive(), "p3": passive()}}, "got p1, p3"),
+        ({"participants": [*parties(), participant("p1", "dealer")]}, "are all different"),
+    ],
+)
+def test_parties_and_terms_fit(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        contract(**changes)
+
+
+@pytest.mark.parametrize(
+    ("representation", "expected"),
+    [
+        ({"minimum_norm": 3.0}, r"minimum_norm 3 is above maximum_norm 2"),
+        ({"shape": ()}, "at least 1 item"),
+        ({"shape": (4, 0)}, "greater than 0"),
+    ],
+)
+def test_representations_have_a_possible_form(
+    representation: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        contract(passives={"p1": passive(representation=representation), "p2": passive()})
 
 
 @pytest.mark.parametrize(

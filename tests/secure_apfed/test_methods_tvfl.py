@@ -381,7 +381,7 @@ def test_answers_in_any_order_are_one_step() -> None:
     assert same(*states)
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e9, float("nan")])
+@pytest.mark.parametrize("scale", [1e9, float("nan")])
 def test_representations_out_of_bounds_are_refused(scale: float) -> None:
     method = opened(vertical_data(2))
     rows = torch.arange(4)
