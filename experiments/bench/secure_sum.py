@@ -2,7 +2,8 @@
 
 A case `NAME/mM` is the whole path of one sum of M contributions of 128 x 256 float32 in one
 thread: clip, quantise, encrypt, serialise, check, combine, decode. `ratio` is the tutorial's
-time over the case's, measured in turns; the tutorial is CKKS with N = 8192, primes
+time over the case's, each the fastest of several taken in turns (what else a machine does only
+adds to short times, and more to some than to others); the tutorial is CKKS with N = 8192, primes
 [60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of one contribution. With the pool,
 zeros were encrypted before the clock starts. Longer runs add other M and D. `share/NAME` is
 what one sum adds to a training step of APFed-C on Fashion-MNIST in batches of 128, when
@@ -10,7 +11,6 @@ passives encrypt at the same time: one contribution, combine and decode over the
 """
 
 import itertools
-import statistics
 import time
 import warnings
 from collections.abc import Iterator
@@ -82,9 +82,9 @@ def _table(passives: int, shape: Shape, *, repetitions: int) -> Iterator[Row]:
     for name, path in paths.items():
         yield Row(
             case=f"{name}/m{passives}",
-            seconds=statistics.median(seconds[name]),
+            seconds=min(seconds[name]),
             peer=f"{_TUTORIAL}/m{passives}",
-            ratio=median_ratio(seconds[_TUTORIAL], seconds[name]),
+            ratio=min(seconds[_TUTORIAL]) / min(seconds[name]),
             bytes=path.contribution_bytes,
             more=_size(path, shape),
         )
@@ -118,10 +118,10 @@ def _shares(*, repetitions: int) -> Iterator[Row]:
     for name, spent in costs.items():
         yield Row(
             case=f"share/{name}",
-            seconds=statistics.median(spent),
+            seconds=min(spent),
             peer="training step",
-            ratio=median_ratio(spent, steps[1:]),
-            more={"peer_seconds": statistics.median(steps[1:]), "images": images},
+            ratio=min(spent) / min(steps[1:]),
+            more={"peer_seconds": min(steps[1:]), "images": images},
         )
 
 
