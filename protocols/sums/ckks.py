@@ -40,11 +40,11 @@ class CkksSum(HomomorphicSum):
     Args:
         agreement: what the parties fixed.
         poly_degree: N, the ring degree.
-        primes: bits of the data prime and of the key-switching prime; their sum is
-            limited by 128-bit security.
+        primes: bits of the data prime and of the key-switching prime, which is left out
+            where the noise fits without; their sum is limited by 128-bit security.
 
     Attributes:
-        headroom: the scale and the packing that fit these parameters.
+        headroom: the primes, the scale and the packing that fit.
 
     Raises:
         LocalProtocolError: parameters that are insecure or could overflow.
@@ -68,7 +68,7 @@ class CkksSum(HomomorphicSum):
 
     @cached_property
     def scheme(self) -> SealScheme:
-        return SealScheme(Ckks(self.poly_degree, self.primes, self.headroom.scale_bits))
+        return SealScheme(Ckks(self.poly_degree, self.headroom.primes, self.headroom.scale_bits))
 
     def contributor(self, me: str) -> Encrypter:
         return Encrypter(self, me)
@@ -77,7 +77,7 @@ class CkksSum(HomomorphicSum):
         return {
             "backend": self.name,
             "poly_degree": self.poly_degree,
-            "primes": list(self.primes),
+            "primes": list(self.headroom.primes),
             "scale_bits": self.headroom.scale_bits,
             "fields": self.packing.fields,
             "field_bits": self.packing.field_bits,

@@ -54,6 +54,7 @@ class CkksFastSum(HomomorphicSum):
             FixedPoint.of(self.agreement),
             poly_degree=self.poly_degree,
             primes=(self.prime_bits,),
+            complex_slots=True,
         )
         object.__setattr__(self, "headroom", solved)
 

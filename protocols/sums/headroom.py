@@ -57,7 +57,7 @@ class CkksHeadroom:
 
     Attributes:
         poly_degree: N, the ring degree; a ciphertext has N / 2 complex slots.
-        primes: bits of the data prime and, unless it is the only one, the key-switching prime.
+        primes: those used: bits of the data prime, and of the key-switching prime if any.
         scale_bits: log2 of the encoding scale.
         packing: how integers share the slots.
         deviation: bound of a decrypted slot's distance from its integer; less than
@@ -93,21 +93,38 @@ def fresh_noise(poly_degree: int, contributors: int) -> float:
 
 
 def solve_ckks(
-    fixed_point: FixedPoint, *, poly_degree: int = 4096, primes: tuple[int, ...] = (60, 49)
+    fixed_point: FixedPoint,
+    *,
+    poly_degree: int = 4096,
+    primes: tuple[int, ...] = (60, 49),
+    complex_slots: bool = False,
 ) -> CkksHeadroom:
-    """Find the densest packing, and for it the largest power-of-two scale, that fits.
+    """Find the densest packing, and for it the fewest primes and the largest scale, that fit.
 
-    With one prime, the packing is for slots whose real and imaginary parts are both used.
+    Addition needs no key-switching prime. It makes encryption slower and less noisy, so it is
+    left out where the noise fits without.
+
+    Args:
+        fixed_point: what is added.
+        poly_degree: N.
+        primes: bits of the data prime and, if there is one to use, the key-switching prime.
+        complex_slots: use both parts of a slot.
 
     Raises:
         LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
     """
     _require_secure(poly_degree, primes)
+
+    def fit(wanted: FixedPoint, fields: int) -> CkksHeadroom | None:
+        chains = dict.fromkeys((primes[:1], primes))
+        found = (_fit_ckks(wanted, fields, poly_degree, chain, complex_slots) for chain in chains)
+        return next((one for one in found if one is not None), None)
+
     for fields in (2, 1):
-        found = _fit_ckks(fixed_point, fields, poly_degree, primes)
+        found = fit(fixed_point, fields)
         if found is not None:
             return found
-    raise _does_not_fit(fixed_point, primes, lambda fewer: _fit_ckks(fewer, 1, poly_degree, primes))
+    raise _does_not_fit(fixed_point, primes, lambda fewer: fit(fewer, 1))
 
 
 def _require_secure(poly_degree: int, primes: tuple[int, ...]) -> None:
@@ -136,28 +153,31 @@ def _does_not_fit(
 
 
 def _fit_ckks(
-    fixed_point: FixedPoint, fields: int, poly_degree: int, primes: tuple[int, ...]
+    fixed_point: FixedPoint,
+    fields: int,
+    poly_degree: int,
+    primes: tuple[int, ...],
+    complex_slots: bool,
 ) -> CkksHeadroom | None:
-    width, single = fixed_point.field_bits, len(primes) == 1
+    width = fixed_point.field_bits
     peak = fixed_point.limit * (1 + (2**width if fields == 2 else 0))
     # No coefficient exceeds the largest slot, whose two parts may both be at their peak.
-    room = 2 ** (primes[0] - 1) / _MODULUS_MARGIN / (math.sqrt(2) if single else 1)
+    room = 2 ** (primes[0] - 1) / _MODULUS_MARGIN / (math.sqrt(2) if complex_slots else 1)
     scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / peak)))
     noise = (
         _FRESH_TAIL * fresh_noise(poly_degree, fixed_point.contributors)
-        if single
+        if len(primes) == 1
         else _TAIL * slot_noise(poly_degree, fixed_point.contributors)
     )
     deviation = noise * 2.0**-scale_bits
     if fields * width > 53 or deviation >= ROUNDING_TOLERANCE:
         return None
+    slots = poly_degree if complex_slots else poly_degree // 2
     return CkksHeadroom(
         poly_degree=poly_degree,
         primes=primes,
         scale_bits=scale_bits,
-        packing=Packing(
-            fields=fields, field_bits=width, slots=poly_degree if single else poly_degree // 2
-        ),
+        packing=Packing(fields=fields, field_bits=width, slots=slots),
         deviation=deviation,
     )
 

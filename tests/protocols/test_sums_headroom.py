@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from protocols.sums.headroom import (
 )
 from protocols.sums.seal_scheme import Ckks, ComplexCkks, SealScheme
 
-TWO_PRIMES, ONE_PRIME = (60, 49), (60,)
-both = pytest.mark.parametrize("primes", [TWO_PRIMES, ONE_PRIME])
+USUAL: dict[str, Any] = {}
+FAST: dict[str, Any] = {"primes": (60,), "complex_slots": True}
+both = pytest.mark.parametrize("options", [USUAL, FAST])
 
 
 def fixed_point(passives: int, bits: int = 16) -> FixedPoint:
@@ -29,19 +31,21 @@ def fixed_point(passives: int, bits: int = 16) -> FixedPoint:
 def test_the_published_parameters() -> None:
     found = solve_ckks(fixed_point(16))
     assert (found.scale_bits, found.packing.fields, found.packing.field_bits) == (19, 2, 20)
+    assert found.primes == (60, 49)
+    assert solve_ckks(fixed_point(8)).primes == (60,)  # the noise fits without the other
     assert solve_ckks(fixed_point(23)).packing.fields == 2
     assert solve_ckks(fixed_point(24)).packing.fields == 1
-    fast = solve_ckks(fixed_point(8), primes=ONE_PRIME)
+    fast = solve_ckks(fixed_point(8), **FAST)
     assert (fast.scale_bits, fast.packing.fields, fast.packing.slots) == (21, 2, 4096)
-    assert solve_ckks(fixed_point(9), primes=ONE_PRIME).packing.fields == 1
+    assert solve_ckks(fixed_point(9), **FAST).packing.fields == 1
 
 
 @pytest.mark.parametrize("bits", [2, 8, 16, 24])
 @pytest.mark.parametrize("passives", [1, 2, 7, 64, 1024])
 @both
-def test_everything_accepted_has_room(bits: int, passives: int, primes: tuple[int, ...]) -> None:
+def test_everything_accepted_has_room(bits: int, passives: int, options: dict[str, Any]) -> None:
     wanted = fixed_point(passives, bits)
-    found = solve_ckks(wanted, primes=primes)
+    found = solve_ckks(wanted, **options)
     width = found.packing.field_bits
     peak = wanted.limit * (1 + (2**width if found.packing.fields == 2 else 0))
     assert peak * 2**found.scale_bits < 2 ** (found.primes[0] - 1)
@@ -65,7 +69,7 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 
 def scheme_of(found: CkksHeadroom) -> SealScheme:
-    flavour = ComplexCkks if len(found.primes) == 1 else Ckks
+    flavour = ComplexCkks if found.packing.slots == found.poly_degree else Ckks
     return SealScheme(flavour(found.poly_degree, found.primes, found.scale_bits))
 
 
@@ -79,10 +83,10 @@ def slots_of_sum(found: CkksHeadroom, slot: int, addends: int = 1) -> NDArray[np
 
 
 @both
-def test_two_bits_more_scale_wrap_around(primes: tuple[int, ...]) -> None:
+def test_two_bits_more_scale_wrap_around(options: dict[str, Any]) -> None:
     """The solver leaves less than two bits of the modulus unused."""
     wanted = fixed_point(8)
-    found = solve_ckks(wanted, primes=primes)
+    found = solve_ckks(wanted, **options)
     one = wanted.levels * (1 + 2**found.packing.field_bits)
     exact = slots_of_sum(found, one, 8)
     assert np.array_equal(np.rint(exact), np.full(found.packing.slots, 8.0 * one))
@@ -91,11 +95,18 @@ def test_two_bits_more_scale_wrap_around(primes: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
-@pytest.mark.parametrize(("primes", "model"), [(TWO_PRIMES, slot_noise), (ONE_PRIME, fresh_noise)])
+@pytest.mark.parametrize(
+    ("passives", "options", "model"),
+    [(16, USUAL, slot_noise), (2, USUAL, fresh_noise), (2, FAST, fresh_noise)],
+)
 def test_the_noise_model_is_the_measured_one(
-    factor: float, accepted: bool, primes: tuple[int, ...], model: Callable[[int, int], float]
+    factor: float,
+    accepted: bool,
+    passives: int,
+    options: dict[str, Any],
+    model: Callable[[int, int], float],
 ) -> None:
-    found = solve_ckks(fixed_point(2), primes=primes)
+    found = solve_ckks(fixed_point(passives), **options)
     error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.scale_bits
     more = (slots_of_sum(found, -7) + 7) * 2.0**found.scale_bits
     measured = np.concatenate([error, more]).std() / (factor * model(4096, 1))

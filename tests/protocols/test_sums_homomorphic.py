@@ -175,7 +175,7 @@ def test_another_scale_is_refused() -> None:
     played = parties("ckks")
     assert isinstance(played.sum, CkksSum)
     scheme, own = played.sum.scheme, vars(played.receiver)["_context"]
-    smaller = SealScheme(Ckks(4096, (60, 49), played.sum.headroom.scale_bits - 1))
+    smaller = SealScheme(Ckks(4096, played.sum.headroom.primes, played.sum.headroom.scale_bits - 1))
     blobs = smaller.encrypt(own, constant(played, 1))
     with pytest.raises(RemoteProtocolError, match="another scale, level or size"):
         scheme.decrypt(own, blobs, 1, sender="peer")
