@@ -129,9 +129,10 @@ def test_names_come_by_role_in_the_contracts_order() -> None:
     ],
 )
 def test_there_is_one_active(people: list[dict[str, Any]], named: str) -> None:
+    passives = {item["name"]: passive() for item in people if item["role"] == "passive"}
+    made = contract(participants=people, passives=passives)
     with pytest.raises(RemoteProtocolError, match=f"names one active party, got {named}"):
-        passives = {item["name"]: passive() for item in people if item["role"] == "passive"}
-        _ = contract(participants=people, passives=passives).active
+        _ = made.active
 
 
 @pytest.mark.parametrize(

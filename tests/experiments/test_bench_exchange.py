@@ -1,0 +1,51 @@
+"""Benches print one JSON object in one form; what they measure stays out of the tests."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from experiments.bench import BENCHES, Row
+from experiments.bench.rows import interleave, median_ratio
+
+
+def test_cases_take_turns() -> None:
+    turns: list[str] = []
+    seconds = interleave(
+        {name: lambda name=name: turns.append(name) for name in "ab"},  # type: ignore[misc]  # the default binds the name
+        repetitions=3,
+    )
+    assert turns == ["a", "b"] * 4
+    assert {name: len(measured) for name, measured in seconds.items()} == {"a": 3, "b": 3}
+    assert median_ratio([2.0, 4.0, 30.0], [1.0, 1.0, 10.0]) == 3
+
+
+def test_a_row_is_flat() -> None:
+    row = Row(case="c", seconds=None, peer="p", more={"reason": "not installed"})
+    assert row.as_json() == {
+        "case": "c", "seconds": None, "peer": "p", "ratio": None, "bytes": None,
+        "reason": "not installed",
+    }  # fmt: skip
+
+
+def test_an_unknown_bench_is_named() -> None:
+    command = [sys.executable, "-m", "experiments", "bench", "exchnge"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no bench is called 'exchnge'" in done.stderr
+    assert "exchange" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHES)
+def test_every_bench_prints_one_object(name: str) -> None:
+    command = [sys.executable, "-m", "experiments", "bench", name, "--json", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    printed = json.loads(done.stdout)
+    assert set(printed) == {"bench", "machine", "rows"}
+    assert printed["bench"] == name
+    for row in printed["rows"]:
+        assert {"case", "seconds", "peer", "ratio", "bytes"} <= row.keys()
+        assert row["seconds"] is not None or row.get("reason")
