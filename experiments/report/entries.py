@@ -26,12 +26,14 @@ class Situation:
         secure_sum: key of the sum's backend.
         guarded: whether representations carry noise before they leave the active.
         passives: M.
+        pairwise: whether each passive helps on its own overlap with the active.
     """
 
     method: str
     secure_sum: str
     guarded: bool
     passives: int
+    pairwise: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Condition:
     sums: tuple[str, ...] = ()
     guarded: bool | None = None
     passives: tuple[int, int] = (0, 1 << 30)
+    pairwise: bool | None = None
 
     def holds(self, situation: Situation) -> bool:
         """Whether the situation is one of those that the entry speaks of."""
@@ -51,6 +54,7 @@ class Condition:
             and (not self.sums or situation.secure_sum in self.sums)
             and self.guarded in (None, situation.guarded)
             and least <= situation.passives <= most
+            and self.pairwise in (None, situation.pairwise)
         )
 
     def words(self) -> str:
@@ -63,6 +67,8 @@ class Condition:
             told.append(f"M = {least}")
         elif least:
             told.append(f"M >= {least}")
+        if self.pairwise is not None:
+            told.append("alignment pairwise" if self.pairwise else "alignment of all")
         return "; ".join(filter(None, told)) or "always"
 
 

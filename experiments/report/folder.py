@@ -125,6 +125,7 @@ class RunFolder:
             secure_sum=config.secure_sum.protocol,
             guarded=config.guard.mechanism != "none",
             passives=sum(role == Role.PASSIVE for role in self.roles.values()),
+            pairwise=config.alignment.mode == "pairwise",
         )
 
 

@@ -24,6 +24,19 @@ __all__ = [
 
 RULES: tuple[Rule, ...] = (
     Rule(
+        kind=Kind.ALIGNMENT, receiver=Role.ACTIVE, pairwise=True,
+        reads="How many IDs each passive has; afterwards which of its own rows each of them has.",
+        protects="Set intersection: an ID that only one party has stays unknown to the others.",
+        remains="Its overlap with every passive.",
+    ),
+    Rule(
+        kind=Kind.ALIGNMENT, receiver=Role.PASSIVE, pairwise=True,
+        reads="How many IDs the active has; afterwards which of its own rows the active has, and "
+        "how many people the active shares with any passive.",
+        protects="Set intersection, and positions that say nothing of other people.",
+        remains="Its overlap with the active, and in which batches there are other people.",
+    ),
+    Rule(
         kind=Kind.ALIGNMENT, receiver=Role.ACTIVE,
         reads="How many IDs each passive has; afterwards which of its own rows are common to all.",
         protects="Set intersection: an ID that only one party has stays unknown to the others.",
@@ -34,6 +47,13 @@ RULES: tuple[Rule, ...] = (
         reads="How many IDs the active has; afterwards which of its own rows are common to all.",
         protects="Set intersection: an ID that only one party has stays unknown to the others.",
         remains="Membership in the common intersection, and what the protocol tells beyond it.",
+    ),
+    Rule(
+        kind=Kind.ALIGNMENT, receiver=Role.DEALER, pairwise=True,
+        reads="About how large each party's set is, and how many IDs each passive shares with the "
+        "active.",
+        protects="It deals random numbers and gets no share of an ID.",
+        remains="Together with any party it could open what that party's peers hide.",
     ),
     Rule(
         kind=Kind.ALIGNMENT, receiver=Role.DEALER,
@@ -103,6 +123,13 @@ RULES: tuple[Rule, ...] = (
         reads="The gradient of the only passive, row by row.",
         protects="Only the passive's clip: a sum over one party hides nothing.",
         remains="The passive's features can be rebuilt from its gradients.",
+    ),
+    Rule(
+        kind=Kind.SUM, receiver=Role.ACTIVE, passives=(2, 1 << 30), pairwise=True,
+        reads="The sum of the passives' clipped gradients for each row; zeros from those that do "
+        "not know the person.",
+        protects="The sum, for a person that several passives know.",
+        remains="For a person that one passive alone knows, it is that passive's gradient.",
     ),
     Rule(
         kind=Kind.SUM, receiver=Role.ACTIVE, passives=(2, 1 << 30),
@@ -182,9 +209,15 @@ LIMITS: tuple[Limit, ...] = (
         "query it or read its weights may test whether a row was in the training data.",
     ),
     Limit(
-        methods=("apfed", "tvfl"),
+        methods=("apfed", "tvfl"), pairwise=False,
         sentence="Which people are in the intersection is known to every party, and so are the "
         "sizes of the tables.",
+    ),
+    Limit(
+        methods=("apfed",), pairwise=True,
+        sentence="The active knows its overlap with each passive, and each passive its own with "
+        "the active; the sizes of the tables are known. Rows that one passive alone knows give the "
+        "active that passive's gradients.",
     ),
     Limit(
         methods=("apfed", "tvfl"),

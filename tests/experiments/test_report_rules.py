@@ -56,6 +56,17 @@ def test_every_message_that_a_run_can_send_has_a_rule(
         assert rule_for(kind, receiver, case).reads
 
 
+def test_pairwise_alignment_is_told_as_what_it_opens() -> None:
+    pairs = Situation(method="apfed", secure_sum="ckks", guarded=True, passives=3, pairwise=True)
+    for kind, receiver in MESSAGES["apfed"]:
+        assert rule_for(kind, receiver, pairs).reads
+    assert "one passive alone knows" in rule_for(Kind.SUM, Role.ACTIVE, pairs).remains
+    assert "one passive alone" not in rule_for(Kind.SUM, Role.ACTIVE, situation()).remains
+    assert "each of them has" in rule_for(Kind.ALIGNMENT, Role.ACTIVE, pairs).reads
+    assert "overlap with each passive" in " ".join(limits_in(pairs))
+    assert "overlap with each passive" not in " ".join(limits_in(situation()))
+
+
 def test_a_message_without_a_rule_is_an_error_and_not_an_empty_cell() -> None:
     with pytest.raises(ApfedError, match="nothing says what the aggregator learns of gradients"):
         rule_for(Kind.GRADIENTS, Role.AGGREGATOR, situation())
