@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from experiments.bench.images import image_run
 from experiments.bench.rows import Row, interleave, median_ratio
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
-from secure_apfed.data import VerticalData, load_data
-from secure_apfed.errors import DataError
+from secure_apfed.data import VerticalData
 from secure_apfed.methods import METHODS, Method, Start, noise_key
 from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.objectives import contrastive_loss
@@ -34,7 +34,9 @@ _CASE = "apfed_c/fmnist/2-1/b256"
 def bench(quick: bool) -> Iterator[Row]:
     """Seconds of one training step, and the ratio to the plain loop's (target: at most 1.10)."""
     torch.set_num_threads(1)
-    config, data, images = _setting()
+    config, data, images = image_run(
+        "bench-exchange", batch=_BATCH, secure_sum={"protocol": "plain", "clip": None}
+    )
     ours, method = _our_step(config, data)
     theirs = _plain_step(config, data)
     before = method.transcript.wire_bytes
@@ -49,28 +51,6 @@ def bench(quick: bool) -> Iterator[Row]:
         bytes=(method.transcript.wire_bytes - before) // steps,
         more={"peer_seconds": statistics.median(seconds["plain"]), "images": images},
     )
-
-
-def _setting() -> tuple[Config, VerticalData, str]:
-    """The run, its data, and which images they are."""
-    try:
-        return _loaded("fashion_mnist")
-    except DataError:
-        return _loaded("mnist")
-
-
-def _loaded(dataset: str) -> tuple[Config, VerticalData, str]:
-    config = Config.model_validate(
-        {
-            "name": "bench-exchange",
-            "method": "apfed_c",
-            "data": {"dataset": dataset, "views": 2, "limit": 4 * _BATCH},
-            "train": {"batch_size": _BATCH, "device": "cpu"},
-            "secure_sum": {"protocol": "plain", "clip": None, "allow_single_passive": True},
-            "guard": {"mechanism": "none"},
-        }
-    )
-    return config, load_data(config.data, seed=0), dataset
 
 
 def _our_step(config: Config, data: VerticalData) -> tuple[Callable[[], float], Method]:

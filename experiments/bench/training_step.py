@@ -4,10 +4,8 @@ import itertools
 import warnings
 from collections.abc import Callable
 
+from experiments.bench.images import image_run
 from protocols.errors import UnsafeChoiceWarning
-from secure_apfed.config import Config
-from secure_apfed.data import VerticalData, load_data
-from secure_apfed.errors import DataError
 from secure_apfed.methods import METHODS, Start, noise_key
 
 __all__ = ["training_step"]
@@ -17,7 +15,9 @@ _BATCH = 128
 
 def training_step() -> tuple[Callable[[], float], str]:
     """One step of all parties, and which images: MNIST where Fashion-MNIST is not installed."""
-    config, data, images = _setting()
+    config, data, images = image_run(
+        "bench-secure-sum", batch=_BATCH, secure_sum={"protocol": "plain"}
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         names = (data.active.name, *(table.name for table in data.passives))
@@ -27,24 +27,3 @@ def training_step() -> tuple[Callable[[], float], str]:
     steps = itertools.count()
     method.transcript.begin_epoch(0)
     return lambda: method.step(next(steps), rows), images
-
-
-def _setting() -> tuple[Config, VerticalData, str]:
-    try:
-        return _loaded("fashion_mnist")
-    except DataError:
-        return _loaded("mnist")
-
-
-def _loaded(dataset: str) -> tuple[Config, VerticalData, str]:
-    config = Config.model_validate(
-        {
-            "name": "bench-secure-sum",
-            "method": "apfed_c",
-            "data": {"dataset": dataset, "views": 2, "limit": 4 * _BATCH},
-            "train": {"batch_size": _BATCH, "device": "cpu"},
-            "secure_sum": {"protocol": "plain", "allow_single_passive": True},
-            "guard": {"mechanism": "none"},
-        }
-    )
-    return config, load_data(config.data, seed=0), dataset

@@ -14,7 +14,7 @@ from torch import Tensor
 from protocols.sums import SecureSum
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.exchange import Kind, Transcript
-from secure_apfed.methods.method import PartyTensors, Start
+from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
 from secure_apfed.methods.stage import Stage, set_stage
 from secure_apfed.methods.terms import (
     guard_for,
@@ -90,16 +90,11 @@ class Apfed:
 
     def tensors(self) -> PartyTensors:
         """State of all parties."""
-        return {
-            self.active.name: self.active.tensors(),
-            **{passive.name: passive.tensors() for passive in self.passives},
-        }
+        return state_of(self.active, self.passives)
 
     def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
         """Restore what `tensors` returned before step `next_step`."""
-        self.active.load_tensors(tensors[self.active.name])
-        for passive in self.passives:
-            passive.load_tensors(tensors[passive.name], last_step=next_step - 1)
+        restore_state(self.active, self.passives, tensors, next_step=next_step)
 
 
 def open_apfed(start: Start) -> Apfed:

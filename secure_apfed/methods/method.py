@@ -1,7 +1,7 @@
 """What every method offers to the run that drives it, and what it is started with."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +15,7 @@ from secure_apfed.exchange import Transcript
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger
 
-__all__ = ["Method", "PartyTensors", "Start"]
+__all__ = ["Method", "PartyTensors", "Start", "restore_state", "state_of"]
 
 PartyTensors = Mapping[str, Mapping[str, Tensor]]
 """Tensors of a checkpoint, by party and name."""
@@ -39,6 +39,39 @@ class Start:
     session: str = field(default_factory=lambda: secrets.token_hex(16))
     alignment: Mapping[str, Tensor] | None = None
     logs: Path | None = None
+
+
+class _Active(Protocol):
+    name: str
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+
+class _Passive(Protocol):
+    name: str
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None: ...
+
+
+def state_of(active: _Active, passives: Sequence[_Passive]) -> PartyTensors:
+    """State of all parties that hold any."""
+    return {
+        active.name: active.tensors(),
+        **{passive.name: passive.tensors() for passive in passives},
+    }
+
+
+def restore_state(
+    active: _Active, passives: Sequence[_Passive], tensors: PartyTensors, *, next_step: int
+) -> None:
+    """Restore what `state_of` returned before step `next_step`."""
+    active.load_tensors(tensors[active.name])
+    for passive in passives:
+        passive.load_tensors(tensors[passive.name], last_step=next_step - 1)
 
 
 class Method(Protocol):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from secure_apfed.contract import Contract, PassiveTerms
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Envelope, Kind, Transcript
-from secure_apfed.methods.method import PartyTensors, Start
+from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
 from secure_apfed.methods.stage import Stage, set_stage
 from secure_apfed.methods.terms import guard_for, ledger_for, model_of, representation_terms
 from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
@@ -152,16 +152,11 @@ class Tvfl:
 
     def tensors(self) -> PartyTensors:
         """State of all parties."""
-        return {
-            self.active.name: self.active.tensors(),
-            **{passive.name: passive.tensors() for passive in self.passives},
-        }
+        return state_of(self.active, self.passives)
 
     def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
         """Restore what `tensors` returned before step `next_step`."""
-        self.active.load_tensors(tensors[self.active.name])
-        for passive in self.passives:
-            passive.load_tensors(tensors[passive.name], last_step=next_step - 1)
+        restore_state(self.active, self.passives, tensors, next_step=next_step)
 
 
 def open_tvfl(start: Start) -> Tvfl:

@@ -99,11 +99,7 @@ def run(
         logs=folder,
     )
     method = METHODS[config.method](start)
-    if len(method.training_rows) < method.smallest_batch:
-        raise ConfigError(
-            f"there are {len(method.training_rows)} rows to train on, fewer than the smallest "
-            f"batch of {method.smallest_batch}; the intersection holds too few training rows"
-        )
+    _check_rows(method)
     session = _Session(method, config, noise_keys, writer, on_progress)
     session.begin(checkpoint)
     accuracy = session.train()
@@ -121,6 +117,14 @@ def run(
         recording=recording,
         folder=folder,
     )
+
+
+def _check_rows(method: Method) -> None:
+    if len(method.training_rows) < method.smallest_batch:
+        raise ConfigError(
+            f"there are {len(method.training_rows)} rows to train on, fewer than the smallest "
+            f"batch of {method.smallest_batch}; the intersection holds too few training rows"
+        )
 
 
 def _noise_keys(
