@@ -7,6 +7,7 @@ from a configuration: seeded NumPy or torch generators never make a key or a mas
 
 import hashlib
 import secrets
+from collections.abc import Iterator
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -14,10 +15,18 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError
 
-__all__ = ["KEY_BYTES", "derive_key", "fresh_key", "keystream", "random_permutation"]
+__all__ = [
+    "KEY_BYTES",
+    "derive_key",
+    "fresh_key",
+    "keystream",
+    "keystream_chunks",
+    "random_permutation",
+]
 
 KEY_BYTES = 32
 _NONCE_BYTES = 16
+_ZEROS = bytes(2**16)
 
 
 def fresh_key() -> bytes:
@@ -53,6 +62,20 @@ def keystream(key: bytes, *context: bytes, length: int) -> bytes:
         raise LocalProtocolError(f"a keystream has a length of at least 0, got {length}")
     cipher = Cipher(algorithms.AES(derive_key(key, *context)), modes.CTR(bytes(_NONCE_BYTES)))
     return cipher.encryptor().update(bytes(length))
+
+
+def keystream_chunks(key: bytes, *context: bytes, length: int) -> Iterator[memoryview]:
+    """Yield the bytes of `keystream` piece by piece, each in the same memory as the one before.
+
+    For long streams that are used up at once: they stay in the processor's cache. Pieces have
+    64 KiB, the last may have less.
+    """
+    cipher = Cipher(algorithms.AES(derive_key(key, *context)), modes.CTR(bytes(_NONCE_BYTES)))
+    encryptor, buffer = cipher.encryptor(), bytearray(len(_ZEROS) + _NONCE_BYTES)
+    for start in range(0, length, len(_ZEROS)):
+        size = min(len(_ZEROS), length - start)
+        encryptor.update_into(_ZEROS[:size], buffer)
+        yield memoryview(buffer)[:size]
 
 
 def random_permutation(count: int) -> NDArray[np.int64]:

@@ -115,12 +115,11 @@ class MaskedContributor(PairwiseSeeds):
         self._frames.begin_step(binding)
         for position, peer in enumerate(agreement.contributors):
             if position != self._position:
-                stream_BD = _words(self, peer, binding, (rows, columns), word)
                 # The earlier of two passives adds what the later one subtracts.
-                (np.add if self._position < position else np.subtract)(
-                    total_BD, stream_BD, out=total_BD
+                self.add_stream(
+                    peer, binding, total_BD, sign=1 if self._position < position else -1
                 )
-        total_BD += _words(self, agreement.receiver, binding, (rows, columns), word)
+        self.add_stream(agreement.receiver, binding, total_BD, sign=1)
         return self._frames.contribution(self.me, binding, (rows, columns), (total_BD.tobytes(),))
 
 
@@ -161,7 +160,7 @@ class MaskedReceiver(PairwiseSeeds):
         frame = self._frames.open_sum(combined, shape, binding)
         total = _elements(frame, sender, masked.word).reshape(shape).copy()
         for peer in masked.agreement.contributors:
-            total -= _words(self, peer, binding, shape, masked.word)
+            self.add_stream(peer, binding, total, sign=-1)
         signed = total.view(np.dtype(f"<i{masked.word.itemsize}"))
         limit = masked.fixed_point.limit
         if not -limit <= signed.min() <= signed.max() <= limit:
@@ -170,13 +169,6 @@ class MaskedReceiver(PairwiseSeeds):
                 "contributions; it was altered, or the passives answered different messages"
             )
         return masked.fixed_point.dequantise(signed)
-
-
-def _words(
-    seeds: PairwiseSeeds, peer: str, binding: StepBinding, shape: tuple[int, int], word: Word
-) -> Elements:
-    length = shape[0] * shape[1] * word.itemsize
-    return np.frombuffer(seeds.stream(peer, binding, shape, length), dtype=word).reshape(shape)
 
 
 def _elements(frame: Frame, sender: str, word: Word) -> Elements:

@@ -12,13 +12,14 @@ The keys must arrive over authenticated links (`protocols.seal`).
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.randomness import keystream
+from protocols.randomness import keystream, keystream_chunks
 from protocols.seal import fresh_run_key
 from protocols.sums.agreed import AgreedFrames, KeepsSecrets
 from protocols.sums.interface import StepBinding
@@ -32,6 +33,7 @@ MASK_STREAM_BYTES = 16
 """Bytes of stream that `add_masks` takes for one value."""
 
 IntArray = NDArray[np.int64]
+Elements = NDArray[np.unsignedinteger[Any]]
 _KEY_BYTES = 32
 _LOW_BITS = 40
 _LOW_MASK = np.uint64(2**_LOW_BITS - 1)
@@ -95,8 +97,25 @@ class PairwiseSeeds(KeepsSecrets):
 
     def stream(self, peer: str, binding: StepBinding, shape: tuple[int, ...], length: int) -> bytes:
         """The bytes that this party and `peer` share for one step and shape; used once."""
-        place = b"".join(size.to_bytes(8, "big") for size in shape)
-        return keystream(self._seeds[peer], b"mask", binding.digest, place, length=length)
+        return keystream(self._seeds[peer], *_context(binding, shape), length=length)
+
+    def add_stream(
+        self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
+    ) -> None:
+        """Add the same bytes, as words of `total`'s type, to it in place; or subtract them."""
+        step, flat, start = np.add if sign > 0 else np.subtract, total.reshape(-1), 0
+        chunks = keystream_chunks(
+            self._seeds[peer], *_context(binding, total.shape), length=total.nbytes
+        )
+        for chunk in chunks:
+            words = np.frombuffer(chunk, dtype=total.dtype)
+            part = flat[start : start + len(words)]
+            step(part, words, out=part)
+            start += len(words)
+
+
+def _context(binding: StepBinding, shape: tuple[int, ...]) -> tuple[bytes, ...]:
+    return b"mask", binding.digest, b"".join(size.to_bytes(8, "big") for size in shape)
 
 
 def add_masks(values: IntArray, modulus: int, streams: Iterable[tuple[int, bytes]]) -> IntArray:

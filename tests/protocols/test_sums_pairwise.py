@@ -67,3 +67,19 @@ def test_what_does_not_fit_is_refused() -> None:
         add_masks(np.zeros(1, dtype=np.int64), 2**42, [])
     with pytest.raises(LocalProtocolError, match="2 masks take 32 bytes, got 31"):
         add_masks(np.zeros(2, dtype=np.int64), 5, [(1, bytes(31))])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (128, 128), (128, 129), (700, 100)])
+@pytest.mark.parametrize("word", ["<u4", "<u8"])
+def test_a_stream_added_in_pieces_is_the_whole_stream(shape: tuple[int, int], word: str) -> None:
+    described = MaskedSum(agreement())
+    ends = [PairwiseSeeds(*names, described.frames()) for names in (("a", ["b"]), ("b", ["a"]))]
+    ends[0].receive("b", ends[1].start()[0].body)
+    ends[1].receive("a", ends[0].start()[0].body)
+    bound = binding(5)
+    total = np.full(shape, 7, dtype=word)
+    ends[0].add_stream("b", bound, total, sign=1)
+    whole = ends[1].stream("a", bound, shape, total.nbytes)
+    assert np.array_equal(total - np.dtype(word).type(7), np.frombuffer(whole, word).reshape(shape))
+    ends[1].add_stream("a", bound, total, sign=-1)
+    assert (total == 7).all()
