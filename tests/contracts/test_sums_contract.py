@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.seal import RunKey
 from protocols.sums import SECURE_SUMS
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.interface import SumAgreement
+from protocols.sums.pairwise import PairwiseSeeds
 from tests.contracts.sum_parties import (
     CHOICES,
     Parties,
@@ -288,3 +290,46 @@ def test_no_value_travels_in_the_clear(choice: str) -> None:
     body = np.frombuffer(zeros[256:], dtype=np.uint8)
     # 60-bit residues in 64-bit words: about one byte in sixteen words of eight is 0.
     assert np.count_nonzero(body == 0) < body.size / 50
+
+
+@every
+def test_a_step_that_lost_a_party_has_no_sum_and_the_next_one_has(choice: str) -> None:
+    played = parties(choice)
+    values = [value / 10 for value in random_values(3)]
+    lost = played.next()
+    contributions = played.contribute(values, lost)
+    del contributions["passive_2"]
+    with pytest.raises(RemoteProtocolError, match="missing: passive_2; unknown: none"):
+        played.combiner.combine(contributions, lost.digest)
+    assert np.abs(played.add(values) - sum(values)).max() <= played.sum.rounding() + 1e-15
+
+
+def secrets_of(role: object) -> list[bytes]:
+    """Mask keys and pair seeds that a role holds, at any depth."""
+    held = dict(vars(role))
+    found = list(held.pop("_seeds").values()) if isinstance(held.get("_seeds"), dict) else []
+    if isinstance(held.get("_key"), RunKey):
+        found.append(vars(held["_key"])["_private"].private_bytes_raw())
+    inner = (value for value in held.values() if isinstance(value, PairwiseSeeds))
+    return found + [secret for one in inner for secret in secrets_of(one)]
+
+
+@pytest.mark.parametrize("choice", ["bfv", "masked"])
+def test_no_mask_key_or_seed_is_ever_sent(choice: str) -> None:
+    described = make(choice, agreement())
+    roles: dict[str, Any] = {"active": described.receiver(), "aggregator": described.combiner()}
+    roles |= {name: described.contributor(name) for name in described.agreement.contributors}
+    sent = {name: list(role.start()) for name, role in roles.items()}
+    for name, messages in sent.items():
+        for message in messages:
+            assert not roles[message.receiver].receive(name, message.body)
+    bound = binding(1)
+    names = described.agreement.contributors
+    frames = {name: roles[name].contribute(np.ones((2, 2)), bound) for name in names}
+    combined = roles["aggregator"].combine(frames)
+    seen = [message.body for messages in sent.values() for message in messages]
+    wire = b"".join([*seen, *frames.values(), combined])
+    held = [secret for role in roles.values() for secret in secrets_of(role)]
+    assert len(held) >= 9  # three keys and the seeds of three pairs at both ends
+    assert not any(secret in wire for secret in held)
+    assert not any(secret.hex() in repr(role) for secret in held for role in roles.values())
