@@ -1,5 +1,6 @@
 """CKKS, its fast form, and BFV: who holds which key, what is sent, what a peer can try."""
 
+import os
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -86,6 +87,15 @@ def test_only_raw_seal_blobs_cross_the_wire(played: Parties, scheme: SealScheme)
         for blob in blobs:
             assert blob[:2] == b"\x5e\xa1"
             scheme.ciphertext.check(blob, sender="peer")
+
+
+def test_a_temporary_file_serves_where_memory_has_no_path(
+    played: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = random_values(3, seed=5)
+    usual = played.add(values)
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    assert np.array_equal(played.add(values), usual)
 
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str], played: Parties) -> None:
