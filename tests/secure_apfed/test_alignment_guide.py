@@ -5,10 +5,15 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
+from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 import pytest
+
+from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(
@@ -48,6 +53,36 @@ def test_the_example_across_two_processes(tmp_path: Path) -> None:
     assert (complaint, bank_complaint) == ("", "")
     assert found == expected
     assert sorted(ast.literal_eval(found)) == ["bob", "eve"]
+
+
+def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
+    (tmp_path / "resuming.py").write_text(BLOCKS[2])
+    place = spec_from_file_location("resuming", tmp_path / "resuming.py")
+    assert place is not None
+    assert place.loader is not None
+    example = module_from_spec(place)
+    place.loader.exec_module(example)
+    settings = AlignmentSettings(protocol="ecdh")
+    protocol = intersection(settings, session="s")
+    tables = {"bank": ["ann", "bob", "eve"], "shop": ["eve", "joe", "bob"]}
+    ids = {name: canonical_ids(name, table, settings) for name, table in tables.items()}
+    bank = protocol.hub("bank", ["shop"], ids["bank"])
+    shop = protocol.member("shop", "bank", ids["shop"])
+    with Listener(("localhost", 0)) as listener:
+        jobs = [
+            (bank, "shop", listener.accept),
+            (shop, "bank", lambda: Client(listener.address)),
+        ]
+        threads = [threading.Thread(target=example.align_over, args=job) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    found = [
+        [tables[name][row] for row in role.rows] for name, role in (("bank", bank), ("shop", shop))
+    ]
+    assert found[0] == found[1]
+    assert sorted(found[0]) == ["bob", "eve"]
 
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))

@@ -1,0 +1,178 @@
+"""Links over connections that break: everything arrives once and in order, or a clear error."""
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Client, Connection, Listener
+
+import numpy as np
+import pytest
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi.interface import Aligner
+from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection, take_part
+from secure_apfed.resumable_link import ResumableLink
+
+
+class Cut:
+    """A connection that breaks after so many messages were written to it."""
+
+    def __init__(self, connection: Connection, after: int) -> None:
+        self.connection, self.left = connection, after
+
+    def send_bytes(self, body: bytes, /) -> None:
+        self.left -= 1
+        if self.left < 0:
+            # closing it here could hand its number to another file while a thread reads it
+            with socket.socket(fileno=os.dup(self.connection.fileno())) as wire:
+                wire.shutdown(socket.SHUT_RDWR)
+            raise BrokenPipeError("cut")
+        self.connection.send_bytes(body)
+
+    def recv_bytes(self) -> bytes:
+        return self.connection.recv_bytes()
+
+    def poll(self, timeout: float, /) -> bool:
+        return self.connection.poll(timeout)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class Ends:
+    """Two links to each other; the caller's connections are cut after the given numbers."""
+
+    def __init__(self, cuts: list[int], patience_s: float = 20.0) -> None:
+        self.listener, self.cuts, self.connections = Listener(("localhost", 0)), cuts, 0
+        self.here = ResumableLink("there", self.listener.accept, patience_s=patience_s)
+        self.there = ResumableLink("here", self.call, patience_s=patience_s)
+
+    def call(self) -> Cut:
+        self.connections += 1
+        after = self.cuts.pop(0) if self.cuts else 10**9
+        return Cut(Client(self.listener.address), after)
+
+    def close(self) -> None:
+        threads = [threading.Thread(target=link.close) for link in (self.here, self.there)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        self.listener.close()
+
+
+MANY = [int(cut) for cut in np.random.default_rng(5).integers(0, 25, 15)]
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2, 1, 1, 5], [3, 40, 7, 0, 0, 90], MANY])
+def test_every_message_arrives_once_and_in_order(cuts: list[int]) -> None:
+    expected = len(cuts) + 1
+    ends = Ends(list(cuts))
+    bodies = [bytes([k % 251]) * (1 + 997 * (k % 7)) for k in range(150)]
+    for body in bodies:
+        ends.here.send(b"h" + body)
+        ends.there.send(b"t" + body)
+    assert [ends.there.receive(20) for _ in bodies] == [b"h" + body for body in bodies]
+    assert [ends.here.receive(20) for _ in bodies] == [b"t" + body for body in bodies]
+    ends.close()
+    assert ends.connections == expected
+
+
+def test_an_alignment_goes_on_after_breaks() -> None:
+    settings = AlignmentSettings(protocol="ecdh", processes=1)
+    ends = intersection(settings, session="s")
+    ids = {"here": list(range(300)), "there": list(range(200, 500))}
+    codes = {name: canonical_ids(name, column, settings) for name, column in ids.items()}
+    hub = ends.hub("here", ["there"], codes["here"])
+    member = ends.member("there", "here", codes["there"])
+    links = Ends([1, 2, 2])
+    play(hub, member, links)
+    assert [ids["here"][row] for row in hub.rows] == [ids["there"][row] for row in member.rows]
+    assert len(hub.rows) == 100
+    assert links.connections > 2
+
+
+def play(hub: Aligner, member: Aligner, links: Ends) -> None:
+    def run(role: Aligner, link: ResumableLink, peer: str) -> None:
+        take_part(
+            role,
+            send=lambda _, body: link.send(body),
+            receive=lambda patience_s: (peer, link.receive(patience_s)),
+        )
+        link.close()
+
+    jobs = [(hub, links.here, "there"), (member, links.there, "here")]
+    threads = [threading.Thread(target=run, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    links.listener.close()
+
+
+def test_large_messages_both_ways_at_once_do_not_block() -> None:
+    ends = Ends([3])
+    large = [bytes([k]) * 3_000_000 for k in range(4)]
+    for body in large:
+        ends.here.send(body)
+        ends.there.send(body)
+    assert [ends.here.receive(30) for _ in large] == large
+    assert [ends.there.receive(30) for _ in large] == large
+    ends.close()
+
+
+def refuse() -> Cut:
+    raise ConnectionRefusedError("nobody listens")
+
+
+def test_a_peer_that_does_not_come_back_is_an_error_in_time() -> None:
+    began = time.monotonic()
+    link = ResumableLink("shop", refuse, patience_s=0.5)
+    link.send(b"hello")
+    with pytest.raises(RemoteProtocolError, match=r"to shop was broken for 0.5 s \(nobody listens"):
+        link.receive(20)
+    with pytest.raises(RemoteProtocolError, match="was broken for"):
+        link.send(b"more")
+    with pytest.raises(RemoteProtocolError, match=r"shop did not confirm the last 1 message\(s\)"):
+        link.close()
+    assert time.monotonic() - began < 5
+
+
+def test_silence_on_a_good_link_is_a_time_out() -> None:
+    ends = Ends([])
+    with pytest.raises(TimeoutError, match=r"there sent nothing for 0.3 s"):
+        ends.here.receive(0.3)
+    ends.close()
+    with pytest.raises(LocalProtocolError, match="is closed"):
+        ends.here.send(b"late")
+
+
+def frame(kind: int, number: int, confirmed: int) -> bytes:
+    return struct.pack(">BQQ", kind, number, confirmed)
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ([b"short"], "shop sent a frame of 5 bytes"),
+        ([frame(9, 0, 0)], "shop sent a frame of kind 9"),
+        ([frame(2, 0, 0)], "shop began a connection without a greeting"),
+        ([frame(1, 0, 3)], "shop confirms 3 messages, of which 0 were confirmed and 0 were not"),
+        ([frame(1, 0, 0), frame(2, 5, 0)], "shop sent message 5 after 0"),
+        ([frame(4, 0, 0)], "shop began a connection without a greeting"),
+        ([frame(1, 0, 0), frame(1, 0, 0)], "shop sent message 0 after 0"),
+        ([frame(1, 0, 0), frame(3, 0, 2**63)], "shop confirms 9223372036854775808 messages"),
+    ],
+)
+def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[bytes], message: str) -> None:
+    with Listener(("localhost", 0)) as listener:
+        client: Callable[[], Connection] = lambda: Client(listener.address)  # noqa: E731
+        link = ResumableLink("shop", client, patience_s=2)
+        with listener.accept() as connection:
+            for each in frames:
+                connection.send_bytes(each)
+            with pytest.raises(RemoteProtocolError, match=message):
+                link.receive(10)
