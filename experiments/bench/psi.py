@@ -9,6 +9,7 @@ protobuf by an older one) and SECURE_APFED_SPU_PYTHON (spu 0.9.5, which needs nu
 jax up to 0.4.34). A peer that cannot be imported is a row without seconds.
 """
 
+import functools
 import json
 import os
 import statistics
@@ -96,15 +97,25 @@ def _why_missing(case: str) -> str:
     if case not in _PEERS:
         return ""
     module, variable = _PEERS[case]
+    complaint = _import_error(_interpreter(case), module)
+    if complaint is None:
+        return ""
     why = f"{module} cannot be imported here; install it, or name an interpreter in {variable}"
+    return f"{why} ({complaint})" if complaint else why
+
+
+@functools.cache
+def _import_error(interpreter: str, module: str) -> str | None:
+    """Return None where the module is there, else what is known about why not."""
     try:
         # the interpreter is the user's own choice, the rest is a constant
         tried = subprocess.run(  # noqa: S603
-            [_interpreter(case), "-c", f"import {module}"], capture_output=True, check=False
+            [interpreter, "-c", f"import {module}"], capture_output=True, text=True, check=False
         )
     except OSError as error:
-        return f"{why} ({error})"
-    return why if tried.returncode else ""
+        return str(error)
+    lines = tried.stderr.strip().splitlines()
+    return (lines[-1] if lines else "") if tried.returncode else None
 
 
 def _run(case: str, size: int) -> Mapping[str, Any]:
