@@ -73,7 +73,8 @@ class PackedPaillier:
             for number in (self._private.decrypt(self._number(blob)) for blob in blobs)
             for place in range(self._fields)
         ]
-        return (np.array(fields[:count]) - addends * levels) / levels
+        sums = np.array(fields[:count], dtype=np.float64)
+        return (sums - addends * levels) / levels
 
     def _join(self, fields: list[int]) -> int:
         return sum(value << (self._width * place) for place, value in enumerate(fields))
