@@ -73,8 +73,9 @@ class PackedPaillier:
             for number in (self._private.decrypt(self._number(blob)) for blob in blobs)
             for place in range(self._fields)
         ]
-        sums = np.array(fields[:count], dtype=np.float64)
-        return (sums - addends * levels) / levels
+        sums: NDArray[np.float64] = np.array(fields[:count], dtype=np.float64)
+        real: NDArray[np.float64] = (sums - addends * levels) / levels
+        return real
 
     def _join(self, fields: list[int]) -> int:
         return sum(value << (self._width * place) for place, value in enumerate(fields))
