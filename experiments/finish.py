@@ -19,7 +19,6 @@ def mount_attacks(folder: Path) -> tuple[AttackResult, ...]:
     recording = load_recording(folder)
     config = recording.config
     results = mount(recording, config.attacks, seed=config.seed)
-    if config.attacks:
-        written = [result.as_json() for result in results]
-        RunFolder(folder).write_json(folder / "attacks.json", written)
+    written = [result.as_json() for result in results]
+    RunFolder(folder).write_json(folder / "attacks.json", written)
     return results

@@ -24,11 +24,13 @@ __all__ = ["CONFIGS", "READING", "Comparison", "base_config", "run_main_job"]
 READING = (
     "Accuracy: on the active's test rows, mean and 95 % interval over the seeds. \"TVFL, all "
     "parties\" needs every party to predict; every other row predicts with the active's features "
-    "alone. Epsilon: of one row's releases, replace-one, encoder held fixed, at delta 1e-5; labels "
-    "and the model have no guarantee. Advantage: balanced accuracy of the worst passive that reads "
+    "alone. TVFL can train on the aligned rows only, the others train on all of the active's. "
+    "Epsilon: of one row's releases, replace-one, encoder held fixed, at delta 1e-5; labels and "
+    "the model have no guarantee. Advantage: balanced accuracy of the worst passive that reads "
     "labels out of what it saw (model completion with 4 labels a class or none; under TVFL also "
-    "the gradients it received), minus its best baseline with the same knowledge; about 0 means "
-    "that these attacks found nothing, not that there is nothing."
+    "the gradients it received), minus its best baseline with the same knowledge, each the best "
+    "of several on the scored rows; about 0 means that these attacks found nothing, not that "
+    "there is nothing."
 )
 
 CONFIGS = ("main-breast-cancer", "main-digits")

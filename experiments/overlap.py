@@ -23,6 +23,7 @@ from rich.table import Table
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
+from secure_apfed.errors import NoHelpWarning
 from secure_apfed.runs import run
 from secure_apfed.seeds import derive_seed
 
@@ -141,6 +142,7 @@ def main(
     """Compare the two overlap modes on digits and breast cancer."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # see above: a plain sum on purpose
+    warnings.simplefilter("ignore", NoHelpWarning)  # what few common rows come to is the question
     rows = [row for name in _DATASETS for row in compare_overlaps(name, seeds=seeds, epochs=epochs)]
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows]))

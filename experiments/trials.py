@@ -18,6 +18,8 @@ from attacks.run import headlines
 from experiments.finish import mount_attacks
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
+from secure_apfed.config_file import load_config
+from secure_apfed.errors import CheckpointError
 from secure_apfed.privacy import GuardSettings
 from secure_apfed.runs import RunFolder, run
 from secure_apfed.training import SumSettings
@@ -112,6 +114,10 @@ def run_trial(trial: Trial) -> TrialResult:
     """
     torch.set_num_threads(1)
     folder = RunFolder(trial.folder)
+    if folder.result.exists() and load_config(folder.config) != trial.config:
+        raise CheckpointError(
+            f"{trial.folder} holds a run with other settings; remove it, or choose another folder"
+        )
     with warnings.catch_warnings():
         # The plain variants are unsafe by name, and the table says so.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)

@@ -1,6 +1,13 @@
 """Errors that people meet when they use the library; protocol errors are in `protocols`."""
 
-__all__ = ["ApfedError", "CheckpointError", "ConfigError", "DataError", "ModelError"]
+__all__ = [
+    "ApfedError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "ModelError",
+    "NoHelpWarning",
+]
 
 
 class ApfedError(Exception):
@@ -21,3 +28,7 @@ class ModelError(ApfedError):
 
 class CheckpointError(ApfedError):
     """A checkpoint or run folder is truncated, altered or of another run."""
+
+
+class NoHelpWarning(UserWarning):
+    """A run with passives in which they were never asked: the active trained alone."""

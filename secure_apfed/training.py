@@ -1,9 +1,11 @@
 """Settings of training: optimiser, batches, the passives' part, the secure sum, the rules."""
 
+from difflib import get_close_matches
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from protocols.sums import SECURE_SUMS
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings import Settings
@@ -70,6 +72,17 @@ class SumSettings(Settings):
     bits: int = Field(16, ge=2, le=24)
     allow_single_passive: bool = False
 
+    @field_validator("protocol")
+    @classmethod
+    def _protocol_exists(cls, name: str) -> str:
+        if name not in SECURE_SUMS:
+            near = get_close_matches(name, SECURE_SUMS, n=1)
+            guess = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(
+                f"{name!r} is no secure sum; {guess}There are {', '.join(SECURE_SUMS)}"
+            )
+        return name
+
 
 class RuleSettings(Settings):
     """What a passive checks before it answers.
@@ -78,7 +91,7 @@ class RuleSettings(Settings):
         minimum_batch: aligned rows in a batch below which it refuses; the active then
             trains on that batch alone.
         maximum_norm: upper bound of ||z|| of one row; null derives it from the guard.
-        minimum_norm: lower bound of ||z|| of one row; null is 1e-6 where a projection is sent,
+        minimum_norm: lower bound of ||z|| of one row; null is 1e-3 where a projection is sent,
             and 0 where an encoder's output is, whose ReLU may honestly be zero.
     """
 

@@ -185,6 +185,8 @@ def warnings_of(run: RunFolder) -> tuple[str, ...]:
             told.append(f"The sum is {name}: the aggregator reads every passive's gradient.")
         if run.situation.passives == 1:
             told.append("There is one passive: the active reads its gradient, whatever the sum.")
+        if all(flow.kind is not Kind.REPRESENTATIONS for flow in run.flows):
+            told.append("No batch was ever sent to the passives: the active trained alone.")
         if not run.situation.guarded:
             told.append("There is no guard: passives receive the representations as they are.")
     else:

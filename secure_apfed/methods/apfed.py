@@ -17,6 +17,7 @@ from secure_apfed.exchange import Kind, Transcript
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
 from secure_apfed.methods.stage import Stage, set_stage
 from secure_apfed.methods.terms import (
+    check_passives,
     guard_for,
     ledger_for,
     make_sum,
@@ -106,6 +107,7 @@ def open_apfed(start: Start) -> Apfed:
     """
     config, active = start.config, start.data.active
     names = tuple(table.name for table in start.data.passives)
+    check_passives(config, names)
     projection = projection_size(config, names)
     networks, shape = _active_networks(start, projection)
     guard = guard_for(start, active.name)

@@ -16,6 +16,7 @@ from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, make_guard
 from secure_apfed.training import PassiveSettings
 
 __all__ = [
+    "check_passives",
     "guard_for",
     "ledger_for",
     "make_sum",
@@ -33,13 +34,27 @@ _OWN_OBJECTIVES: Mapping[str, ObjectiveSettings] = {
     "apfed_c": ContrastiveSettings(),
 }
 _PROJECTION = 64
-_PROJECTED_NORM = 1e-6
+_PROJECTED_NORM = 1e-3
 _UNGUARDED_NORM = 1e4
 
 
 def settings_of(config: Config, passive: str) -> PassiveSettings:
     """The settings of one passive: its own, or the default ones."""
     return config.passives.get(passive, config.passives.get("default", PassiveSettings()))
+
+
+def check_passives(config: Config, names: Sequence[str]) -> None:
+    """Refuse settings for a passive that takes no part.
+
+    Raises:
+        ConfigError: names it and the passives that there are.
+    """
+    for name in config.passives:
+        if name != "default" and name not in names:
+            raise ConfigError(
+                f"passives.{name}: no passive has that name; there are {', '.join(names)}, and "
+                "default for those not named"
+            )
 
 
 def model_of(config: Config, passive: str) -> ModelSettings:
@@ -129,6 +144,11 @@ def make_sum(start: Start, passives: Sequence[str]) -> SecureSum:
         LocalProtocolError: parameters that do not fit, or a single passive.
     """
     settings = start.config.secure_sum
+    if len(passives) == 1 and not settings.allow_single_passive:
+        raise ConfigError(
+            "secure_sum.allow_single_passive: a sum over one passive hides nothing, the active "
+            "reads its gradient; take more passives, or say true and accept that"
+        )
     if settings.clip is None and settings.protocol != PlainSum.name:
         raise ConfigError(
             f"secure_sum.clip: {settings.protocol} needs a bound for fixed point, got null; "

@@ -18,7 +18,13 @@ from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Envelope, Kind, Transcript
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
 from secure_apfed.methods.stage import Stage, set_stage
-from secure_apfed.methods.terms import guard_for, ledger_for, model_of, representation_terms
+from secure_apfed.methods.terms import (
+    check_passives,
+    guard_for,
+    ledger_for,
+    model_of,
+    representation_terms,
+)
 from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
 from secure_apfed.parties import (
     ActiveNetworks,
@@ -31,8 +37,6 @@ from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.seeds import seeded
 
 __all__ = ["Tvfl", "open_tvfl"]
-
-_EVALUATION_ROWS = 1000
 
 
 def _zeros(own_BD: Tensor, like_BD: Tensor) -> Tensor:
@@ -135,7 +139,7 @@ class Tvfl:
         if count < self.smallest_batch:
             return math.nan  # the passives answer no smaller batch
         own = self.alignment[self.active.name]
-        parts = math.ceil(count / _EVALUATION_ROWS)
+        parts = math.ceil(count / self.contract.batch_size)
         correct = 0
         for index, rows_B in enumerate(self.aligned_test_rows.tensor_split(parts)):
             answers = self._ask(next_step + index, rows_B, learn=False)
@@ -162,6 +166,7 @@ class Tvfl:
 def open_tvfl(start: Start) -> Tvfl:
     """Set up TVFL between all parties of the data; raises as `open_apfed`."""
     config, data = start.config, start.data
+    check_passives(config, [table.name for table in data.passives])
     encoders = {table.name: _encoder(start, table) for table in (data.active, *data.passives)}
     terms = {table.name: _terms(start, table, encoders) for table in data.passives}
     head = _head(start, encoders)

@@ -9,6 +9,9 @@ from secure_apfed.settings import Settings
 __all__ = ["ModelSettings"]
 
 
+Width = Annotated[int, Field(ge=1, le=65536)]
+
+
 class ModelSettings(Settings):
     """Which family of networks a party uses, and its sizes.
 
@@ -24,7 +27,7 @@ class ModelSettings(Settings):
     """
 
     network: Literal["auto", "conv_mnist", "conv_cifar", "mlp"] = "auto"
-    hidden: tuple[Annotated[int, Field(ge=1)], ...] = (64,)
-    representation: int = Field(32, ge=1)
-    projection: Annotated[int, Field(ge=1)] | Literal["auto", "none"] = "auto"
+    hidden: tuple[Width, ...] = (64,)
+    representation: Width = 32
+    projection: Width | Literal["auto", "none"] = "auto"
     dropout: float = Field(0.5, ge=0, lt=1)

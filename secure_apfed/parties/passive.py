@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from protocols.sums import SumContributor
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.exchange import Envelope, Kind
-from secure_apfed.parties.descent import Descent
+from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.party import Compute, Party, Seat
-from secure_apfed.parties.rules import StepGate, bind_step, read_representations
+from secure_apfed.parties.rules import Allowance, StepGate, bind_step, read_representations
 from secure_apfed.training import TrainSettings
 
 __all__ = ["PassiveParty"]
@@ -48,6 +48,7 @@ class PassiveParty(Party):
         self.terms = self.contract.passives[self.name]
         self.contributor = contributor
         self.gate = StepGate(self.name)
+        self._allowance = Allowance(self.name, self.contract, aligned=len(features_N))
         self._features_N = compute.place(features_N)
         everybody = torch.ones(len(features_N), dtype=torch.bool)
         self._held_N = everybody if held_N is None else held_N
@@ -72,6 +73,7 @@ class PassiveParty(Party):
             minimum=self.contract.minimum_batch,
         )
         self.gate.enter(envelope)
+        self._allowance.take(rows_B, sender=envelope.sender)
         gradient_BD = self._gradient(envelope.step, rows_B, sent_BD)
         binding = bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
         body = self.contributor.contribute(gradient_BD.flatten(1).cpu().numpy(), binding)
@@ -106,9 +108,10 @@ class PassiveParty(Party):
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return self._descent.tensors()
+        return self._descent.tensors() | under("allowance", self._allowance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
         self._descent.load_tensors(tensors)
+        self._allowance.load_tensors(named_below("allowance", tensors))
         self.gate.last = last_step

@@ -6,16 +6,17 @@ Letters: B batch, D numbers of a representation.
 """
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from protocols.errors import RemoteProtocolError
 from protocols.sums.interface import StepBinding
-from secure_apfed.contract import RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
 
-__all__ = ["StepGate", "bind_step", "check_rows", "read_representations"]
+__all__ = ["Allowance", "StepGate", "bind_step", "check_rows", "read_representations"]
 
 _NORM_SLACK = 1e-5
 
@@ -35,6 +36,46 @@ class StepGate:
                 "a step is never answered twice"
             )
         self.last = envelope.step
+
+
+class Allowance:
+    """What the contract lets the active ask of one party: batch sizes, and answers for each row.
+
+    Args:
+        me: the party; contract: of the session.
+        aligned: number of positions; beyond: answers for a row above one an epoch.
+    """
+
+    def __init__(self, me: str, contract: Contract, *, aligned: int, beyond: int = 0) -> None:
+        self._me, self._largest = me, contract.batch_size
+        self._answers = contract.epochs + beyond
+        self._answered_N = torch.zeros(aligned, dtype=torch.int64)
+
+    def take(self, rows_B: Tensor, *, sender: str) -> None:
+        """Count one answer for each of these rows.
+
+        Raises:
+            RemoteProtocolError: a larger batch, or a row more often, than agreed.
+        """
+        if len(rows_B) > self._largest:
+            raise RemoteProtocolError(
+                f"{sender} sent a batch of {len(rows_B)} rows to {self._me}; the contract says at "
+                f"most {self._largest}"
+            )
+        if int(self._answered_N[rows_B].max()) >= self._answers:
+            raise RemoteProtocolError(
+                f"{sender} asked {self._me} for a row more than {self._answers} times; the "
+                "contract's epochs allow no more"
+            )
+        self._answered_N[rows_B] += 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its state, for a checkpoint."""
+        return {"answered": self._answered_N}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned."""
+        self._answered_N = tensors["answered"].clone()
 
 
 def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> None:

@@ -18,7 +18,7 @@ from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.models import Shape
 from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.party import Compute, Party, Seat
-from secure_apfed.parties.rules import StepGate, check_rows, read_representations
+from secure_apfed.parties.rules import Allowance, StepGate, check_rows, read_representations
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 from secure_apfed.training import TrainSettings
 
@@ -147,6 +147,8 @@ class TvflPassive(Party):
         super().__init__(seat)
         self.ledger = ledger
         self.gate = StepGate(self.name)
+        # One answer more than epochs: the final inference asks for test rows once.
+        self._allowance = Allowance(self.name, self.contract, aligned=len(features_N), beyond=1)
         self._guard = guard
         self._features_N = compute.place(features_N)
         self._modules = {"encoder": encoder.to(compute.device, compute.dtype)}
@@ -171,6 +173,7 @@ class TvflPassive(Party):
             sender=envelope.sender,
         )
         self.gate.enter(envelope)
+        self._allowance.take(rows_B, sender=envelope.sender)
         self._sent_BD = None  # also where sending fails below
         self._modules["encoder"].train(learn)
         with (
@@ -210,12 +213,17 @@ class TvflPassive(Party):
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return self._descent.tensors() | under("guard", self._guard.tensors())
+        return (
+            self._descent.tensors()
+            | under("guard", self._guard.tensors())
+            | under("allowance", self._allowance.tensors())
+        )
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
         self._descent.load_tensors(tensors)
         self._guard.load_tensors(named_below("guard", tensors))
+        self._allowance.load_tensors(named_below("allowance", tensors))
         self.gate.last = last_step
 
 

@@ -31,7 +31,7 @@ class GuardSettings(Settings):
     clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
     sigma: float | None = Field(None, gt=0)
     epsilon: float | None = Field(None, gt=0)
-    delta: float = Field(1e-5, gt=0, lt=1)
+    delta: float = Field(1e-5, gt=0, lt=0.5)
     noise: Literal["secret", "reproducible_insecure"] = "secret"
 
     @model_validator(mode="after")

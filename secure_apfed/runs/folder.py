@@ -37,6 +37,7 @@ class RunFolder:
         self.transcript = path / "transcript.msgpack"
         self.flows = path / "transcript.json"
         self.result = path / "result.json"
+        self.lock = path / ".lock"
         self.checkpoint = path / "checkpoint.bin"
 
     def write_json(self, path: Path, content: Any) -> None:

@@ -6,6 +6,7 @@ write. Whatever happens, what was written is whole: see `folder` and `checkpoint
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import ConfigError, NoHelpWarning
+from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS, Method, Start, noise_key
 from secure_apfed.privacy import PrivacyLedger, PrivacySpent
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
@@ -88,8 +90,22 @@ def run(
         ProtocolError: a party broke the protocol; the run stops for all.
     """
     data = data or load_data(config.data, seed=config.seed)
-    writer = RunWriter.open(folder, config, resume=resume)
-    checkpoint = Checkpoint.read(writer.folder.checkpoint, config) if writer and resume else None
+    with RunWriter.open(folder, config, resume=resume) as writer:
+        checkpoint = (
+            Checkpoint.read(writer.folder.checkpoint, config) if writer and resume else None
+        )
+        return _play(config, data, writer, checkpoint, on_progress)
+
+
+def _play(
+    config: Config,
+    data: VerticalData,
+    writer: RunWriter | None,
+    checkpoint: Checkpoint | None,
+    on_progress: Callable[[Progress], None],
+) -> RunResult:
+    """One session: from the start or the checkpoint to the result."""
+    folder = writer.folder.path if writer else None
     noise_keys = _noise_keys(config, data, checkpoint)
     start = Start(
         config=config,
@@ -179,6 +195,8 @@ class _Session:
         for epoch in range(self._epoch, epochs):
             self._method.transcript.begin_epoch(epoch)
             loss = self._play_epoch(epoch)
+            if epoch == 0:
+                self._warn_without_help()
             self._epoch = epoch + 1
             last = self._epoch == epochs
             evaluated = last or self._epoch % self._config.train.evaluate_every == 0
@@ -200,6 +218,18 @@ class _Session:
         if not self._accuracy:
             self._accuracy = self._method.evaluate(next_step=self._step, final=True)
         return self._accuracy
+
+    def _warn_without_help(self) -> None:
+        """Say it where training alone would pass for training with others."""
+        contract, flows = self._method.contract, self._method.transcript.flows
+        if contract.passives and all(flow.kind is not Kind.REPRESENTATIONS for flow in flows):
+            warnings.warn(
+                "an epoch passed without help, so the active trains alone: no batch held the "
+                f"{contract.minimum_batch} aligned rows that rules.minimum_batch asks for; raise "
+                "train.batch_size or data.overlap",
+                NoHelpWarning,
+                stacklevel=2,
+            )
 
     def _play_epoch(self, epoch: int) -> float:
         batches = _batches(self._method, self._config, epoch)

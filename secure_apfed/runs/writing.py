@@ -1,7 +1,8 @@
 """Writing a run folder: configuration, contract, versions, metrics, model, transcript, result."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Self
 
 import msgpack
 import torch
+from filelock import FileLock, Timeout
 from torch.utils.tensorboard import SummaryWriter
 
 from secure_apfed.config import Config
@@ -53,23 +55,25 @@ class RunWriter:
         self._board: SummaryWriter | None = None
 
     @classmethod
-    def open(cls, path: Path | None, config: Config, *, resume: bool) -> Self | None:
-        """Prepare the folder; None where nothing is to be written.
+    @contextmanager
+    def open(cls, path: Path | None, config: Config, *, resume: bool) -> Iterator[Self | None]:
+        """Hold the folder for one run; None where nothing is to be written.
 
         Raises:
-            CheckpointError: nothing to resume from, or a run lies there already.
+            CheckpointError: nothing to resume from, a run lies there already, or another
+                process runs there.
         """
         if path is None:
             if resume:
                 raise CheckpointError("a run without a folder has no checkpoint to resume from")
-            return None
+            yield None
+            return
         folder = RunFolder(path)
-        if folder.config.exists() and not resume:
-            raise CheckpointError(
-                f"{path} holds a run already; resume it, or choose another folder"
-            )
         path.mkdir(parents=True, exist_ok=True)
-        return cls(folder, config)
+        with _only_here(folder):
+            if not resume:
+                _clear(folder)
+            yield cls(folder, config)
 
     def begin(self, method: Method, contracts: tuple[str, ...], *, epoch: int) -> None:
         """Write what is known before training."""
@@ -155,3 +159,29 @@ class RunWriter:
                         "model": privacy.epsilon_model, "delta": privacy.delta},
             "contract": method.contract.digest.hex(),
         }  # fmt: skip
+
+
+@contextmanager
+def _only_here(folder: RunFolder) -> Iterator[None]:
+    """Keep other processes out of the folder."""
+    lock = FileLock(folder.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise CheckpointError(
+            f"another process is running in {folder.path}; wait for it, or choose another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _clear(folder: RunFolder) -> None:
+    """Make room for a new run; a run that sent anything has a checkpoint or a result."""
+    if folder.result.exists() or folder.checkpoint.exists():
+        raise CheckpointError(
+            f"{folder.path} holds a run already; resume it, or choose another folder"
+        )
+    for log in folder.path.glob("ledger-*.jsonl"):
+        log.unlink()

@@ -54,7 +54,7 @@ def contract(
             "secure_sum": {},
             "guard": {},
             "minimum_batch": minimum_batch,
-            "epochs": 1,
+            "epochs": 100,
             "batch_size": 8,
         }
     )

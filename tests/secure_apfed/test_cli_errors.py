@@ -128,7 +128,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "config.yaml").write_text(CONFIG)
+    (tmp_path / "r" / "result.json").write_text("{}")
     assert execute(["run", str(config_file), "--output", str(tmp_path / "r"), "--json"]) == 3
     assert "holds a run already" in json.loads(capsys.readouterr().out)["error"]["message"]
 

@@ -242,7 +242,7 @@ def test_one_passive_is_refused_unless_the_contract_allows_it() -> None:
     config = config_of(
         passives={"default": {"objective": RECONSTRUCTION}}, secure_sum={"protocol": "ckks"}
     )
-    with pytest.raises(ValueError, match="hides nothing"):
+    with pytest.raises(ConfigError, match=r"secure_sum\.allow_single_passive: .*hides nothing"):
         opened(config, vertical_data(1))
 
 

@@ -9,8 +9,14 @@ from torch import Tensor
 from protocols.errors import RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.exchange import Kind, pack
-from secure_apfed.parties.rules import StepGate, bind_step, check_rows, read_representations
-from tests.secure_apfed.seats import envelope, representations
+from secure_apfed.parties.rules import (
+    Allowance,
+    StepGate,
+    bind_step,
+    check_rows,
+    read_representations,
+)
+from tests.secure_apfed.seats import contract, envelope, representations
 
 TERMS = RepresentationTerms(shape=(2,), dtype="float32", minimum_norm=0.5, maximum_norm=2.0)
 INFINITY, NAN = float("inf"), float("nan")
@@ -154,3 +160,35 @@ def test_a_binding_changes_with_everything_it_binds() -> None:
     assert len({binding.digest for binding in (usual, *others)}) == len(others) + 1
     assert others[2].message == usual.message
     assert others[5].rows == usual.rows
+
+
+def allowance(*, epochs: int = 2, beyond: int = 0) -> Allowance:
+    terms = contract().model_copy(update={"batch_size": 3, "epochs": epochs})
+    return Allowance("p1", terms, aligned=10, beyond=beyond)
+
+
+def test_a_batch_above_the_contracts_is_refused() -> None:
+    with pytest.raises(RemoteProtocolError, match=r"a batch of 4 rows to p1.*at most 3"):
+        allowance().take(torch.arange(4), sender="active")
+
+
+def test_a_row_is_answered_once_an_epoch() -> None:
+    own = allowance(epochs=2)
+    for _ in range(2):
+        own.take(torch.tensor([1, 2]), sender="active")
+    with pytest.raises(RemoteProtocolError, match="a row more than 2 times"):
+        own.take(torch.tensor([2, 3]), sender="active")
+    own.take(torch.tensor([3, 4]), sender="active")
+    once_more = allowance(epochs=1, beyond=1)
+    for _ in range(2):
+        once_more.take(torch.tensor([0]), sender="active")
+
+
+def test_answers_are_counted_over_checkpoints() -> None:
+    own, again = allowance(epochs=1), allowance(epochs=1)
+    own.take(torch.tensor([1, 2]), sender="active")
+    again.load_tensors(own.tensors())
+    own.take(torch.tensor([5]), sender="active")
+    with pytest.raises(RemoteProtocolError, match="more than 1 times"):
+        again.take(torch.tensor([2]), sender="active")
+    again.take(torch.tensor([5]), sender="active")

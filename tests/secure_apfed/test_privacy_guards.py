@@ -223,7 +223,7 @@ class TestSettings:
             ({"mechanism": "gaussian", "sigma": 1, "epsilon": 1}, "got sigma and epsilon"),
             ({"mechanism": "gaussian", "sigma": 0}, "greater than 0"),
             ({"mechanism": "gaussian", "epsilon": float("inf")}, "finite number"),
-            ({"mechanism": "gaussian", "sigma": 1, "delta": 1}, "less than 1"),
+            ({"mechanism": "gaussian", "sigma": 1, "delta": 0.5}, "less than 0.5"),
             ({"mechanism": "gaussian", "sigma": 1, "clip": 0}, "greater than or equal to 0.000001"),
             ({"mechanism": "laplace"}, "'none'"),
             ({}, "Field required"),

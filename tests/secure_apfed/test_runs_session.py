@@ -17,7 +17,13 @@ from safetensors.torch import load_file
 
 from secure_apfed.config import Config
 from secure_apfed.config_file import dump_config, load_config
-from secure_apfed.errors import CheckpointError, DataError, ModelError
+from secure_apfed.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ModelError,
+    NoHelpWarning,
+)
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs import RunResult, load_model, load_recording, run
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
@@ -218,6 +224,37 @@ def test_another_configuration_does_not_resume(tmp_path: Path) -> None:
     interrupted(config_of(), tmp_path / "run", at_step=9)
     with pytest.raises(CheckpointError, match="another configuration"):
         run(config_of(seed=1), tmp_path / "run", resume=True)
+
+
+def test_a_start_that_failed_before_anything_was_sent_is_no_run(tmp_path: Path) -> None:
+    """Killed between the first files and the first checkpoint, or refused while setting up."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("name: half written")
+    (folder / "ledger-active.jsonl").write_text("{}")
+    assert run(config_of(), folder).accuracy
+    assert (folder / "result.json").exists()
+
+
+def test_one_process_at_a_time_runs_in_a_folder(tmp_path: Path) -> None:
+    def once_more(progress: Any) -> None:
+        with pytest.raises(CheckpointError, match="another process is running"):
+            run(config_of(), tmp_path / "run", resume=True)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config_of(), tmp_path / "run", on_progress=once_more)
+    assert run(config_of(), tmp_path / "run", resume=True).accuracy
+
+
+def test_training_alone_does_not_pass_for_training_with_others() -> None:
+    with pytest.warns(NoHelpWarning, match="the active trains alone"):
+        run(config_of(rules={"minimum_batch": 1000}), None)
+
+
+def test_settings_for_nobody_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"passives\.passive-9: no passive has that name"):
+        run(config_of(passives={"passive-9": {"weight": 2.0}}), None)
 
 
 def test_nothing_to_resume_and_nothing_to_overwrite(
