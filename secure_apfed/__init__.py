@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from protocols.sums import (
         SECURE_SUMS,
         BfvSum,
+        CkksFastSum,
         CkksSum,
         MaskedSum,
         PlainSum,
@@ -38,6 +39,7 @@ __all__ = [
     "SECURE_SUMS",
     "AlignmentSettings",
     "BfvSum",
+    "CkksFastSum",
     "CkksSum",
     "Config",
     "Envelope",
@@ -72,6 +74,7 @@ _HOME: dict[str, str] = {
         (
             "SECURE_SUMS",
             "BfvSum",
+            "CkksFastSum",
             "CkksSum",
             "MaskedSum",
             "PlainSum",

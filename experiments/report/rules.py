@@ -85,7 +85,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=True,
         reads="The row positions of every batch and a clipped and noised representation of each "
-        "row, once for every time that the row is used.",
+        "row, for every time that it is used (frozen: always the same).",
         protects="The guard: each row's releases together cost the stated epsilon_x.",
         remains="It holds for one row's own releases with the encoder held fixed. Labels are not "
         "covered: they shape the encoder that every release comes from.",
@@ -150,8 +150,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind=Kind.REPRESENTATIONS, receiver=Role.ACTIVE, methods=("tvfl",), guarded=True,
-        reads="A clipped and noised representation of every row, once for every time that the row "
-        "is used.",
+        reads="A clipped and noised representation of every row, for every time that it "
+        "is used (frozen: always the same).",
         protects="The guard: each row's releases together cost the stated epsilon_x.",
         remains="It holds for one row's own releases with the encoder held fixed.",
     ),
@@ -232,7 +232,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         methods=("apfed",),
         sentence="Gradients carry no noise: what the active may compute from their sum has no "
-        "epsilon.",
+        "epsilon. One that chooses its representations (near-constant batches are not refused) "
+        "reads more of them than one that follows the protocol.",
     ),
     Limit(
         methods=("apfed", "tvfl"),

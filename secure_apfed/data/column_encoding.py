@@ -187,10 +187,16 @@ def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn:
     numbers = _finite(column, source=source)
     known = numbers[~np.isnan(numbers)]
     _check_any(len(known), column, source)
-    deviation = float(known.std())
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(known.mean()), float(known.std())
+    if not (np.isfinite(mean) and np.isfinite(deviation)):
+        raise DataError(
+            f"{source}: the values of column {str(column.name)!r} are too large to standardise; "
+            "rescale it"
+        )
     if known.min() == known.max() or deviation == 0:  # where std and mean are but rounding
         return NumericColumn(name=str(column.name), mean=float(known[0]))
-    return NumericColumn(name=str(column.name), mean=float(known.mean()), scale=deviation)
+    return NumericColumn(name=str(column.name), mean=mean, scale=deviation)
 
 
 def _fit_categories(column: "pd.Series", *, source: str) -> CategoricalColumn:

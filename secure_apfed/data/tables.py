@@ -155,7 +155,22 @@ def _choose(
         return party.numeric or (), party.categorical or ()
     left = [str(name) for name in frame.columns if name not in (*taken, *party.ignore)]
     numeric = tuple(name for name in left if is_numeric(frame[name]))
-    return numeric, tuple(name for name in left if name not in numeric)
+    categorical = tuple(name for name in left if name not in numeric)
+    for column in categorical:
+        _refuse_mixed(frame[column], party=party)
+    return numeric, categorical
+
+
+def _refuse_mixed(column: "pd.Series", *, party: PartySettings) -> None:
+    """A stray text among numbers must not silently make every number a category."""
+    texts = [text for text in to_texts(column) if text is not None]
+    numbers = pd.to_numeric(pd.Series(texts, dtype=str), errors="coerce").notna()
+    if 0.5 < numbers.mean() < 1:
+        stray = int((~numbers).sum())
+        raise DataError(
+            f"{party.file}: {stray} of {len(texts)} cells of column {column.name!r} are text and "
+            "the rest are numbers; mend them, or list the column under numeric or categorical"
+        )
 
 
 def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> tuple[str, ...]:

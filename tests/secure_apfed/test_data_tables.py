@@ -273,3 +273,17 @@ def test_missing_id_columns_are_named(tmp_path: Path) -> None:
     pd.DataFrame({"a": [1], "b": [2]}).to_parquet(tmp_path / "x.parquet")
     with pytest.raises(DataError, match="the ID columns who are missing"):
         load_features(tmp_path / "x.parquet", ENCODING, id_columns=["who"])
+
+
+def test_a_stray_text_among_numbers_is_named_and_not_made_a_category(folder: Path) -> None:
+    frame = bank().astype({"income": object})
+    frame.loc[3, "income"] = "n/k"
+    frame.to_csv(folder / "bank.csv", index=False)
+    with pytest.raises(DataError, match=r"1 of 40 cells of column 'income' are text"):
+        load_data(settings(folder), seed=0)
+
+
+def test_numbers_too_large_to_standardise_are_named(folder: Path) -> None:
+    bank().assign(income=1e300 * np.arange(ROWS)).to_csv(folder / "bank.csv", index=False)
+    with pytest.raises(DataError, match="column 'income' are too large"):
+        load_data(settings(folder), seed=0)
