@@ -13,6 +13,7 @@ passives encrypt at the same time: one contribution, combine and decode over the
 import itertools
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ def _values(passives: int, shape: Shape) -> Values:
     ]
 
 
-class _Path:
+class _Path(ABC):
     """One way through a whole sum; `run` returns the seconds of its three parts."""
 
     contribution_bytes: int
@@ -182,8 +183,8 @@ class _Path:
     def prepare(self) -> None:
         """What a party does while it waits."""
 
-    def run(self) -> tuple[float, float, float]:
-        raise NotImplementedError
+    @abstractmethod
+    def run(self) -> tuple[float, float, float]: ...
 
 
 class _Ours(_Path):

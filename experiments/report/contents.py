@@ -190,9 +190,9 @@ def warnings_of(run: RunFolder) -> tuple[str, ...]:
         if not run.situation.guarded:
             told.append("There is no guard: passives receive the representations as they are.")
     else:
-        told.append(
-            "TVFL is a baseline without protection: representations and gradients are open."
-        )
+        told.append("TVFL is a baseline: passives receive gradients that give labels away.")
+        if not run.situation.guarded:
+            told.append("There is no guard: the active receives representations as they are.")
     return tuple(told)
 
 
