@@ -181,7 +181,8 @@ class _Path(ABC):
     contribution_bytes: int
 
     def prepare(self) -> None:
-        """What a party does while it waits."""
+        """What a party does while it waits; most ways have nothing to do."""
+        return
 
     @abstractmethod
     def run(self) -> tuple[float, float, float]: ...
