@@ -15,6 +15,7 @@ from attacks.interface import AttackError
 from attacks.view import AdversaryView, Behaviour, Budget, Knowledge, KnownRows, Role
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Flow
+from secure_apfed.methods.aligning import positions_of
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import derive_seed
 
@@ -60,7 +61,7 @@ def truth_of(recording: Recording) -> Truth:
     return Truth(
         classes=len(data.classes),
         labels=data.active.labels[rows],
-        trained=torch.isin(rows, data.train_rows).nonzero().flatten(),
+        trained=positions_of(rows, data.train_rows).sort().values,
         features=_features(recording, tuple(_tables(recording))),
     )
 
@@ -79,11 +80,11 @@ def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
     Raises:
         AttackError: a class has too few rows for one of them to remain unknown.
     """
-    truth = truth_of(recording)
+    truth, trained = truth_of(recording), _trained_in_own_order(recording)
     draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
     chosen: list[int] = []
     for label in range(truth.classes if per_class else 0):
-        rows = truth.trained[truth.labels[truth.trained] == label].numpy()
+        rows = trained[truth.labels[trained] == label].numpy()
         if len(rows) <= per_class:
             raise AttackError(
                 f"class {recording.data.classes[label]!r} has {len(rows)} aligned training rows; "
@@ -107,8 +108,16 @@ def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> 
             "to score; lower shadow_rows"
         )
     draw = np.random.default_rng(derive_seed(seed, "attacks", "features"))
-    positions = torch.from_numpy(np.sort(draw.permutation(truth.trained.numpy())[:rows]))
+    positions = torch.from_numpy(
+        np.sort(draw.permutation(_trained_in_own_order(recording).numpy())[:rows])
+    )
     return KnownRows(positions, truth.features[victim][positions])
+
+
+def _trained_in_own_order(recording: Recording) -> Tensor:
+    """Positions of the training rows such that a draw from them depends on the seed alone."""
+    data = recording.data
+    return positions_of(recording.alignment[data.active.name], data.train_rows)
 
 
 def view_of(

@@ -25,7 +25,7 @@ from secure_apfed.exchange import Envelope, Kind, TensorSpec, Transport, pack, u
 from secure_apfed.exchange.conversation import BEFORE_TRAINING
 from secure_apfed.exchange.outbox import Outbox
 
-__all__ = ["DEALER", "Links", "align_over", "needs_dealer", "place_rows"]
+__all__ = ["DEALER", "Links", "align_over", "needs_dealer", "place_rows", "positions_of"]
 
 DEALER = "dealer"
 
@@ -43,6 +43,20 @@ class Links(Protocol):
     def outboxes(self) -> Mapping[str, Outbox]: ...
 
     def hold(self, kind: Kind, roles: Mapping[str, Conversation]) -> None: ...
+
+
+def positions_of(aligned: Tensor, rows: Tensor) -> Tensor:
+    """Alignment positions of these rows of a party, in the order of its own table.
+
+    The alignment's order is random; a table's own order makes what is drawn from these
+    positions a function of the seed.
+
+    Args:
+        aligned: the party's row at each position.
+        rows: of its own table.
+    """
+    order = aligned.argsort()
+    return order[torch.isin(aligned[order], rows)]
 
 
 def needs_dealer(settings: AlignmentSettings) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from secure_apfed.contract import Contract, PassiveTerms
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Envelope, Kind, Transcript
+from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
 from secure_apfed.methods.stage import Stage, set_stage
 from secure_apfed.methods.terms import (
@@ -192,21 +193,12 @@ def open_tvfl(start: Start) -> Tvfl:
         ledgers={passive.name: passive.ledger for passive in passives},
         guarantee=guard_for(start, passives[0].name).statement(),
         secure_sum={},
-        training_rows=_positions(aligned, data.train_rows),
+        training_rows=positions_of(aligned, data.train_rows),
         test_rows=data.test_rows,
-        aligned_test_rows=_positions(aligned, data.test_rows),
+        aligned_test_rows=positions_of(aligned, data.test_rows),
         smallest_batch=config.rules.minimum_batch,
         seed=config.seed,
     )
-
-
-def _positions(aligned: Tensor, rows: Tensor) -> Tensor:
-    """Alignment positions of these rows of the active, in the order of its own table.
-
-    The alignment's order is random; its own order makes batches a function of the seed.
-    """
-    order = aligned.argsort()
-    return order[torch.isin(aligned[order], rows)]
 
 
 def _encoder(start: Start, table: PartyTable) -> nn.Module:

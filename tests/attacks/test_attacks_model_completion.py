@@ -15,13 +15,17 @@ def _mount(recording: Any, seed: int = 0, **options: Any) -> Any:
     return mount(recording, [choice], seed=seed)
 
 
-@pytest.mark.parametrize(("per_class", "least"), [(1, 0.2), (4, 0.25), (40, 0.25)])
-def test_a_planted_label_is_found(make_recording: Any, per_class: int, least: float) -> None:
+@pytest.mark.parametrize(
+    ("per_class", "least", "score"), [(1, 0.2, 0.65), (4, 0.25, 0.8), (40, 0.25, 0.8)]
+)
+def test_a_planted_label_is_found(
+    make_recording: Any, per_class: int, least: float, score: float
+) -> None:
     recording = make_recording("labels")
     for result in _mount(recording, labels_per_class=per_class):
         assert result.applicable
         assert result.advantage > least
-        assert result.score["balanced_accuracy"] > 0.8
+        assert result.score["balanced_accuracy"] > score
         assert result.counts["known"] == 3 * per_class
 
 
