@@ -10,6 +10,7 @@ depends on nothing but that ratio, the number passes over unchanged, at sample r
 import importlib
 import importlib.util
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import ModuleType
 from typing import ClassVar, Protocol
@@ -18,7 +19,7 @@ import numpy as np
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.gdp import compose, gdp_epsilon
-from secure_apfed.privacy.mechanism import Mechanism, NoPrivacy
+from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
 
 __all__ = [
     "ACCOUNTANTS",
@@ -53,58 +54,60 @@ class Accountant(Protocol):
         ...
 
 
-class GdpAccountant:
-    """Exact: Gaussian DP composes without loss. The figure that is reported."""
+class _OfGaussians(ABC):
+    """What all accountants share: nothing sent costs nothing, no noise costs everything."""
 
-    name: ClassVar[str] = "gdp"
+    library: ClassVar[str | None] = None
 
     def available(self) -> bool:
-        """Always: it is ours."""
-        return True
+        """Whether the library that it needs is installed."""
+        return self.library is None or _installed(self.library)
 
     def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
-        """Return the exact epsilon; see `Accountant.epsilon`."""
+        """Return what `releases` of a row cost; see `Accountant.epsilon`."""
         _check(releases, delta)
         if releases == 0:
             return 0.0
         if isinstance(mechanism, NoPrivacy):
             return _INFINITY
+        return self._gaussian(mechanism, releases, delta)
+
+    @abstractmethod
+    def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
+        """The same for one release or more under noise."""
+
+
+class GdpAccountant(_OfGaussians):
+    """Exact: Gaussian DP composes without loss. The figure that is reported."""
+
+    name: ClassVar[str] = "gdp"
+
+    def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
+        """Return the exact epsilon."""
         return gdp_epsilon(compose(mechanism.mu, releases), delta)
 
 
-class RdpAccountant:
+class RdpAccountant(_OfGaussians):
     """Rényi DP through Opacus (Mironov 2017): an upper bound, 5 to 10 % above the exact figure."""
 
     name: ClassVar[str] = "rdp"
+    library: ClassVar[str | None] = "opacus"
 
-    def available(self) -> bool:
-        """Whether opacus is installed."""
-        return _installed("opacus")
-
-    def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
-        """Return an upper bound; see `Accountant.epsilon`."""
-        _check(releases, delta)
-        if releases == 0 or isinstance(mechanism, NoPrivacy):
-            return 0.0 if releases == 0 else _INFINITY
+    def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
+        """Return an upper bound."""
         accountant = _library("opacus.accountants").RDPAccountant()
         accountant.history = [(mechanism.noise_multiplier, 1.0, releases)]
         return float(accountant.get_epsilon(delta, alphas=_RDP_ORDERS))
 
 
-class PrvAccountant:
+class PrvAccountant(_OfGaussians):
     """Privacy loss random variables through Opacus (Gopi, Lee and Wutschitz 2021)."""
 
     name: ClassVar[str] = "prv"
+    library: ClassVar[str | None] = "opacus"
 
-    def available(self) -> bool:
-        """Whether opacus is installed."""
-        return _installed("opacus")
-
-    def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
-        """Return an upper bound to 0.2 % or so; see `Accountant.epsilon`."""
-        _check(releases, delta)
-        if releases == 0 or isinstance(mechanism, NoPrivacy):
-            return 0.0 if releases == 0 else _INFINITY
+    def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
+        """Return an upper bound to 0.2 % or so."""
         accountant = _library("opacus.accountants").PRVAccountant()
         accountant.history = [(mechanism.noise_multiplier, 1.0, releases)]
         exact = GdpAccountant().epsilon(mechanism, releases=releases, delta=delta)
@@ -115,20 +118,14 @@ class PrvAccountant:
             return float(accountant.get_epsilon(delta, eps_error=_PRV_RELATIVE_ERROR * exact))
 
 
-class PldAccountant:
+class PldAccountant(_OfGaussians):
     """Privacy loss distributions through dp-accounting (Doroshenko et al. 2022)."""
 
     name: ClassVar[str] = "pld"
+    library: ClassVar[str | None] = "dp_accounting"
 
-    def available(self) -> bool:
-        """Whether dp-accounting is installed."""
-        return _installed("dp_accounting")
-
-    def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
-        """Return an upper bound to 0.2 % or so; see `Accountant.epsilon`."""
-        _check(releases, delta)
-        if releases == 0 or isinstance(mechanism, NoPrivacy):
-            return 0.0 if releases == 0 else _INFINITY
+    def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
+        """Return an upper bound to 0.2 % or so."""
         library = _library("dp_accounting")
         # Under its own replace-one relation it would double the sensitivity, which the
         # noise multiplier already holds doubled.
