@@ -109,7 +109,7 @@ def test_what_is_there_and_right_is_not_fetched_again(server: Server, tmp_path: 
     assert server.ranges == []
 
 
-@pytest.mark.parametrize("wrong", [b"not gzip", gzip.compress(b"other")])
+@pytest.mark.parametrize("wrong", [b"not gzip", gzip.compress(b"other", mtime=0)])
 def test_what_is_there_and_wrong_is_replaced(server: Server, tmp_path: Path, wrong: bytes) -> None:
     server.files["/a.gz"] = PACKED
     (tmp_path / "train-images.gz").write_bytes(wrong)
@@ -172,7 +172,10 @@ def test_a_part_that_is_complete_already_is_taken(server: Server, tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b"other"), f"the SHA-256 .* expected {FILE.sha256}.* sends other bytes"),
+        (
+            gzip.compress(b"other", mtime=0),
+            f"the SHA-256 .* expected {FILE.sha256}.* sends other bytes",
+        ),
         (b"<html>sign in</html>", "truncated or damaged gzip file"),
     ],
 )
@@ -193,7 +196,7 @@ def test_an_absent_file_names_the_address(server: Server, tmp_path: Path) -> Non
 
 
 def test_the_next_address_is_tried(server: Server, tmp_path: Path) -> None:
-    server.files |= {"/wrong.gz": gzip.compress(b"other"), "/right.gz": PACKED}
+    server.files |= {"/wrong.gz": gzip.compress(b"other", mtime=0), "/right.gz": PACKED}
     addresses = download(server, "/absent.gz", "/wrong.gz", "/right.gz")
     (found,) = fetch_file(addresses, tmp_path, dataset="d")
     assert found.read_bytes() == PACKED
