@@ -9,11 +9,12 @@ Letters: N rows, n of them with known labels, U the others, F columns, K classes
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
@@ -21,13 +22,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 
-from attacks.interface import Attack, AttackError, Guess, Prediction
+from attacks.interface import Attack, AttackError, Guess, Prediction, Target
 from attacks.metrics import name_clusters_by_priors
-from attacks.view import AdversaryView
+from attacks.view import AdversaryView, Role
 from secure_apfed.seeds import shuffled
 
 __all__ = [
     "PROBES",
+    "LabelProbe",
     "chosen_positions",
     "guess_labels",
     "own_columns",
@@ -47,6 +49,24 @@ PROBES: Mapping[str, Callable[[int, int], Any]] = {
     ),
 }  # fmt: skip
 _STARTS = 4
+
+
+class LabelProbe(Attack):
+    """Base of the attacks that a passive mounts on labels with these probes and clusters.
+
+    Attributes:
+        labels_per_class: 1, 4 and 40 are the usual settings; 0 clusters.
+        most_rows: of more observed rows a random part is used.
+        components: wider columns are reduced to this many principal components.
+    """
+
+    target: ClassVar[Target] = "labels"
+    roles: ClassVar[tuple[Role, ...]] = ("passive",)
+
+    labels_per_class: int = Field(4, ge=0)
+    iterations: int = Field(100, ge=1)
+    most_rows: int = Field(5_000, ge=2)
+    components: int = Field(256, ge=2)
 
 
 def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:

@@ -14,44 +14,32 @@ from typing import ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
 from attacks.completion import (
+    LabelProbe,
     chosen_positions,
     guess_labels,
     own_columns,
     standardised,
     why_nothing_to_read,
 )
-from attacks.interface import Attack, Guess, Target
+from attacks.interface import Guess
 from attacks.reading import collect, gradients
-from attacks.view import AdversaryView, Role
+from attacks.view import AdversaryView
 from secure_apfed.exchange import Kind
 
 __all__ = ["LabelGradients"]
 
 
-class LabelGradients(Attack):
+class LabelGradients(LabelProbe):
     """Probes with known labels, or clusters without any, on gradients.
 
     Attacks use direction and length of the first and of the last kept epoch's gradients, and
     the first beside the own features x. Baselines are those of model completion.
-
-    Attributes:
-        labels_per_class: 0 clusters.
-        most_rows: of more observed rows a random part is used.
-        components: wider columns are reduced to this many principal components.
     """
 
     name: ClassVar[str] = "label_gradients"
-    target: ClassVar[Target] = "labels"
-    roles: ClassVar[tuple[Role, ...]] = ("passive",)
-
-    labels_per_class: int = Field(4, ge=0)
-    iterations: int = Field(100, ge=1)
-    most_rows: int = Field(5_000, ge=2)
-    components: int = Field(256, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
         """A passive needs gradients of the task loss."""

@@ -15,43 +15,31 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from attacks.completion import (
+    LabelProbe,
     chosen_positions,
     guess_labels,
     own_columns,
     standardised,
     why_nothing_to_read,
 )
-from attacks.interface import Attack, Guess, Target
+from attacks.interface import Guess
 from attacks.reading import collect, representations
-from attacks.view import AdversaryView, Role
+from attacks.view import AdversaryView
 
 __all__ = ["ModelCompletion"]
 
 
-class ModelCompletion(Attack):
+class ModelCompletion(LabelProbe):
     """Probes with known labels, or clusters without any.
 
     Attacks use h, and h beside the own features x. Baselines: the majority class, and the same
     probes or clusters on x alone. Reference: the same on h of the first kept epoch, which shows
     what training added to the leak; it was released too, so it takes no part in the advantage.
-
-    Attributes:
-        labels_per_class: 1, 4 and 40 are the usual settings; 0 clusters.
-        most_rows: of more observed rows a random part is used.
-        components: wider columns are reduced to this many principal components.
     """
 
     name: ClassVar[str] = "model_completion"
-    target: ClassVar[Target] = "labels"
-    roles: ClassVar[tuple[Role, ...]] = ("passive",)
-
-    labels_per_class: int = Field(4, ge=0)
-    iterations: int = Field(100, ge=1)
-    most_rows: int = Field(5_000, ge=2)
-    components: int = Field(256, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
         """A passive needs representations that were released and recorded."""

@@ -19,20 +19,21 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.completion import (
+    LabelProbe,
     chosen_positions,
     guess_labels,
     own_columns,
     standardised,
     why_nothing_to_read,
 )
-from attacks.interface import Attack, Guess, Target
+from attacks.interface import Guess
 from attacks.reading import representations
-from attacks.view import AdversaryView, Role
+from attacks.view import AdversaryView
 
 __all__ = ["Temporal"]
 
 
-class Temporal(Attack):
+class Temporal(LabelProbe):
     """Model completion on what the epochs give together.
 
     Attacks use the mean of all epochs, the mean of the last ones, the difference of the last to
@@ -41,20 +42,12 @@ class Temporal(Attack):
     alone are the reference.
 
     Attributes:
-        labels_per_class: 0 clusters.
         window: epochs in the mean of the last ones.
-        most_rows: of more observed rows a random part is used.
-        components: wider columns are reduced to this many principal components.
     """
 
     name: ClassVar[str] = "temporal"
-    target: ClassVar[Target] = "labels"
-    roles: ClassVar[tuple[Role, ...]] = ("passive",)
 
-    labels_per_class: int = Field(4, ge=0)
-    iterations: int = Field(100, ge=1)
     window: int = Field(10, ge=2)
-    most_rows: int = Field(5_000, ge=2)
     components: int = Field(64, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
