@@ -62,6 +62,9 @@ class LabelProbe(Attack):
 
     target: ClassVar[Target] = "labels"
     roles: ClassVar[tuple[Role, ...]] = ("passive",)
+    suite: ClassVar[tuple[Mapping[str, Any], ...]] = tuple(
+        {"labels_per_class": known} for known in (0, 1, 4, 40)
+    )
 
     labels_per_class: int = Field(4, ge=0)
     iterations: int = Field(100, ge=1)

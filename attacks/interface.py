@@ -70,6 +70,7 @@ class Attack(Settings, ABC):
         target: what it guesses, which decides how it is scored.
         roles: who mounts it.
         behaviour: whether that party must have deviated from the protocol.
+        suite: the options under which it is mounted where nobody names any.
 
     Attributes:
         coalition: "single" mounts it once for each party of the role, "all" once for all of
@@ -84,6 +85,7 @@ class Attack(Settings, ABC):
     target: ClassVar[Target]
     roles: ClassVar[tuple[Role, ...]]
     behaviour: ClassVar[Behaviour] = "curious"
+    suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
 
     coalition: Literal["single", "all"] = "single"
     labels_per_class: int = Field(0, ge=0)
@@ -120,6 +122,8 @@ class AttackResult:
             applicable.
         knowledge: what the adversary was declared to know.
         counts: "known" and "scored" rows.
+        risk: how unevenly the best variant hurts, as `attacks.risk` defines it: by class, and
+            for the tenth of the people that it hurts most.
         seed: of the attack and of the choice of known rows.
     """
 
@@ -142,6 +146,7 @@ class AttackResult:
     advantage: float | None = None
     knowledge: Mapping[str, int | bool] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
+    risk: Mapping[str, float] = field(default_factory=dict)
     seed: int
 
     def as_json(self) -> dict[str, Any]:

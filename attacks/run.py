@@ -4,7 +4,7 @@ Run by: the experimenter, who holds the recording of all parties.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -21,7 +21,20 @@ from secure_apfed.config_problems import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs import Recording
 
-__all__ = ["headlines", "mount", "prepare"]
+__all__ = ["full_suite", "headlines", "mount", "prepare"]
+
+
+def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...]:
+    """Return the named attacks, each with every set of options that its class proposes.
+
+    Raises:
+        ConfigError: an unknown attack.
+    """
+    return tuple(
+        AttackChoice(name=name, options=dict(options))
+        for name in names
+        for options in type(prepare(AttackChoice(name=name))).suite
+    )
 
 
 def prepare(choice: AttackChoice) -> Attack:
@@ -53,6 +66,8 @@ def mount(
     *,
     seed: int,
     opened: Mapping[int, Tensor] | None = None,
+    device: str = "cpu",
+    on_score: Callable[[AttackResult, Guess], None] | None = None,
 ) -> tuple[AttackResult, ...]:
     """Return one result for each chosen attack and adversary, in this order.
 
@@ -63,13 +78,15 @@ def mount(
         choices: names and options.
         seed: of the known rows and of the attacks.
         opened: step -> (B, D) sums as the active decoded them, where they were recorded.
+        device: where attacks compute that have networks, "cpu" or "cuda".
+        on_score: told of every result that applies, with the guess that it scores.
 
     Raises:
         ConfigError: an unknown attack or option, or a value out of range.
     """
     attacks = [prepare(choice) for choice in choices]
     return tuple(
-        _Trial(attack, recording, parties, victim, opened or {}, seed).result()
+        _Trial(attack, recording, parties, victim, opened or {}, seed, device, on_score).result()
         for attack in attacks
         for parties, victim in _pairs(attack, recording)
     )
@@ -118,6 +135,8 @@ class _Trial:
     victim: str
     opened: Mapping[int, Tensor]
     seed: int
+    device: str
+    on_score: Callable[[AttackResult, Guess], None] | None
 
     def result(self) -> AttackResult:
         """Attack and score, or say why not."""
@@ -131,7 +150,10 @@ class _Trial:
             outcome = attack.applicable(view) or str(error)
         if isinstance(outcome, str):
             return not_applicable(attack, view, outcome, self.seed)
-        return score(attack, view, outcome, truth_of(self.recording), self.seed)
+        result = score(attack, view, outcome, truth_of(self.recording), self.seed)
+        if self.on_score is not None:
+            self.on_score(result, outcome)
+        return result
 
     def _guess(self, view: AdversaryView) -> Guess:
         # Small fits get slower with more threads, and their sums would differ.
@@ -144,7 +166,7 @@ class _Trial:
             self.parties,
             knowledge=knowledge,
             behaviour=self.attack.behaviour,
-            budget=Budget(iterations=self.attack.iterations),
+            budget=Budget(iterations=self.attack.iterations, device=self.device),
             opened=self.opened,
         )
 

@@ -15,6 +15,7 @@ from sklearn.metrics import accuracy_score, recall_score
 from attacks.interface import Attack, AttackError, AttackResult, Guess, Prediction, Target
 from attacks.metrics import explained, macro_auc, name_clusters_by_truth, peak_ratio
 from attacks.recorded import Truth
+from attacks.risk import risk_of_features, risk_of_labels
 from attacks.view import AdversaryView
 
 __all__ = ["SCALES", "Scale", "not_applicable", "score"]
@@ -25,9 +26,7 @@ Array: TypeAlias = NDArray[Any]
 
 def _measure_labels(prediction: Prediction, labels_N: Array) -> Figures:
     """Accuracy, balanced accuracy (mean recall of the classes that occur) and macro AUC."""
-    scores_NK = prediction.values
-    if prediction.clusters:
-        scores_NK = name_clusters_by_truth(scores_NK, labels_N)
+    scores_NK = _class_scores(prediction, labels_N)
     guessed_N = scores_NK.argmax(axis=1)
     recall = recall_score(
         labels_N, guessed_N, labels=np.unique(labels_N), average="macro", zero_division=0
@@ -39,6 +38,16 @@ def _measure_labels(prediction: Prediction, labels_N: Array) -> Figures:
     }
 
 
+def _risk_labels(prediction: Prediction, labels_N: Array) -> Mapping[str, float]:
+    return risk_of_labels(_class_scores(prediction, labels_N), labels_N)
+
+
+def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
+    if prediction.clusters:
+        return name_clusters_by_truth(prediction.values, labels_N)
+    return prediction.values
+
+
 def _measure_features(prediction: Prediction, features_NF: Array) -> Figures:
     """Mean squared error, R^2 of all features together, PSNR in decibels."""
     return {
@@ -48,6 +57,10 @@ def _measure_features(prediction: Prediction, features_NF: Array) -> Figures:
     }
 
 
+def _risk_features(prediction: Prediction, features_NF: Array) -> Mapping[str, float]:
+    return risk_of_features(prediction.values, features_NF)
+
+
 @dataclass(frozen=True)
 class Scale:
     """How guesses at one target are judged.
@@ -55,15 +68,17 @@ class Scale:
     Attributes:
         metric: in which the best is chosen and the advantage measured; higher is better.
         measure: (prediction, truth of the same rows) -> figures, `metric` among them.
+        risk: the same -> how unevenly the guess hurts.
     """
 
     metric: str
     measure: Callable[[Prediction, Array], Figures]
+    risk: Callable[[Prediction, Array], Mapping[str, float]]
 
 
 SCALES: Mapping[Target, Scale] = {
-    "labels": Scale("balanced_accuracy", _measure_labels),
-    "features": Scale("r2", _measure_features),
+    "labels": Scale("balanced_accuracy", _measure_labels, _risk_labels),
+    "features": Scale("r2", _measure_features, _risk_features),
 }
 
 
@@ -90,7 +105,7 @@ def score(
     scale = SCALES[attack.target]
     figures = {
         kind: {
-            name: dict(scale.measure(Prediction(item.values[trained_N], item.clusters), actual))
+            name: dict(scale.measure(_rows(item, trained_N), actual))
             for name, item in items.items()
         }
         for kind, items in (
@@ -114,6 +129,7 @@ def score(
         advantage=best - floor,
         knowledge=_declared(view),
         counts={"known": len(known), "scored": len(actual)},
+        risk=scale.risk(_rows(guess.attacks[variant], trained_N), actual),
         seed=seed,
     )
 
@@ -128,6 +144,10 @@ def not_applicable(attack: Attack, view: AdversaryView, reason: str, seed: int) 
         counts={"known": len(_known(attack, view)), "scored": 0},
         seed=seed,
     )
+
+
+def _rows(prediction: Prediction, chosen_N: Array) -> Prediction:
+    return Prediction(prediction.values[chosen_N], prediction.clusters)
 
 
 def _who(attack: Attack, view: AdversaryView) -> dict[str, Any]:

@@ -80,9 +80,11 @@ class Budget:
     Attributes:
         iterations: of any optimiser that the attack runs. Not seconds: a result must not
             depend on the machine.
+        device: where its networks compute, "cpu" or "cuda".
     """
 
     iterations: int = 300
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

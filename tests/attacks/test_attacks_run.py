@@ -38,7 +38,7 @@ def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
 
 def _read_by_attacks() -> set[str]:
     own = {kind.__module__.removeprefix("attacks.") for kind in ATTACKS.values()}
-    return own | {"view", "interface", "completion", "regression", "reading", "metrics"}
+    return own | {"view", "interface", "completion", "regression", "reading", "metrics", "risk"}
 
 
 def test_each_passive_mounts_the_attack_and_the_worst_is_the_headline(make_recording: Any) -> None:
