@@ -133,7 +133,7 @@ class AgreedFrames:
             )
         frames = tuple(Frame.parse(contributions[name], sender=name) for name in agreed)
         for position, (name, frame) in enumerate(zip(agreed, frames, strict=True)):
-            self._check(frame, name, FrameKind.CONTRIBUTION)
+            self.check(frame, name, FrameKind.CONTRIBUTION)
             if frame.party != position:
                 raise RemoteProtocolError(
                     f"{name} is contributor {position} and sent the contribution of {frame.party}"
@@ -170,7 +170,7 @@ class AgreedFrames:
         """
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
-        self._check(frame, sender, FrameKind.SUM)
+        self.check(frame, sender, FrameKind.SUM)
         if frame.party != len(self.agreement.contributors):
             raise RemoteProtocolError(
                 f"{sender} sent a sum of {frame.party} contributions, expected "
@@ -206,7 +206,7 @@ class AgreedFrames:
             )
         return frame
 
-    def _check(self, frame: Frame, sender: str, kind: FrameKind) -> None:
+    def check(self, frame: Frame, sender: str, kind: FrameKind) -> None:
         if (frame.kind, frame.backend) != (kind, self.backend):
             raise RemoteProtocolError(
                 f"{sender} sent a {frame.kind.name.lower()} of {frame.backend}, expected a "

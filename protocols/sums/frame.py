@@ -1,4 +1,4 @@
-"""The one framing of setup messages, contributions and sums: a fixed header, then blobs.
+"""The one framing of all messages of a secure sum: a fixed header, then blobs.
 
 Run by: every role. Protects from: malformed bytes; whatever arrives either parses to a
 `Frame` or raises `RemoteProtocolError`, and every size is checked before anything is
@@ -31,6 +31,8 @@ class FrameKind(IntEnum):
     SETUP = 1
     CONTRIBUTION = 2
     SUM = 3
+    REQUEST = 4
+    ANSWER = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,8 @@ class Frame:
     Attributes:
         kind: what it carries.
         backend: name of the sum's backend, 1 to 16 ASCII letters, digits and underscores.
-        party: a contribution's position in the agreement; else the number of contributors.
+        party: the contributor's position in the agreement, for what it sends or is asked;
+            else the number of contributors.
         step: that it belongs to; 0 for setup.
         rows, columns: shape of the values; 0, 0 for setup.
         binding: 32 bytes; the step binding's digest, or the agreement's for setup.

@@ -21,6 +21,7 @@ from protocols.sums.agreed import AgreedFrames, KeepsSecrets, fingerprint
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, StepBinding, SumAgreement, SumContributor
+from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
 from protocols.sums.seal_scheme import SealContext, SealScheme
 from protocols.sums.zeros import ZeroPool
 
@@ -32,6 +33,7 @@ class HomomorphicSum(ABC):
 
     name: ClassVar[str]
     unsafe: ClassVar[bool] = False
+    rounds: ClassVar[int] = 1
     agreement: SumAgreement
 
     @property
@@ -149,7 +151,7 @@ class KeyHolder(KeepsSecrets):
         return described.fixed_point.dequantise(fields[:values].reshape(shape))
 
 
-class Encrypter(KeepsSecrets):
+class Encrypter(KeepsSecrets, OneRoundContributor):
     """A passive's end: knows the active's public key once the setup came."""
 
     def __init__(self, described: HomomorphicSum, me: str) -> None:
@@ -223,7 +225,7 @@ class Encrypter(KeepsSecrets):
         return slots_VS
 
 
-class CiphertextAdder:
+class CiphertextAdder(OneRoundCombiner):
     """The aggregator's end: adds what it cannot read."""
 
     def __init__(self, described: HomomorphicSum) -> None:
@@ -248,13 +250,11 @@ class CiphertextAdder:
     def finished(self) -> bool:
         return self._frames is not None
 
-    def combine(
-        self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
-    ) -> bytes:
+    def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         """See `SumCombiner`."""
         if self._frames is None:
             raise LocalProtocolError("the aggregator has no fingerprint yet; run the setup first")
-        frames = self._frames.open_contributions(contributions, binding_digest)
+        frames = self._frames.open_contributions(bodies, binding_digest)
         vectors = self._sum.packing.vectors(frames[0].rows * frames[0].columns)
         named = zip(self._sum.agreement.contributors, frames, strict=True)
         blobs = self._sum.scheme.add(

@@ -143,7 +143,10 @@ class StepBinding:
 
 
 class SumContributor(Conversation, Protocol):
-    """The end of one passive. Holds no secret key of the receiver."""
+    """The end of one passive. Holds no secret key of the receiver.
+
+    With one round a step is `contribute`; with two it is `contribute`, then `answer`.
+    """
 
     def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
         """Clip each row to C, quantise, protect and frame one contribution.
@@ -157,17 +160,45 @@ class SumContributor(Conversation, Protocol):
         """
         ...
 
+    def answer(self, request: bytes) -> bytes:
+        """Second round: answer what the aggregator asks about the last contribution, once.
+
+        Raises:
+            LocalProtocolError: the backend has one round, or nothing waits for a request.
+            RemoteProtocolError: the request is malformed, names another step or message, or
+                asks for what the agreement does not allow.
+        """
+        ...
+
 
 class SumCombiner(Conversation, Protocol):
-    """The end of the aggregator. Holds no key at all."""
+    """The end of the aggregator. Holds no long-lived key at all.
 
-    def combine(
+    With one round a step is `combine` of the contributions; with two it is `ask` with the
+    contributions, then `combine` of the answers.
+    """
+
+    def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
-    ) -> bytes:
-        """Add one contribution of each agreed party.
+    ) -> Mapping[str, bytes]:
+        """Second round: take the contributions, return one request for each party asked.
 
         Args:
             contributions: frames by the authenticated names of their senders.
+            binding_digest: what the frames must answer, where the aggregator knows it.
+
+        Raises:
+            LocalProtocolError: the backend has one round.
+            RemoteProtocolError: as `combine`.
+        """
+        ...
+
+    def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
+        """Add one contribution of each agreed party.
+
+        Args:
+            bodies: frames by the authenticated names of their senders: contributions with
+                one round, answers to `ask` with two.
             binding_digest: what the frames must answer, where the aggregator knows it.
 
         Raises:
@@ -201,10 +232,12 @@ class SecureSum(Protocol):
     Attributes:
         name: its key in the table of backends.
         unsafe: whether single contributions are readable by anybody but their owner.
+        rounds: between passives and aggregator in one step, 1 or 2 (see `SumCombiner`).
     """
 
     name: ClassVar[str]
     unsafe: ClassVar[bool]
+    rounds: ClassVar[int]
 
     def __init__(self, agreement: SumAgreement) -> None: ...
 

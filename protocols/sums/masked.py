@@ -27,6 +27,7 @@ from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, StepBinding, SumAgreement
 from protocols.sums.pairwise import PairwiseSeeds
+from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
 
 __all__ = ["MaskedCombiner", "MaskedContributor", "MaskedReceiver", "MaskedSum"]
 
@@ -51,6 +52,7 @@ class MaskedSum:
     ring_bits: int = 32
     name: ClassVar[str] = "masked"
     unsafe: ClassVar[bool] = False
+    rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.ring_bits not in _RINGS:
@@ -96,7 +98,7 @@ class MaskedSum:
         return AgreedFrames(self.agreement, self.name, mark)
 
 
-class MaskedContributor(PairwiseSeeds):
+class MaskedContributor(PairwiseSeeds, OneRoundContributor):
     """A passive's end; shares a seed with every other passive and with the active."""
 
     def __init__(self, masked: MaskedSum, me: str) -> None:
@@ -123,18 +125,16 @@ class MaskedContributor(PairwiseSeeds):
         return self._frames.contribution(self.me, binding, (rows, columns), (total_BD.tobytes(),))
 
 
-class MaskedCombiner(NoSetup):
+class MaskedCombiner(NoSetup, OneRoundCombiner):
     """The aggregator's end: adds uniform numbers."""
 
     def __init__(self, masked: MaskedSum) -> None:
         self._masked = masked
         self._frames = masked.frames()
 
-    def combine(
-        self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
-    ) -> bytes:
+    def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         """See `SumCombiner`."""
-        frames = self._frames.open_contributions(contributions, binding_digest)
+        frames = self._frames.open_contributions(bodies, binding_digest)
         named = zip(self._masked.agreement.contributors, frames, strict=True)
         addends = [_elements(frame, name, self._masked.word) for name, frame in named]
         total = addends[0].copy()

@@ -18,6 +18,7 @@ from protocols.sums.agreed import AgreedFrames, NoSetup, fingerprint
 from protocols.sums.fixed_point import FixedPoint, checked_matrix, clip_rows
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, StepBinding, SumAgreement
+from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
 
 __all__ = ["PlainCombiner", "PlainContributor", "PlainReceiver", "PlainSum"]
 
@@ -40,6 +41,7 @@ class PlainSum:
     quantise: bool = False
     name: ClassVar[str] = "plain"
     unsafe: ClassVar[bool] = True
+    rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         warnings.warn(
@@ -75,7 +77,7 @@ class PlainSum:
         )
 
 
-class PlainContributor(NoSetup):
+class PlainContributor(NoSetup, OneRoundContributor):
     """A passive's end."""
 
     def __init__(self, plain: PlainSum, me: str) -> None:
@@ -98,18 +100,16 @@ class PlainContributor(NoSetup):
         return self._frames.contribution(self.me, binding, (rows, columns), (blob,))
 
 
-class PlainCombiner(NoSetup):
+class PlainCombiner(NoSetup, OneRoundCombiner):
     """The aggregator's end."""
 
     def __init__(self, plain: PlainSum) -> None:
         self._plain = plain
         self._frames = plain.frames()
 
-    def combine(
-        self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
-    ) -> bytes:
+    def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         """See `SumCombiner`; adds in the order of the agreement."""
-        frames = self._frames.open_contributions(contributions, binding_digest)
+        frames = self._frames.open_contributions(bodies, binding_digest)
         names = self._plain.agreement.contributors
         addends = [
             _values(frame, name, self._plain, addends=1)

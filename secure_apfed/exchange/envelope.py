@@ -30,6 +30,8 @@ class Kind(StrEnum):
     REQUEST = "request"
     REPRESENTATIONS = "representations"
     CONTRIBUTION = "contribution"
+    SUM_REQUEST = "sum-request"
+    SUM_ANSWER = "sum-answer"
     SUM = "sum"
     GRADIENTS = "gradients"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protocols.sums import SecureSum
 from secure_apfed.contract import AGGREGATOR, Contract
-from secure_apfed.exchange import Kind, Transcript
+from secure_apfed.exchange import Envelope, Kind, Transcript
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
 from secure_apfed.methods.stage import Stage, set_stage
 from secure_apfed.methods.terms import (
@@ -57,10 +57,14 @@ class Apfed:
     secure_sum: Mapping[str, object]
     training_rows: Tensor
     test_rows: Tensor
+    rounds: int = 1
     smallest_batch: int = 2
 
     def step(self, step: int, rows_B: Tensor) -> float:
-        """All roles of one step, in protocol order (Alg. 1; 2M + 1 envelopes)."""
+        """All roles of one step, in protocol order (Alg. 1).
+
+        2M + 1 envelopes; 4M + 1 where the sum has two rounds.
+        """
         channel, active, aggregator = self.transcript, self.active, self.aggregator
         envelopes = active.represent(step, rows_B)
         if not envelopes or aggregator is None:
@@ -72,14 +76,27 @@ class Apfed:
                 passive.name, sender=active.name, kind=Kind.REPRESENTATIONS, step=step
             )
             channel.send(passive.contribute(received))
-        contributions = [
-            channel.receive(AGGREGATOR, sender=passive.name, kind=Kind.CONTRIBUTION, step=step)
-            for passive in self.passives
-        ]
-        channel.send(aggregator.combine(contributions))
+        bodies = self._gathered(Kind.CONTRIBUTION, step)
+        if self.rounds == 2:
+            for request in aggregator.ask(bodies):
+                channel.send(request)
+            for passive in self.passives:
+                received = channel.receive(
+                    passive.name, sender=AGGREGATOR, kind=Kind.SUM_REQUEST, step=step
+                )
+                channel.send(passive.answer(received))
+            bodies = self._gathered(Kind.SUM_ANSWER, step)
+        channel.send(aggregator.combine(bodies))
         return active.update(
             channel.receive(active.name, sender=AGGREGATOR, kind=Kind.SUM, step=step)
         )
+
+    def _gathered(self, kind: Kind, step: int) -> list[Envelope]:
+        """What the aggregator receives of one kind, one envelope of each passive."""
+        return [
+            self.transcript.receive(AGGREGATOR, sender=passive.name, kind=kind, step=step)
+            for passive in self.passives
+        ]
 
     def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
         """Accuracy of the active alone; needs no exchange."""
@@ -136,6 +153,7 @@ def open_apfed(start: Start) -> Apfed:
         ledgers={party.name: party.ledger},
         guarantee=guard.statement(),
         secure_sum={**agreed, "rounding": secure_sum.rounding()},
+        rounds=secure_sum.rounds,
         training_rows=_training_rows(start, stage.alignment[active.name]),
         test_rows=start.data.test_rows,
     )

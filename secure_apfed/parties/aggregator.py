@@ -13,6 +13,8 @@ __all__ = ["AggregatorParty"]
 class AggregatorParty(Party):
     """Adds one contribution of every passive and forwards the sum to the active.
 
+    Where the sum has two rounds, it asks the passives once more before it adds.
+
     Args:
         combiner: its end of the secure sum.
     """
@@ -21,18 +23,33 @@ class AggregatorParty(Party):
         super().__init__(seat)
         self.combiner = combiner
 
+    def ask(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
+        """Take the contributions of one step; return what each passive is asked about them.
+
+        Raises:
+            LocalProtocolError: the sum has one round.
+            RemoteProtocolError: as `combine`.
+        """
+        requests = self.combiner.ask(_by_sender(envelopes))
+        return [
+            self.outbox.write(Kind.SUM_REQUEST, envelopes[0].step, passive, body)
+            for passive, body in requests.items()
+        ]
+
     def combine(self, envelopes: Sequence[Envelope]) -> Envelope:
-        """Combine the contributions of one step.
+        """Combine the contributions of one step, or the answers where the sum has two rounds.
 
         Raises:
             RemoteProtocolError: one is missing, doubled, malformed, or answers another
                 message than the rest.
         """
-        contributions = {envelope.sender: envelope.payload for envelope in envelopes}
-        if len(contributions) < len(envelopes):
-            senders = ", ".join(envelope.sender for envelope in envelopes)
-            raise RemoteProtocolError(
-                f"a party contributed twice to one sum; it came from {senders}"
-            )
-        body = self.combiner.combine(contributions)
+        body = self.combiner.combine(_by_sender(envelopes))
         return self.outbox.write(Kind.SUM, envelopes[0].step, self.contract.active, body)
+
+
+def _by_sender(envelopes: Sequence[Envelope]) -> dict[str, bytes]:
+    bodies = {envelope.sender: envelope.payload for envelope in envelopes}
+    if len(bodies) < len(envelopes):
+        senders = ", ".join(envelope.sender for envelope in envelopes)
+        raise RemoteProtocolError(f"a party contributed twice to one sum; it came from {senders}")
+    return bodies

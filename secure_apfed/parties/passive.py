@@ -79,6 +79,16 @@ class PassiveParty(Party):
         body = self.contributor.contribute(gradient_BD.flatten(1).cpu().numpy(), binding)
         return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)
 
+    def answer(self, envelope: Envelope) -> Envelope:
+        """Answer what the aggregator asks about the last contribution (second round).
+
+        Raises:
+            LocalProtocolError: the sum has one round, or nothing waits for a request.
+            RemoteProtocolError: the request is about something else.
+        """
+        body = self.contributor.answer(envelope.payload)
+        return self.outbox.write(Kind.SUM_ANSWER, envelope.step, AGGREGATOR, body)
+
     def _gradient(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
         """lambda_p times the gradient of each row's loss; zeros where it knows nobody.
 
