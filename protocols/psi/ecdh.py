@@ -5,7 +5,7 @@ links. Protects from: semi-honest parties that follow the protocol and look at w
 got. A party that lies about its set learns what a set with these IDs would learn.
 
 With a_i the hub's fresh scalar for member i, b_i the member's, and P(x) an ID on the curve
-(see `protocols.psi.curve`), each list in a fresh random order of its sender:
+(see `protocols.psi.ladder`), each list in a fresh random order of its sender:
 
 1. hub -> i: a_i P(x) for its IDs; i -> hub: b_i P(y) for its IDs (at the same time).
 2. i -> hub: b_i a_i P(x) in the order received, as 16-byte tags. The hub computes
@@ -31,7 +31,6 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Conversation, Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi import curve
 from protocols.psi.ecdh_side import LAST, POSITION_BYTES, TAG_BYTES, Kind, Side
 from protocols.psi.interface import (
     IntersectionAgreement,
@@ -40,6 +39,7 @@ from protocols.psi.interface import (
     Progress,
     check_parties,
 )
+from protocols.psi.ladder import split_points
 from protocols.psi.result import Opened, ResultHolder, check_choices
 from protocols.randomness import fresh_key, random_permutation
 
@@ -54,7 +54,7 @@ class EcdhIntersection:
     Args:
         agreement: equal at all parties.
         processes: how many interpreters this party blinds with; None means one for each
-            processor when the set has at least `curve.PARALLEL_THRESHOLD` IDs, else none
+            processor when the set has at least `workers.PARALLEL_THRESHOLD` IDs, else none
             but this one.
         progress: told of every few thousand IDs.
     """
@@ -110,7 +110,7 @@ def _unexpected(sender: str, kind: Kind) -> RemoteProtocolError:
 
 
 def _tags(points: bytes) -> list[bytes]:
-    return [point[:TAG_BYTES] for point in curve.split_points(points)]
+    return [point[:TAG_BYTES] for point in split_points(points)]
 
 
 @dataclass
@@ -146,6 +146,8 @@ class _Hub(ResultHolder):
         pair = self._pairs[sender]
         if kind is Kind.BLINDED and pair.theirs is None:
             pair.theirs = _tags(self._side.multiply(sender, pair.scalar, items))
+            if all(each.theirs is not None for each in self._pairs.values()):
+                self._side.rest()
         elif kind is Kind.TAGS and pair.theirs is not None and pair.place_of_row is None:
             pair.place_of_row = self._match(sender, pair, items)
         else:
@@ -212,6 +214,7 @@ class _Member(ResultHolder):
         kind, items = side.unpack(sender, body)
         if kind is Kind.BLINDED and self._hub_size is None:
             tags = _tags(side.multiply(sender, self._scalar, items))
+            side.rest()
             self._hub_size = len(tags)
             if self._output is Output.SIZE:
                 tags = [tags[k] for k in random_permutation(len(tags)).tolist()]

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError
-from protocols.psi import curve
+from protocols.psi import curve, ladder
 from protocols.psi.framing import Framing
 from protocols.psi.interface import IntersectionAgreement, Output, Progress, check_ids
+from protocols.psi.workers import Workers
 
 __all__ = ["LAST", "POSITION_BYTES", "TAG_BYTES", "Kind", "Side"]
 
@@ -35,7 +36,7 @@ class Kind(IntEnum):
 
 
 _ITEM_BYTES: Mapping[int, int] = {
-    Kind.BLINDED: curve.POINT_BYTES,
+    Kind.BLINDED: ladder.POINT_BYTES,
     Kind.TAGS: TAG_BYTES,
     Kind.ROWS: POSITION_BYTES,
     Kind.REFUSAL: 0,
@@ -61,7 +62,8 @@ class Side:
         processes: int | None,
         progress: Callable[[Progress], None] | None,
     ) -> None:
-        self.agreement, self._processes, self._progress = agreement, processes, progress
+        self.agreement, self._progress = agreement, progress
+        self._workers = Workers(processes)
         check_ids(me, ids, self.agreement.maximum_ids)
         self.me, self.size = me, len(ids)
         self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
@@ -75,17 +77,21 @@ class Side:
 
     def blind(self, scalar: bytes, order: Rows) -> bytes:
         """Return the own IDs, blinded, with the ID of row `order[k]` at place k."""
-        rows = np.frombuffer(self._digests, np.uint8).reshape(-1, curve.POINT_BYTES)
+        rows = np.frombuffer(self._digests, np.uint8).reshape(-1, ladder.POINT_BYTES)
         report = self._reporter("blinding its own IDs", self.size)
         return curve.blind_digests(
-            scalar, rows[order].tobytes(), processes=self._processes, report=report
+            scalar, rows[order].tobytes(), workers=self._workers, report=report
         )
 
     def multiply(self, sender: str, scalar: bytes, points: bytes) -> bytes:
         """Check and blind what `sender` sent."""
         curve.check_points(sender, points)
-        report = self._reporter(f"blinding the IDs of {sender}", len(points) // curve.POINT_BYTES)
-        return curve.multiply_points(scalar, points, processes=self._processes, report=report)
+        report = self._reporter(f"blinding the IDs of {sender}", len(points) // ladder.POINT_BYTES)
+        return curve.multiply_points(scalar, points, workers=self._workers, report=report)
+
+    def rest(self) -> None:
+        """Say that this party has nothing more to blind."""
+        self._workers.close()
 
     def _reporter(self, work: str, total: int) -> Callable[[int], None] | None:
         progress = self._progress

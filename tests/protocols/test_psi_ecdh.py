@@ -1,17 +1,15 @@
 """The messages of the intersection over X25519, honest and hostile, and its curve."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from protocols.conversation import Outgoing
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.errors import RemoteProtocolError
 from protocols.psi import curve
 from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
+from protocols.psi.ladder import split_points
 from protocols.randomness import fresh_key
 
 HEADER = 22
@@ -39,7 +37,7 @@ def framed(like: bytes, items: Sequence[bytes], *, kind: int | None = None) -> b
 
 
 def points_of(message: bytes) -> list[bytes]:
-    return curve.split_points(message[HEADER:])
+    return split_points(message[HEADER:])
 
 
 def number(u: int) -> bytes:
@@ -58,8 +56,8 @@ def test_blinding_commutes_and_stays_on_the_curve() -> None:
     assert curve.multiply_points(b, first) == curve.multiply_points(
         a, curve.blind_digests(b, digests)
     )
-    assert all(map(is_on_curve, curve.split_points(first)))
-    assert len(set(curve.split_points(first))) == 64
+    assert all(map(is_on_curve, split_points(first)))
+    assert len(set(split_points(first))) == 64
 
 
 def test_rfc_7748_vector() -> None:
@@ -74,31 +72,6 @@ def test_digests_depend_on_the_session() -> None:
     assert curve.digest_ids([b"a"], session=bytes(32)) != curve.digest_ids(
         [b"a"], session=b"1" * 32
     )
-
-
-def test_other_processes_compute_the_same() -> None:
-    digests = curve.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
-    alone = curve.blind_digests(b"a" * 32, digests, processes=1)
-    assert curve.blind_digests(b"a" * 32, digests, processes=2) == alone
-    assert curve.multiply_points(b"b" * 32, alone, processes=2) == curve.multiply_points(
-        b"b" * 32, alone, processes=1
-    )
-
-
-def test_processes_need_no_main_guard_of_the_caller() -> None:
-    script = (
-        "from protocols.psi import curve\n"
-        "d = curve.digest_ids([b'%d' % k for k in range(9)], session=bytes(32))\n"
-        "p = curve.blind_digests(b'a' * 32, d, processes=2)\n"
-        "raise SystemExit(0 if p == curve.blind_digests(b'a' * 32, d, processes=1) else 1)\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-def test_a_failing_helper_process_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(LocalProtocolError, match=r"helper process .* status 1; use processes=1"):
-        curve.blind_digests(bytes(32), bytes(64), processes=2)
 
 
 def test_message_kinds_and_sizes() -> None:
@@ -117,7 +90,7 @@ def test_no_digest_travels_and_scalars_are_fresh() -> None:
         IDS, session=IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=100).digest
     )
     seen = [*points_of(one[2]), *points_of(one[3]), *points_of(two[2]), *points_of(two[3])]
-    assert set(seen).isdisjoint(curve.split_points(digest))
+    assert set(seen).isdisjoint(split_points(digest))
     assert len(set(seen)) == len(seen)
 
 
@@ -276,20 +249,3 @@ def test_secrets_are_absent_from_repr() -> None:
     for pair in hub._pairs.values():  # type: ignore[attr-defined]  # looking for a leak
         assert "scalar" not in repr(pair)
     assert "_scalar" not in repr(member)
-
-
-def test_large_sets_use_processes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[int] = []
-
-    def elsewhere(job: bytes) -> bytes:
-        jobs.append(len(job))
-        return curve._work(job)
-
-    monkeypatch.setattr(curve, "_work_elsewhere", elsewhere)
-    monkeypatch.setattr("os.cpu_count", lambda: 3)
-    monkeypatch.setattr(curve, "PARALLEL_THRESHOLD", 30)
-    rng = np.random.default_rng(0)
-    curve.blind_digests(bytes(32), rng.bytes(29 * 32))
-    assert jobs == []
-    curve.blind_digests(bytes(32), rng.bytes(30 * 32))
-    assert jobs == [33 + 320] * 3

@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from protocols.conversation import Conversation
-from protocols.psi import SET_INTERSECTIONS, curve
+from protocols.psi import SET_INTERSECTIONS, curve, ladder
 from protocols.psi.circuit import bits
 from protocols.psi.interface import Aligner, IntersectionAgreement
 
@@ -150,8 +151,8 @@ def test_with_ecdh_the_hub_learns_pairwise_overlaps() -> None:
 def test_neither_ids_nor_their_hashes_travel(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: IDs, digests and hashed points are searched for in all bytes sent."""
     secrets: set[bytes] = set()
-    spy(monkeypatch, secrets, "digest_ids")
-    spy(monkeypatch, secrets, "_on_curve")
+    spy(monkeypatch, secrets, curve, "digest_ids")
+    spy(monkeypatch, secrets, ladder, "on_curve")
     sets = {HUB: ids_of("person", range(60)), "p": ids_of("person", range(30, 90))}
     everything = b"".join(body for *_, body in play(backend, sets)[1])
     secrets |= {identity for ids in sets.values() for identity in ids}
@@ -159,16 +160,16 @@ def test_neither_ids_nor_their_hashes_travel(backend: str, monkeypatch: pytest.M
     assert not any(secret in everything for secret in secrets)
 
 
-def spy(monkeypatch: pytest.MonkeyPatch, seen: set[bytes], name: str) -> None:
-    """Keep what a function of `curve` returns, in pieces of 32 bytes."""
-    real: Callable[..., bytes] = getattr(curve, name)
+def spy(monkeypatch: pytest.MonkeyPatch, seen: set[bytes], module: ModuleType, name: str) -> None:
+    """Keep what a function returns, in pieces of 32 bytes."""
+    real: Callable[..., bytes] = getattr(module, name)
 
     def watched(*arguments: object, **named: object) -> bytes:
         found = real(*arguments, **named)
-        seen.update(curve.split_points(found))
+        seen.update(ladder.split_points(found))
         return found
 
-    monkeypatch.setattr(curve, name, watched)
+    monkeypatch.setattr(module, name, watched)
 
 
 # Against Python's sets
