@@ -1,7 +1,8 @@
 """One intersection, run as a script in an interpreter of its own by `experiments.bench.psi`.
 
 Takes a case and a size, and prints one JSON object: `seconds` from the IDs to the result,
-`bytes` and `rounds` where they can be seen, `peak_memory` in bytes, `common` (IDs found).
+`bytes` and `rounds` where they can be seen, `peak_memory` in bytes, `common` (IDs found); for
+`ecdh` also `floor_seconds`, what its library's multiplications alone take.
 Each case imports only what it measures, so that a peer can live in an environment without
 this project, and memory is that of the protocol.
 """
@@ -24,16 +25,33 @@ Measured = dict[str, Any]
 
 _HELPERS = 2
 _ENOUGH_FOR_HELPERS = 20_000
+_SAMPLE = 20_000
 _PATIENCE_S = 1500
 
 
-def _peak_memory() -> int:
-    """Peak resident bytes of this process; ru_maxrss would count what its parent held."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = (line.split() for line in status.read_text().splitlines())
-    return next(1024 * int(words[1]) for words in lines if words[0] == "VmHWM:")
+def _peak_memory(process: str = "self") -> int:
+    """Peak resident bytes of a process; ru_maxrss would count what its parent held.
+
+    0 for a process that is gone.
+    """
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return own if process == "self" else 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+
+
+class _Children:
+    """Looks at the helpers whenever the protocol tells of its progress."""
+
+    peak = 0
+
+    def look(self, _progress: object) -> None:
+        """Note the sum of their peaks, where the system tells it."""
+        lists = Path("/proc/self/task").glob("*/children")
+        children = [child for each in lists for child in each.read_text().split()]
+        self.peak = max(self.peak, sum(map(_peak_memory, children)))
 
 
 def _ids(size: int) -> tuple[list[str], list[str]]:
@@ -56,6 +74,30 @@ def _carry(roles: Mapping[str, Any]) -> tuple[int, int]:
     return sent, rounds
 
 
+def _bare_calls(calls: int) -> float:
+    """Seconds of so many multiplications by the library alone, the points being loaded."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+    key = X25519PrivateKey.generate()
+    points = [X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(100)]
+    began = time.perf_counter()
+    for call in range(calls):
+        key.exchange(X25519PublicKey.from_public_bytes(points[call % len(points)]))
+    return time.perf_counter() - began
+
+
+def _floor_seconds(size: int, processes: int) -> float:
+    """What X25519 alone takes on so many processors: two sets, each multiplied by both parties.
+
+    Measured on a sample, in all processes at once.
+    """
+    calls = 4 * size // processes
+    sample = min(calls, _SAMPLE)
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        seconds = pool.map(_bare_calls, [sample] * processes, 1)
+    return max(seconds) * calls / sample
+
+
 def _ours(protocol: str, size: int) -> Measured:
     """All parties in one process, `ecdh` with helpers, whose memory is counted in full."""
     from protocols.psi import SET_INTERSECTIONS
@@ -65,21 +107,23 @@ def _ours(protocol: str, size: int) -> Measured:
     began = time.perf_counter()
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
     helpers = _HELPERS if size >= _ENOUGH_FOR_HELPERS else 1
-    backend = SET_INTERSECTIONS[protocol](agreement, processes=helpers)
+    children = _Children()
+    backend = SET_INTERSECTIONS[protocol](agreement, processes=helpers, progress=children.look)
     hub = backend.hub("hub", ["member"], hub_ids)
     roles: dict[str, Any] = {"hub": hub, "member": backend.member("member", "hub", member_ids)}
     if backend.needs_dealer:
         roles["dealer"] = backend.dealer("hub", ["member"])
     sent, rounds = _carry(roles)
     seconds = time.perf_counter() - began
-    helper_peak = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return {
+    found = {
         "seconds": seconds,
         "bytes": sent,
         "rounds": rounds,
-        "peak_memory": _peak_memory() + helpers * helper_peak,
+        "peak_memory": _peak_memory() + children.peak,
         "common": len(hub.rows),
     }
+    floor = {"floor_seconds": _floor_seconds(size, helpers)} if protocol == "ecdh" else {}
+    return found | floor
 
 
 def _openmined(_protocol: str, size: int) -> Measured:

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.bench import BENCHES, psi, psi_case
 
-FIELDS = {"seconds", "bytes", "rounds", "peak_memory", "speedup_vs_openmined"}
+FIELDS = {"seconds", "bytes", "rounds", "peak_memory", "speedup_vs_openmined", "floor_seconds"}
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +28,8 @@ def test_rows_of_one_size() -> None:
         assert row["rounds"] == rounds
         assert 10**7 < row["peak_memory"] < 10**9
         assert row["speedup_vs_openmined"] is None
+    assert rows["circuit/300"]["floor_seconds"] is None
+    assert 0 < rows["ecdh/300"]["floor_seconds"] < 60
     # 300 IDs of 32 bytes from each side, 300 tags of 16 bytes, 150 places of 4, four headers
     assert rows["ecdh/300"]["bytes"] == 2 * 300 * 32 + 300 * 16 + 150 * 4 + 4 * 22
 
@@ -55,6 +57,16 @@ def test_a_peer_that_can_be_imported_is_measured_and_compared(
     assert ours["speedup_vs_openmined"] == pytest.approx(4.0 / ours["seconds"])
     with pytest.raises(RuntimeError, match="openmined/80 found 50 IDs, not 40"):
         list(psi.measure(80, 1))
+
+
+def test_the_memory_of_helpers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psi_case, "_peak_memory", lambda process="self": process != "self")
+    monkeypatch.setattr(psi_case, "_floor_seconds", lambda *_: 1.0)
+    alone = psi_case._ours("ecdh", 200)
+    monkeypatch.setattr(psi_case, "_ENOUGH_FOR_HELPERS", 200)
+    assert alone["peak_memory"] == 0
+    # two of each party: the hub's wait for what the member sends
+    assert psi_case._ours("ecdh", 200)["peak_memory"] == 4
 
 
 def test_a_failing_case_is_an_error() -> None:
