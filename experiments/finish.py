@@ -1,16 +1,41 @@
-"""What follows a finished run: the attacks that its config names, then its report."""
+"""What follows a finished run: the attacks that its config or its user names."""
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
-from attacks.interface import AttackResult
+from attacks.interface import AttackResult, Guess
+from attacks.recorded import truth_of
 from attacks.run import mount
+from experiments.reconstructions import (
+    Reconstruction,
+    keep_examples,
+    key_of,
+    read_examples,
+    write_examples,
+)
+from secure_apfed.config import AttackChoice
 from secure_apfed.runs import RunFolder, load_recording
 
 __all__ = ["mount_attacks"]
 
 
-def mount_attacks(folder: Path) -> tuple[AttackResult, ...]:
-    """Mount the attacks of a finished run's config and write attacks.json; return their results.
+def mount_attacks(
+    folder: Path,
+    choices: Iterable[AttackChoice] | None = None,
+    *,
+    seed: int | None = None,
+    device: str = "cpu",
+) -> tuple[AttackResult, ...]:
+    """Mount attacks on a finished run and write attacks.json; return the results of all.
+
+    Results that the file holds of attacks not mounted now are kept.
+
+    Args:
+        folder: of the run.
+        choices: names and options; the config's unless given.
+        seed: of the attacks; the run's unless given.
+        device: where their networks compute.
 
     Raises:
         ConfigError: an unknown attack or option.
@@ -18,7 +43,34 @@ def mount_attacks(folder: Path) -> tuple[AttackResult, ...]:
     """
     recording = load_recording(folder)
     config = recording.config
-    results = mount(recording, config.attacks, seed=config.seed)
-    written = [result.as_json() for result in results]
-    RunFolder(folder).write_json(folder / "attacks.json", written)
-    return results
+    chosen = tuple(config.attacks if choices is None else choices)
+    examples: dict[str, Reconstruction] = {}
+
+    def keep(result: AttackResult, guess: Guess) -> None:
+        example = keep_examples(result, guess, truth_of(recording))
+        if example is not None:
+            examples[key_of(result)] = example
+
+    results = mount(
+        recording,
+        chosen,
+        seed=config.seed if seed is None else seed,
+        device=device,
+        on_score=keep,
+    )
+    earlier = _others(folder, {choice.name for choice in chosen})
+    kept = {key_of(result) for result in earlier}
+    every = (*earlier, *results)
+    RunFolder(folder).write_json(folder / "attacks.json", [result.as_json() for result in every])
+    past = {key: one for key, one in read_examples(folder).items() if key in kept}
+    write_examples(folder, past | examples)
+    return every
+
+
+def _others(folder: Path, mounted: set[str]) -> list[AttackResult]:
+    """Return the results of earlier attacks that are not mounted again."""
+    path = folder / "attacks.json"
+    if not path.is_file():
+        return []
+    past = [AttackResult(**one) for one in json.loads(path.read_bytes())]
+    return [result for result in past if result.attack not in mounted]

@@ -24,7 +24,16 @@ from secure_apfed.privacy import GuardSettings
 from secure_apfed.runs import RunFolder, run
 from secure_apfed.training import SumSettings
 
-__all__ = ["VARIANTS", "Trial", "TrialResult", "Variant", "read_trial", "run_trial", "trials"]
+__all__ = [
+    "VARIANTS",
+    "Trial",
+    "TrialResult",
+    "Variant",
+    "finish_trial",
+    "read_trial",
+    "run_trial",
+    "trials",
+]
 
 
 @dataclass(frozen=True)
@@ -112,20 +121,30 @@ def run_trial(trial: Trial) -> TrialResult:
     Raises:
         ApfedError: as `secure_apfed.runs.run`.
     """
+    finish_trial(trial.config, trial.folder)
+    return read_trial(trial)
+
+
+def finish_trial(config: Config, path: Path) -> None:
+    """Run and attack, on one thread; do nothing that the folder shows to be done.
+
+    Raises:
+        CheckpointError: the folder holds a run with other settings.
+        ApfedError: as `secure_apfed.runs.run`.
+    """
     torch.set_num_threads(1)
-    folder = RunFolder(trial.folder)
-    if folder.result.exists() and load_config(folder.config) != trial.config:
+    folder = RunFolder(path)
+    if folder.result.exists() and load_config(folder.config) != config:
         raise CheckpointError(
-            f"{trial.folder} holds a run with other settings; remove it, or choose another folder"
+            f"{path} holds a run with other settings; remove it, or choose another folder"
         )
     with warnings.catch_warnings():
-        # The plain variants are unsafe by name, and the table says so.
+        # The plain variants are unsafe by name, and the tables say so.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         if not folder.result.exists():
-            run(trial.config, trial.folder, resume=folder.checkpoint.exists())
-        if not (trial.folder / "attacks.json").exists():
-            mount_attacks(trial.folder)
-    return read_trial(trial)
+            run(config, path, resume=folder.checkpoint.exists())
+        if not (path / "attacks.json").exists():
+            mount_attacks(path)
 
 
 def read_trial(trial: Trial) -> TrialResult:

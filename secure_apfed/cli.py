@@ -15,7 +15,7 @@ import typer
 from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed import terminal
+from secure_apfed import cli_leakage, terminal
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ app = typer.Typer(
 )  # fmt: skip
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
 app.add_typer(data_app, name="data")
+app.command()(cli_leakage.attack)
+app.command()(cli_leakage.tradeoff)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]

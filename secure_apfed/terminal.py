@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "INTERRUPTED",
     "Failure",
+    "counting",
     "downloading",
     "failure_of",
     "print_json",
@@ -224,6 +225,21 @@ def downloading(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], Non
 
     with shown:
         yield update
+
+
+@contextmanager
+def counting(name: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a count on stderr; yields what is called with (done, in all)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    shown = RichProgress(
+        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TimeElapsedColumn(), console=Console(stderr=True), disable=quiet,
+    )  # fmt: skip
+    task = shown.add_task(name, total=None)
+    with shown:
+        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 def show_forecast(name: str, told: "Forecast") -> None:

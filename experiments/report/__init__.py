@@ -3,16 +3,19 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments.report.document import privacy_document
 from experiments.report.folder import RunFolder, read_run
 from experiments.report.page import render
 from experiments.report.pictures import write_pictures
 from secure_apfed.errors import CheckpointError
+from secure_apfed.plain_json import to_json
+from secure_apfed.runs.folder import write_atomically
 
 __all__ = ["find_reference", "read_run", "write_report"]
 
 
 def write_report(folder: Path) -> Path:
-    """Make pictures/*.png and report.html of a finished run; return the page's path.
+    """Make pictures/*.png, report.html and privacy.json of a finished run; return the page's path.
 
     Raises:
         CheckpointError: the folder is no finished run, or a file in it is damaged.
@@ -24,6 +27,8 @@ def write_report(folder: Path) -> Path:
     half = folder / "report.html.part"
     half.write_text(render(run, reference, pictures), encoding="utf-8")
     half.replace(page)
+    document = to_json(privacy_document(run), indent=2).encode() + b"\n"
+    write_atomically(folder / "privacy.json", document)
     return page
 
 

@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
-from attacks.interface import AttackResult
 from experiments.report import words
 from experiments.report.entries import Coalition, Role
 from experiments.report.folder import Outcome, RunFolder
-from experiments.report.names import attack_title, method_name, plain
+from experiments.report.names import method_name, plain, value_told
 from experiments.report.rules import coalitions_in, limits_in, rule_for
 from protocols.psi import SET_INTERSECTIONS
 from protocols.sums import SECURE_SUMS
@@ -18,7 +16,7 @@ from secure_apfed.exchange import Kind
 from secure_apfed.training import TrainSettings
 
 __all__ = [
-    "AttackRow", "Learned", "Tile", "accounting_of", "alignment_leaks_of", "attacks_of",
+    "Learned", "Tile", "accounting_of", "alignment_leaks_of",
     "coalitions_of", "learned_by", "limits_of", "settings_of", "tiles_of", "warnings_of",
 ]  # fmt: skip
 
@@ -44,23 +42,6 @@ class Learned:
     reads: str
     protects: str
     remains: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttackRow:
-    """One attack by one adversary in words; `reason` where it said nothing."""
-
-    title: str
-    adversary: str
-    knowledge: str
-    metric: str = ""
-    attack: str = ""
-    variant: str = ""
-    baseline: str = ""
-    baseline_name: str = ""
-    advantage: str = ""
-    scored: str = ""
-    reason: str = ""
 
 
 def learned_by(run: RunFolder) -> Mapping[str, tuple[Learned, ...]]:
@@ -208,35 +189,14 @@ def accounting_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
         rows.append(("delta", words.number(privacy.delta)))
     if privacy.releases is not None:
         rows.append(("T, most releases of one row", words.count(privacy.releases)))
-    rows += [(plain(name), _value(value)) for name, value in (privacy.model_extra or {}).items()]
+    rows += [
+        (plain(name), value_told(value)) for name, value in (privacy.model_extra or {}).items()
+    ]
     rows += [
         (f"charges to the ledger of {party}", words.count(charges))
         for party, charges in run.charges.items()
     ]
     return tuple(rows)
-
-
-def attacks_of(run: RunFolder) -> tuple[AttackRow, ...]:
-    """Return all attacks, also those that did not apply."""
-    return tuple(_attack_row(one) for one in run.attacks or ())
-
-
-def _attack_row(one: AttackResult) -> AttackRow:
-    knowledge = ", ".join(f"{plain(name)} {_value(value)}" for name, value in one.knowledge.items())
-    row = {"title": attack_title(one), "adversary": one.adversary, "knowledge": knowledge}
-    if not one.applicable or one.advantage is None:
-        return AttackRow(**row, reason=one.reason or "not applicable")
-    metric, baseline = str(one.metric), str(one.baseline)
-    return AttackRow(
-        **row,
-        metric=plain(metric),
-        attack=f"{one.score[metric]:.3f}",
-        variant=str(one.variant),
-        baseline=f"{one.baselines[baseline][metric]:.3f}",
-        baseline_name=baseline,
-        advantage=words.signed(one.advantage),
-        scored=words.count(one.counts.get("scored", 0)),
-    )
 
 
 def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
@@ -256,13 +216,15 @@ def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
     ]  # fmt: skip
     if outcome.sum:
         shown = {name: value for name, value in outcome.sum.items() if name != "protocol"}
-        rows.append(("secure sum", _value(shown)))
+        rows.append(("secure sum", value_told(shown)))
     guard = {
         key: value
         for key, value in config.guard.model_dump(mode="json").items()
         if value is not None
     }
-    rows.append(("guard", ", ".join(f"{name} {_value(value)}" for name, value in guard.items())))
+    rows.append(
+        ("guard", ", ".join(f"{name} {value_told(value)}" for name, value in guard.items()))
+    )
     return tuple(rows)
 
 
@@ -280,15 +242,3 @@ def _rows_told(outcome: Outcome) -> str:
         ("aligned", outcome.aligned_rows),
     )
     return ", ".join(f"{words.count(value)} {name}" for name, value in told if value is not None)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return words.number(value, 4)
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_value, value))
-    if isinstance(value, Mapping):
-        return "; ".join(f"{plain(key)} {_value(entry)}" for key, entry in value.items())
-    return str(value)

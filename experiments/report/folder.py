@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from attacks.interface import AttackResult
+from experiments.reconstructions import Reconstruction, read_examples
 from experiments.report.entries import Role, Situation
 from secure_apfed.config import Config
 from secure_apfed.config_file import load_config_text
@@ -102,6 +103,7 @@ class RunFolder:
         seeds, versions: for repeating the run.
         charges: by party that released anything, how often its ledger was charged.
         attacks: their results; None where none were mounted.
+        examples: what attacks rebuilt, by `key_of` of their result.
     """
 
     path: Path
@@ -115,6 +117,7 @@ class RunFolder:
     versions: Mapping[str, Any]
     charges: Mapping[str, int]
     attacks: tuple[AttackResult, ...] | None
+    examples: Mapping[str, Reconstruction]
 
     @property
     def situation(self) -> Situation:
@@ -161,6 +164,7 @@ def read_run(path: Path) -> RunFolder:
         versions=_json(path / "versions.json"),
         charges=_charges(path),
         attacks=_attacks(path / "attacks.json"),
+        examples=read_examples(path),
     )
 
 

@@ -1,10 +1,12 @@
 """The names that people read instead of keys."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from attacks.interface import AttackResult
+from experiments.report import words
 
-__all__ = ["attack_title", "method_name", "plain"]
+__all__ = ["attack_title", "method_name", "plain", "value_told"]
 
 _METHODS: Mapping[str, str] = {
     "apfed": "APFed",
@@ -32,3 +34,16 @@ def attack_title(result: AttackResult) -> str:
 def plain(key: str) -> str:
     """Return a key as words."""
     return key.replace("_", " ").replace("-", " ")
+
+
+def value_told(value: Any) -> str:
+    """Return a setting or figure as words."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return words.number(value, 4)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(value_told, value))
+    if isinstance(value, Mapping):
+        return "; ".join(f"{plain(key)} {value_told(entry)}" for key, entry in value.items())
+    return str(value)

@@ -9,6 +9,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from experiments.report import contents
+from experiments.report.attack_rows import attacks_of
 from experiments.report.folder import RunFolder
 from experiments.report.names import method_name
 from experiments.report.pictures import Picture
@@ -40,7 +41,7 @@ def render(run: RunFolder, reference: RunFolder | None, pictures: Sequence[Pictu
         guarantee=run.outcome.guarantee,
         accounting=contents.accounting_of(run),
         trace=run.outcome.privacy.trace,
-        attacks=contents.attacks_of(run),
+        attacks=attacks_of(run),
         limits=contents.limits_of(run),
         settings=contents.settings_of(run),
         config=dump_config(run.config),

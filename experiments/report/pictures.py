@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 
 from attacks.interface import AttackResult
 from experiments.report.folder import RunFolder
+from experiments.report.leakage_pictures import draw_rebuilt
 from experiments.report.names import attack_title, method_name, plain
 from experiments.report.words import signed
 
@@ -76,6 +77,7 @@ def write_pictures(
         ("learning", "Learning", lambda: _learning(run)),
         ("accuracy", "Accuracy against SingleVL", lambda: _accuracy(run, reference)),
         ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
+        ("rebuilt", "What attacks rebuilt", lambda: draw_rebuilt(run)),
     )
     with mpl.rc_context(STYLE):
         for name, title, draw in drawings:

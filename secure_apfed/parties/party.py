@@ -16,7 +16,19 @@ from secure_apfed.exchange.outbox import Outbox
 from secure_apfed.seeds import seeded
 from secure_apfed.training import TrainSettings
 
-__all__ = ["Compute", "Party", "Seat"]
+__all__ = ["Compute", "Party", "Seat", "find_device"]
+
+
+def find_device(choice: str) -> torch.device:
+    """The device of "auto" (a GPU where there is one), "cpu" or "cuda".
+
+    Raises:
+        ConfigError: a GPU is asked for and there is none.
+    """
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda was asked for, but torch sees no GPU; say auto or cpu")
+    gpu = choice != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if gpu else "cpu")
 
 
 @dataclass(frozen=True)
@@ -40,14 +52,8 @@ class Compute:
         Raises:
             ConfigError: a GPU is asked for and there is none.
         """
-        if train.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(
-                "train.device: cuda was asked for, but torch sees no GPU; say auto or cpu"
-            )
-        gpu = train.device != "cpu" and torch.cuda.is_available()
         dtype = torch.float64 if train.precision == "float64" else torch.float32
-        device = torch.device("cuda" if gpu else "cpu")
-        return cls(device, dtype, train.precision == "bfloat16")
+        return cls(find_device(train.device), dtype, train.precision == "bfloat16")
 
     def place(self, values: Tensor) -> Tensor:
         """Move to the device; floating-point values take the dtype."""

@@ -1,0 +1,79 @@
+"""What a study reads of one finished run: accuracy, epsilons, and the worst of each attack."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from attacks.interface import AttackResult
+from experiments.report import read_run
+
+__all__ = ["Leak", "Outcome", "read_outcome"]
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One attack by its worst adversary: `metric` of the attack and of its best baseline."""
+
+    metric: str
+    advantage: float
+    score: float
+    baseline: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One run.
+
+    Attributes:
+        accuracy: of the method's own inference, 0 to 1.
+        leaks: by (target, attack with the number of labels or shadow rows that it knew).
+    """
+
+    accuracy: float
+    epsilon_x: float
+    epsilon_y: float
+    releases: int
+    leaks: Mapping[tuple[str, str], Leak]
+
+
+def read_outcome(folder: Path) -> Outcome:
+    """Read a finished run with its attacks.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+    run = read_run(folder)
+    privacy = run.outcome.privacy
+    worst: dict[tuple[str, str], AttackResult] = {}
+    for result in run.attacks or ():
+        if result.advantage is None:
+            continue
+        key = (result.target, _name(result))
+        past = worst.get(key)
+        if past is None or result.advantage > (past.advantage or -math.inf):
+            worst[key] = result
+    return Outcome(
+        accuracy=next(iter(run.outcome.accuracy.values())),
+        epsilon_x=privacy.epsilon_x,
+        epsilon_y=privacy.epsilon_y,
+        releases=privacy.releases or 0,
+        leaks={key: _leak(result) for key, result in worst.items()},
+    )
+
+
+def _name(result: AttackResult) -> str:
+    """The attack and what it was given: other knowledge makes another attack."""
+    labels, shadow = result.knowledge.get("labels", 0), result.knowledge.get("shadow_rows", 0)
+    known = [f"{count} {what}" for count, what in ((labels, "labels"), (shadow, "pairs")) if count]
+    return f"{result.attack} ({', '.join(known) or 'no labels'})"
+
+
+def _leak(result: AttackResult) -> Leak:
+    metric, baseline = str(result.metric), str(result.baseline)
+    return Leak(
+        metric=metric,
+        advantage=float(result.advantage or 0.0),
+        score=float(result.score[metric] or 0.0),
+        baseline=float(result.baselines[baseline][metric] or 0.0),
+    )

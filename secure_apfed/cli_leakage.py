@@ -1,0 +1,162 @@
+"""The commands of `secure-apfed` that measure leakage: `attack` and `tradeoff`.
+
+Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from secure_apfed import terminal
+
+if TYPE_CHECKING:
+    from attacks.interface import AttackResult
+    from secure_apfed.config import AttackChoice
+
+__all__ = ["attack", "attack_rows", "tradeoff"]
+
+
+def attack(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option("--attacks", help="Names, apart or with commas; all that exist unless given."),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", metavar="ATTACK.KEY=VALUE",
+            help="Mount this attack once with these options instead of its usual settings.",
+        ),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The run's unless given.")] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option(help="Where attacks with networks compute.")
+    ] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; infinity is the text inf.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Mount attacks on a finished run, show them, and renew its report."""
+    from attacks.run import headlines
+    from experiments.finish import mount_attacks
+    from secure_apfed.parties.party import find_device
+
+    chosen = _chosen(attacks or [], options or [])
+    if not as_json:
+        terminal.show_note(f"mounting {', '.join(dict.fromkeys(one.name for one in chosen))}")
+    results = mount_attacks(folder, chosen, seed=seed, device=find_device(device).type)
+    page = _renewed_report(folder)
+    if as_json:
+        told = [result.as_json() for result in results]
+        terminal.print_json({"attacks": told, "folder": folder, "report": page})
+        return
+    columns = ("attack", "target", "by", "advantage", "in", "best variant", "over")
+    terminal.show_rows("Attacks, the worst adversary of each", columns, attack_rows(results))
+    for one in headlines(results):
+        if one.advantage is None:
+            terminal.show_note(f"{one.attack} is not applicable: {one.reason}")
+    terminal.show_note(
+        "An advantage is over the best baseline with the same knowledge. One near 0 proves nothing."
+    )
+    if page is not None:
+        typer.echo(page)
+
+
+def _renewed_report(folder: Path) -> Path | None:
+    try:
+        from experiments.report import write_report
+    except ModuleNotFoundError as error:
+        if error.name not in ("matplotlib", "jinja2"):
+            raise
+        terminal.show_note(
+            f"no report: {error.name} is not installed; pip install 'secure-apfed[experiments]'"
+        )
+        return None
+    return write_report(folder)
+
+
+def attack_rows(results: "Sequence[AttackResult]") -> list[tuple[str, ...]]:
+    """Return a table's row for the worst adversary of each attack that applied to any."""
+    from attacks.run import headlines
+
+    rows: list[tuple[str, ...]] = []
+    for one in headlines(results):
+        name, target = one.attack, f"{one.target} of {one.victim}" if one.victim else one.target
+        if one.advantage is not None:
+            rows.append(
+                (name, target, one.adversary, f"{one.advantage:+.3f}", str(one.metric),
+                 str(one.variant), str(one.baseline))
+            )  # fmt: skip
+    return rows
+
+
+def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
+    """Return what to mount: the attacks with options given once each, the others' full suites."""
+    from attacks import ATTACKS
+    from attacks.run import full_suite, prepare
+    from secure_apfed.config import AttackChoice
+
+    wanted = [one.strip() for name in names for one in name.split(",") if one.strip()]
+    given = _options_by_attack(options)
+    named = list(dict.fromkeys([*(wanted or ([] if given else ATTACKS)), *given]))
+    chosen: list[AttackChoice] = []
+    for name in named:
+        if name in given:
+            chosen.append(AttackChoice(name=name, options=given[name]))
+            prepare(chosen[-1])
+        else:
+            chosen += full_suite([name])
+    return tuple(chosen)
+
+
+def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
+    import yaml
+
+    from secure_apfed.errors import ConfigError
+
+    given: dict[str, dict[str, object]] = {}
+    for option in options:
+        path, equals, text = option.partition("=")
+        name, dot, key = path.strip().partition(".")
+        if not (equals and dot and name and key):
+            raise ConfigError(
+                f"--option {option}: expected ATTACK.KEY=VALUE, as in "
+                "model_completion.labels_per_class=4"
+            )
+        try:
+            given.setdefault(name, {})[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"--option {option}: the value {text!r} is not YAML") from None
+    return given
+
+
+def tradeoff(
+    study_file: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file of the study.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Folder; runs/NAME unless given. A stopped study goes on.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    backend: Annotated[
+        Literal["loky", "ray"], typer.Option(help="Where processes run; ray: on a Ray cluster.")
+    ] = "loky",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; infinity is the text inf.")
+    ] = False,
+) -> None:
+    """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
+    from experiments.tradeoff import load_study, run_study
+
+    study = load_study(study_file)
+    folder = output or Path("runs", study.name)
+    with terminal.counting(f"{study.name}: trials", quiet=as_json) as on_done:
+        board = run_study(study, folder, jobs=jobs, backend=backend, on_done=on_done)
+    if as_json:
+        terminal.print_json({"study": study.name, "points": board.as_json(), "folder": folder})
+        return
+    terminal.show_rows(
+        f"Trade-off {study.name}: accuracy, and the worst attack's advantage", *board.summary()
+    )
+    typer.echo(folder / "index.html")

@@ -1,0 +1,93 @@
+import json
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.finish import mount_attacks
+from experiments.reconstructions import FILE, read_examples
+from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.cli import execute
+from secure_apfed.config import AttackChoice
+from secure_apfed.config_file import load_config_text
+from secure_apfed.errors import CheckpointError
+from secure_apfed.runs import run
+
+CONFIG = """
+name: small
+method: apfed_c
+data: {dataset: digits, views: 2}
+model: {hidden: [16], representation: 8, projection: 8}
+train: {epochs: 2, batch_size: 256, device: cpu, learning_rate: 0.05}
+secure_sum: {protocol: plain, allow_single_passive: true}
+guard: {mechanism: none}
+transcript: {keep: all}
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("runs") / "small"
+    with pytest.warns(UnsafeChoiceWarning):
+        run(load_config_text(CONFIG), folder)
+    return folder
+
+
+def test_attacks_are_mounted_and_kept_beside_earlier_ones(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = execute(["attack", str(finished), "--attacks", "temporal", "--json",
+                    "--option", "temporal.labels_per_class=4"])  # fmt: skip
+    assert code == 0
+    first = json.loads(capsys.readouterr().out)["attacks"]
+    assert {one["attack"] for one in first} == {"temporal"}
+    assert execute(["attack", str(finished), "--attacks", "inverse_network", "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)["attacks"]
+    assert {one["attack"] for one in both} == {"temporal", "inverse_network"}
+    assert (finished / "report.html").is_file()
+
+
+def test_the_table_says_what_does_not_apply(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["attack", str(finished), "--attacks", "label_gradients"]) == 0
+    assert "label_gradients is not applicable: apfed_c" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--attacks", "tempral"], "did you mean 'temporal'"),
+        (["--option", "temporal"], "expected ATTACK.KEY=VALUE"),
+        (["--option", "temporal.windw=3"], "did you mean 'window'"),
+        (["--option", "temporal.window=[3"], "is not YAML"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    finished: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["attack", str(finished), *arguments, "--json"]) == 2
+    assert told in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["attack", str(tmp_path), "--json"]) == 3
+    assert "holds no finished run" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_rebuilt_images_are_kept_for_their_owner_only(finished: Path) -> None:
+    results = mount_attacks(finished, [AttackChoice(name="inverse_network")])
+    examples = read_examples(finished)
+    path = finished / FILE
+    shape = tuple(torch.as_tensor(next(iter(examples.values())).original.shape).tolist())
+    assert len(shape) == 4
+    assert shape[0] <= 8
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {key.rpartition("-")[0] for key in examples} == {"inverse_network"}
+    assert any(result.applicable for result in results)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_examples(finished)
+    path.unlink()
+    assert read_examples(finished) == {}

@@ -1,0 +1,162 @@
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from experiments.tradeoff import load_study, run_study
+from experiments.tradeoff.board import Board, Interval, dcs, on_the_front
+from experiments.tradeoff.outcome import Leak, Outcome
+from experiments.tradeoff.study import Point, Study, points
+from secure_apfed.errors import CheckpointError, ConfigError
+
+STUDY = """
+name: tiny
+base: base.yaml
+seeds: 2
+defences:
+  - {name: none, undefended: true}
+  - {name: noise, set: {guard: {mechanism: gaussian}}, knob: guard.epsilon, values: [1.0, 50.0]}
+"""
+BASE = """
+name: tiny
+method: apfed_c
+data: {dataset: digits, views: 2, overlap: 0.5}
+model: {hidden: [8], representation: 4, projection: 4}
+train: {epochs: 2, batch_size: 128, device: cpu, learning_rate: 0.05, max_gradient_norm: 1.0}
+secure_sum: {protocol: plain, allow_single_passive: true}
+guard: {mechanism: none}
+attacks: [{name: model_completion, options: {labels_per_class: 4}}, {name: inverse_network}]
+"""
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> Path:
+    (tmp_path / "base.yaml").write_text(BASE)
+    file = tmp_path / "study.yaml"
+    file.write_text(STUDY)
+    return file
+
+
+def _outcome(accuracy: float, advantage: float, epsilon: float = math.inf) -> Outcome:
+    leak = Leak("balanced_accuracy", advantage, 0.5 + advantage, 0.5)
+    return Outcome(
+        accuracy=accuracy, epsilon_x=epsilon, epsilon_y=math.inf, releases=3,
+        leaks={("labels", "model_completion (no labels)"): leak},
+    )  # fmt: skip
+
+
+def _board(study: Study, **by_defence: tuple[float, float]) -> Board:
+    listed = {point.label: point for point in points(study)}
+    results: list[tuple[Point, list[Outcome]]] = []
+    for label, point in listed.items():
+        accuracy, advantage = by_defence.get(label.split(",")[0], (0.7, 0.1))
+        results.append((point, [_outcome(accuracy, advantage), _outcome(accuracy, advantage)]))
+    return Board.of(results)
+
+
+def test_dcs_is_one_where_nothing_leaks_and_nothing_is_lost() -> None:
+    assert dcs(attack=0.1, ideal=0.1, accuracy=0.9, undefended=0.9) == 1
+    assert dcs(attack=0.0, ideal=0.1, accuracy=0.95, undefended=0.9) == 1, "it is one-sided"
+
+
+def test_dcs_as_the_paper_writes_it() -> None:
+    assert dcs(attack=0.6, ideal=0.0, accuracy=0.8, undefended=0.9) == pytest.approx(
+        1 / (1 + math.sqrt(0.5 * 0.6**2 + 0.5 * 0.1**2))
+    )
+    assert dcs(attack=-3.0, ideal=0.0, accuracy=0.9, undefended=0.9) == 1
+
+
+def test_intervals_of_one_of_equal_and_of_several_values() -> None:
+    assert math.isnan(Interval.of([0.5]).low)
+    assert Interval.of([0.5, 0.5]) == Interval(0.5, 0.5, 0.5)
+    several = Interval.of([0.1, 0.2, 0.3, 0.4])
+    assert 0.1 <= several.low < several.mean < several.high <= 0.4
+    assert several == Interval.of([0.1, 0.2, 0.3, 0.4])
+
+
+def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
+    listed = list(points(load_study(study_file)))
+    assert [point.label for point in listed] == [
+        "SingleVL (the active alone)", "TVFL (all parties predict)", "none",
+        "noise, epsilon 1.0", "noise, epsilon 50.0",
+    ]  # fmt: skip
+    assert [point.reference for point in listed] == [True, True, False, False, False]
+    names = [config.name for point in listed for config in point.configs]
+    assert len(set(names)) == len(names) == 10
+    assert listed[3].configs[1].guard.epsilon == 1.0
+    assert listed[3].configs[1].seed == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("undefended: true", "undefended: false", "exactly one defence says undefended"),
+        ("knob: guard.epsilon, ", "", "knob and values go together"),
+        ("name: noise", "name: none", "defences are all different"),
+        ("name: tiny", "name: ../tiny", "name"),
+        ("base: base.yaml", "base: bace.yaml", "there is no 'bace.yaml' beside"),
+        ("seeds: 2", "seeds: 0", "seeds"),
+        ("values: [1.0, 50.0]", "values: []", "knob and values"),
+        ("seeds: 2", "seed: 2", "did you mean 'seeds'"),
+    ],
+)
+def test_a_wrong_study_is_refused(study_file: Path, old: str, new: str, told: str) -> None:
+    study_file.write_text(STUDY.replace(old, new))
+    with pytest.raises(ConfigError, match=told):
+        load_study(study_file)
+
+
+def test_a_change_that_no_run_accepts_names_the_defence(study_file: Path) -> None:
+    study_file.write_text(STUDY.replace("mechanism: gaussian", "mechanism: gausian"))
+    with pytest.raises(ConfigError, match=r"study tiny, noise epsilon 1\.0|--set"):
+        list(points(load_study(study_file)))
+
+
+def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Path) -> None:
+    board = _board(load_study(study_file), none=(0.9, 0.4), noise=(0.88, 0.0))
+    assert [entry.point.reference for entry in board.entries] == [True, True, False, False, False]
+    assert [entry.point.defence for entry in board.entries[2:]] == ["noise", "noise", "none"]
+    undefended = board.entries[-1]
+    assert undefended.dcs_baseline == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.4**2)))
+    assert undefended.dcs_vflair == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.9**2)))
+    assert board.as_markdown().count("\n") == 2 + 5
+    assert "dcs_baseline" in board.as_csv().splitlines()[0]
+
+
+def test_the_front_holds_what_nothing_beats(study_file: Path) -> None:
+    board = _board(load_study(study_file), none=(0.9, 0.4), noise=(0.88, 0.0))
+    front = on_the_front(board.entries, "labels")
+    assert [entry.point.defence for entry in front] == ["noise", "none"]
+    worse = [
+        dataclasses.replace(e) for e in _board(load_study(study_file), noise=(0.5, 0.3)).entries
+    ]
+    assert [e.point.defence for e in on_the_front(worse, "labels")] == ["none"]
+
+
+def test_a_study_runs_resumes_and_writes_its_page(study_file: Path, tmp_path: Path) -> None:
+    study, folder = load_study(study_file), tmp_path / "out"
+    told: list[tuple[int, int]] = []
+    board = run_study(study, folder, on_done=lambda done, total: told.append((done, total)))
+    assert told[-1] == (10, 10)
+    assert board.targets == ("features", "labels")
+    page = (folder / "index.html").read_text()
+    assert page.count("data:image/png;base64,") == 2
+    for link in (part.split('"')[0] for part in page.split('href="')[1:]):
+        assert (folder / link).is_file()
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
+    assert len(stamps) == 10
+    again = run_study(study, folder)
+    assert again.as_json() == board.as_json()
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")} == stamps
+    assert json.loads((folder / "points.json").read_bytes())[0]["seeds"] == 2
+
+
+def test_a_folder_of_another_study_is_refused(study_file: Path, tmp_path: Path) -> None:
+    one_seed = STUDY.replace("seeds: 2", "seeds: 1").replace("values: [1.0, 50.0]", "values: [1.0]")
+    study_file.write_text(one_seed)
+    run_study(load_study(study_file), tmp_path / "out")
+    (tmp_path / "base.yaml").write_text(BASE.replace("epochs: 2", "epochs: 1"))
+    with pytest.raises(CheckpointError, match="run with other settings"):
+        run_study(load_study(study_file), tmp_path / "out")
