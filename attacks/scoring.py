@@ -103,29 +103,22 @@ def score(
         raise AttackError(f"{attack.name} guesses no row that trained")
     actual = truth_A[guess.positions.numpy()[trained_N]]
     scale = SCALES[attack.target]
-    figures = {
-        kind: {
-            name: dict(scale.measure(_rows(item, trained_N), actual))
-            for name, item in items.items()
-        }
-        for kind, items in (
-            ("attacks", guess.attacks),
-            ("baselines", guess.baselines),
-            ("references", guess.references),
-        )
-    }
-    variant, best = _best(figures["attacks"], scale.metric)
-    baseline, floor = _best(figures["baselines"], scale.metric)
+    attacks, baselines, references = (
+        {name: dict(scale.measure(_rows(item, trained_N), actual)) for name, item in items.items()}
+        for items in (guess.attacks, guess.baselines, guess.references)
+    )
+    variant, best = _best(attacks, scale.metric)
+    baseline, floor = _best(baselines, scale.metric)
     return AttackResult(
         **_who(attack, view),
         applicable=True,
         metric=scale.metric,
         variant=variant,
-        score=figures["attacks"][variant],
-        variants=figures["attacks"],
+        score=attacks[variant],
+        variants=attacks,
         baseline=baseline,
-        baselines=figures["baselines"],
-        references=figures["references"],
+        baselines=baselines,
+        references=references,
         advantage=best - floor,
         knowledge=_declared(view),
         counts={"known": len(known), "scored": len(actual)},

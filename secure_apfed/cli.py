@@ -110,18 +110,7 @@ def _finish(
 
     if config.attacks and not quiet:
         terminal.show_note(f"mounting {', '.join(choice.name for choice in config.attacks)}")
-    results = mount_attacks(folder)
-    try:
-        from experiments.report import write_report
-    except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "jinja2"):
-            raise
-        terminal.show_note(
-            f"no report: {error.name} is not installed; "
-            f"pip install 'secure-apfed[experiments]', then secure-apfed report {folder}"
-        )
-        return results, None
-    return results, write_report(folder)
+    return mount_attacks(folder), cli_leakage.report_if_possible(folder)
 
 
 def _told(

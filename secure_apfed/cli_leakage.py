@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from attacks.interface import AttackResult
     from secure_apfed.config import AttackChoice
 
-__all__ = ["attack", "attack_rows", "tradeoff"]
+__all__ = ["attack", "report_if_possible", "tradeoff"]
 
 
 def attack(
@@ -40,7 +40,6 @@ def attack(
     ] = False,
 ) -> None:  # fmt: skip
     """Mount attacks on a finished run, show them, and renew its report."""
-    from attacks.run import headlines
     from experiments.finish import mount_attacks
     from secure_apfed.parties.party import find_device
 
@@ -48,49 +47,49 @@ def attack(
     if not as_json:
         terminal.show_note(f"mounting {', '.join(dict.fromkeys(one.name for one in chosen))}")
     results = mount_attacks(folder, chosen, seed=seed, device=find_device(device).type)
-    page = _renewed_report(folder)
+    page = report_if_possible(folder)
     if as_json:
         told = [result.as_json() for result in results]
         terminal.print_json({"attacks": told, "folder": folder, "report": page})
         return
-    columns = ("attack", "target", "by", "advantage", "in", "best variant", "over")
-    terminal.show_rows("Attacks, the worst adversary of each", columns, attack_rows(results))
-    for one in headlines(results):
-        if one.advantage is None:
-            terminal.show_note(f"{one.attack} is not applicable: {one.reason}")
-    terminal.show_note(
-        "An advantage is over the best baseline with the same knowledge. One near 0 proves nothing."
-    )
+    _show_attacks(results)
     if page is not None:
         typer.echo(page)
 
 
-def _renewed_report(folder: Path) -> Path | None:
+def report_if_possible(folder: Path) -> Path | None:
+    """Make a run's report; without the extra that draws it, say so and return None."""
     try:
         from experiments.report import write_report
     except ModuleNotFoundError as error:
         if error.name not in ("matplotlib", "jinja2"):
             raise
         terminal.show_note(
-            f"no report: {error.name} is not installed; pip install 'secure-apfed[experiments]'"
+            f"no report: {error.name} is not installed; "
+            f"pip install 'secure-apfed[experiments]', then secure-apfed report {folder}"
         )
         return None
     return write_report(folder)
 
 
-def attack_rows(results: "Sequence[AttackResult]") -> list[tuple[str, ...]]:
-    """Return a table's row for the worst adversary of each attack that applied to any."""
+def _show_attacks(results: "Sequence[AttackResult]") -> None:
+    """Print the worst adversary of each attack, and why others said nothing."""
     from attacks.run import headlines
 
-    rows: list[tuple[str, ...]] = []
-    for one in headlines(results):
-        name, target = one.attack, f"{one.target} of {one.victim}" if one.victim else one.target
-        if one.advantage is not None:
-            rows.append(
-                (name, target, one.adversary, f"{one.advantage:+.3f}", str(one.metric),
-                 str(one.variant), str(one.baseline))
-            )  # fmt: skip
-    return rows
+    worst = headlines(results)
+    rows: list[tuple[str, ...]] = [
+        (one.attack, f"{one.target} of {one.victim}" if one.victim else one.target, one.adversary,
+         f"{one.advantage:+.3f}", str(one.metric), str(one.variant), str(one.baseline))
+        for one in worst if one.advantage is not None
+    ]  # fmt: skip
+    columns = ("attack", "target", "by", "advantage", "in", "best variant", "over")
+    terminal.show_rows("Attacks, the worst adversary of each", columns, rows)
+    for one in worst:
+        if one.advantage is None:
+            terminal.show_note(f"{one.attack} is not applicable: {one.reason}")
+    terminal.show_note(
+        "An advantage is over the best baseline with the same knowledge. One near 0 proves nothing."
+    )
 
 
 def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
