@@ -1,0 +1,256 @@
+"""A CrypTen world: parties in processes of their own, which talk through gloo.
+
+Run by: each party, once a process. Gives: CrypTen's tensors and protocols among the parties,
+with a limit on every wait, and nothing written to the environment or to the default process
+group of torch. Does not give: privacy or authenticity on the way. gloo neither encrypts nor
+authenticates, and whoever reads all links reads all shares, so the world binds to the
+loopback unless told otherwise; between machines it belongs inside a tunnel that does both
+(TLS, WireGuard). Semi-honest parties only.
+
+`crypten.init` is not called: it waits without end, needs and writes RANK, WORLD_SIZE and
+RENDEZVOUS, sends seeds in the clear, and fails beside another process group.
+
+Example, in process `rank` of three::
+
+    with crypten_world(rank, 3, port=29500) as world:
+        total = sum_at_first(world, numbers)  # protocols.crypten.ring
+"""
+
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
+
+from protocols.crypten.communicator import Communicator
+from protocols.crypten.party import Seat, seated
+from protocols.crypten.shim import load_crypten
+from protocols.crypten.triples import DealtTriples
+from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
+
+__all__ = ["GlooCommunicator", "crypten_world"]
+
+_LOOPBACK = "127.0.0.1"
+_ATTEMPT_S = 0.05
+
+
+@contextmanager
+def crypten_world(
+    rank: int,
+    size: int,
+    *,
+    port: int,
+    host: str = _LOOPBACK,
+    own_address: str = _LOOPBACK,
+    timeout_s: float = 30.0,
+    provider: Any = None,
+    insecure_development: bool = False,
+) -> Iterator["GlooCommunicator"]:
+    """Meet the other parties, be one of them in this process, and leave.
+
+    Args:
+        rank: of this party; that of rank 0 listens at `host` for the others to meet.
+        size: how many parties there are.
+        port: where rank 0 listens.
+        host: the address at which it does.
+        own_address: where this party takes connections of the others.
+        timeout_s: the limit of the meeting and of every later wait, in seconds.
+        provider: `protocols.crypten.triples.DealtTriples`; None allows no multiplication.
+        insecure_development: accept a provider of CrypTen's own, such as TrustedFirstParty,
+            whose party 0 sees all triples and can open all products; set up CrypTen's weak
+            generators too. Never with data that matters.
+
+    Raises:
+        LocalProtocolError: CrypTen is missing, an unsafe provider, a second world in this
+            process, or an address that cannot be used.
+        RemoteProtocolError: a party did not come, fell silent or went away.
+    """
+    crypten = load_crypten()
+    _check_provider(provider, insecure_development)
+    communicator = GlooCommunicator(
+        rank, size, _meet(rank, size, (host, port), own_address, timeout_s)
+    )
+    generators = {name: dict(each) for name, each in crypten.generators.items()}
+    try:
+        with seated(Seat(communicator, provider), whole_process=True):
+            if insecure_development:
+                vars(crypten)["_setup_prng"]()
+            yield communicator
+            communicator.barrier()
+    finally:
+        crypten.generators.update(generators)
+        communicator.close()
+
+
+class GlooCommunicator(Communicator):
+    """The other parties over gloo; every wait has the limit that the group was made with."""
+
+    def __init__(self, rank: int, size: int, group: Any) -> None:
+        super().__init__(rank, size)
+        self._group = group
+
+    def scatter(
+        self,
+        scatter_list: Sequence[torch.Tensor] | None,
+        src: int,
+        size: Any = None,
+        device: Any = None,
+    ) -> torch.Tensor:
+        del device
+        listed = list(scatter_list or ())
+        options = dist.ScatterOptions()
+        options.rootRank = src
+        shape = listed[self._rank].size() if size is None else size
+        result = torch.empty(shape, dtype=torch.int64)
+        sent = [listed] if src == self._rank else []
+        self._wait("scatter", lambda group: group.scatter([result], sent, options))
+        return result
+
+    def gather(self, tensor: torch.Tensor, dst: int) -> list[Any]:
+        options = dist.GatherOptions()
+        options.rootRank = dst
+        result = self._room(tensor) if dst == self._rank else []
+        self._wait("gather", lambda group: group.gather(result, [tensor.contiguous()], options))
+        return result[0] if result else [None]
+
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        result = self._room(tensor)
+        self._wait("all_gather", lambda group: group.allgather(result, [tensor.contiguous()]))
+        return result[0]
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
+        """Give the tensor of party `src` to all."""
+        self._wait("broadcast", lambda group: group.broadcast(tensor, root=src))
+        return tensor
+
+    def isend(self, tensor: torch.Tensor, dst: int) -> "_Waiting":
+        """Send to one party; what comes back has a `wait`."""
+        return self._start("send", lambda group: group.send([tensor], dst, 0))
+
+    def irecv(self, tensor: torch.Tensor, src: int) -> "_Waiting":
+        """Receive from one party into `tensor`; what comes back has a `wait`."""
+        return self._start("receive", lambda group: group.recv([tensor], src, 0))
+
+    def barrier(self) -> None:
+        """Wait until all parties are here."""
+        self._wait("barrier", lambda group: group.barrier())
+
+    def close(self) -> None:
+        """Give up the connections."""
+        self._group = None
+
+    def _room(self, tensor: torch.Tensor) -> list[list[torch.Tensor]]:
+        return [[torch.empty_like(tensor) for _ in range(self._size)]]
+
+    def _wait(self, what: str, begin: Callable[[Any], Any]) -> None:
+        self._start(what, begin).wait()
+
+    def _start(self, what: str, begin: Callable[[Any], Any]) -> "_Waiting":
+        if self._group is None:
+            raise LocalProtocolError(f"this CrypTen world is closed; open another one to {what}")
+        return _Waiting(what, self._rank, self._size, lambda: begin(self._group))
+
+
+class _Waiting:
+    """A message under way; what gloo says of it becomes an error of the protocol."""
+
+    def __init__(self, what: str, rank: int, size: int, begin: Callable[[], Any]) -> None:
+        self._where = f"{what} at party {rank} of {size}"
+        self._work = self._named(begin)
+
+    def wait(self) -> None:
+        self._named(self._work.wait)
+
+    def _named(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except RuntimeError as error:
+            raise RemoteProtocolError(
+                f"{self._where}: another party fell silent or went away ({_first_line(error)}); "
+                "open a new world with all parties"
+            ) from error
+
+
+def _meet(rank: int, size: int, place: tuple[str, int], own_address: str, timeout_s: float) -> Any:
+    """Return the group of all parties.
+
+    Raises:
+        LocalProtocolError: an address that cannot be used, or no time to wait.
+        RemoteProtocolError: the others did not come in time.
+    """
+    if not 0 <= rank < size or timeout_s <= 0:
+        raise LocalProtocolError(
+            f"a world has ranks 0 to size - 1 and a positive timeout_s, got rank {rank} of {size} "
+            f"and {timeout_s} s"
+        )
+    limit = timedelta(seconds=timeout_s)
+    listener = _listen(place) if rank == 0 else None
+    try:
+        if listener is None:
+            _await_listener(place, timeout_s)
+        descriptor = listener.detach() if listener else None
+        store = TCPStore(*place, size, rank == 0, limit, master_listen_fd=descriptor)
+        # torch's annotations know neither the options of gloo nor the constructor that takes them
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = limit
+        options._devices = [gloo.create_device(hostname=own_address)]
+        return gloo(PrefixStore("crypten", store), rank, size, options)
+    except RuntimeError as error:
+        raise RemoteProtocolError(
+            f"party {rank}: the {size} parties of a CrypTen world did not meet at "
+            f"{place[0]}:{place[1]} within {timeout_s:g} s ({_first_line(error)}); start all of "
+            "them with the same size, host and port"
+        ) from error
+
+
+def _listen(place: tuple[str, int]) -> socket.socket:
+    """Listen at one address; torch by itself would listen at all of them."""
+    try:
+        return socket.create_server(place)
+    except OSError as error:
+        raise LocalProtocolError(
+            f"party 0 cannot listen at {place[0]}:{place[1]}: {error}; choose another port"
+        ) from error
+
+
+def _await_listener(place: tuple[str, int], timeout_s: float) -> None:
+    """Wait until party 0 listens; torch waits too, but logs pages while it does."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection(place, timeout=timeout_s).close()
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"party 0 does not listen: {error}") from error
+            time.sleep(_ATTEMPT_S)
+        else:
+            return
+
+
+def _check_provider(provider: Any, insecure_development: bool) -> None:
+    if provider is None or isinstance(provider, DealtTriples):
+        return
+    name = type(provider).__name__
+    if not insecure_development:
+        raise LocalProtocolError(
+            f"{name} is no provider of a dealer's triples: CrypTen's own make them where a party "
+            "sees them, from a weak generator; give DealtTriples, or say insecure_development"
+        )
+    warnings.warn(
+        f"{name} makes triples from a weak generator, and where CrypTen's first party makes them "
+        "it can open every product; for development only",
+        UnsafeChoiceWarning,
+        stacklevel=4,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or ["no reason given"])[0]

@@ -1,0 +1,148 @@
+"""CrypTen loads beside today's torch, leaves nothing behind when it does not, and stays optional."""
+
+import importlib.util
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from protocols.crypten.party import Seat, seated
+from protocols.crypten.shim import INSTALL, load_crypten
+from protocols.errors import LocalProtocolError
+
+ROOT = Path(__file__).parents[2]
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("crypten") is None, reason="crypten is absent"
+)
+
+ABSENT = """
+import sys
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {module!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name={module!r})
+sys.meta_path.insert(0, Nowhere())
+"""
+TRY = """
+from protocols.crypten.shim import load_crypten
+before = set(sys.modules)
+try:
+    load_crypten()
+except ValueError as error:
+    print(type(error).__name__, error)
+left = [name for name in set(sys.modules) - before if name.startswith("crypten")]
+assert not left, left
+"""
+
+
+def run(script: str) -> tuple[str, str]:
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout, finished.stderr
+
+
+@installed
+def test_it_loads_without_a_word() -> None:
+    script = "from protocols.crypten.shim import load_crypten as l; assert l() is l()"
+    assert run(script) == ("", "")
+
+
+@installed
+def test_models_are_not_converted_and_the_error_says_so() -> None:
+    with pytest.raises(LocalProtocolError, match=r"build the model from crypten\.nn"):
+        load_crypten().nn.from_onnx("model")
+
+
+@installed
+def test_stock_crypten_works_on_after_the_shim() -> None:
+    script = (
+        "import os, tempfile, warnings\n"
+        "from protocols.crypten.shim import load_crypten\n"
+        "crypten = load_crypten()\n"
+        "os.environ.update(RANK='0', WORLD_SIZE='1', RENDEZVOUS='file://' + tempfile.mktemp())\n"
+        "warnings.simplefilter('ignore')\n"
+        "assert not crypten.is_initialized()\n"
+        "crypten.init()\n"
+        "x = crypten.cryptensor([1.0, 2.0])\n"
+        "print((x * x).get_plain_text().tolist())\n"
+        "crypten.uninit()\n"
+    )
+    assert run(script)[0] == "[1.0, 4.0]\n"
+
+
+@pytest.mark.parametrize("module", ["crypten", "omegaconf"])
+def test_a_missing_module_is_named_with_the_command(module: str) -> None:
+    said = run(ABSENT.format(module=module) + TRY)[0]
+    if module == "omegaconf" and "module crypten is missing" in said:
+        pytest.skip("crypten is absent")
+    assert said.startswith(f"LocalProtocolError the module {module} is missing")
+    assert INSTALL in said
+
+
+@installed
+def test_an_import_that_fails_leaves_nothing_behind() -> None:
+    # a torch without one of the names that CrypTen takes from it
+    broken = (
+        "import sys, torch\ntorch.distributed.ReduceOp = None\ndel torch.distributed.ReduceOp\n"
+    )
+    said = run(broken + TRY)[0]
+    assert said.startswith("LocalProtocolError CrypTen does not load beside this torch")
+
+
+def test_tables_and_packages_load_without_crypten() -> None:
+    script = ABSENT.format(module="crypten") + "import protocols.sums, protocols.psi, secure_apfed"
+    assert run(script) == ("", "")
+
+
+def test_importing_the_tables_does_not_load_crypten_or_torch() -> None:
+    script = (
+        "import sys, protocols.sums, protocols.psi\n"
+        "print(sorted({'crypten', 'torch'} & set(sys.modules)))"
+    )
+    assert run(script)[0] == "[]\n"
+
+
+@installed
+def test_a_seat_is_the_threads_own() -> None:
+    crypten = load_crypten()
+    found: list[object] = []
+
+    def elsewhere() -> None:
+        found.append(crypten.communicator.is_initialized())
+
+    with seated(Seat("here", "mine")):
+        assert crypten.communicator.get() == "here"
+        assert crypten.mpc.get_default_provider() == "mine"
+        with seated(Seat("inner")):
+            assert crypten.communicator.get() == "inner"
+            with pytest.raises(LocalProtocolError, match="adds but does not multiply"):
+                crypten.mpc.get_default_provider()
+        assert crypten.communicator.get() == "here"
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert found == [False]
+    assert not crypten.communicator.is_initialized()
+
+
+@installed
+def test_a_process_has_one_seat_at_most() -> None:
+    crypten = load_crypten()
+    found: list[object] = []
+    with seated(Seat("all"), whole_process=True):
+        thread = threading.Thread(target=lambda: found.append(crypten.communicator.get()))
+        thread.start()
+        thread.join()
+        with (
+            pytest.raises(LocalProtocolError, match="CrypTen party already"),
+            seated(Seat("more"), whole_process=True),
+        ):
+            pass
+        assert crypten.communicator.get() == "all"
+    assert found == ["all"]
+    assert not crypten.communicator.is_initialized()
