@@ -1,7 +1,8 @@
 """Whom passives help on: the people that all parties share, or each on its own overlap.
 
-`python -m experiments.overlap [--json] [--seeds N]`: test accuracy of APFed-C on digits (three
-passives) and breast cancer (two) in both modes of `alignment.mode`, beside the active alone.
+`python -m experiments.overlap [--json] [--seeds N] [--picture FILE.png]`: test accuracy of
+APFed-C on digits (three passives) and breast cancer (two) in both modes of `alignment.mode`,
+beside the active alone.
 Each passive knows a share of the active's training people, drawn for itself: with M
 passives all share about overlap^M of them. No noise and a plain sum: neither of them
 depends on the mode.
@@ -12,6 +13,7 @@ import statistics
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from experiments.overlap_picture import draw_overlaps
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
@@ -138,12 +141,15 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, nothing else.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each line.")] = 5,
     epochs: Annotated[int, typer.Option(min=1, help="Of each run.")] = 20,
+    picture: Annotated[Path | None, typer.Option(help="Also draw it into this PNG file.")] = None,
 ) -> None:
     """Compare the two overlap modes on digits and breast cancer."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # see above: a plain sum on purpose
     warnings.simplefilter("ignore", NoHelpWarning)  # what few common rows come to is the question
     rows = [row for name in _DATASETS for row in compare_overlaps(name, seeds=seeds, epochs=epochs)]
+    if picture is not None:
+        draw_overlaps(rows, picture)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows]))
         return

@@ -1,6 +1,7 @@
 """The comparison of the two overlap modes, small."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,14 +40,20 @@ def test_lines_of_one_data_set() -> None:
     assert all(0.5 < row.accuracy <= 1 for row in rows)
 
 
-def test_the_command_prints_one_json_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_one_json_list_and_draws_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(overlap, "_DATASETS", {"breast_cancer": overlap._DATASETS["breast_cancer"]})
+    picture = tmp_path / "new" / "overlap.png"
     app = Typer()
     app.command()(overlap.main)
     threads = torch.get_num_threads()
-    done = CliRunner().invoke(app, ["--json", "--seeds", "1", "--epochs", "1"])
+    done = CliRunner().invoke(
+        app, ["--json", "--seeds", "1", "--epochs", "1", "--picture", str(picture)]
+    )
     torch.set_num_threads(threads)
     assert done.exit_code == 0, done.output
     lines = json.loads(done.stdout)
     assert [line["method"] for line in lines][:1] == ["the active alone"]
     assert len(lines) == 9
+    assert picture.read_bytes().startswith(b"\x89PNG")
