@@ -13,11 +13,13 @@ from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.data.settings import DataSettings
 from secure_apfed.exchange.transcript import TranscriptSettings
 from secure_apfed.models.settings import ModelSettings
-from secure_apfed.privacy.settings import GuardSettings
+from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings
 from secure_apfed.settings import Settings
 from secure_apfed.training import PassiveSettings, RuleSettings, SumSettings, TrainSettings
 
 __all__ = ["AttackChoice", "Config"]
+
+_PRIVATELY_TRAINED = ("apfed", "apfed_r", "apfed_c", "single_view")
 
 
 class AttackChoice(Settings):
@@ -36,6 +38,7 @@ class Config(Settings):
         method: apfed (every passive says its objective), apfed_r and apfed_c (the paper's
             two), tvfl (joint training, joint inference) or single_view (the active alone).
         passives: settings by party name; "default" holds for those not named.
+        dp_sgd: private training of the active; null: none.
     """
 
     name: str = Field(min_length=1)
@@ -48,6 +51,7 @@ class Config(Settings):
     alignment: AlignmentSettings = AlignmentSettings()
     secure_sum: SumSettings = SumSettings()
     guard: GuardSettings
+    dp_sgd: DpSgdSettings | None = None
     rules: RuleSettings = RuleSettings()
     transcript: TranscriptSettings = TranscriptSettings()
     attacks: tuple[AttackChoice, ...] = ()
@@ -66,5 +70,29 @@ class Config(Settings):
                 "alignment.mode: pairwise opens to the active the gradient of every row that one "
                 "passive alone knows; say secure_sum.allow_single_passive: true if that is "
                 "acceptable, or use all"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _private_training_fits(self) -> "Config":
+        if self.dp_sgd is None:
+            return self
+        if self.method not in _PRIVATELY_TRAINED:
+            raise ValueError(
+                f"dp_sgd: method {self.method} gives the passives more than DP-SGD makes private "
+                "(tvfl: the gradient of every row's loss); use "
+                f"{', '.join(_PRIVATELY_TRAINED)}, or leave dp_sgd out"
+            )
+        if self.train.precision == "bfloat16":
+            raise ValueError(
+                "dp_sgd: gradients of single examples in bfloat16 are too coarse to be clipped; "
+                "use train.precision float32 or float64"
+            )
+        sent = self.method != "single_view"
+        if sent and self.guard.mechanism == "none" and self.dp_sgd.epsilon is not None:
+            raise ValueError(
+                "dp_sgd.epsilon cannot be kept where representations are sent without noise; "
+                "choose guard.mechanism gaussian or frozen_gaussian, or give noise_multiplier "
+                "(then labels alone are protected)"
             )
         return self

@@ -23,8 +23,10 @@ from secure_apfed.methods.terms import (
     make_sum,
     model_of,
     passive_terms,
+    private_updates,
     projection_size,
     representation_terms,
+    whole_training,
 )
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives import make_objective
@@ -34,8 +36,9 @@ from secure_apfed.parties import (
     AggregatorParty,
     Compute,
     PassiveParty,
+    PrivateUpdates,
 )
-from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
+from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, WholeTraining
 from secure_apfed.seeds import seeded
 
 __all__ = ["Apfed", "open_apfed", "open_single_view"]
@@ -53,6 +56,7 @@ class Apfed:
     passives: list[PassiveParty]
     aggregator: AggregatorParty | None
     ledgers: Mapping[str, PrivacyLedger]
+    training: WholeTraining | None
     guarantee: str
     secure_sum: Mapping[str, object]
     training_rows: Tensor
@@ -133,7 +137,8 @@ def open_apfed(start: Start) -> Apfed:
     secure_sum = make_sum(start, names)
     agreed = {**secure_sum.parameters(), **config.secure_sum.model_dump(mode="json")}
     stage = set_stage(start, terms=terms, secure_sum=agreed)
-    party = _active_party(start, stage, networks, guard, secure_sum)
+    private = private_updates(start, active.name, guard, rows=len(active.ids))
+    party = _active_party(start, stage, networks, guard, secure_sum, private)
     passives = _passive_parties(start, stage, secure_sum)
     aggregator = AggregatorParty(stage.seat(AGGREGATOR), combiner=secure_sum.combiner())
     assert party.receiver is not None
@@ -150,8 +155,9 @@ def open_apfed(start: Start) -> Apfed:
         active=party,
         passives=passives,
         aggregator=aggregator,
-        ledgers={party.name: party.ledger},
-        guarantee=guard.statement(),
+        ledgers={party.name: party.ledger, **_updates(party.name, private)},
+        training=(training := whole_training(config, party.ledger, private)),
+        guarantee=training.statement(guard) if training else guard.statement(),
         secure_sum={**agreed, "rounding": secure_sum.rounding()},
         rounds=secure_sum.rounds,
         training_rows=_training_rows(start, stage.alignment[active.name]),
@@ -162,9 +168,12 @@ def open_apfed(start: Start) -> Apfed:
 def open_single_view(start: Start) -> Apfed:
     """Set up SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
     networks, _ = _active_networks(start, None)
-    guard = guard_for(start, start.data.active.name)
+    table = start.data.active
+    guard = guard_for(start, table.name)
     stage = set_stage(start, terms={}, secure_sum={})
-    party = _active_party(start, stage, networks, guard, None)
+    private = private_updates(start, table.name, guard, rows=len(table.ids))
+    party = _active_party(start, stage, networks, guard, None, private)
+    training = whole_training(start.config, party.ledger, private)
     return Apfed(
         headline=start.config.method,
         contract=stage.contract,
@@ -173,8 +182,9 @@ def open_single_view(start: Start) -> Apfed:
         active=party,
         passives=[],
         aggregator=None,
-        ledgers={},
-        guarantee="nothing is released",
+        ledgers=_updates(table.name, private),
+        training=training,
+        guarantee=training.statement(None) if training else "nothing is released",
         secure_sum={},
         training_rows=start.data.train_rows,
         test_rows=start.data.test_rows,
@@ -203,6 +213,7 @@ def _active_party(
     networks: ActiveNetworks,
     guard: RepresentationGuard,
     secure_sum: SecureSum | None,
+    private: PrivateUpdates | None,
 ) -> ActiveParty:
     config, table = start.config, start.data.active
     alignment = stage.alignment.get(table.name, torch.empty(0, dtype=torch.int64))
@@ -217,7 +228,13 @@ def _active_party(
         train=config.train,
         compute=Compute.of(config.train),
         seed=config.seed,
+        private=private,
     )
+
+
+def _updates(party: str, private: PrivateUpdates | None) -> dict[str, PrivacyLedger]:
+    """The ledger of private updates by name, for checkpoints and reports."""
+    return {f"{party}-updates": private.ledger} if private else {}
 
 
 def _passive_parties(start: Start, stage: Stage, secure_sum: SecureSum) -> list[PassiveParty]:

@@ -13,7 +13,7 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Transcript
 from secure_apfed.parties import ActiveNetworks
-from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.privacy import PrivacyLedger, WholeTraining
 
 __all__ = ["Method", "PartyTensors", "Start", "restore_state", "state_of"]
 
@@ -83,7 +83,8 @@ class Method(Protocol):
             does not know the person (mode pairwise).
         training_rows: what an epoch goes through, in batches; their meaning is the method's.
         smallest_batch: rows below which a last batch is left out.
-        ledgers: by party that releases representations.
+        ledgers: by party that releases representations, and of private updates where there are.
+        training: the account of private training; None where training is not private.
         guarantee: what the guard promises, in a sentence.
         secure_sum: public parameters of the sum, empty where there is none.
     """
@@ -95,6 +96,7 @@ class Method(Protocol):
     training_rows: Tensor
     smallest_batch: int
     ledgers: Mapping[str, PrivacyLedger]
+    training: WholeTraining | None
     guarantee: str
     secure_sum: Mapping[str, object]
 

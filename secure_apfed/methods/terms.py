@@ -12,7 +12,15 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.methods.method import Start
 from secure_apfed.models import ModelSettings, Shape
 from secure_apfed.objectives import ContrastiveSettings, ObjectiveSettings, ReconstructionSettings
-from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, make_guard
+from secure_apfed.parties import PrivateUpdates
+from secure_apfed.privacy import (
+    GradientGuard,
+    PrivacyLedger,
+    RepresentationGuard,
+    WholeTraining,
+    calibrate_updates,
+    make_guard,
+)
 from secure_apfed.training import PassiveSettings
 
 __all__ = [
@@ -24,9 +32,11 @@ __all__ = [
     "noise_key",
     "objective_of",
     "passive_terms",
+    "private_updates",
     "projection_size",
     "representation_terms",
     "settings_of",
+    "whole_training",
 ]
 
 _OWN_OBJECTIVES: Mapping[str, ObjectiveSettings] = {
@@ -192,4 +202,62 @@ def ledger_for(
         budget=guard_settings.epsilon,
         rows=aligned,
         log=start.logs / f"ledger-{party}.jsonl" if start.logs else None,
+    )
+
+
+def private_updates(
+    start: Start, party: str, guard: RepresentationGuard, *, rows: int
+) -> PrivateUpdates | None:
+    """What makes this party's updates private, one an epoch for each of its rows; None: nothing.
+
+    Args:
+        start: the session's beginning.
+        party: whose updates.
+        guard: of its representations, whose releases share the budget.
+        rows: of its table.
+
+    Raises:
+        ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
+    """
+    config, settings = start.config, start.config.dp_sgd
+    if settings is None:
+        return None
+    epochs = config.train.epochs
+    noise_multiplier = settings.noise_multiplier
+    if noise_multiplier is None:
+        assert settings.epsilon is not None
+        noise_multiplier = calibrate_updates(
+            settings.epsilon,
+            config.guard.delta,
+            release=guard.mechanism(),
+            releases=0 if config.method == "single_view" else guard.planned(epochs),
+            updates=epochs,
+        )
+    gradient_guard = GradientGuard(
+        clip=settings.clip,
+        noise_multiplier=noise_multiplier,
+        key=start.noise_keys[party],
+        noise=config.guard.noise,
+    )
+    ledger = PrivacyLedger(
+        gradient_guard.mechanism(),
+        delta=config.guard.delta,
+        budget=None,
+        rows=rows,
+        log=start.logs / f"ledger-{party}-updates.jsonl" if start.logs else None,
+    )
+    return PrivateUpdates(gradient_guard, ledger)
+
+
+def whole_training(
+    config: Config, releases: PrivacyLedger, private: PrivateUpdates | None
+) -> WholeTraining | None:
+    """The joint account of the releases and the updates; None where updates are not private."""
+    if config.dp_sgd is None or private is None:
+        return None
+    return WholeTraining(
+        releases=releases,
+        updates=private.ledger,
+        delta=config.guard.delta,
+        budget=config.dp_sgd.epsilon,
     )

@@ -34,7 +34,7 @@ from secure_apfed.parties import (
     TvflPassive,
     accuracy_of,
 )
-from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.seeds import seeded
 
 __all__ = ["Tvfl", "open_tvfl"]
@@ -78,6 +78,7 @@ class Tvfl:
     aligned_test_rows: Tensor
     smallest_batch: int
     seed: int
+    training: WholeTraining | None = None
 
     def step(self, step: int, rows_B: Tensor) -> float:
         """All roles of one step; rows are alignment positions (3M envelopes)."""

@@ -4,6 +4,7 @@ from secure_apfed.parties.active import ActiveNetworks, ActiveParty, accuracy_of
 from secure_apfed.parties.aggregator import AggregatorParty
 from secure_apfed.parties.party import Compute, Seat
 from secure_apfed.parties.passive import PassiveParty
+from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.parties.tvfl import TvflActive, TvflPassive
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "AggregatorParty",
     "Compute",
     "PassiveParty",
+    "PrivateGradient",
+    "PrivateUpdates",
     "Seat",
     "TvflActive",
     "TvflPassive",

@@ -7,6 +7,7 @@ Letters: N rows of its table, B batch, D numbers of a representation, K classes.
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.party import Compute, Party, Seat
+from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.parties.rules import bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 from secure_apfed.training import TrainSettings
@@ -44,6 +46,15 @@ class ActiveNetworks:
 
 
 @dataclass(frozen=True)
+class _Batch:
+    """What waits for its update: the step, positions in the own table, the mean task loss."""
+
+    step: int
+    rows: Tensor
+    loss: Tensor
+
+
+@dataclass(frozen=True)
 class _Pending:
     """What waits for the sum: z in the autograd graph, and what the sum must answer."""
 
@@ -60,6 +71,7 @@ class ActiveParty(Party):
         networks: its three modules.
         guard, ledger: what protects the representations, and the account of what was sent.
         receiver: its end of the secure sum; None where there is no passive.
+        private: what makes its updates private; None: nothing does.
     """
 
     def __init__(
@@ -75,6 +87,7 @@ class ActiveParty(Party):
         train: TrainSettings,
         compute: Compute,
         seed: int,
+        private: PrivateUpdates | None = None,
     ) -> None:
         super().__init__(seat)
         assert table.labels is not None
@@ -90,8 +103,9 @@ class ActiveParty(Party):
             for key, module in networks.modules().items()
         }
         self._descent = Descent(self.name, self._modules, train)
+        self._private = PrivateGradient(self.name, self._modules, private) if private else None
         self._compute, self._seed = compute, seed
-        self._task_loss: Tensor | None = None
+        self._batch: _Batch | None = None
         self._pending: _Pending | None = None
 
     def represent(self, step: int, rows_B: Tensor) -> list[Envelope]:
@@ -108,7 +122,9 @@ class ActiveParty(Party):
             BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
         """
         self._descent.begin()
-        self._task_loss = self._pending = None
+        if self._private:
+            self._private.forget()
+        self._batch = self._pending = None
         here_B = rows_B.to(self._compute.device)
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
@@ -122,7 +138,8 @@ class ActiveParty(Party):
         if sent_BD is not None:
             sent_BD = sent_BD.to(self._compute.dtype)
             envelopes = self._release(step, position_B[aligned], sent_BD)
-        self._task_loss = loss  # only now: a batch whose release failed waits for no update
+        # Only now: a batch whose release failed waits for no update.
+        self._batch = _Batch(step, rows_B, loss)
         return envelopes
 
     def _sent_part(self, h_BD: Tensor, aligned: Tensor) -> Tensor:
@@ -156,22 +173,32 @@ class ActiveParty(Party):
 
         Raises:
             LocalProtocolError: no batch waits, or a sum is missing or was not asked for.
+            BudgetExhaustedError: the update would exceed the budget of private training.
             RemoteProtocolError: the sum answers something else. Nothing is updated then.
         """
-        loss, pending = self._task_loss, self._pending
-        if loss is None or (pending is None) != (envelope is None):
+        batch, pending = self._batch, self._pending
+        if batch is None or (pending is None) != (envelope is None):
             raise LocalProtocolError(
                 f"{self.name}: every batch is represented first and updated from once, with the "
                 "sum where representations were sent and without one where none were"
             )
-        if pending is None or envelope is None:
-            loss.backward()
-        else:
-            sum_BD = self._decode(envelope, pending)
-            torch.autograd.backward([loss, pending.z], [None, sum_BD])
+        sum_BD = self._decode(envelope, pending) if pending and envelope else None
+        self._backpropagate(batch, pending, sum_BD)
         self._descent.step()
-        self._task_loss = self._pending = None
-        return loss.item()
+        self._batch = self._pending = None
+        return batch.loss.item()
+
+    def _backpropagate(
+        self, batch: _Batch, pending: _Pending | None, sum_BD: Tensor | None
+    ) -> None:
+        """Give every parameter its gradient, the private one where training is private."""
+        with self._private.watching() if self._private else nullcontext():
+            if pending is None:
+                batch.loss.backward()
+            else:
+                torch.autograd.backward([batch.loss, pending.z], [None, sum_BD])
+        if self._private:
+            self._private.replace(step=batch.step, rows=batch.rows)
 
     def _decode(self, envelope: Envelope, pending: _Pending) -> Tensor:
         assert self.receiver is not None

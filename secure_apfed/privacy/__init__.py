@@ -2,6 +2,7 @@
 
 Guards clip and add noise before anything is sent (table `GUARDS`); accountants turn what
 was done into epsilon (table `ACCOUNTANTS`); the ledger is charged before each release.
+Under DP-SGD the active's updates are private as well (`GradientGuard`, `WholeTraining`).
 """
 
 from collections.abc import Mapping
@@ -10,20 +11,24 @@ from secure_apfed.privacy.accountants import ACCOUNTANTS, Accountant
 from secure_apfed.privacy.frozen_guard import FrozenGaussianGuard
 from secure_apfed.privacy.gaussian_guard import GaussianGuard
 from secure_apfed.privacy.gdp import calibrate_sigma
+from secure_apfed.privacy.gradient_guard import GradientGuard
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
 from secure_apfed.privacy.no_guard import NoGuard
-from secure_apfed.privacy.settings import GuardSettings
+from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings
+from secure_apfed.privacy.whole_training import WholeTraining, calibrate_updates
 
 __all__ = [
     "ACCOUNTANTS",
     "GUARDS",
     "Accountant",
     "BudgetExhaustedError",
+    "DpSgdSettings",
     "FrozenGaussianGuard",
     "GaussianGuard",
     "GaussianRelease",
+    "GradientGuard",
     "GuardSettings",
     "Mechanism",
     "NoGuard",
@@ -31,7 +36,9 @@ __all__ = [
     "PrivacyLedger",
     "PrivacySpent",
     "RepresentationGuard",
+    "WholeTraining",
     "calibrate_sigma",
+    "calibrate_updates",
     "make_guard",
 ]
 

@@ -28,6 +28,8 @@ _ROOT_TOLERANCE = 4 * np.finfo(float).eps
 _DELTA_MARGIN = 1e-9
 _EPSILON_MARGIN = 1e-12
 _MU_MARGIN = 1e-9
+# Above it the two terms cancel beyond what float64 holds; the bound that is given is 1e-6 too high.
+_HUGE_MU = 1e6
 
 
 def compose(mu: float, releases: int) -> float:
@@ -67,7 +69,9 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     if mu == 0 or _log_delta(0, mu) <= np.log(delta) - _DELTA_MARGIN:
         return 0.0
     # At this epsilon the first term alone is Phi(-sqrt(2 log 1/delta)) < delta.
-    high = mu * mu / 2 + mu * np.sqrt(2 * np.log(1 / delta))
+    high = float(mu * mu / 2 + mu * np.sqrt(2 * np.log(1 / delta)))
+    if mu > _HUGE_MU:
+        return high
     target = np.log(delta) - _DELTA_MARGIN
     root = brentq(
         lambda epsilon: _log_delta(epsilon, mu) - target, 0, high, xtol=1e-15 * high,

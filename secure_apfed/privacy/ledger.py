@@ -6,7 +6,7 @@ same bytes again at the same step tells nobody anything new and is free.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,6 +103,7 @@ class PrivacyLedger:
         self._counts_N = np.zeros(rows, dtype=np.int64)
         self._most = 0
         self._seen: set[bytes] = set()
+        self._others: Callable[..., None] | None = None
         about = {"noise_multiplier": _noise_multiplier(mechanism), "rows": rows}
         self._log: ReleaseLog | None = None
         before: list[Release] = []
@@ -112,6 +113,10 @@ class PrivacyLedger:
             if len(release.rows) and release.rows[-1] >= rows:
                 raise CheckpointError(f"{log} counts row {release.rows[-1]} of {rows} rows")
             self._count(release)
+
+    def ask_before_charging(self, others: Callable[..., None]) -> None:
+        """Let `others(ledger, mu=..., step=...)` refuse a charge after which mu would be that."""
+        self._others = others
 
     def charge(
         self, *, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None = None
@@ -141,6 +146,8 @@ class PrivacyLedger:
                 f"{epsilon:.4g}, the budget is {self._budget:.4g} at delta {self._delta:g}; "
                 "stop here, or begin a run with more noise, fewer epochs or a larger budget"
             )
+        if self._others and len(different):
+            self._others(self, mu=self._mu(most), step=step)
         if self._log:
             self._log.append(release)
         self._count(release)
@@ -150,7 +157,6 @@ class PrivacyLedger:
         if self._most == 0:
             return PrivacySpent.nothing(delta=self._delta)
         epsilon = self._epsilon(self._most)
-        one = self._mechanism.mu if isinstance(self._mechanism, GaussianRelease) else math.inf
         trace = (
             f"one release: {self._mechanism}",
             f"releases of one row: {self._most} at most, no amplification by subsampling",
@@ -160,7 +166,7 @@ class PrivacyLedger:
             epsilon_x=epsilon,
             delta=self._delta,
             releases=self._most,
-            mu=compose(one, self._most),
+            mu=self._mu(self._most),
             accountants={_ACCOUNTANT: epsilon},
             trace=trace,
         )
@@ -227,6 +233,10 @@ class PrivacyLedger:
             self._seen.add(release.identity)
             np.add.at(self._counts_N, release.rows, 1)
             self._most = max(self._most, int(self._counts_N[release.rows].max(initial=0)))
+
+    def _mu(self, releases: int) -> float:
+        one = self._mechanism.mu if isinstance(self._mechanism, GaussianRelease) else math.inf
+        return compose(one, releases)
 
     def _epsilon(self, releases: int) -> float:
         return ACCOUNTANTS[_ACCOUNTANT].epsilon(

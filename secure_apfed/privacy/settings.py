@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from secure_apfed.settings import Settings
 
-__all__ = ["LARGEST_CLIP", "SMALLEST_CLIP", "GuardSettings"]
+__all__ = ["LARGEST_CLIP", "SMALLEST_CLIP", "DpSgdSettings", "GuardSettings"]
 
 # Bounds outside which float32 cannot hold a clipped row and its noise side by side.
 SMALLEST_CLIP = 1e-6
@@ -46,5 +46,30 @@ class GuardSettings(Settings):
             raise ValueError(
                 f"guard {self.mechanism} needs exactly one of sigma and epsilon, "
                 f"got {' and '.join(given) or 'neither'}"
+            )
+        return self
+
+
+class DpSgdSettings(Settings):
+    """DP-SGD on everything that the active trains; delta and noise are those of the guard.
+
+    Attributes:
+        clip: C, the L2 bound of one example's gradient, the passives' row included.
+        noise_multiplier: deviation of the noise on the sum, over C, as Opacus counts it; give it
+            or epsilon, not both.
+        epsilon: what the whole training may cost one record, its label included (replace-one):
+            the noise is calibrated to it, beside what the guard's releases cost.
+    """
+
+    clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
+    noise_multiplier: float | None = Field(None, gt=0)
+    epsilon: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_strength(self) -> Self:
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            given = "neither" if self.epsilon is None else "both"
+            raise ValueError(
+                f"dp_sgd needs exactly one of noise_multiplier and epsilon, got {given}"
             )
         return self

@@ -253,8 +253,10 @@ class _Session:
 
     def privacy(self) -> PrivacySpent:
         """What the party that spent most has spent."""
-        worst = self._worst_ledger()
-        return worst.spent() if worst else PrivacySpent.nothing(delta=self._config.guard.delta)
+        worst, training = self._worst_ledger(), self._method.training
+        nothing = PrivacySpent.nothing(delta=self._config.guard.delta)
+        released = worst.spent() if worst else nothing
+        return training.account(released) if training else released
 
     def cross_checked_privacy(self) -> PrivacySpent:
         """The same, beside the figures of every accountant that is installed; takes seconds."""
@@ -264,7 +266,9 @@ class _Session:
         return replace(spent, accountants=worst.cross_check())
 
     def _worst_ledger(self) -> PrivacyLedger | None:
-        ledgers = self._method.ledgers.values()
+        training = self._method.training
+        updates = training.updates if training else None
+        ledgers = [one for one in self._method.ledgers.values() if one is not updates]
         return max(ledgers, key=lambda ledger: ledger.spent().epsilon_x, default=None)
 
     def _save(self) -> None:

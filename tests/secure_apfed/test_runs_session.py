@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -25,7 +26,9 @@ from secure_apfed.errors import (
     NoHelpWarning,
 )
 from secure_apfed.plain_json import to_json
+from secure_apfed.privacy import BudgetExhaustedError
 from secure_apfed.runs import RunResult, load_model, load_recording, run
+from secure_apfed.runs.checkpoint import config_digest
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -99,6 +102,43 @@ def test_every_method_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
         if name not in ("seconds", "wire_bytes"):
             resumed = json.loads((tmp_path / "run" / "result.json").read_bytes())
             assert resumed[name] == value, name
+
+
+PRIVATE: dict[str, Any] = {"dp_sgd": {"clip": 0.5, "epsilon": 12.0}}
+
+
+@pytest.mark.parametrize("method", ["apfed_c", "single_view"])
+def test_private_training_resumes_bit_for_bit_and_refunds_nothing(
+    method: str, tmp_path: Path
+) -> None:
+    config = config_of(method, **PRIVATE)
+    run(config, tmp_path / "whole")
+    interrupted(config, tmp_path / "run", at_step=15)
+    lines = (tmp_path / "run" / "ledger-active-updates.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + 15  # charged beyond the checkpoint, which lies at step 14
+    run(config, tmp_path / "run", resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    spent = json.loads((tmp_path / "run" / "result.json").read_bytes())["privacy"]
+    assert 11.99 < spent["epsilon_model"] <= 12.0
+    assert spent["epsilon_y"] < spent["epsilon_model"]
+
+
+def test_private_training_that_resumes_with_other_noise_is_charged_again(tmp_path: Path) -> None:
+    """A rolled-back checkpoint refunds nothing; here the replay gives other bytes."""
+    noise: dict[str, Any] = {"mechanism": "gaussian", "sigma": 20.0}
+    config = config_of(**PRIVATE, guard={**noise, "noise": "reproducible_insecure"})
+    folder = tmp_path / "run"
+    interrupted(config, folder, at_step=15)
+    ledger = folder / "ledger-active-updates.jsonl"
+    before = ledger.read_bytes()
+    content = msgpack.unpackb(read_sealed(folder / "checkpoint.bin"), strict_map_key=False)
+    content["noise_keys"]["active"] = bytes(32)
+    changed = config_of(**PRIVATE, guard=noise)
+    content["config"] = config_digest(changed)
+    write_sealed(folder / "checkpoint.bin", msgpack.packb(content))
+    with pytest.raises(BudgetExhaustedError, match="training would cost one record epsilon"):
+        run(changed, folder, resume=True)
+    assert ledger.read_bytes().startswith(before)
 
 
 def test_secret_noise_is_the_same_after_a_resume(tmp_path: Path) -> None:
