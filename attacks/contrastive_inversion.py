@@ -8,13 +8,15 @@ From shadow rows it then learns representations, x^A -> x^p. The secure sum is n
 against this: its receiver reads the sum.
 
 Own derivation from Eqs. (14) to (16) of APFed; the start and the objective are close to
-gradient matching (Zhu et al., 2019, Deep Leakage from Gradients). Not modelled: the clip of a
-row's gradient (usual rows are far below it) and weights lambda_p that differ.
+gradient matching (Zhu et al., 2019, Deep Leakage from Gradients). A passive's weight and the clip
+of its rows are part of what is matched; a clipped row keeps its direction only. Every step is
+inverted by itself, since the passive's networks change from step to step.
 
 Letters: B batch, N rows of the epoch, D numbers of a representation.
 """
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,10 +28,16 @@ from attacks.completion import chosen_positions, own_columns, standardised
 from attacks.interface import Attack, AttackError, Guess, Target
 from attacks.reading import Observed, batches
 from attacks.regression import Regression
-from attacks.view import AdversaryView, Role
-from secure_apfed.objectives import contrastive_loss
+from attacks.view import AdversaryView, Agreed, Role
+from secure_apfed.objectives import ContrastiveSettings, contrastive_loss
 
-__all__ = ["ContrastiveInversion", "explain_gradient"]
+__all__ = [
+    "ContrastiveInversion",
+    "contrastive_sum",
+    "explain_sum",
+    "opened_batches",
+    "why_not_contrastive",
+]
 
 _SMALLEST_BATCH = 2
 
@@ -42,8 +50,6 @@ class ContrastiveInversion(Attack):
 
     Attributes:
         shadow_rows: pairs that the adversary has.
-        temperature, anchors, weight: the objective and lambda_p, which the contract says.
-        passives: how many gradients the sum holds; it is divided by this number.
         hidden, most_rows, components: as in `inverse_network`.
     """
 
@@ -52,10 +58,6 @@ class ContrastiveInversion(Attack):
     roles: ClassVar[tuple[Role, ...]] = ("active",)
 
     shadow_rows: int = Field(100, ge=2)
-    temperature: float = Field(1.0, gt=0)
-    anchors: Literal["both", "active"] = "both"
-    weight: float = Field(1.0, gt=0)
-    passives: int = Field(1, ge=1)
     hidden: int = Field(128, ge=1)
     most_rows: int = Field(5_000, ge=2)
     components: int = Field(256, ge=2)
@@ -66,9 +68,9 @@ class ContrastiveInversion(Attack):
             return f"{self.name} is mounted by the active party, not by the {view.role}"
         if view.method in ("single_view", "tvfl", "apfed_r"):
             return f"{view.method}: the active receives no sum of contrastive gradients"
-        if not any(_opened(view, epoch) for epoch in view.epochs):
+        if not any(opened_batches(view, epoch) for epoch in view.epochs):
             return "the recording holds no sum as the active decoded it"
-        return None
+        return why_not_contrastive(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the rows of the last epoch that are no shadow rows."""
@@ -95,18 +97,14 @@ class ContrastiveInversion(Attack):
 
     def _invert(self, view: AdversaryView) -> tuple[Observed, Observed]:
         """Return sums and recovered representations of the last epoch with an opened sum."""
-        last = [epoch for epoch in view.epochs if _opened(view, epoch)][-1]
+        last = [epoch for epoch in view.epochs if opened_batches(view, epoch)][-1]
+        contributors = list(view.agreed.values())
         rows, sums, recovered = [], [], []
-        for step, rows_B, h_BD in _opened(view, last):
-            sum_BD = view.opened[step].flatten(1).double() / (self.passives * self.weight)
+        for step, rows_B, h_BD in opened_batches(view, last):
+            sum_BD = view.opened[step].flatten(1).double()
             rows.append(rows_B)
             sums.append(sum_BD)
-            recovered.append(
-                explain_gradient(
-                    h_BD, sum_BD, temperature=self.temperature, anchors=self.anchors,
-                    iterations=view.budget.iterations,
-                )
-            )  # fmt: skip
+            recovered.append(explain_sum(h_BD, sum_BD, contributors, view.budget.iterations))
         positions, order = torch.cat(rows).sort()
         return (
             Observed(positions, torch.cat(sums)[order]),
@@ -114,7 +112,19 @@ class ContrastiveInversion(Attack):
         )
 
 
-def _opened(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, Tensor]]:
+def why_not_contrastive(view: AdversaryView) -> str | None:
+    """Return why the sums of this view are not of one contrastive objective, or None."""
+    objectives = {agreed.objective for agreed in view.agreed.values()}
+    if not objectives:
+        return "the view does not say what the passives contribute (agreed)"
+    if any(item.name != "contrastive" for item in objectives):
+        return "a passive contributes gradients of another objective than the contrastive one"
+    if len(objectives) > 1:
+        return "the passives' contrastive objectives differ, so no one set explains their sum"
+    return None
+
+
+def opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, Tensor]]:
     """Return (step, rows (B,), what was sent (B, D)) of the steps whose sum was opened."""
     return [
         (step, rows_B, h_BD)
@@ -123,25 +133,33 @@ def _opened(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, Tensor]]
     ]
 
 
-def explain_gradient(
-    h_BD: Tensor, gradient_BD: Tensor, *, temperature: float, anchors: str, iterations: int
+def explain_sum(
+    h_BD: Tensor,
+    sum_BD: Tensor,
+    contributors: Sequence[Agreed],
+    iterations: int,
+    *,
+    start_BD: Tensor | None = None,
 ) -> Tensor:
-    """Return unit representations (B, D) for which the contrastive loss has this gradient.
+    """Return unit representations (B, D) that, held by every contributor, give this sum.
 
     Args:
         h_BD: what the active sent.
-        gradient_BD: B dL_p/dh of one passive, or a mean over passives.
-        temperature: tau.
-        anchors: "both" or "active".
-        iterations: of L-BFGS on |B dL/dh - gradient|^2 / |gradient|^2.
+        sum_BD: the sum of lambda_p B dL_p/dh over the contributors, rows clipped.
+        contributors: of one contrastive objective.
+        iterations: of L-BFGS on |predicted - sum|^2 / |sum|^2.
+        start_BD: where it starts, any norm; by default a mixture of the sum and of h.
+
+    Raises:
+        AttackError: the sum is zero everywhere.
     """
-    h_BD, gradient_BD = h_BD.flatten(1).double(), gradient_BD.double()
-    scale = gradient_BD.square().sum()
+    h_BD, sum_BD = h_BD.flatten(1).double(), sum_BD.double()
+    scale = sum_BD.square().sum()
     if not scale:
         raise AttackError("the sum is zero everywhere; it holds no gradient to invert")
-    start_BD = F.normalize(-gradient_BD, dim=1) + 0.5 * F.normalize(h_BD, dim=1)
-    guess_BD = start_BD.clone().requires_grad_()
-    sent_BD = h_BD.detach().clone().requires_grad_()
+    if start_BD is None:
+        start_BD = F.normalize(-sum_BD, dim=1) + 0.5 * F.normalize(h_BD, dim=1)
+    guess_BD = start_BD.double().clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
         [guess_BD], max_iter=iterations, history_size=20, line_search_fn="strong_wolfe",
         tolerance_grad=1e-10, tolerance_change=1e-12,
@@ -149,11 +167,33 @@ def explain_gradient(
 
     def mismatch() -> Tensor:
         optimiser.zero_grad()
-        loss = contrastive_loss(sent_BD, guess_BD, temperature=temperature, anchors=anchors)
-        (found_BD,) = torch.autograd.grad(loss * len(h_BD), sent_BD, create_graph=True)
-        error = (found_BD - gradient_BD).square().sum() / scale
+        found_BD = contrastive_sum(h_BD, guess_BD, contributors)
+        error = (found_BD - sum_BD).square().sum() / scale
         (guess_BD.grad,) = torch.autograd.grad(error, guess_BD)
         return error.detach()
 
     optimiser.step(mismatch)
     return F.normalize(guess_BD.detach(), dim=1)
+
+
+def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[Agreed]) -> Tensor:
+    """Return what the active decodes (B, D) if every contributor holds `p_BD`; differentiable."""
+    objective = contributors[0].objective
+    assert isinstance(objective, ContrastiveSettings)
+    sent_BD = h_BD.detach().clone().requires_grad_()
+    loss = contrastive_loss(
+        sent_BD, p_BD, temperature=objective.temperature, anchors=objective.anchors
+    )
+    (row_BD,) = torch.autograd.grad(loss * len(h_BD), sent_BD, create_graph=True)
+    scale_B1 = torch.zeros_like(row_BD[:, :1])
+    for agreed in contributors:
+        scale_B1 = scale_B1 + _clipped_weight(row_BD, agreed)
+    return row_BD * scale_B1
+
+
+def _clipped_weight(row_BD: Tensor, agreed: Agreed) -> Tensor:
+    """Return lambda_p, or less for rows (B, 1) that are clipped after it."""
+    if agreed.clip is None:
+        return torch.full_like(row_BD[:, :1], agreed.weight)
+    norm_B1 = row_BD.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    return norm_B1.reciprocal().mul(agreed.clip).clamp(max=agreed.weight)

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from attacks.interface import AttackError
-from attacks.view import AdversaryView, Behaviour, Budget, Knowledge, KnownRows, Role
+from attacks.view import AdversaryView, Agreed, Behaviour, Budget, Knowledge, KnownRows, Role
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Flow
 from secure_apfed.methods.aligning import positions_of
+from secure_apfed.methods.terms import objective_of, settings_of
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import derive_seed
 
@@ -128,12 +129,14 @@ def view_of(
     behaviour: Behaviour = "curious",
     budget: Budget | None = None,
     opened: Mapping[int, Tensor] | None = None,
+    played: str | None = None,
 ) -> AdversaryView:
     """Return what `parties` saw: the adversary first, then those that collude with it.
 
     "eavesdropper" and "outsider" are adversaries too: the links are sealed, so the first sees
     the sizes of all flows and no payload, the second nothing of the training. `opened` is what
-    the active decoded (see `AdversaryView.opened`); only a coalition with the active gets it.
+    the active decoded (see `AdversaryView.opened`), where it is not what the recording says; only
+    a coalition with the active gets it. `played` is the attack that the first party played live.
 
     Raises:
         AttackError: no party, one that the run does not have, or one named twice.
@@ -156,7 +159,11 @@ def view_of(
             for epoch, envelopes in transcript.kept.items()
         },
         flows=tuple(flow for flow in transcript.flows if _sees(members, flow)),
-        opened=(opened or {}) if recording.data.active.name in members else {},
+        opened=(transcript.opened if opened is None else opened)
+        if recording.data.active.name in members
+        else {},
+        agreed=_agreed(recording),
+        played=played,
         features=_features(recording, parties),
         knowledge=knowledge,
         budget=budget or Budget(),
@@ -166,6 +173,20 @@ def view_of(
 def _tables(recording: Recording) -> dict[str, PartyTable]:
     data = recording.data
     return {party.name: party for party in (data.active, *data.passives)}
+
+
+def _agreed(recording: Recording) -> dict[str, Agreed]:
+    config = recording.config
+    if not config.method.startswith("apfed"):
+        return {}
+    return {
+        table.name: Agreed(
+            objective=objective_of(config, table.name),
+            weight=settings_of(config, table.name).weight,
+            clip=config.secure_sum.clip,
+        )
+        for table in recording.data.passives
+    }
 
 
 def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:

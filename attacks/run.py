@@ -77,7 +77,7 @@ def mount(
         recording: of a finished run.
         choices: names and options.
         seed: of the known rows and of the attacks.
-        opened: step -> (B, D) sums as the active decoded them, where they were recorded.
+        opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
         device: where attacks compute that have networks, "cpu" or "cuda".
         on_score: told of every result that applies, with the guess that it scores.
 
@@ -86,7 +86,7 @@ def mount(
     """
     attacks = [prepare(choice) for choice in choices]
     return tuple(
-        _Trial(attack, recording, parties, victim, opened or {}, seed, device, on_score).result()
+        _Trial(attack, recording, parties, victim, opened, seed, device, on_score).result()
         for attack in attacks
         for parties, victim in _pairs(attack, recording)
     )
@@ -133,7 +133,7 @@ class _Trial:
     recording: Recording
     parties: tuple[str, ...]
     victim: str
-    opened: Mapping[int, Tensor]
+    opened: Mapping[int, Tensor] | None
     seed: int
     device: str
     on_score: Callable[[AttackResult, Guess], None] | None

@@ -18,9 +18,11 @@ from torch import Tensor
 
 from secure_apfed.exchange import Envelope, Flow, Kind
 from secure_apfed.models.settings import ModelSettings
+from secure_apfed.objectives.settings import ObjectiveSettings
 
 __all__ = [
     "AdversaryView",
+    "Agreed",
     "Behaviour",
     "Budget",
     "Knowledge",
@@ -87,6 +89,20 @@ class Budget:
     device: str = "cpu"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """What the contract says that one passive does; every party knows it.
+
+    Attributes:
+        objective: what it optimises; weight: lambda_p.
+        clip: L2 bound of one row of its contribution; None: it does not clip.
+    """
+
+    objective: ObjectiveSettings
+    weight: float
+    clip: float | None
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdversaryView:
     """Everything that an attack may use.
@@ -101,6 +117,9 @@ class AdversaryView:
         opened: step -> (B, D) the sum of lambda_p B dL_p/dz that the active decoded, its rows in
             the order of that step's representations. No message holds it: where sums are
             encrypted only the active's own record does.
+        agreed: passive -> what it does by contract; empty where it contributes to no sum.
+        played: the attack that the adversary played in place of its part; None: it kept to the
+            protocol while the run was recorded.
         features: member -> (A, ...) its own features; row k is alignment position k.
         knowledge, budget: what is declared.
     """
@@ -112,6 +131,8 @@ class AdversaryView:
     envelopes: Mapping[int, tuple[Envelope, ...]] = field(repr=False)
     flows: tuple[Flow, ...] = field(default=(), repr=False)
     opened: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
+    agreed: Mapping[str, Agreed] = field(default_factory=dict)
+    played: str | None = None
     features: Mapping[str, Tensor] = field(repr=False)
     knowledge: Knowledge
     budget: Budget = Budget()

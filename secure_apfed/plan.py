@@ -24,6 +24,7 @@ __all__ = ["Forecast", "Link", "forecast"]
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
 _KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)
+_OPENED = "sums as the active decoded them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +210,9 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
             shared = link.kind == Kind.REPRESENTATIONS and config.method != "tvfl"
             receiver = "all" if shared else link.receiver
             once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
+            if shared:
+                # What the active decodes is kept too, and is as large as what it sends.
+                once[_OPENED, receiver] = link.wire_bytes
     epochs = min(kept, config.train.epochs)
     megabytes = sum(once.values()) / config.train.epochs * epochs / 1e6
     if megabytes > config.transcript.limit_megabytes:

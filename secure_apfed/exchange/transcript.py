@@ -1,7 +1,8 @@
 """The transcript: a recording transport. Who saw what, when, and how many bytes.
 
 Run by: the experimenter, around the real transport; it is not a party. Privacy reports
-read the flows; attacks read the kept envelopes, opened as their receivers saw them.
+read the flows; attacks read the kept envelopes, opened as their receivers saw them. What the
+active decodes is in no message, so its record of the sums is kept beside them.
 """
 
 import hashlib
@@ -9,7 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
+import safetensors.torch
 from pydantic import Field
+from torch import Tensor
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.exchange.envelope import Envelope, Kind
@@ -18,6 +21,7 @@ from secure_apfed.settings import Settings
 
 __all__ = ["Flow", "Transcript", "TranscriptSettings"]
 
+_SUM = "sum"
 KEPT_KINDS = frozenset({Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM})
 
 
@@ -63,7 +67,8 @@ class Transcript:
         self._transport, self._settings = transport, settings
         self._flows: dict[tuple[str, str, Kind], Flow] = {}
         self._epochs: dict[int, list[Envelope]] = {}
-        self._current: list[Envelope] | None = None
+        self._opened: dict[int, dict[int, bytes]] = {}
+        self._epoch: int | None = None
         self._payloads: dict[bytes, bytes] = {}
         self._held_bytes = 0
 
@@ -82,16 +87,28 @@ class Transcript:
         """The kept envelopes by epoch, in the order of sending."""
         return {epoch: tuple(envelopes) for epoch, envelopes in self._epochs.items()}
 
+    @property
+    def opened(self) -> dict[int, Tensor]:
+        """Step -> (B, D), the sum that the active decoded, of the kept epochs."""
+        return {
+            step: safetensors.torch.load(body)[_SUM]
+            for opened in self._opened.values()
+            for step, body in opened.items()
+        }
+
     def begin_epoch(self, epoch: int) -> None:
         """Say that the envelopes from now on belong to `epoch` (from 0)."""
-        self._current = None
+        self._epoch = None
         if self._settings.keep == "none":
             return
         if self._settings.keep == "first_and_last":
             for past in [past for past in self._epochs if past not in (0, epoch)]:
                 del self._epochs[past]
+                self._opened.pop(past, None)
             self._forget_unused()
-        self._current = self._epochs.setdefault(epoch, [])
+        self._epoch = epoch
+        self._epochs.setdefault(epoch, [])
+        self._opened.setdefault(epoch, {})
 
     def send(self, envelope: Envelope) -> int:
         """Pass the envelope on and record it."""
@@ -108,9 +125,16 @@ class Transcript:
                 last_step=envelope.step,
             )
         )
-        if self._current is not None and envelope.kind in KEPT_KINDS:
-            self._current.append(replace(envelope, payload=self._store(envelope.payload)))
+        if self._epoch is not None and envelope.kind in KEPT_KINDS:
+            kept = replace(envelope, payload=self._store(envelope.payload))
+            self._epochs[self._epoch].append(kept)
         return wire_bytes
+
+    def keep_opened(self, step: int, sum_BD: Tensor) -> None:
+        """Keep what the active decoded in `step`; only the experimenter has this record."""
+        if self._epoch is not None:
+            body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
+            self._opened[self._epoch][step] = self._store(body)
 
     def receive(self, receiver: str, *, sender: str, kind: Kind, step: int) -> Envelope:
         """Pass through: what is received was recorded when it was sent."""
@@ -132,6 +156,7 @@ class Transcript:
 
     def _forget_unused(self) -> None:
         used = {id(item.payload) for envelopes in self._epochs.values() for item in envelopes}
+        used |= {id(body) for opened in self._opened.values() for body in opened.values()}
         self._payloads = {key: value for key, value in self._payloads.items() if id(value) in used}
         self._held_bytes = sum(map(len, self._payloads.values()))
 
@@ -171,6 +196,10 @@ class Transcript:
                 [epoch, [[_fields(item), digests[id(item.payload)]] for item in envelopes]]
                 for epoch, envelopes in self._epochs.items()
             ],
+            "opened": [
+                [epoch, [[step, digests[id(body)]] for step, body in opened.items()]]
+                for epoch, opened in self._opened.items()
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -182,7 +211,11 @@ class Transcript:
         self._epochs = {
             epoch: list(_envelopes(items, self._payloads)) for epoch, items in state["epochs"]
         }
-        self._current = None
+        self._opened = {
+            epoch: {step: self._payloads[digest] for step, digest in items}
+            for epoch, items in state.get("opened", [])
+        }
+        self._epoch = None
 
 
 class _NoTransport:

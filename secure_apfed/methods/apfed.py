@@ -91,9 +91,12 @@ class Apfed:
                 channel.send(passive.answer(received))
             bodies = self._gathered(Kind.SUM_ANSWER, step)
         channel.send(aggregator.combine(bodies))
-        return active.update(
+        loss = active.update(
             channel.receive(active.name, sender=AGGREGATOR, kind=Kind.SUM, step=step)
         )
+        if active.opened is not None:
+            channel.keep_opened(step, active.opened)
+        return loss
 
     def _gathered(self, kind: Kind, step: int) -> list[Envelope]:
         """What the aggregator receives of one kind, one envelope of each passive."""

@@ -72,6 +72,10 @@ class ActiveParty(Party):
         guard, ledger: what protects the representations, and the account of what was sent.
         receiver: its end of the secure sum; None where there is no passive.
         private: what makes its updates private; None: nothing does.
+
+    Attributes:
+        opened: what it decoded last, (B, D): the sum of lambda_p B dL_p/dz. Its own record; no
+            message holds it.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class ActiveParty(Party):
         self._compute, self._seed = compute, seed
         self._batch: _Batch | None = None
         self._pending: _Pending | None = None
+        self.opened: Tensor | None = None
 
     def represent(self, step: int, rows_B: Tensor) -> list[Envelope]:
         """Compute one batch; return the same representations for every passive.
@@ -156,6 +161,10 @@ class ActiveParty(Party):
         payload = pack({"rows": rows_B, "z": z_BD})
         digest = hashlib.sha256(payload).digest()
         self.ledger.charge(step=step, rows=rows_B, digest=digest, repeats=repeats_B)
+        return self._send(step, rows_B, z_BD, payload)
+
+    def _send(self, step: int, rows_B: Tensor, z_BD: Tensor, payload: bytes) -> list[Envelope]:
+        """Write the same payload to every passive, and wait for the sum that answers it."""
         self._pending = _Pending(z_BD, bind_step(self.contract.session, step, rows_B, payload))
         return [
             self.outbox.write(Kind.REPRESENTATIONS, step, passive, payload)
@@ -205,8 +214,9 @@ class ActiveParty(Party):
         flat_BD = pending.z.flatten(1)
         shape = (len(flat_BD), flat_BD.shape[1])
         values_BD = self.receiver.decode(envelope.payload, shape, pending.binding)
-        mean_BD = torch.from_numpy(values_BD) / len(flat_BD)
-        return self._compute.place(mean_BD).reshape(pending.z.shape)
+        sum_BD = torch.from_numpy(values_BD)
+        self.opened = sum_BD.to(self._compute.dtype)
+        return self._compute.place(sum_BD / len(flat_BD)).reshape(pending.z.shape)
 
     def accuracy(self, rows: Tensor) -> float:
         """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""

@@ -6,15 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.contrastive_inversion import explain_gradient
+from attacks.contrastive_inversion import contrastive_sum, explain_sum
 from attacks.interface import AttackError
 from attacks.recorded import truth_of, view_of
 from attacks.run import mount
-from attacks.view import Knowledge
+from attacks.view import Agreed, Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.exchange import Kind, TensorSpec, unpack
-from secure_apfed.objectives import contrastive_loss
+from secure_apfed.objectives import ContrastiveSettings, contrastive_loss
 
+PASSIVES = ("passive-1", "passive-2")
 SPEC = {
     "rows": TensorSpec(torch.int64, (None,)),
     "z": TensorSpec(torch.float32, (None, None)),
@@ -34,36 +35,48 @@ def _random(draw: torch.Generator, passives: int) -> tuple[Tensor, list[Tensor]]
     return h_BD, [torch.randn(64, 32, generator=draw, dtype=torch.float64) for _ in range(passives)]
 
 
+def _agreed(anchors: Any = "both", *, weight: float = 1.0, clip: float | None = None) -> Agreed:
+    return Agreed(objective=ContrastiveSettings(anchors=anchors), weight=weight, clip=clip)
+
+
 @pytest.mark.parametrize("anchors", ["both", "active"])
 def test_one_passives_representations_are_recovered_from_one_step(anchors: str) -> None:
     h_BD, (p_BD,) = _random(torch.Generator().manual_seed(0), 1)
-    found = explain_gradient(
-        h_BD, _gradient(h_BD, p_BD, anchors), temperature=1.0, anchors=anchors, iterations=300
-    )
+    sum_BD = 0.5 * _gradient(h_BD, p_BD, anchors)
+    found = explain_sum(h_BD, sum_BD, [_agreed(anchors, weight=0.5)], 300)
     assert float(F.cosine_similarity(found, p_BD).mean()) > 0.93
+
+
+def test_clipped_rows_are_matched_as_the_passive_clips_them() -> None:
+    h_BD, (p_BD,) = _random(torch.Generator().manual_seed(0), 1)
+    real_BD = _gradient(h_BD, p_BD, "both")
+    bound = float(real_BD.norm(dim=1).median())
+    sent_BD = real_BD * (bound / real_BD.norm(dim=1, keepdim=True)).clamp(max=1)
+    agreed = _agreed(clip=bound)
+    assert torch.allclose(contrastive_sum(h_BD, p_BD, [agreed]), sent_BD, atol=1e-12)
+    found = explain_sum(h_BD, sent_BD, [agreed], 300)
+    assert float(F.cosine_similarity(found, p_BD).mean()) > 0.85
 
 
 def test_a_sum_of_several_passives_gives_a_mixture_only() -> None:
     h_BD, several = _random(torch.Generator().manual_seed(0), 5)
-    mean = torch.stack([_gradient(h_BD, p_BD, "active") for p_BD in several]).mean(dim=0)
-    found = explain_gradient(h_BD, mean, temperature=1.0, anchors="active", iterations=300)
+    total = torch.stack([_gradient(h_BD, p_BD, "active") for p_BD in several]).sum(dim=0)
+    found = explain_sum(h_BD, total, [_agreed("active")] * 5, 300)
     assert float(F.cosine_similarity(found, several[0]).mean()) < 0.5
     # It explains the sum all the same: leakage is weakened, not absent.
-    assert torch.allclose(_gradient(h_BD, found, "active"), mean, atol=1e-4)
+    assert torch.allclose(5 * _gradient(h_BD, found, "active"), total, atol=5e-4)
 
 
 def test_a_zero_sum_is_refused() -> None:
     with pytest.raises(AttackError, match="the sum is zero everywhere"):
-        explain_gradient(
-            torch.ones(3, 2), torch.zeros(3, 2), temperature=1.0, anchors="both", iterations=1
-        )
+        explain_sum(torch.ones(3, 2), torch.zeros(3, 2), [_agreed()], 1)
 
 
 def _opened(recording: Any, passives: tuple[str, ...]) -> Mapping[int, Tensor]:
     """Return the sums of real contrastive gradients of fixed encoders of the passives."""
     features = truth_of(recording).features
     draw = torch.Generator().manual_seed(7)
-    encoders = {name: torch.randn(features[name].shape[1], 6, generator=draw) for name in passives}
+    encoders = [torch.randn(features[name].shape[1], 6, generator=draw) for name in PASSIVES]
     opened = {}
     for epoch in recording.transcript.kept.values():
         for item in epoch:
@@ -71,9 +84,11 @@ def _opened(recording: Any, passives: tuple[str, ...]) -> Mapping[int, Tensor]:
                 tensors, _ = unpack(item.payload, SPEC, sender=item.sender)
                 gradients = [
                     _gradient(tensors["z"], features[name][tensors["rows"]] @ mix, "both")
-                    for name, mix in encoders.items()
+                    for name, mix in zip(PASSIVES, encoders, strict=True)
+                    if name in passives
                 ]
-                opened[item.step] = torch.stack(gradients).sum(dim=0)
+                # What is missing of two contributions is the first one again.
+                opened[item.step] = torch.stack([*gradients, gradients[0]][:2]).sum(dim=0)
     return opened
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgpack
 import pytest
+import torch
 from pydantic import ValidationError
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -113,7 +114,7 @@ def test_contributions_and_setup_are_counted_but_not_kept(kind: Kind) -> None:
     recorder = Recorder()
     recorder.transcript.begin_epoch(0)
     recorder.send(b"x", kind=kind)
-    kept = kind not in (Kind.CONTRIBUTION, Kind.ALIGNMENT, Kind.SUM_SETUP)
+    kept = kind in (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)
     assert bool(recorder.transcript.kept[0]) == kept
     assert recorder.transcript.flows[0].messages == 1
 
@@ -210,3 +211,37 @@ def test_a_closed_transcript_carries_nothing() -> None:
 def test_a_limit_is_a_positive_number(limit: float) -> None:
     with pytest.raises(ValidationError):
         TranscriptSettings(limit_megabytes=limit)
+
+
+def _sums(recorder: Recorder, count: int) -> None:
+    for epoch in range(count):
+        recorder.transcript.begin_epoch(epoch)
+        recorder.transcript.keep_opened(epoch, torch.full((2, 3), float(epoch)))
+
+
+@pytest.mark.parametrize(
+    ("keep", "steps"), [("none", []), ("first_and_last", [0, 3]), ("all", [0, 1, 2, 3])]
+)
+def test_opened_sums_are_kept_like_payloads(keep: Any, steps: list[int]) -> None:
+    recorder = Recorder(keep)
+    recorder.transcript.keep_opened(9, torch.ones(1, 1))  # before the first epoch
+    _sums(recorder, 4)
+    opened = recorder.transcript.opened
+    assert list(opened) == steps
+    assert all(torch.equal(opened[step], torch.full((2, 3), float(step))) for step in steps)
+
+
+def test_opened_sums_survive_a_checkpoint_and_count_for_the_limit() -> None:
+    recorder = Recorder()
+    _sums(recorder, 2)
+    state = msgpack.unpackb(msgpack.packb(recorder.transcript.state_dict()), strict_map_key=False)
+    again = Transcript.closed(TranscriptSettings())
+    again.load_state_dict(state)
+    assert list(again.opened) == [0, 1]
+    assert torch.equal(again.opened[1], torch.ones(2, 3))
+    del state["opened"]  # written before sums were kept
+    again.load_state_dict(state)
+    assert again.opened == {}
+    small = Recorder(limit_megabytes=1e-5)
+    with pytest.raises(LocalProtocolError, match=r"transcript\.limit_megabytes"):
+        _sums(small, 1)
