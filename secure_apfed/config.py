@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.data.settings import DataSettings
+from secure_apfed.defences import DefenceSettings, check_defences
 from secure_apfed.exchange.transcript import TranscriptSettings
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings
@@ -39,6 +40,7 @@ class Config(Settings):
             two), tvfl (joint training, joint inference) or single_view (the active alone).
         passives: settings by party name; "default" holds for those not named.
         dp_sgd: private training of the active; null: none.
+        defences: without a guarantee, beside the guard, in the order in which they act.
     """
 
     name: str = Field(min_length=1)
@@ -52,9 +54,15 @@ class Config(Settings):
     secure_sum: SumSettings = SumSettings()
     guard: GuardSettings
     dp_sgd: DpSgdSettings | None = None
+    defences: tuple[DefenceSettings, ...] = ()
     rules: RuleSettings = RuleSettings()
     transcript: TranscriptSettings = TranscriptSettings()
     attacks: tuple[AttackChoice, ...] = ()
+
+    @model_validator(mode="after")
+    def _defences_apply(self) -> "Config":
+        check_defences(self.defences, self.method)
+        return self
 
     @model_validator(mode="after")
     def _pairwise_fits(self) -> "Config":
@@ -87,6 +95,12 @@ class Config(Settings):
             raise ValueError(
                 "dp_sgd: gradients of single examples in bfloat16 are too coarse to be clipped; "
                 "use train.precision float32 or float64"
+            )
+        whole_batch = [one.kind for one in self.defences if one.kind in ("nopeek", "mid")]
+        if whole_batch:
+            raise ValueError(
+                f"dp_sgd: defence {whole_batch[0]} adds a loss of the whole batch, which cannot be "
+                "clipped by example; leave one of the two out"
             )
         sent = self.method != "single_view"
         if sent and self.guard.mechanism == "none" and self.dp_sgd.epsilon is not None:

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from protocols.sums import SecureSum
 from secure_apfed.contract import AGGREGATOR, Contract
+from secure_apfed.defences import gradient_chain, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Transcript
+from secure_apfed.methods.defending import surroundings_of
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
 from secure_apfed.methods.stage import Stage, set_stage
 from secure_apfed.methods.terms import (
@@ -141,7 +143,7 @@ def open_apfed(start: Start) -> Apfed:
     agreed = {**secure_sum.parameters(), **config.secure_sum.model_dump(mode="json")}
     stage = set_stage(start, terms=terms, secure_sum=agreed)
     private = private_updates(start, active.name, guard, rows=len(active.ids))
-    party = _active_party(start, stage, networks, guard, secure_sum, private)
+    party = _active_party(start, stage, networks, guard, secure_sum, shape, private)
     passives = _passive_parties(start, stage, secure_sum)
     aggregator = AggregatorParty(stage.seat(AGGREGATOR), combiner=secure_sum.combiner())
     assert party.receiver is not None
@@ -170,12 +172,12 @@ def open_apfed(start: Start) -> Apfed:
 
 def open_single_view(start: Start) -> Apfed:
     """Set up SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
-    networks, _ = _active_networks(start, None)
+    networks, shape = _active_networks(start, None)
     table = start.data.active
     guard = guard_for(start, table.name)
     stage = set_stage(start, terms={}, secure_sum={})
     private = private_updates(start, table.name, guard, rows=len(table.ids))
-    party = _active_party(start, stage, networks, guard, None, private)
+    party = _active_party(start, stage, networks, guard, None, shape, private)
     training = whole_training(start.config, party.ledger, private)
     return Apfed(
         headline=start.config.method,
@@ -216,6 +218,7 @@ def _active_party(
     networks: ActiveNetworks,
     guard: RepresentationGuard,
     secure_sum: SecureSum | None,
+    shape: Shape,
     private: PrivateUpdates | None,
 ) -> ActiveParty:
     config, table = start.config, start.data.active
@@ -232,6 +235,7 @@ def _active_party(
         compute=Compute.of(config.train),
         seed=config.seed,
         private=private,
+        defences=representation_chain(config.defences, surroundings_of(start, table.name, shape)),
     )
 
 
@@ -264,6 +268,10 @@ def _passive_parties(start: Start, stage: Stage, secure_sum: SecureSum) -> list[
                 compute=Compute.of(config.train),
                 seed=config.seed,
                 held_N=rows >= 0,
+                defences=gradient_chain(
+                    config.defences,
+                    surroundings_of(start, table.name, terms.representation.shape),
+                ),
             )
         )
     return parties

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from secure_apfed.contract import Contract, PassiveTerms
 from secure_apfed.data import PartyTable
+from secure_apfed.defences import gradient_chain, label_code, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Transcript
 from secure_apfed.methods.aligning import positions_of
+from secure_apfed.methods.defending import surroundings_of
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
 from secure_apfed.methods.stage import Stage, set_stage
 from secure_apfed.methods.terms import (
@@ -131,7 +133,7 @@ class Tvfl:
                     passive: FILLS[name](own_BD, own_BD.new_empty(len(rows_B), *shape))
                     for passive, shape in shapes.items()
                 }
-                return self.active.scores(own_BD, parts)
+                return self.active.predict(own_BD, parts)
 
         return accuracy_of(predict, self.test_rows, self.active.labels_N)
 
@@ -148,7 +150,7 @@ class Tvfl:
             own_B = own[rows_B].to(self.active.compute.device)
             with self.active.compute.forward(self.seed, "together"):
                 own_BD = self.active.encoder(self.active.features_N[own_B])
-                scores_BK = self.active.scores(own_BD, self.active.read(rows_B, answers))
+                scores_BK = self.active.predict(own_BD, self.active.read(rows_B, answers))
             correct += int((scores_BK.argmax(1) == self.active.labels_N[own_B]).sum())
         return correct / count
 
@@ -175,6 +177,7 @@ def open_tvfl(start: Start) -> Tvfl:
     stage = set_stage(start, terms=terms, secure_sum={})
     passives = _passive_parties(start, stage, encoders)
     aligned = stage.alignment[data.active.name]
+    around = surroundings_of(start, data.active.name, ())
     return Tvfl(
         headline="tvfl",
         contract=stage.contract,
@@ -189,6 +192,8 @@ def open_tvfl(start: Start) -> Tvfl:
             train=config.train,
             compute=Compute.of(config.train),
             seed=config.seed,
+            defences=gradient_chain(config.defences, around),
+            code=label_code(config.defences, around),
         ),
         passives=passives,
         ledgers={passive.name: passive.ledger for passive in passives},
@@ -246,6 +251,8 @@ def _passive_parties(
     for table in start.data.passives:
         guard = guard_for(start, table.name)
         alignment = stage.alignment[table.name]
+        shape = stage.contract.passives[table.name].representation.shape
+        around = surroundings_of(start, table.name, shape)
         parties.append(
             TvflPassive(
                 stage.seat(table.name),
@@ -256,6 +263,7 @@ def _passive_parties(
                 train=config.train,
                 compute=Compute.of(config.train),
                 seed=config.seed,
+                defences=representation_chain(config.defences, around),
             )
         )
     return parties

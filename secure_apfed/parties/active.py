@@ -18,6 +18,7 @@ from protocols.errors import LocalProtocolError
 from protocols.sums import SumReceiver
 from protocols.sums.interface import StepBinding
 from secure_apfed.data import PartyTable
+from secure_apfed.defences import RepresentationChain
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.party import Compute, Party, Seat
@@ -72,6 +73,7 @@ class ActiveParty(Party):
         guard, ledger: what protects the representations, and the account of what was sent.
         receiver: its end of the secure sum; None where there is no passive.
         private: what makes its updates private; None: nothing does.
+        defences: what its representations go through before the guard.
 
     Attributes:
         opened: what it decoded last, (B, D): the sum of lambda_p B dL_p/dz. Its own record; no
@@ -92,19 +94,21 @@ class ActiveParty(Party):
         compute: Compute,
         seed: int,
         private: PrivateUpdates | None = None,
+        defences: RepresentationChain | None = None,
     ) -> None:
         super().__init__(seat)
         assert table.labels is not None
         self.receiver, self.ledger = receiver, ledger
         self.networks = networks
         self._guard = guard
+        self._defences = defences or RepresentationChain()
         self._features_N = compute.place(table.features)
         self._labels_N = compute.place(table.labels)
         self._position_N = torch.full((len(table.ids),), -1, dtype=torch.int64)
         self._position_N[alignment] = torch.arange(len(alignment))
         self._modules = {
             key: module.to(compute.device, compute.dtype)
-            for key, module in networks.modules().items()
+            for key, module in {**networks.modules(), "defences": self._defences}.items()
         }
         self._descent = Descent(self.name, self._modules, train)
         self._private = PrivateGradient(self.name, self._modules, private) if private else None
@@ -141,7 +145,9 @@ class ActiveParty(Party):
         loss = F.cross_entropy(scores_BK.to(self._compute.dtype), self._labels_N[here_B])
         envelopes = []
         if sent_BD is not None:
-            sent_BD = sent_BD.to(self._compute.dtype)
+            seen_B = self._features_N[here_B[aligned.to(here_B.device)]]
+            sent_BD, penalty = self._defences(sent_BD.to(self._compute.dtype), seen_B, step)
+            loss = loss if penalty is None else loss + penalty
             envelopes = self._release(step, position_B[aligned], sent_BD)
         # Only now: a batch whose release failed waits for no update.
         self._batch = _Batch(step, rows_B, loss)
@@ -178,7 +184,7 @@ class ActiveParty(Party):
             envelope: the sum, or None where `represent` sent nothing.
 
         Returns:
-            The task loss of the batch.
+            The task loss of the batch, with the penalties of its defences.
 
         Raises:
             LocalProtocolError: no batch waits, or a sum is missing or was not asked for.

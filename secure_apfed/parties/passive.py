@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from protocols.sums import SumContributor
 from secure_apfed.contract import AGGREGATOR
+from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.party import Compute, Party, Seat
@@ -30,6 +31,7 @@ class PassiveParty(Party):
         seed: of its dropout; train, compute: how it optimises and where.
         held_N: which positions are of people that it knows, (N,), bool; the features of the
             others are not used. None: all.
+        defences: what its gradient goes through before the sum.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class PassiveParty(Party):
         compute: Compute,
         seed: int,
         held_N: Tensor | None = None,
+        defences: GradientChain | None = None,
     ) -> None:
         super().__init__(seat)
         self.terms = self.contract.passives[self.name]
         self.contributor = contributor
+        self._defences = defences or GradientChain()
         self.gate = StepGate(self.name)
         self._allowance = Allowance(self.name, self.contract, aligned=len(features_N))
         self._features_N = compute.place(features_N)
@@ -75,6 +79,7 @@ class PassiveParty(Party):
         self.gate.enter(envelope)
         self._allowance.take(rows_B, sender=envelope.sender)
         gradient_BD = self._gradient(envelope.step, rows_B, sent_BD)
+        gradient_BD = self._defences.protect(gradient_BD, Leaving(envelope.step, AGGREGATOR))
         binding = bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
         body = self.contributor.contribute(gradient_BD.flatten(1).cpu().numpy(), binding)
         return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)

@@ -14,6 +14,13 @@ from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.data import PartyTable
+from secure_apfed.defences import (
+    GradientChain,
+    LabelCode,
+    Leaving,
+    RepresentationChain,
+    TrueLabels,
+)
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.models import Shape
 from secure_apfed.parties.descent import Descent, named_below, under
@@ -31,6 +38,8 @@ class TvflActive(Party):
     Args:
         table: its rows and labels; alignment: their positions in the common order.
         encoder, head: its networks; the head reads all representations, concatenated.
+        defences: what the gradients go through that it returns.
+        code: what it learns instead of its labels.
     """
 
     def __init__(
@@ -44,11 +53,15 @@ class TvflActive(Party):
         train: TrainSettings,
         compute: Compute,
         seed: int,
+        defences: GradientChain | None = None,
+        code: LabelCode | None = None,
     ) -> None:
         super().__init__(seat)
         assert table.labels is not None
         self.features_N = compute.place(table.features)
         self.labels_N = compute.place(table.labels)
+        self._defences, self._code = defences or GradientChain(), code or TrueLabels()
+        self._targets_N = compute.place(self._code.targets(self.labels_N))
         self.encoder = encoder.to(compute.device, compute.dtype)
         self.head = head.to(compute.device, compute.dtype)
         self._alignment = alignment
@@ -95,12 +108,15 @@ class TvflActive(Party):
         self._descent.begin()
         with self.compute.forward(self._seed, self.name, step):
             scores_BK = self.scores(self.encoder(self.features_N[own_B]), parts)
-        self.task_loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self.labels_N[own_B])
+        self.task_loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self._targets_N[own_B])
         self.task_loss.backward()
         self._descent.step()
         return [
-            self.outbox.write(Kind.GRADIENTS, step, name, pack({"gradient": _gradient_of(h)}))
+            self.outbox.write(Kind.GRADIENTS, step, name, pack({"gradient": gradient_BD}))
             for name, h in parts.items()
+            for gradient_BD in [
+                self._defences.protect(_gradient_of(h), Leaving(step, name, self.labels_N[own_B]))
+            ]
         ]
 
     def scores(self, own_BD: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
@@ -108,6 +124,10 @@ class TvflActive(Party):
         every = [own_BD, *(parts[name] for name in self.contract.names("passive"))]
         scores_BK: Tensor = self.head(torch.cat([h.flatten(1) for h in every], dim=1))
         return scores_BK
+
+    def predict(self, own_BD: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        """Scores of the true classes."""
+        return self._code.decode(self.scores(own_BD, parts))
 
     def set_training(self, training: bool) -> None:
         """Switch dropout on or off."""
@@ -130,6 +150,7 @@ class TvflPassive(Party):
         features_N: its features in the order of the alignment.
         encoder: its network.
         guard, ledger: what protects its representations, and the account of what was sent.
+        defences: what its representations go through before the guard.
     """
 
     def __init__(
@@ -143,6 +164,7 @@ class TvflPassive(Party):
         train: TrainSettings,
         compute: Compute,
         seed: int,
+        defences: RepresentationChain | None = None,
     ) -> None:
         super().__init__(seat)
         self.ledger = ledger
@@ -151,10 +173,17 @@ class TvflPassive(Party):
         self._allowance = Allowance(self.name, self.contract, aligned=len(features_N), beyond=1)
         self._guard = guard
         self._features_N = compute.place(features_N)
-        self._modules = {"encoder": encoder.to(compute.device, compute.dtype)}
+        self._modules = {
+            name: module.to(compute.device, compute.dtype)
+            for name, module in (
+                ("encoder", encoder),
+                ("defences", defences or RepresentationChain()),
+            )
+        }
         self._descent = Descent(self.name, self._modules, train)
         self._compute, self._seed = compute, seed
         self._sent_BD: Tensor | None = None
+        self._penalty: Tensor | None = None
 
     def represent(self, envelope: Envelope) -> Envelope:
         """Encode and guard the rows that the active asked for.
@@ -175,12 +204,15 @@ class TvflPassive(Party):
         self.gate.enter(envelope)
         self._allowance.take(rows_B, sender=envelope.sender)
         self._sent_BD = None  # also where sending fails below
-        self._modules["encoder"].train(learn)
+        for module in self._modules.values():
+            module.train(learn)
         with (
             torch.set_grad_enabled(learn),
             self._compute.forward(self._seed, self.name, envelope.step),
         ):
-            h_BD = self._modules["encoder"](self._features_N[rows_B.to(self._compute.device)])
+            seen_B = self._features_N[rows_B.to(self._compute.device)]
+            h_BD = self._modules["encoder"](seen_B).to(self._compute.dtype)
+            h_BD, self._penalty = self._modules["defences"](h_BD, seen_B, envelope.step)
         repeats_B = self._guard.repeats(rows_B)
         sent_BD = self._guard.release(
             h_BD.flatten(1).to(self._compute.dtype), step=envelope.step, rows=rows_B
@@ -207,7 +239,11 @@ class TvflPassive(Party):
         if not bool(tensors["gradient"].isfinite().all()):
             raise RemoteProtocolError(f"{envelope.sender} sent a gradient that is not finite")
         self._descent.begin()
-        self._sent_BD.backward(self._compute.place(tensors["gradient"]))
+        gradient_BD = self._compute.place(tensors["gradient"])
+        if self._penalty is None:
+            self._sent_BD.backward(gradient_BD)
+        else:
+            torch.autograd.backward([self._sent_BD, self._penalty], [gradient_BD, None])
         self._descent.step()
         self._sent_BD = None
 

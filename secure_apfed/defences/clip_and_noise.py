@@ -1,0 +1,56 @@
+"""A passive's own clip and noise on its gradient, before the secure sum.
+
+Run by: every passive of APFed. Against: the active, which reads the sum. Gives no epsilon:
+it is continuous noise in floating point on one party's part, counted by no ledger, and in
+APFed-C one person moves every row of the batch. With `secure_sum.noise` a passive's loss of
+privacy is bounded and charged.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from secure_apfed.defences.interface import ALL_APFED, GradientDefence, Leaving, Surroundings
+from secure_apfed.privacy.clip import clip_rows
+from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP
+from secure_apfed.settings import Settings
+
+__all__ = ["ClipAndNoise", "ClipAndNoiseSettings"]
+
+
+class ClipAndNoiseSettings(Settings):
+    """Row clip and Gaussian noise.
+
+    Attributes:
+        clip: C_g, the L2 bound of one row of the gradient that the passive contributes.
+        sigma: standard deviation of the noise on each number, in the same unit; 0: none. The
+            sum clips the noisy row once more, at `secure_sum.clip`.
+    """
+
+    kind: Literal["clip_and_noise"] = "clip_and_noise"
+    clip: float = Field(1.0, ge=SMALLEST_CLIP, le=LARGEST_CLIP)
+    sigma: float = Field(0.1, ge=0)
+
+
+class ClipAndNoise(GradientDefence):
+    """Clips each row to norm C_g and adds sigma_g times a standard normal to each number."""
+
+    name: ClassVar[str] = "clip_and_noise"
+    applies_to: ClassVar[tuple[str, ...]] = ALL_APFED
+    reason: ClassVar[str] = "no passive sends a gradient"
+    gives: ClassVar[str] = (
+        "clip and noise shorten a passive's gradients and blur them, without an account"
+    )
+
+    def __init__(self, settings: ClipAndNoiseSettings, around: Surroundings) -> None:
+        self._settings, self._noise = settings, around.noise
+
+    def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
+        """Return clipped and noisy rows."""
+        clipped_BD = clip_rows(gradient_BD, self._settings.clip).to(gradient_BD.dtype)
+        if self._settings.sigma == 0:
+            return clipped_BD
+        use = f"{self.name} {leaving.receiver}"
+        noise_BD = self._noise.normals(clipped_BD, use=use, step=leaving.step)
+        return clipped_BD + self._settings.sigma * noise_BD
