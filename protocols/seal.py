@@ -26,6 +26,7 @@ __all__ = ["SEAL_OVERHEAD_BYTES", "RunKey", "SealedLink", "fresh_run_key"]
 
 SEAL_OVERHEAD_BYTES = 16
 _PUBLIC_KEY_BYTES = 32
+_PRIVATE_KEY_BYTES = 32
 _NONCE_BYTES = 12
 
 
@@ -35,6 +36,16 @@ class RunKey:
 
     public: bytes
     _private: X25519PrivateKey = field(repr=False, compare=False)
+
+    @classmethod
+    def restored(cls, private: bytes) -> "RunKey":
+        """The key pair of 32 secret bytes, which a party made or put together from shares."""
+        if len(private) != _PRIVATE_KEY_BYTES:
+            raise LocalProtocolError(
+                f"an X25519 private key has {_PRIVATE_KEY_BYTES} bytes, got {len(private)}"
+            )
+        key = X25519PrivateKey.from_private_bytes(private)
+        return cls(key.public_key().public_bytes_raw(), key)
 
     def agree(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:
         """Return 32 key bytes shared with the holder of `peer_public`."""

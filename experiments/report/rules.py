@@ -119,6 +119,33 @@ RULES: tuple[Rule, ...] = (
         remains="Who takes part, and when. It can alter the sum without being noticed.",
     ),
     Rule(
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("masked_recovery",),
+        reads="One masked vector of each passive and step, as good as random: its size and time; "
+        "public keys for the next step, and sealed shares that it passes on.",
+        protects="Masks that the passives share in pairs, one of each passive's own, and one more "
+        "that each shares with the active. They come off only if all answer the same "
+        "representations.",
+        remains="Who takes part, and when. It can alter the sum without being noticed, and call a "
+        "passive silent that is not.",
+    ),
+    Rule(
+        kind=Kind.SUM_REQUEST, receiver=Role.PASSIVE, sums=("masked_recovery",),
+        reads="Which passives are counted in the step; their public keys for the next one, and the "
+        "shares that they sealed for it.",
+        protects="A share alone says nothing of the secret.",
+        remains="Who fell silent, and when.",
+    ),
+    Rule(
+        kind=Kind.SUM_ANSWER, receiver=Role.AGGREGATOR, sums=("masked_recovery",),
+        reads="Of each counted passive the seed of its own mask, of each silent one the key of its "
+        "masks with others; for this step only.",
+        protects="No passive answers both about one passive, nor twice about one step, nor where "
+        "fewer than the threshold are counted.",
+        remains="Together with more than 2 threshold - M - 1 passives it could open single "
+        "contributions. Telling passives different sets, it may once get a sum of fewer passives "
+        "than the threshold, never of one.",
+    ),
+    Rule(
         kind=Kind.SUM, receiver=Role.ACTIVE, passives=(1, 1),
         reads="The gradient of the only passive, row by row.",
         protects="Only the passive's clip: a sum over one party hides nothing.",
@@ -170,7 +197,7 @@ COALITIONS: tuple[Coalition, ...] = (
         learns="Every single passive's gradient: the active's key opens what the aggregator holds.",
     ),
     Coalition(
-        methods=("apfed",), sums=("bfv", "masked"), passives=(2, 1 << 30),
+        methods=("apfed",), sums=("bfv", "masked", "masked_recovery"), passives=(2, 1 << 30),
         who="active and aggregator",
         learns="The sum only: the masks among the passives remain.",
     ),

@@ -14,6 +14,7 @@ from protocols.sums.interface import (
     SumReceiver,
 )
 from protocols.sums.masked import MaskedSum
+from protocols.sums.masked_recovery import MaskedRecoverySum
 from protocols.sums.plain import PlainSum
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "BfvSum",
     "CkksFastSum",
     "CkksSum",
+    "MaskedRecoverySum",
     "MaskedSum",
     "PlainSum",
     "SecureSum",
@@ -37,4 +39,5 @@ SECURE_SUMS: Mapping[str, type[SecureSum]] = {
     "ckks_fast": CkksFastSum,
     "bfv": BfvSum,
     "masked": MaskedSum,
+    "masked_recovery": MaskedRecoverySum,
 }

@@ -8,7 +8,7 @@ key; and from an active that sends different representations to different passiv
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -59,12 +59,25 @@ class AgreedFrames:
         agreement: what the parties fixed.
         backend: the backend's name.
         fingerprint: of agreement, parameters and key, as `fingerprint` makes it.
+        least: contributors without whom a step has no sum; None where it takes all of them.
+
+    Raises:
+        LocalProtocolError: the agreement asks for fewer of a backend that takes all.
     """
 
-    def __init__(self, agreement: SumAgreement, backend: str, fingerprint: bytes) -> None:
+    def __init__(
+        self, agreement: SumAgreement, backend: str, fingerprint: bytes, least: int | None = None
+    ) -> None:
+        contributors = len(agreement.contributors)
+        if least is None and agreement.threshold not in (None, contributors):
+            raise LocalProtocolError(
+                f"{backend} needs all {contributors} contributors in every step, the agreement "
+                f"says threshold {agreement.threshold}; take masked_recovery, or leave it out"
+            )
         self.agreement = agreement
         self.backend = backend
         self.fingerprint = fingerprint
+        self.least = contributors if least is None else least
         self._last_step = -1
 
     def begin_step(self, binding: StepBinding) -> None:
@@ -118,22 +131,16 @@ class AgreedFrames:
     def open_contributions(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        """Return one frame of each contributor, in the agreement's order, all for one message.
+        """Return one frame of each party that sent one, in the agreement's order, for one message.
 
         Raises:
             RemoteProtocolError: see the top of this file.
         """
-        agreed = self.agreement.contributors
-        missing = [name for name in agreed if name not in contributions]
-        unknown = sorted(set(contributions) - set(agreed))
-        if missing or unknown:
-            raise RemoteProtocolError(
-                f"a sum needs one contribution of each of {', '.join(agreed)}; "
-                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
-            )
-        frames = tuple(Frame.parse(contributions[name], sender=name) for name in agreed)
-        for position, (name, frame) in enumerate(zip(agreed, frames, strict=True)):
+        names = self.present(contributions, self.agreement.contributors, "contribution")
+        frames = tuple(Frame.parse(contributions[name], sender=name) for name in names)
+        for name, frame in zip(names, frames, strict=True):
             self.check(frame, name, FrameKind.CONTRIBUTION)
+            position = self.agreement.position(name)
             if frame.party != position:
                 raise RemoteProtocolError(
                     f"{name} is contributor {position} and sent the contribution of {frame.party}"
@@ -146,6 +153,25 @@ class AgreedFrames:
             )
         self._last_step = frames[0].step
         return frames
+
+    def present(
+        self, bodies: Mapping[str, bytes], expected: Collection[str], what: str
+    ) -> tuple[str, ...]:
+        """Return which of the `expected` sent something, in their order.
+
+        Raises:
+            RemoteProtocolError: too few did, or somebody else.
+        """
+        present = tuple(name for name in expected if name in bodies)
+        unknown = sorted(set(bodies) - set(expected))
+        if unknown or len(present) < self.least:
+            missing = [name for name in expected if name not in bodies]
+            quorum = "each" if self.least == len(expected) else f"at least {self.least}"
+            raise RemoteProtocolError(
+                f"a sum needs one {what} of {quorum} of {', '.join(expected)}; "
+                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
+            )
+        return present
 
     def sum_of(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
         """Frame the combined values of `frames`."""
@@ -171,10 +197,10 @@ class AgreedFrames:
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
         self.check(frame, sender, FrameKind.SUM)
-        if frame.party != len(self.agreement.contributors):
+        if not self.least <= frame.party <= len(self.agreement.contributors):
             raise RemoteProtocolError(
                 f"{sender} sent a sum of {frame.party} contributions, expected "
-                f"{len(self.agreement.contributors)}"
+                f"{self.least} to {len(self.agreement.contributors)}"
             )
         if (frame.rows, frame.columns) != shape:
             raise RemoteProtocolError(
@@ -206,6 +232,19 @@ class AgreedFrames:
             )
         return frame
 
+    def open_own_setup(self, body: bytes, sender: str, me: str) -> Frame:
+        """Return the frame of a setup message under the parameters of this role, that of `me`.
+
+        Raises:
+            RemoteProtocolError: as `open_setup`; or other parameters.
+        """
+        frame = self.open_setup(body, sender)
+        if frame.fingerprint != self.fingerprint:
+            raise RemoteProtocolError(
+                f"{sender} sets up {frame.backend} with other parameters than {me}"
+            )
+        return frame
+
     def check(self, frame: Frame, sender: str, kind: FrameKind) -> None:
         if (frame.kind, frame.backend) != (kind, self.backend):
             raise RemoteProtocolError(
@@ -219,13 +258,14 @@ class AgreedFrames:
             )
 
     def _check_one_message(self, frames: Sequence[Frame], binding_digest: bytes | None) -> None:
-        first = frames[0]
+        first, agreed = frames[0], self.agreement.contributors
         expected = first.binding if binding_digest is None else binding_digest
-        for name, frame in zip(self.agreement.contributors, frames, strict=True):
+        for frame in frames:
+            name = agreed[frame.party]
             if (frame.step, frame.rows, frame.columns) != (first.step, first.rows, first.columns):
                 raise RemoteProtocolError(
                     f"{name} contributed {frame.rows}x{frame.columns} values to step {frame.step}, "
-                    f"but {self.agreement.contributors[0]} {first.rows}x{first.columns} to step "
+                    f"but {agreed[first.party]} {first.rows}x{first.columns} to step "
                     f"{first.step}"
                 )
             if frame.binding != expected:

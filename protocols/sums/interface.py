@@ -43,11 +43,12 @@ class SumAgreement:
     Attributes:
         session: names the run; non-empty.
         receiver, combiner: the active and the aggregator; different parties.
-        contributors: the passives, in the contract's order; all must contribute to each sum.
-            At most 1024.
+        contributors: the passives, in the contract's order. At most 1024.
         clip_norm: C, the L2 bound of one row of a contribution (no unit), 1e-30 to 1e30.
         bits: signed fixed-point bits of one value, 2 to 24.
         allow_single: permit one contributor, whose "sum" is its own vector.
+        threshold: contributors without whom a step has no sum; None: as many as the backend
+            needs, which is all of them except under masked_recovery.
     """
 
     session: str
@@ -57,6 +58,7 @@ class SumAgreement:
     clip_norm: float
     bits: int = 16
     allow_single: bool = False
+    threshold: int | None = None
 
     def __post_init__(self) -> None:
         parties = (self.receiver, self.combiner, *self.contributors)
@@ -83,11 +85,17 @@ class SumAgreement:
             )
         if not 2 <= self.bits <= 24:
             raise LocalProtocolError(f"bits lies in 2..24, got {self.bits}")
+        if self.threshold is not None and not 1 <= self.threshold <= len(self.contributors):
+            raise LocalProtocolError(
+                f"threshold lies in 1..{len(self.contributors)}, the number of contributors, got "
+                f"{self.threshold}"
+            )
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over all fields."""
-        canonical = json.dumps(asdict(self), sort_keys=True).encode()
+        """SHA-256 over all fields that are set."""
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        canonical = json.dumps(fields, sort_keys=True).encode()
         return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
 
     def position(self, me: str) -> int:

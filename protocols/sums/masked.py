@@ -13,7 +13,7 @@ shared with the active is ours. Nothing here is approximate: the decoded sum is 
 integer sum.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -29,7 +29,15 @@ from protocols.sums.interface import FloatArray, StepBinding, SumAgreement
 from protocols.sums.pairwise import PairwiseSeeds
 from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
 
-__all__ = ["MaskedCombiner", "MaskedContributor", "MaskedReceiver", "MaskedSum"]
+__all__ = [
+    "Elements",
+    "MaskedCombiner",
+    "MaskedContributor",
+    "MaskedReceiver",
+    "MaskedSum",
+    "elements",
+    "require_blobs",
+]
 
 Word = np.dtype[np.unsignedinteger[Any]]
 Elements = NDArray[np.unsignedinteger[Any]]
@@ -73,6 +81,19 @@ class MaskedSum:
     def word(self) -> Word:
         """The type of a ring element on the wire."""
         return _RINGS[self.ring_bits]
+
+    def added(self, frames: Sequence[Frame]) -> Elements:
+        """The sum in the ring of what contributions carry, flat.
+
+        Raises:
+            RemoteProtocolError: one does not carry as many elements as its shape says.
+        """
+        names = self.agreement.contributors
+        addends = [elements(frame, names[frame.party], self.word) for frame in frames]
+        total = addends[0].copy()
+        for addend in addends[1:]:
+            total += addend
+        return total
 
     def receiver(self) -> "MaskedReceiver":
         return MaskedReceiver(self)
@@ -135,11 +156,9 @@ class MaskedCombiner(NoSetup, OneRoundCombiner):
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         """See `SumCombiner`."""
         frames = self._frames.open_contributions(bodies, binding_digest)
-        named = zip(self._masked.agreement.contributors, frames, strict=True)
-        addends = [_elements(frame, name, self._masked.word) for name, frame in named]
-        total = addends[0].copy()
-        for addend in addends[1:]:
-            total += addend
+        for frame in frames:
+            require_blobs(frame, self._masked.agreement.contributors[frame.party], 1)
+        total = self._masked.added(frames)
         return self._frames.sum_of(frames, (total.tobytes(),))
 
 
@@ -158,8 +177,8 @@ class MaskedReceiver(PairwiseSeeds):
         masked, sender = self._masked, self._masked.agreement.combiner
         self.require_finished()
         frame = self._frames.open_sum(combined, shape, binding)
-        total = _elements(frame, sender, masked.word).reshape(shape).copy()
-        for peer in masked.agreement.contributors:
+        total = elements(frame, sender, masked.word).reshape(shape).copy()
+        for peer in self._counted(frame):
             self.add_stream(peer, binding, total, sign=-1)
         signed = total.view(np.dtype(f"<i{masked.word.itemsize}"))
         limit = masked.fixed_point.limit
@@ -170,10 +189,29 @@ class MaskedReceiver(PairwiseSeeds):
             )
         return masked.fixed_point.dequantise(signed)
 
+    def _counted(self, frame: Frame) -> Sequence[str]:
+        """Whose contributions a sum holds."""
+        require_blobs(frame, self._masked.agreement.combiner, 1)
+        return self._masked.agreement.contributors
 
-def _elements(frame: Frame, sender: str, word: Word) -> Elements:
+
+def require_blobs(frame: Frame, sender: str, count: int) -> None:
+    """Raise RemoteProtocolError unless the frame has `count` blobs."""
+    if len(frame.blobs) != count:
+        raise RemoteProtocolError(
+            f"{sender} sent {len(frame.blobs)} parts in a {frame.kind.name.lower()}, "
+            f"expected {count}"
+        )
+
+
+def elements(frame: Frame, sender: str, word: Word) -> Elements:
+    """The ring elements in the first blob of a frame.
+
+    Raises:
+        RemoteProtocolError: there are none, or not as many as the frame's shape says.
+    """
     expected = frame.rows * frame.columns * word.itemsize
-    if not expected or [len(blob) for blob in frame.blobs] != [expected]:
+    if not expected or not frame.blobs or len(frame.blobs[0]) != expected:
         raise RemoteProtocolError(
             f"{sender} announced {frame.rows}x{frame.columns} values and sent other bytes"
         )

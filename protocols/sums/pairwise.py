@@ -4,7 +4,7 @@ Run by: the passives (and the active, where it shares masks with them). Protects
 everybody outside the pair; a stream is a PRF of (pair seed, session, step, rows, digest of
 what the active sent, shape), so that answers to different messages do not cancel and
 their sum is uniform noise. Does not give: recovery when a party falls silent; then the
-step has no sum.
+step has no sum (`masked_recovery` makes other seeds for every step, and has one).
 
 Pair seed: X25519 (RFC 7748) between keys made for this sum, HKDF-SHA256 (RFC 5869) salted
 with the agreement; stream: AES-256-CTR under a BLAKE2b sub-key (`protocols.randomness`).
@@ -24,7 +24,7 @@ from protocols.seal import fresh_run_key
 from protocols.sums.agreed import AgreedFrames, KeepsSecrets
 from protocols.sums.interface import StepBinding
 
-__all__ = ["MASK_MODULUS_BITS", "MASK_STREAM_BYTES", "PairwiseSeeds", "add_masks"]
+__all__ = ["MASK_MODULUS_BITS", "MASK_STREAM_BYTES", "PairwiseSeeds", "add_keystream", "add_masks"]
 
 MASK_MODULUS_BITS = 42
 """Largest modulus of `add_masks`, in bits."""
@@ -67,11 +67,7 @@ class PairwiseSeeds(KeepsSecrets):
                 f"{sender} sent a mask key to {self.me}, who expects one from each of "
                 f"{', '.join(self._peers)}"
             )
-        frame = self._frames.open_setup(body, sender)
-        if frame.fingerprint != self._frames.fingerprint:
-            raise RemoteProtocolError(
-                f"{sender} sets up {frame.backend} with other parameters than {self.me}"
-            )
+        frame = self._frames.open_own_setup(body, sender, self.me)
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _KEY_BYTES:
             raise RemoteProtocolError(f"{sender} sent no mask key of {_KEY_BYTES} bytes")
         first, second = sorted((self.me, sender))
@@ -97,25 +93,37 @@ class PairwiseSeeds(KeepsSecrets):
 
     def stream(self, peer: str, binding: StepBinding, shape: tuple[int, ...], length: int) -> bytes:
         """The bytes that this party and `peer` share for one step and shape; used once."""
-        return keystream(self._seeds[peer], *_context(binding, shape), length=length)
+        return keystream(self._seeds[peer], *_context(binding.digest, shape), length=length)
 
     def add_stream(
         self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
     ) -> None:
         """Add the same bytes, as words of `total`'s type, to it in place; or subtract them."""
-        step, flat, start = np.add if sign > 0 else np.subtract, total.reshape(-1), 0
-        chunks = keystream_chunks(
-            self._seeds[peer], *_context(binding, total.shape), length=total.nbytes
-        )
-        for chunk in chunks:
-            words = np.frombuffer(chunk, dtype=total.dtype)
-            part = flat[start : start + len(words)]
-            step(part, words, out=part)
-            start += len(words)
+        add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
 
 
-def _context(binding: StepBinding, shape: tuple[int, ...]) -> tuple[bytes, ...]:
-    return b"mask", binding.digest, b"".join(size.to_bytes(8, "big") for size in shape)
+def add_keystream(
+    total: Elements, seed: bytes, binding_digest: bytes, *, sign: Literal[1, -1]
+) -> None:
+    """Add the stream of one seed and step, as words of `total`'s type, to it in place.
+
+    Args:
+        total: contiguous; its shape is part of what the stream is made of.
+        seed: 32 bytes, a secret of those who may know the stream.
+        binding_digest: of the step.
+        sign: -1 subtracts.
+    """
+    step, flat, start = np.add if sign > 0 else np.subtract, total.reshape(-1), 0
+    chunks = keystream_chunks(seed, *_context(binding_digest, total.shape), length=total.nbytes)
+    for chunk in chunks:
+        words = np.frombuffer(chunk, dtype=total.dtype)
+        part = flat[start : start + len(words)]
+        step(part, words, out=part)
+        start += len(words)
+
+
+def _context(binding_digest: bytes, shape: tuple[int, ...]) -> tuple[bytes, ...]:
+    return b"mask", binding_digest, b"".join(size.to_bytes(8, "big") for size in shape)
 
 
 def add_masks(values: IntArray, modulus: int, streams: Iterable[tuple[int, bytes]]) -> IntArray:

@@ -98,21 +98,16 @@ class TwoRoundFrames(AgreedFrames):
     def open_answers(
         self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        """Return the answers in the order of `asked`, all about the last contributions.
+        """Return the answers that came in the order of `asked`, all about the last contributions.
 
         Raises:
             LocalProtocolError: nobody was asked.
-            RemoteProtocolError: one is missing, unknown, malformed, or about something else.
+            RemoteProtocolError: too few came, or one is unknown, malformed, or about something
+                else.
         """
-        missing = [name for name in asked if name not in answers]
-        unknown = sorted(set(answers) - set(asked))
-        if missing or unknown:
-            raise RemoteProtocolError(
-                f"a sum needs one answer of each of {', '.join(asked)}; "
-                f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
-            )
-        frames = tuple(Frame.parse(answers[name], sender=name) for name in asked)
-        for name, frame in zip(asked, frames, strict=True):
+        names = self.present(answers, asked, "answer")
+        frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
+        for name, frame in zip(names, frames, strict=True):
             self._check_about_underway(frame, name, FrameKind.ANSWER, name)
         if binding_digest is not None and self._waiting().binding != binding_digest:
             raise RemoteProtocolError(

@@ -40,6 +40,9 @@ MESSAGES = {
 }
 
 
+SECOND_ROUND = [(Kind.SUM_REQUEST, Role.PASSIVE), (Kind.SUM_ANSWER, Role.AGGREGATOR)]
+
+
 def situation(method: str = "apfed", secure_sum: str = "ckks", passives: int = 3) -> Situation:
     return Situation(method=method, secure_sum=secure_sum, guarded=True, passives=passives)
 
@@ -54,6 +57,9 @@ def test_every_message_that_a_run_can_send_has_a_rule(
     case = Situation(method=method, secure_sum=secure_sum, guarded=guarded, passives=passives)
     for kind, receiver in MESSAGES[method]:
         assert rule_for(kind, receiver, case).reads
+    if method == "apfed" and SECURE_SUMS[secure_sum].rounds == 2:
+        for kind, receiver in SECOND_ROUND:
+            assert rule_for(kind, receiver, case).reads
 
 
 def test_pairwise_alignment_is_told_as_what_it_opens() -> None:

@@ -11,12 +11,15 @@ from tests.vectors.recorded import (
     SHAPE,
     backend,
     binding,
+    combined,
+    fixed_randomness,
     matrix,
     recorded_keys,
     seeded_roles,
     text,
 )
 
+SEEDED = ("plain", "masked", "masked_recovery")
 SUM_CHANGES: list[dict[str, Any]] = [
     {"at": 0, "xor": "ff", "error": "no frame of version"},
     {"at": 5, "xor": "01", "error": "of .*, expected a sum"},
@@ -30,6 +33,14 @@ SUM_CHANGES: list[dict[str, Any]] = [
 BLOB_CHANGES: dict[str, list[dict[str, Any]]] = {
     "plain": [{"at": 126, "xor": "5040", "error": "beyond the agreed range"}],
     "masked": [{"at": 115, "xor": "40", "error": "beyond the range of its contributions"}],
+    "masked_recovery": [
+        {"at": 119, "xor": "40", "error": "beyond the range of its contributions"},
+        {"at": 31, "xor": "01", "error": "for another message than the one"},
+        {"at": 9, "xor": "00", "length": 140, "error": "it was cut or padded"},
+        {"at": 7, "xor": "01", "error": "sent a sum of 2 contributions, expected 3 to 3"},
+        {"at": 141, "xor": "01", "error": "named a set of contributors"},
+        {"at": 145, "xor": "03", "error": "named a set of contributors"},
+    ],
     "homomorphic": [
         {"at": 112, "xor": "01", "error": "of another kind, size or version"},
         {"at": 120, "xor": "01", "error": "states a wrong length"},
@@ -43,10 +54,10 @@ def record_seeded(name: str) -> dict[str, Any]:
     roles, bound = seeded_roles(name), binding()
     names = [party for party in roles if party.startswith("passive")]
     frames = {party: roles[party].contribute(matrix(party), bound) for party in names}
-    combined = roles["aggregator"].combine(frames, bound.digest)
+    total = combined(roles, frames, bound.digest)
     return {
         "contributions": {party: text(frame) for party, frame in frames.items()},
-        "sum": text(combined),
+        "sum": text(total),
         "tampered": SUM_CHANGES + BLOB_CHANGES[name],
     }
 
@@ -58,21 +69,22 @@ def record_keyed(name: str) -> dict[str, Any]:
     combiner = described.combiner()
     converse({"active": holder, "aggregator": combiner, **passives})
     frames = {me: role.contribute(matrix(me), bound) for me, role in passives.items()}
-    combined = combiner.combine(frames, bound.digest)
-    holder.decode(combined, SHAPE, bound)
+    total = combiner.combine(frames, bound.digest)
+    holder.decode(total, SHAPE, bound)
     return {
         "secret_key": text(secret),
         "fingerprint": vars(holder)["_frames"].fingerprint.hex(),
-        "sum": text(combined),
+        "sum": text(total),
         "tampered": SUM_CHANGES + BLOB_CHANGES["homomorphic"],
     }
 
 
 def main(names: list[str]) -> None:
     for name in names:
-        record = record_seeded if name in ("plain", "masked") else record_keyed
+        record = record_seeded if name in SEEDED else record_keyed
         path = Path(__file__).parent / f"sum_{name}.json"
-        path.write_text(json.dumps(record(name), indent=1) + "\n")
+        with fixed_randomness():
+            path.write_text(json.dumps(record(name), indent=1) + "\n")
 
 
 if __name__ == "__main__":

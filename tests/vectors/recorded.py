@@ -6,8 +6,11 @@ The secrets in these vectors protect nothing: they are published here.
 import base64
 import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import tenseal.sealapi as seal
@@ -20,6 +23,7 @@ from protocols.seal import RunKey
 from protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
 from protocols.sums.homomorphic import HomomorphicSum, KeyHolder
 from protocols.sums.pairwise import PairwiseSeeds
+from protocols.sums.rounds import OneRoundCombiner
 from protocols.sums.scratch import scratch_file
 from protocols.sums.seal_scheme import SealContext
 
@@ -60,13 +64,46 @@ def fixed_key(party: str) -> RunKey:
     return RunKey(private.public_key().public_bytes_raw(), private)
 
 
+@contextmanager
+def fixed_randomness() -> Iterator[None]:
+    """Keys, seeds and polynomials of `masked_recovery` that are the same in every run."""
+    numbers = count()
+
+    def block(length: int = 32) -> bytes:
+        return hashlib.sha256(b"vector %d" % next(numbers)).digest()[:length]
+
+    def run_key() -> RunKey:
+        return RunKey.restored(block())
+
+    with (
+        patch("protocols.sums.step_keys.fresh_key", block),
+        patch("protocols.sums.pairwise.fresh_run_key", run_key),
+        patch("protocols.sums.recovery_contributor.fresh_run_key", run_key),
+        patch("Crypto.Protocol.SecretSharing.rng", block),
+    ):
+        yield
+
+
+def combined(roles: Mapping[str, Any], frames: Mapping[str, bytes], digest: bytes) -> bytes:
+    """The sum of these contributions, with a second round where the sum has one."""
+    aggregator, bodies = roles["aggregator"], frames
+    if not isinstance(aggregator, OneRoundCombiner):
+        requests = aggregator.ask(frames, digest)
+        bodies = {me: roles[me].answer(request) for me, request in requests.items()}
+    total: bytes = aggregator.combine(bodies, digest)
+    return total
+
+
 def seeded_roles(name: str) -> dict[str, Any]:
-    """All roles of a sum without encryption after setup; mask keys are fixed."""
+    """All roles of a sum without encryption after setup; mask keys are fixed.
+
+    Under `fixed_randomness` where more than one key of a role is drawn.
+    """
     described = backend(name)
     roles: dict[str, Any] = {"active": described.receiver(), "aggregator": described.combiner()}
     roles |= {me: described.contributor(me) for me in described.agreement.contributors}
     for party, role in roles.items():
-        if isinstance(role, PairwiseSeeds):
+        if isinstance(role, PairwiseSeeds) and name != "masked_recovery":
             vars(role)["_key"] = fixed_key(party)
     converse(roles)
     return roles
