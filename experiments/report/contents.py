@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from experiments.report import words
+from experiments.report.coalitions import coalitions_in, limits_in
 from experiments.report.entries import Coalition, Role
 from experiments.report.folder import Outcome, RunFolder
 from experiments.report.names import method_name, plain, value_told
-from experiments.report.rules import coalitions_in, limits_in, rule_for
+from experiments.report.rules import rule_for
 from protocols.psi import SET_INTERSECTIONS
 from protocols.sums import SECURE_SUMS
 from secure_apfed.data import find_dataset

@@ -223,7 +223,7 @@ class AgreedFrames:
         frame = Frame.parse(body, sender=sender)
         if (frame.kind, frame.backend) != (FrameKind.SETUP, self.backend):
             raise RemoteProtocolError(
-                f"{sender} sent a {frame.kind.name.lower()} of {frame.backend}, expected the setup "
+                f"{sender} sent {frame.kind.told} of {frame.backend}, expected the setup "
                 f"of {self.backend}"
             )
         if frame.binding != self.agreement.digest:
@@ -248,8 +248,8 @@ class AgreedFrames:
     def check(self, frame: Frame, sender: str, kind: FrameKind) -> None:
         if (frame.kind, frame.backend) != (kind, self.backend):
             raise RemoteProtocolError(
-                f"{sender} sent a {frame.kind.name.lower()} of {frame.backend}, expected a "
-                f"{kind.name.lower()} of {self.backend}"
+                f"{sender} sent {frame.kind.told} of {frame.backend}, expected {kind.told} of "
+                f"{self.backend}"
             )
         if frame.fingerprint != self.fingerprint:
             raise RemoteProtocolError(

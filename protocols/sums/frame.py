@@ -34,6 +34,11 @@ class FrameKind(IntEnum):
     REQUEST = 4
     ANSWER = 5
 
+    @property
+    def told(self) -> str:
+        """The kind with its article."""
+        return ("an " if self is FrameKind.ANSWER else "a ") + self.name.lower()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:

@@ -199,8 +199,7 @@ def require_blobs(frame: Frame, sender: str, count: int) -> None:
     """Raise RemoteProtocolError unless the frame has `count` blobs."""
     if len(frame.blobs) != count:
         raise RemoteProtocolError(
-            f"{sender} sent {len(frame.blobs)} parts in a {frame.kind.name.lower()}, "
-            f"expected {count}"
+            f"{sender} sent {len(frame.blobs)} parts in {frame.kind.told}, expected {count}"
         )
 
 

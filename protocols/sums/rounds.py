@@ -153,7 +153,7 @@ class TwoRoundFrames(AgreedFrames):
         about = (frame.step, frame.binding, frame.rows, frame.columns)
         if about != (underway.step, underway.binding, underway.rows, underway.columns):
             raise RemoteProtocolError(
-                f"{sender} sent a {kind.name.lower()} about step {frame.step}, or another message "
+                f"{sender} sent {kind.told} about step {frame.step}, or another message "
                 f"or shape, while step {underway.step} is under way"
             )
         if frame.party != position:

@@ -147,7 +147,7 @@ def test_altered_requests_and_answers_are_refused(change: dict[str, Any], messag
     answers = other.answers()
     frame = Frame.parse(answers["passive_1"], sender="passive_1")
     altered = replace(frame, **change).pack()
-    with pytest.raises(RemoteProtocolError, match=message.replace("request", "answer")):
+    with pytest.raises(RemoteProtocolError, match=message.replace("a request", "an answer")):
         other.combiner.combine({**answers, "passive_1": altered})
     other.combiner.combine(answers)
 

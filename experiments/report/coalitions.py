@@ -1,0 +1,101 @@
+"""What parties learn who pool what they hold, and what no run guarantees.
+
+Run by: the report, and the threat model, which repeats these tables.
+"""
+
+from experiments.report.entries import Coalition, Limit, Situation
+
+__all__ = ["COALITIONS", "LIMITS", "coalitions_in", "limits_in"]
+
+COALITIONS: tuple[Coalition, ...] = (
+    Coalition(
+        methods=("apfed",), sums=("ckks", "ckks_fast"), passives=(2, 1 << 30),
+        who="active and aggregator",
+        learns="Every single passive's gradient: the active's key opens what the aggregator holds.",
+    ),
+    Coalition(
+        methods=("apfed",), sums=("bfv", "masked", "masked_recovery"), passives=(2, 1 << 30),
+        who="active and aggregator",
+        learns="The sum only: the masks among the passives remain.",
+    ),
+    Coalition(
+        methods=("apfed",), passives=(2, 2), who="active and one of the two passives",
+        learns="The other passive's gradient: the sum minus the own part.",
+    ),
+    Coalition(
+        methods=("apfed",), passives=(3, 1 << 30), who="active and all passives but one",
+        learns="The remaining passive's gradient; fewer passives learn the sum of the others.",
+    ),
+    Coalition(
+        methods=("apfed",), passives=(2, 1 << 30), who="passives among themselves",
+        learns="No further representation (all receive the same bytes), but they can pool their "
+        "features in an attack.",
+    ),
+    Coalition(
+        methods=("tvfl",), passives=(2, 1 << 30), who="passives among themselves",
+        learns="Several gradients of the same row's loss, which tell its label more surely.",
+    ),
+)  # fmt: skip
+
+LIMITS: tuple[Limit, ...] = (
+    Limit(
+        methods=("apfed", "tvfl"),
+        sentence="Labels have no differential privacy: epsilon_y is infinite.",
+    ),
+    Limit(
+        methods=("apfed", "tvfl"), guarded=True,
+        sentence="The guarantee is one of row releases with the encoder held fixed. It is not "
+        "differentially private training: the weights are fitted to every row without noise, and a "
+        "changed record moves the representations of other rows.",
+    ),
+    Limit(
+        sentence="The finished model has no guarantee: epsilon_model is infinite. Whoever can "
+        "query it or read its weights may test whether a row was in the training data.",
+    ),
+    Limit(
+        methods=("apfed", "tvfl"), pairwise=False,
+        sentence="Which people are in the intersection is known to every party, and so are the "
+        "sizes of the tables.",
+    ),
+    Limit(
+        methods=("apfed",), pairwise=True,
+        sentence="The active knows its overlap with each passive, and each passive its own with "
+        "the active; the sizes of the tables are known. Rows that one passive alone knows give the "
+        "active that passive's gradients.",
+    ),
+    Limit(
+        methods=("apfed", "tvfl"),
+        sentence="A party that lies about its own IDs, features or gradients is not detected while "
+        "its messages keep to the rules: a passive can worsen the model, any party can try IDs.",
+    ),
+    Limit(
+        methods=("apfed",), guarded=True,
+        sentence="The noise protects the active from the passives. It does not protect the "
+        "passives from the active.",
+    ),
+    Limit(
+        methods=("apfed",),
+        sentence="Gradients carry no noise: what the active may compute from their sum has no "
+        "epsilon. One that chooses its representations (near-constant batches are not refused) "
+        "reads more of them than one that follows the protocol.",
+    ),
+    Limit(
+        methods=("apfed", "tvfl"),
+        sentence="This run played all parties in one process, so nothing kept them apart but the "
+        "protocol: it measures and simulates. Only parties on separate machines keep secrets.",
+    ),
+    Limit(
+        sentence="A failed attack proves no privacy: a stronger one, or one with more knowledge, "
+        "may succeed.",
+    ),
+)  # fmt: skip
+
+
+def coalitions_in(situation: Situation) -> tuple[Coalition, ...]:
+    """Return the coalitions that exist in this situation."""
+    return tuple(entry for entry in COALITIONS if entry.holds(situation))
+
+
+def limits_in(situation: Situation) -> tuple[str, ...]:
+    """Return what a run in this situation does not guarantee."""
+    return tuple(entry.sentence for entry in LIMITS if entry.holds(situation))

@@ -1,0 +1,588 @@
+"""Passives fall silent in the middle of a step: the sum of the rest is exact, or there is none."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums import SECURE_SUMS, MaskedRecoverySum, StepBinding, SumAgreement
+from protocols.sums.fixed_point import FixedPoint
+from protocols.sums.frame import Frame, FrameKind
+from protocols.sums.recovery_contributor import RecoveryContributor
+from protocols.sums.roster import pack_names, parse_names
+from protocols.sums.shares import join, split
+from protocols.sums.step_keys import Announcement, StepKeys, rebuilt_seed
+from tests.contracts.sum_parties import Parties, agreement, binding, make, random_values
+from tests.protocols.test_sums_masked import looks_uniform
+
+SHAPE = (3, 5)
+SIZES = [(passives, least) for passives in range(2, 7) for least in range(2, passives + 1)
+         if 2 * least > passives]  # fmt: skip
+
+
+class Session(Parties):
+    """Parties of one session; those who fell silent stay so."""
+
+    def __init__(self, passives: int = 4, threshold: int | None = None) -> None:
+        super().__init__(MaskedRecoverySum(agreement(passives, threshold=threshold)))
+        self.least = self.sum.threshold  # type: ignore[attr-defined]  # of this sum
+        self.present = list(self.names)
+        self.wire: list[bytes] = []
+
+    def asked(
+        self, values: Mapping[str, NDArray[Any]], bound: StepBinding
+    ) -> tuple[dict[str, bytes], Mapping[str, bytes]]:
+        """Contributions of those who have values, and what they are asked."""
+        frames = {me: self.contributors[me].contribute(values[me], bound) for me in values}
+        return frames, self.combiner.ask(frames, bound.digest)
+
+    def step(
+        self, values: Mapping[str, NDArray[Any]], *, never_answer: Collection[str] = ()
+    ) -> NDArray[Any]:
+        """The sum of what these passives contribute; the others fell silent before."""
+        bound = self.next()
+        frames, requests = self.asked(values, bound)
+        answers = {
+            me: self.contributors[me].answer(requests[me])
+            for me in requests
+            if me not in never_answer
+        }
+        combined = self.combiner.combine(answers, bound.digest)
+        self.wire += [*frames.values(), *requests.values(), *answers.values(), combined]
+        self.present = list(answers)
+        rows, columns = next(iter(values.values())).shape
+        return self.receiver.decode(combined, (rows, columns), bound)
+
+    def values(self, names: Collection[str], seed: int = 0) -> dict[str, NDArray[Any]]:
+        drawn = random_values(len(self.names), SHAPE, seed)
+        return {me: value for me, value in zip(self.names, drawn, strict=True) if me in names}
+
+    def expected(self, values: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+        fixed_point = FixedPoint.of(self.sum.agreement)
+        total = sum(fixed_point.quantise(value) for value in values.values())
+        return fixed_point.dequantise(np.asarray(total, dtype=np.int64))
+
+
+def blobs(frame: bytes) -> tuple[bytes, ...]:
+    return Frame.parse(frame, sender="peer").blobs
+
+
+def altered(frame: bytes, **changes: Any) -> bytes:
+    return replace(Frame.parse(frame, sender="peer"), **changes).pack()
+
+
+@pytest.mark.parametrize(("passives", "least"), SIZES)
+def test_one_then_as_many_as_tolerated_fall_silent(passives: int, least: int) -> None:
+    session = Session(passives, least)
+    names = session.names
+    for leave in range(passives - least + 1):
+        for _ in range(2):
+            values = session.values(names[leave:], seed=leave)
+            assert np.array_equal(session.step(values), session.expected(values))
+    too_few = session.values(names[passives - least + 1 :])
+    with pytest.raises(RemoteProtocolError, match=f"contribution of .*{least}? .*missing: "):
+        session.step(too_few)
+
+
+@pytest.mark.parametrize(("passives", "least"), SIZES)
+def test_all_tolerated_fall_silent_in_one_step(passives: int, least: int) -> None:
+    for gone in combinations(agreement(passives).contributors, passives - least):
+        session = Session(passives, least)
+        values = session.values([me for me in session.names if me not in gone])
+        assert np.array_equal(session.step(values), session.expected(values))
+        assert np.array_equal(session.step(values), session.expected(values))
+
+
+@pytest.mark.parametrize(("passives", "least"), SIZES)
+def test_who_contributed_counts_although_it_never_answers(passives: int, least: int) -> None:
+    session = Session(passives, least)
+    values = session.values(session.names)
+    gone = session.names[: passives - least]
+    assert np.array_equal(session.step(values, never_answer=gone), session.expected(values))
+    rest = session.values(session.present, seed=1)
+    assert np.array_equal(session.step(rest), session.expected(rest))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_sum_is_the_integer_sum_of_those_counted(data: st.DataObject) -> None:
+    passives, least = data.draw(st.sampled_from(SIZES))
+    session = Session(passives, least)
+    for seed in range(data.draw(st.integers(1, 3))):
+        before = data.draw(st.lists(st.sampled_from(session.present), unique=True, max_size=2))
+        counted = [me for me in session.present if me not in before]
+        values = session.values(counted, seed=seed)
+        scale = data.draw(st.sampled_from([1e-3, 1.0, 1e300]))
+        values = {me: value * scale for me, value in values.items()}
+        after = data.draw(st.lists(st.sampled_from(session.present), unique=True, max_size=1))
+        if len(counted) < least or len(set(counted) - set(after)) < least:
+            with pytest.raises(RemoteProtocolError, match="a sum needs one"):
+                session.step(values, never_answer=after)
+            return
+        total = session.step(values, never_answer=after)
+        assert np.array_equal(total, session.expected(values))
+
+
+def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
+    session = Session(4, 3)
+    bound = session.next()
+    frames = {
+        me: session.contributors[me].contribute(value, bound)
+        for me, value in session.values(session.names[:2]).items()
+    }
+    with pytest.raises(RemoteProtocolError, match=r"at least 3 of .*missing: passive_3, passive_4"):
+        session.combiner.ask(frames, bound.digest)
+    # An aggregator that asks all the same is told nothing.
+    forged = session.combiner._frames  # type: ignore[attr-defined]  # of this backend
+    forged._underway = replace(Frame.parse(frames["passive_1"], sender="passive_1"), blobs=())
+    counted = pack_names(session.names[:2], session.sum.agreement)
+    parcel = blobs(frames["passive_2"])[2]
+    with pytest.raises(RemoteProtocolError, match="counted among 3 or more of"):
+        session.contributors["passive_1"].answer(forged.request("passive_1", (counted, parcel)))
+    with pytest.raises(LocalProtocolError, match="no contribution of passive_1 waits"):
+        session.contributors["passive_1"].answer(forged.request("passive_1", (counted, parcel)))
+    with pytest.raises(LocalProtocolError, match="its session is over, open a new one"):
+        session.contributors["passive_1"].contribute(np.ones(SHAPE), session.next())
+
+
+def test_too_few_answers_give_no_sum_and_no_secret() -> None:
+    session = Session(4, 3)
+    bound = session.next()
+    announced = dict(session.combiner._announced)  # type: ignore[attr-defined]  # of this backend
+    _, requests = session.asked(session.values(session.names), bound)
+    answers = {me: session.contributors[me].answer(requests[me]) for me in session.names[:2]}
+    with pytest.raises(
+        RemoteProtocolError, match=r"one answer of at least 3 of .*: passive_3, pass"
+    ):
+        session.combiner.combine(answers, bound.digest)
+    for at, owner in enumerate(session.names):
+        shares = {place: blobs(answers[me])[at] for place, me in enumerate(answers)}
+        with pytest.raises(RemoteProtocolError, match=f"shares of {owner}'s secret do not give"):
+            rebuilt_seed(shares, announced[owner], session.sum.agreement, owner)
+
+
+def test_the_silent_stay_out() -> None:
+    session = Session(4, 3)
+    session.step(session.values(session.names[1:]))
+    bound = session.next()
+    late = session.contributors["passive_1"].contribute(np.ones(SHAPE), bound)
+    frames = {
+        me: session.contributors[me].contribute(value, bound)
+        for me, value in session.values(session.names[1:]).items()
+    }
+    with pytest.raises(RemoteProtocolError, match="passive_1 fell silent in an earlier step"):
+        session.combiner.ask({**frames, "passive_1": late}, bound.digest)
+    session.combiner.ask(frames, bound.digest)
+
+
+def test_a_contribution_after_one_never_asked_about_ends_the_session() -> None:
+    session = Session(4, 3)
+    silenced = session.contributors["passive_1"]
+    silenced.contribute(np.ones(SHAPE), session.next())
+    session.step(session.values(session.names[1:]))
+    with pytest.raises(LocalProtocolError, match="of passive_1 was never asked about"):
+        silenced.contribute(np.ones(SHAPE), session.next())
+
+
+def counting(
+    session: Session, told: Mapping[str, Sequence[str]], frames: Mapping[str, bytes]
+) -> dict[str, bytes]:
+    """The requests of an aggregator that tells each passive a set of its own."""
+    requests = {}
+    for me, counted in told.items():
+        parcels = [
+            blobs(frames[other])[2 + [x for x in session.names if x != other].index(me)]
+            for other in counted
+            if other != me
+        ]
+        header = replace(Frame.parse(frames[me], sender=me), kind=FrameKind.REQUEST)
+        named = pack_names(counted, session.sum.agreement)
+        requests[me] = replace(header, blobs=(named, *parcels)).pack()
+    return requests
+
+
+@pytest.mark.parametrize(("passives", "least"), SIZES)
+def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(passives: int, least: int) -> None:
+    """Some are told that passive_1 is counted, the others that it is not."""
+    victim = "passive_1"
+    for believers in range(passives):
+        session = Session(passives, least)
+        announced = session.combiner._announced[victim]  # type: ignore[attr-defined]  # backend's
+        bound = session.next()
+        frames = {
+            me: session.contributors[me].contribute(value, bound)
+            for me, value in session.values(session.names).items()
+        }
+        everybody, without = session.names, session.names[1:]
+        told = {
+            me: everybody if at <= believers else without for at, me in enumerate(session.names)
+        }
+        seed_shares: dict[int, bytes] = {}
+        key_shares: dict[int, bytes] = {}
+        for me, request in counting(session, told, frames).items():
+            answer = session.contributors[me].answer
+            if len(told[me]) < least:
+                with pytest.raises(RemoteProtocolError, match=f"counted among {least} or more"):
+                    answer(request)
+                continue
+            share = blobs(answer(request))[0]
+            chosen = seed_shares if told[me] == everybody else key_shares
+            chosen[session.names.index(me)] = share
+        assert min(len(seed_shares), len(key_shares)) < least
+        found = dict(list(seed_shares.items())[:least])
+        if len(found) == least:
+            rebuilt_seed(found, announced, session.sum.agreement, victim)
+
+
+@pytest.mark.parametrize(("passives", "least"), [(2, 2), (3, 2), (4, 3), (5, 3)])
+def test_no_choice_of_sets_leaves_one_passive_alone(passives: int, least: int) -> None:
+    """Whatever each passive is told, the seeds that open are never those of one passive while
+    the keys of all others open; counted exhaustively."""
+    choices = [
+        [
+            sum(1 << other for other in (me, *others))
+            for size in range(least - 1, passives)
+            for others in combinations([x for x in range(passives) if x != me], size)
+        ]
+        for me in range(passives)
+    ]
+    smallest = passives
+    for told in product(*choices):
+        votes = [sum(one >> who & 1 for one in told) for who in range(passives)]
+        counted = sum(vote >= least for vote in votes)
+        silent = sum(passives - vote >= least for vote in votes)
+        if counted + silent == passives:
+            smallest = min(smallest, counted)
+    assert smallest >= 2
+
+
+def test_passives_who_were_told_different_sets_do_not_answer_again() -> None:
+    session = Session(4, 3)
+    bound = session.next()
+    frames = {
+        me: session.contributors[me].contribute(value, bound)
+        for me, value in session.values(session.names).items()
+    }
+    told: dict[str, Sequence[str]] = dict.fromkeys(session.names, session.names)
+    told["passive_4"] = session.names[1:]
+    for me, request in counting(session, told, frames).items():
+        session.contributors[me].answer(request)
+    bound = session.next()
+    others = session.names[1:]
+    frames = {me: session.contributors[me].contribute(np.ones(SHAPE), bound) for me in others}
+    parcels = {"passive_2": [blobs(frames["passive_3"])[3], blobs(frames["passive_4"])[2]]}
+    named = pack_names(others, session.sum.agreement)
+    header = replace(Frame.parse(frames["passive_2"], sender="passive_2"), kind=FrameKind.REQUEST)
+    request = replace(header, blobs=(named, *parcels["passive_2"])).pack()
+    with pytest.raises(RemoteProtocolError, match="of passive_4 for passive_2 do not authenticate"):
+        session.contributors["passive_2"].answer(request)
+
+
+def test_keys_that_the_aggregator_swaps_are_noticed() -> None:
+    session = Session(3)
+    bound = session.next()
+    _, requests = session.asked(session.values(session.names), bound)
+    counted, first, second = blobs(requests["passive_1"])
+    for parcels in ((second, first), (first, bytes(len(second))), (first, second[:-1])):
+        fresh = Session(3)
+        _, requests = fresh.asked(fresh.values(fresh.names), fresh.next())
+        request = altered(requests["passive_1"], blobs=(counted, *parcels))
+        with pytest.raises(RemoteProtocolError, match="do not authenticate: they were altered"):
+            fresh.contributors["passive_1"].answer(request)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: (), "counts nobody"),
+        (lambda parts: parts[:-1], "sent keys of 1 passives, expected 2"),
+        (lambda parts: (b"\0", *parts[1:]), "named a set of contributors in 1 bytes"),
+        (lambda parts: (b"", *parts[1:]), "counts nobody in this step"),
+        (lambda parts: (bytes([0, 1, 0, 2]), *parts[1:]), "only where it is counted among 3"),
+        (lambda parts: (bytes([0, 0, 0, 2, 0, 1]), *parts[1:]), "rising positions below 3"),
+        (lambda parts: (bytes([0, 0, 0, 1, 0, 3]), *parts[1:]), "rising positions below 3"),
+    ],
+)
+def test_bad_requests_have_no_answer(change: Any, message: str) -> None:
+    session = Session(3)
+    _, requests = session.asked(session.values(session.names), session.next())
+    request = altered(requests["passive_1"], blobs=change(blobs(requests["passive_1"])))
+    with pytest.raises(RemoteProtocolError, match=message):
+        session.contributors["passive_1"].answer(request)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts[:-1], "sent 3 parts in a contribution, expected 4"),
+        (lambda parts: (parts[0][:-4], *parts[1:]), "announced 3x5 values and sent other bytes"),
+        (lambda parts: (parts[0], b"", *parts[2:]), "announced its keys in 0 bytes"),
+        (lambda parts: (*parts[:-1], b""), "sent keys of another size for the next step"),
+    ],
+)
+def test_bad_contributions_are_refused(change: Any, message: str) -> None:
+    session = Session(3)
+    bound = session.next()
+    frames = session.contribute(list(session.values(session.names).values()), bound)
+    frames["passive_2"] = altered(frames["passive_2"], blobs=change(blobs(frames["passive_2"])))
+    with pytest.raises(RemoteProtocolError, match=f"passive_2 {message}"):
+        session.combiner.ask(frames, bound.digest)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts[:-1], "passive_2 sent 2 parts in an answer, expected 3"),
+        (lambda parts: (b"", *parts[1:]), "passive_2 sent a share of another size"),
+        (lambda parts: (bytes(16), *parts[1:]), "the shares of passive_1's secret do not give"),
+    ],
+)
+def test_false_answers_give_no_sum(change: Any, message: str) -> None:
+    session = Session(3)
+    bound = session.next()
+    _, requests = session.asked(session.values(session.names), bound)
+    answers = {me: session.contributors[me].answer(requests[me]) for me in session.names}
+    answers["passive_2"] = altered(answers["passive_2"], blobs=change(blobs(answers["passive_2"])))
+    with pytest.raises(RemoteProtocolError, match=message):
+        session.combiner.combine(answers, bound.digest)
+
+
+def test_a_sum_names_those_whom_it_counts() -> None:
+    session = Session(4, 3)
+    bound = session.next()
+    frames, requests = session.asked(session.values(session.names[:3]), bound)
+    answers = {me: session.contributors[me].answer(requests[me]) for me in frames}
+    combined = session.combiner.combine(answers, bound.digest)
+    total, counted = blobs(combined)
+    assert parse_names(counted, session.sum.agreement, sender="x") == session.names[:3]
+    everybody = pack_names(session.names, session.sum.agreement)
+    for parts, party, message in (
+        ((total, everybody), 3, "a sum of 3 contributions and names 4 contributors"),
+        ((total,), 3, "sent 1 parts in a sum, expected 2"),
+        ((total, everybody), 4, "lies beyond the range"),
+        ((total, everybody), 2, "a sum of 2 contributions, expected 3 to 4"),
+    ):
+        fresh = Session.__new__(Session)
+        fresh.receiver = _receiver_like(session)
+        with pytest.raises(RemoteProtocolError, match=message):
+            fresh.receiver.decode(altered(combined, blobs=parts, party=party), SHAPE, bound)
+
+
+def _receiver_like(session: Session) -> Any:
+    """A receiver with the same seeds that has opened nothing."""
+    made = session.sum.receiver()
+    vars(made)["_seeds"] = vars(session.receiver)["_seeds"]
+    return made
+
+
+def test_coalitions_see_uniform_words() -> None:
+    shape = (128, 64)
+    session = Session(4, 3)
+    bound = session.next()
+    values = {me: np.full(shape, 0.001) for me in session.names}
+    frames, requests = session.asked(values, bound)
+    answers = {me: session.contributors[me].answer(requests[me]) for me in frames}
+    combined = session.combiner.combine(answers, bound.digest)
+    total = words_of(combined)
+    assert looks_uniform(total)  # the aggregator alone: not even the sum
+    seen = [words_of(frame) for frame in frames.values()]
+    assert all(looks_uniform(one) for one in seen)
+    seeds = {
+        me: np.frombuffer(
+            session.receiver.stream(me, bound, shape, 4 * 128 * 64),  # type: ignore[attr-defined]  # this receiver
+            dtype="<u4",
+        )
+        for me in session.names
+    }
+    active = [one - seeds[me] for one, me in zip(seen, session.names, strict=True)]
+    assert all(looks_uniform(one) for one in active)  # with the active: no single one
+    assert looks_uniform(active[0] + active[1] + active[2])  # nor the sum of some
+    opened = session.receiver.decode(combined, shape, bound)
+    assert np.unique(opened).size == 1
+
+
+def words_of(frame: bytes) -> NDArray[np.uint32]:
+    return np.frombuffer(blobs(frame)[0], dtype="<u4")
+
+
+def test_an_equivocating_active_gets_no_answer_and_noise() -> None:
+    shape = (128, 64)
+    session = Session(3)
+    bound, other = session.next(), binding(1, message=1)
+    told = dict.fromkeys(session.names, bound) | {"passive_2": other}
+    frames = session.contribute([np.full(shape, 1e6)] * 3, told)
+    with pytest.raises(RemoteProtocolError, match="sent them different representations"):
+        session.combiner.ask(frames)
+    # An aggregator that asks all the same: what passive_2 sealed holds on to what it was sent.
+    everybody = dict.fromkeys(session.names, session.names)
+    with pytest.raises(RemoteProtocolError, match="sent passive_2 another message; no answer"):
+        session.contributors["passive_1"].answer(counting(session, everybody, frames)["passive_1"])
+    seen = sum((words_of(frame) for frame in frames.values()), np.zeros(1, np.uint32))
+    assert looks_uniform(seen)
+
+
+def test_no_secret_of_a_step_is_ever_sent() -> None:
+    session = Session(4, 3)
+    held: list[StepKeys] = []
+    for leave in (0, 1, 0):
+        contributors = [session.contributors[me] for me in session.present]
+        held += [vars(role)["_ready"].own for role in contributors]
+        session.step(session.values(session.present[leave:]))
+    wire = b"".join(session.wire)
+    secrets = [keys.seed for keys in held]
+    secrets += [vars(keys.key)["_private"].private_bytes_raw() for keys in held]
+    assert len(set(secrets)) == 2 * (4 + 4 + 3)
+    assert not any(secret in wire for secret in secrets)
+    told = [repr(role) + repr(vars(role)) for role in session.contributors.values()]
+    assert not any(repr(secret) in text or secret.hex() in text for secret in secrets
+                   for text in told)  # fmt: skip
+
+
+def test_every_step_has_other_keys() -> None:
+    session = Session(2)
+    announced = []
+    for _ in range(3):
+        frames, requests = session.asked(session.values(session.names), session.next())
+        answers = {me: session.contributors[me].answer(requests[me]) for me in frames}
+        session.combiner.combine(answers)
+        announced += [
+            Announcement.parse(blobs(frame)[1], sender=me) for me, frame in frames.items()
+        ]
+    assert len({one.public for one in announced}) == len({one.commitment for one in announced}) == 6
+
+
+def test_setup_takes_two_messages_of_each_passive() -> None:
+    described = MaskedRecoverySum(agreement())
+    first, second = described.contributor("passive_1"), described.contributor("passive_2")
+    with pytest.raises(LocalProtocolError, match="no mask key of active yet"):
+        first.contribute(np.zeros((1, 1)), binding(0))
+    active = described.receiver()
+    for message in active.start():
+        if message.receiver == "passive_1":
+            first.receive("active", message.body)
+    with pytest.raises(LocalProtocolError, match="no keys of passive_2, passive_3; run the setup"):
+        first.contribute(np.zeros((1, 1)), binding(0))
+    link = next(out.body for out in second.start() if out.receiver == "passive_1")
+    for sender in ("aggregator", "passive_1", "stranger"):
+        with pytest.raises(RemoteProtocolError, match="who expects two from each of passive_2"):
+            first.receive(sender, link)
+    for parts, told in (((), "sent 0 parts, expected one"), ((b"",), "has 32 bytes"),
+                           ((bytes(32),), "low order")):  # fmt: skip
+        with pytest.raises(RemoteProtocolError, match=told):
+            first.receive("passive_2", altered(link, blobs=parts))
+    reply = first.receive("passive_2", link)[0]
+    assert reply.receiver == "passive_2"
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        first.receive("passive_2", link)
+    other = MaskedRecoverySum(agreement(threshold=2)).contributor("passive_3").start()[1].body
+    with pytest.raises(RemoteProtocolError, match="another agreement"):
+        first.receive("passive_3", other)
+
+
+def test_the_aggregator_takes_one_announcement_of_each_passive() -> None:
+    described = MaskedRecoverySum(agreement())
+    combiner = described.combiner()
+    with pytest.raises(LocalProtocolError, match="run the setup"):
+        combiner.ask({})
+    with pytest.raises(LocalProtocolError, match="nobody was asked yet"):
+        combiner.combine({})
+    told = described.contributor("passive_1").start()[-1]
+    assert told.receiver == "aggregator"
+    with pytest.raises(RemoteProtocolError, match="active sent a setup message to the aggregator"):
+        combiner.receive("active", told.body)
+    with pytest.raises(RemoteProtocolError, match="announced its keys in 3 bytes, expected 64"):
+        combiner.receive("passive_1", altered(told.body, blobs=(b"abc",)))
+    combiner.receive("passive_1", told.body)
+    with pytest.raises(RemoteProtocolError, match="passive_1 sent a setup message"):
+        combiner.receive("passive_1", told.body)
+    assert not combiner.finished
+
+
+def agreed(passives: int) -> SumAgreement:
+    names = tuple(f"passive_{number}" for number in range(passives))
+    return agreement(contributors=names, allow_single=True)
+
+
+@pytest.mark.parametrize(("passives", "expected"), [(1, 1), (2, 2), (3, 3), (4, 3), (6, 5), (9, 7)])
+def test_two_thirds_and_one_are_needed_unless_said(passives: int, expected: int) -> None:
+    made = MaskedRecoverySum(agreed(passives))
+    assert made.threshold == expected
+    assert made.parameters()["threshold"] == expected
+
+
+def test_one_passive_alone_works_where_the_agreement_allows_it() -> None:
+    session = Parties(MaskedRecoverySum(agreed(1)))
+    assert session.add([np.full(SHAPE, 0.1)]).shape == SHAPE
+    assert session.add([np.full(SHAPE, 0.1)]).shape == SHAPE
+
+
+@pytest.mark.parametrize(("passives", "threshold"), [(4, 2), (4, 1), (6, 3), (5, 2), (2, 1)])
+def test_a_threshold_that_opens_contributions_is_refused(passives: int, threshold: int) -> None:
+    with pytest.raises(LocalProtocolError, match=f"take {passives // 2 + 1} or more"):
+        MaskedRecoverySum(agreement(passives, threshold=threshold))
+
+
+@pytest.mark.parametrize("threshold", [0, -1, 4])
+def test_a_threshold_beyond_the_contributors_is_refused(threshold: int) -> None:
+    with pytest.raises(LocalProtocolError, match=f"threshold lies in 1..3, .*got {threshold}"):
+        agreement(threshold=threshold)
+
+
+@pytest.mark.parametrize("choice", [name for name in SECURE_SUMS if name != "masked_recovery"])
+def test_other_sums_take_all_contributors(choice: str) -> None:
+    values = random_values(3)
+    assert Parties(make(choice, agreement(threshold=3))).add(values).shape == values[0].shape
+    with pytest.raises(LocalProtocolError, match="says threshold 2; take masked_recovery"):
+        Parties(make(choice, agreement(threshold=2)))
+
+
+def test_the_threshold_is_part_of_the_agreement() -> None:
+    plain, said = agreement(4), agreement(4, threshold=3)
+    assert plain.digest != said.digest
+    assert said.digest != agreement(4, threshold=4).digest
+
+
+@settings(max_examples=30, deadline=None)
+@given(secret=st.binary(min_size=16, max_size=16), data=st.data())
+def test_as_many_shares_as_the_threshold_give_the_secret(
+    secret: bytes, data: st.DataObject
+) -> None:
+    holders = data.draw(st.integers(1, 6))
+    threshold = data.draw(st.integers(1, holders))
+    shares = split(secret, threshold=threshold, holders=holders)
+    chosen = data.draw(st.permutations(range(holders)))[:threshold]
+    assert join({holder: shares[holder] for holder in chosen}) == secret
+    if threshold > 1:
+        fewer = {holder: shares[holder] for holder in chosen[1:]}
+        assert join(fewer) != secret
+
+
+def test_shares_of_equal_secrets_differ() -> None:
+    assert split(bytes(16), threshold=2, holders=3) != split(bytes(16), threshold=2, holders=3)
+
+
+@pytest.mark.parametrize("bad", [{}, {0: b""}, {0: bytes(16), 1: bytes(15)}, {0: bytes(32)}])
+def test_shares_of_other_sizes_are_refused(bad: dict[int, bytes]) -> None:
+    with pytest.raises(LocalProtocolError, match="shares of 16 bytes each"):
+        join(bad)
+    for secret, threshold, holders in ((bytes(15), 1, 2), (bytes(16), 3, 2), (bytes(16), 0, 2)):
+        with pytest.raises(LocalProtocolError, match="is shared among at least"):
+            split(secret, threshold=threshold, holders=holders)
+
+
+@given(data=st.binary(max_size=12))
+def test_any_bytes_name_a_set_or_are_refused(data: bytes) -> None:
+    agreed: SumAgreement = agreement(5)
+    try:
+        names = parse_names(data, agreed, sender="peer")
+    except RemoteProtocolError:
+        return
+    assert pack_names(names, agreed) == data
+    assert isinstance(MaskedRecoverySum(agreed).contributor("passive_1"), RecoveryContributor)
