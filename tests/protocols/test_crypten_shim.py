@@ -1,4 +1,4 @@
-"""CrypTen loads beside today's torch, leaves nothing behind when it does not, and stays optional."""
+"""CrypTen loads beside today's torch, leaves nothing behind if it does not, stays optional."""
 
 import importlib.util
 import subprocess

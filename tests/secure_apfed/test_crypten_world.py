@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -233,7 +232,7 @@ def test_a_process_group_of_the_caller_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads /proc")
 def test_only_the_loopback_listens() -> None:
     def listening() -> set[str]:
-        own = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+        own = {str(at.readlink()) for at in Path("/proc/self/fd").iterdir() if at.is_symlink()}
         found = set()
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
@@ -250,12 +249,12 @@ def test_only_the_loopback_listens() -> None:
 
 
 def test_a_port_in_use_and_bad_ranks_are_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with (
-            pytest.raises(LocalProtocolError, match="cannot listen .* choose another port"),
-            crypten_world(0, 1, port=taken.getsockname()[1]),
-        ):
-            pass
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(LocalProtocolError, match=r"cannot listen .* choose another port"),
+        crypten_world(0, 1, port=taken.getsockname()[1]),
+    ):
+        pass
     for rank, size, timeout_s in ((2, 2, 1.0), (-1, 2, 1.0), (0, 1, 0.0)):
         with (
             pytest.raises(LocalProtocolError, match="ranks 0 to size - 1"),
