@@ -121,12 +121,16 @@ def intersection(
     session: str,
     dealer: str = "",
     output: Output = Output.ROWS,
+    sizes: Mapping[str, int] | None = None,
+    ahead: bool = False,
     progress: Callable[[Progress], None] | None = None,
 ) -> SetIntersection:
     """Return the protocol that `settings` names, for one `session` that is used once.
 
     `dealer` names the party that hands out randomness where the protocol needs one, `output`
-    what opens; all parties must agree on both. `progress` is told of this party's work.
+    what opens. With `circuit`, `sizes` are what the parties announce in place of their true
+    numbers of IDs, and `ahead` says that the dealer dealt before, see `docs/alignment.md`. All
+    parties must agree on all of these. `progress` is told of this party's work.
     The IDs must come from `canonical_ids`; peers with another normalisation are refused.
     """
     agreement = IntersectionAgreement(
@@ -136,6 +140,8 @@ def intersection(
         encoding=f"ids v1 {settings.normalisation.model_dump_json()}",
         dealer=dealer,
         output=output,
+        sizes=sizes or {},
+        ahead=ahead,
     )
     return SET_INTERSECTIONS[settings.protocol](
         agreement, processes=settings.processes, progress=progress

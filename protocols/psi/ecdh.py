@@ -75,6 +75,10 @@ class EcdhIntersection:
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         check_choices(self.name, self.outputs, agreement, processes)
+        if agreement.sizes:
+            raise LocalProtocolError(
+                "ecdh shows the true sizes of sets and deals nothing; circuit can use agreed sizes"
+            )
         self.agreement, self._processes, self._progress = agreement, processes, progress
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "_Hub":

@@ -6,7 +6,7 @@ backend reveals beyond the M-way intersection, it lists in `leaks`.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Protocol
@@ -100,6 +100,9 @@ class IntersectionAgreement:
         dealer: the party that hands out randomness, for backends that need one. It holds no
             IDs and must not work together with any other party.
         output: what opens.
+        sizes: how many IDs the hub and each member announce, by name; a party may have fewer,
+            which stays hidden then. Empty: all announce their true numbers.
+        ahead: whether the dealer deals before the intersection; needs `sizes`.
     """
 
     session: str
@@ -108,12 +111,20 @@ class IntersectionAgreement:
     encoding: str = ""
     dealer: str = ""
     output: Output = Output.ROWS
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    ahead: bool = False
 
     def __post_init__(self) -> None:
         if not self.session:
             raise LocalProtocolError("an intersection needs a session name")
         if not 0 < self.maximum_ids < _POSITIONS:
             raise LocalProtocolError(f"maximum_ids lies in 1..2^32 - 1, got {self.maximum_ids}")
+        if any(not 0 <= size <= self.maximum_ids for size in self.sizes.values()):
+            raise LocalProtocolError(
+                f"sizes lie in 0..maximum_ids ({self.maximum_ids}), got {dict(self.sizes)}"
+            )
+        if self.ahead and not self.sizes:
+            raise LocalProtocolError("to deal ahead, the parties agree on the sizes of their sets")
         if not 0 <= self.minimum_rows <= self.maximum_ids:
             raise LocalProtocolError(
                 f"minimum_rows lies in 0..maximum_ids ({self.maximum_ids}), got {self.minimum_rows}"
@@ -123,10 +134,12 @@ class IntersectionAgreement:
     def digest(self) -> bytes:
         """SHA-256 over all fields, each with its length."""
         numbers = (self.minimum_rows.to_bytes(4, "big"), self.maximum_ids.to_bytes(4, "big"))
-        texts = (self.session, self.encoding, self.dealer, self.output)
+        texts = [self.session, self.encoding, self.dealer, self.output.value]
+        texts.append("ahead" if self.ahead else "")
+        texts += [f"{size} {party}" for party, size in sorted(self.sizes.items())]
         parts = (*numbers, *(text.encode() for text in texts))
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return hashlib.sha256(b"secure-apfed intersection v2" + framed).digest()
+        return hashlib.sha256(b"secure-apfed intersection v3" + framed).digest()
 
 
 class Aligner(Conversation, Protocol):

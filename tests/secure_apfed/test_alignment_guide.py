@@ -85,6 +85,10 @@ def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
     assert sorted(found[0]) == ["bob", "eve"]
 
 
+def test_the_example_of_dealing_ahead() -> None:
+    subprocess.run([sys.executable, "-c", BLOCKS[3]], cwd=ROOT, check=True, timeout=60)
+
+
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_the_examples_are_short(block: int) -> None:
     lines = [line for line in BLOCKS[block].splitlines() if line.strip()]

@@ -6,9 +6,10 @@ works with nobody. Only the intersection of all opens; no pairwise intersection 
 
 1. Hub and members agree on a hash key (commit, reveal) and put their IDs into bins
    (`protocols.psi.circuit.hashing`).
-2. For each chunk of bins, the dealer hands out triples; the hub and each member compare the
-   tag in each bin with the member's slots, 64 bits by six levels of AND, and XOR the slots:
-   one bit a bin, shared by the two. Levels of AND over all members make it one bit of all.
+2. For each chunk of bins, the dealer hands out triples, or did so ahead
+   (`protocols.psi.circuit.supply`); the hub and each member compare the tag in each bin with
+   the member's slots, 64 bits by six levels of AND, and XOR the slots: one bit a bin, shared
+   by the two. Levels of AND over all members make it one bit of all.
 3. All mask and permute their shares and send them to the dealer, who counts the common IDs
    and says whether they reach the agreed minimum, or their number if only that is to open.
 4. If so, and if rows are to open, the members send their shares to the hub, and the hub
@@ -25,13 +26,14 @@ from typing import ClassVar
 import numpy as np
 
 from protocols.errors import LocalProtocolError
-from protocols.psi.circuit.bits import WORD, TripleShares, bit_planes
-from protocols.psi.circuit.dealer import deal_request, dealer_script
+from protocols.psi.circuit.bits import TripleShares, bit_planes
+from protocols.psi.circuit.dealer import dealer_script
 from protocols.psi.circuit.gates import all_members_agree, any_slot_equals
 from protocols.psi.circuit.hashing import BITS
 from protocols.psi.circuit.meeting import meet_as_hub, meet_as_member
-from protocols.psi.circuit.messages import Desk, Kind, chunks, triple_words
+from protocols.psi.circuit.messages import Desk, chunks, triple_words
 from protocols.psi.circuit.opening import open_at_hub, open_at_member
+from protocols.psi.circuit.supply import Supply, hub_triples, member_triples
 from protocols.psi.interface import (
     IntersectionAgreement,
     Output,
@@ -40,7 +42,7 @@ from protocols.psi.interface import (
     check_parties,
 )
 from protocols.psi.result import check_choices
-from protocols.psi.script import Script, ScriptedRole, Turn
+from protocols.psi.script import Script, ScriptedRole
 from protocols.randomness import KEY_BYTES
 
 __all__ = ["CircuitIntersection"]
@@ -77,18 +79,32 @@ class CircuitIntersection:
             )
         self.agreement, self._progress = agreement, progress
 
-    def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> ScriptedRole:
-        """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
+    def hub(
+        self,
+        me: str,
+        members: Sequence[str],
+        ids: Sequence[bytes],
+        *,
+        supply: Supply | None = None,
+    ) -> ScriptedRole:
+        """The active's side; `supply` where the agreement says that triples were dealt ahead.
+
+        Raises LocalProtocolError on duplicate or empty IDs, and on a supply that does not fit.
+        """
         check_parties(me, members, self.agreement.dealer)
         check_ids(me, ids, self.agreement.maximum_ids)
-        script = _hub_script(self._desk(me), members, ids)
+        self._claim(me, supply)
+        script = _hub_script(self._desk(me), members, ids, supply)
         return self._role(me, [*members, self.agreement.dealer], script)
 
-    def member(self, me: str, hub: str, ids: Sequence[bytes]) -> ScriptedRole:
-        """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
+    def member(
+        self, me: str, hub: str, ids: Sequence[bytes], *, supply: Supply | None = None
+    ) -> ScriptedRole:
+        """A passive's side; as `hub`."""
         check_parties(hub, [me], self.agreement.dealer)
         check_ids(me, ids, self.agreement.maximum_ids)
-        script = _member_script(self._desk(me), hub, ids)
+        self._claim(me, supply)
+        script = _member_script(self._desk(me), hub, ids, supply)
         return self._role(me, [hub, self.agreement.dealer], script)
 
     def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
@@ -98,6 +114,15 @@ class CircuitIntersection:
         script = dealer_script(Desk(me, self.agreement), hub, members)
         return self._role(me, [hub, *members], script)
 
+    def _claim(self, me: str, supply: Supply | None) -> None:
+        if (supply is not None) != self.agreement.ahead:
+            raise LocalProtocolError(
+                f"{me} has {'a' if supply else 'no'} supply of triples, the agreement says "
+                f"ahead={self.agreement.ahead}"
+            )
+        if supply is not None:
+            supply.claim(self.agreement, me)
+
     def _desk(self, me: str) -> Desk:
         return Desk(me, self.agreement, self._progress)
 
@@ -105,18 +130,17 @@ class CircuitIntersection:
         return ScriptedRole(me, peers, self.agreement.output, script)
 
 
-def _hub_script(desk: Desk, members: Sequence[str], ids: Sequence[bytes]) -> Script:
+def _hub_script(
+    desk: Desk, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+) -> Script:
     meeting, row_of_bin = yield from meet_as_hub(desk, members, ids)
-    dealer, seed_bytes = desk.agreement.dealer, KEY_BYTES * (len(members) + 1)
-    shares = []
+    seed_bytes, shares = KEY_BYTES * (len(members) + 1), []
     bins = meeting.tags.shape[-1]
     for chunk in chunks(bins, meeting.slots):
         tags_B = meeting.tags[chunk]
         words = len(tags_B) // BITS
         pair_words, all_words = triple_words(words, meeting.slots)
-        order = deal_request(words, meeting.slots)
-        inbox = yield desk.turn(Kind.DEAL, {dealer: order}, [dealer])
-        dealt = desk.read(inbox, dealer, Kind.TRIPLES, seed_bytes + WORD.itemsize * all_words)
+        dealt = yield from hub_triples(desk, words, meeting.slots, supply)
         *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
         planes_1W = ~bit_planes(tags_B)[:, None]
         planes, triples = {}, {}
@@ -136,17 +160,15 @@ def _hub_script(desk: Desk, members: Sequence[str], ids: Sequence[bytes]) -> Scr
     return (yield from open_at_hub(desk, members, meeting, row_of_bin, ids, share))
 
 
-def _member_script(desk: Desk, hub: str, ids: Sequence[bytes]) -> Script:
+def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | None) -> Script:
     meeting = yield from meet_as_member(desk, hub, ids)
-    dealer, place, shares = desk.agreement.dealer, meeting.place, []
+    place, shares = meeting.place, []
     bins = meeting.tags.shape[-1]
     for chunk in chunks(bins, meeting.slots):
         tags_KB = meeting.tags[:, chunk]
         words = tags_KB.shape[1] // BITS
         pair_words, all_words = triple_words(words, meeting.slots)
-        inbox = yield Turn((), [dealer])
-        length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
-        dealt = desk.read(inbox, dealer, Kind.TRIPLES, length)
+        dealt = yield from member_triples(desk, words, meeting.slots, place, supply)
         seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
         triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
         planes = {hub: bit_planes(tags_KB)}

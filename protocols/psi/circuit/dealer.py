@@ -21,13 +21,15 @@ from protocols.psi.circuit.messages import (
     Desk,
     Inbox,
     Kind,
+    chunks,
     triple_words,
 )
+from protocols.psi.circuit.sizes import planned_bins_and_slots
 from protocols.psi.interface import Output
 from protocols.psi.result import Opened
 from protocols.psi.script import Script, Turn
 
-__all__ = ["deal_request", "dealer_script"]
+__all__ = ["deal_request", "dealer_script", "stocking_script"]
 
 
 def deal_request(words: int, slots: Sequence[int]) -> bytes:
@@ -39,18 +41,40 @@ def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
     """Serve one intersection, see `protocols.psi.circuit.backend`, steps 2 and 3."""
     total = 0
     turn = Turn((), [hub])
-    while True:
-        inbox = yield turn
-        if desk.kind_of(inbox, hub) is not Kind.DEAL:
-            break
-        order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
-        words, *slots = struct.unpack(f">{1 + len(members)}I", order)
-        _check_order(desk, hub, words, slots)
+    inbox = yield turn
+    if desk.agreement.ahead:
+        total = planned_bins_and_slots(desk.agreement, hub, members)[0] // BITS
+    while not desk.agreement.ahead and desk.kind_of(inbox, hub) is Kind.DEAL:
+        words, turn = _fill_order(desk, hub, members, inbox)
         total += words
-        turn = _deal(desk, hub, members, words, slots)
+        inbox = yield turn
     verdict = yield from _count(desk, hub, members, inbox, total)
     yield desk.turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
     return Opened()
+
+
+def stocking_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
+    """Deal ahead of one intersection, see `protocols.psi.circuit.supply`."""
+    bins, planned = planned_bins_and_slots(desk.agreement, hub, members)
+    turn = Turn((), [hub])
+    for chunk in chunks(bins, planned):
+        inbox = yield turn
+        words, turn = _fill_order(desk, hub, members, inbox)
+        if words * BITS != chunk.stop - chunk.start:
+            raise RemoteProtocolError(
+                f"{hub} orders triples for {words} words of bins, the agreed sizes take "
+                f"{(chunk.stop - chunk.start) // BITS}"
+            )
+    yield Turn(turn.outgoing, ())
+    return Opened()
+
+
+def _fill_order(desk: Desk, hub: str, members: Sequence[str], inbox: Inbox) -> tuple[int, Turn]:
+    """Return how many words of bins the hub ordered for, and what to send."""
+    order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
+    words, *slots = struct.unpack(f">{1 + len(members)}I", order)
+    _check_order(desk, hub, words, slots)
+    return words, _deal(desk, hub, members, words, slots)
 
 
 def _check_order(desk: Desk, hub: str, words: int, slots: Sequence[int]) -> None:

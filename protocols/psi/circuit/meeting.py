@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.circuit import hashing
 from protocols.psi.circuit.messages import Desk, Inbox, Kind
+from protocols.psi.circuit.sizes import announced_size, check_announced
 from protocols.psi.script import Turn
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key
 
@@ -57,19 +58,19 @@ def meet_as_hub(
     desk: Desk, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, tuple[Meeting, NDArray[np.int64]]]:
     """The hub's side; also returns the row whose ID is in each bin (B,), -1 for none."""
-    own, count = fresh_key(), len(members)
+    own, count, size = fresh_key(), len(members), announced_size(desk, len(ids))
     commitment = hashlib.sha256(own).digest()
-    commits = {m: _COMMIT.pack(commitment, len(ids), count, k) for k, m in enumerate(members)}
+    commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
     inbox = yield desk.turn(Kind.COMMIT, commits, members)
     joins = [_JOIN.unpack(desk.read(inbox, m, Kind.JOIN, _JOIN.size)) for m in members]
-    for member, (_, _, size) in zip(members, joins, strict=True):
-        _check_size(desk, member, size)
-    parts = b"".join(_PART.pack(part, size) for part, _, size in joins)
+    for member, (_, _, announced) in zip(members, joins, strict=True):
+        check_announced(desk, member, [announced], [member])
+    parts = b"".join(_PART.pack(part, announced) for part, _, announced in joins)
     yield desk.turn(Kind.REVEAL, dict.fromkeys(members, own + parts), ())
-    bins = hashing.bins_for(len(ids))
+    bins = hashing.bins_for(size)
     keys = [_key(desk, own, parts, attempt) for attempt in range(_ATTEMPTS)]
     key, tags_B, row_of_bin = yield from _fill_bins(desk, members, ids, keys, bins)
-    slots = [hashing.slots_for(size, bins) for _, _, size in joins]
+    slots = [hashing.slots_for(announced, bins) for _, _, announced in joins]
     return Meeting(key, [mask for _, mask, _ in joins], 0, slots, tags_B), row_of_bin
 
 
@@ -104,20 +105,19 @@ def meet_as_member(desk: Desk, hub: str, ids: Sequence[bytes]) -> Generator[Turn
     inbox = yield Turn((), [hub])
     commit = desk.read(inbox, hub, Kind.COMMIT, _COMMIT.size)
     commitment, hub_size, count, place = _COMMIT.unpack(commit)
-    _check_size(desk, hub, hub_size)
+    check_announced(desk, hub, [hub_size], [hub])
     if place >= count:
         raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
-    own, mask = fresh_key(), fresh_key()
-    inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, len(ids))}, [hub])
+    own, mask, own_size = fresh_key(), fresh_key(), announced_size(desk, len(ids))
+    inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
     reveal = desk.read(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
     hub_part, parts = reveal[:KEY_BYTES], reveal[KEY_BYTES:]
     if not hmac.compare_digest(hashlib.sha256(hub_part).digest(), commitment):
         raise RemoteProtocolError(f"{hub} revealed another key part than it committed to")
-    if parts[_PART.size * place :][: _PART.size] != _PART.pack(own, len(ids)):
+    if parts[_PART.size * place :][: _PART.size] != _PART.pack(own, own_size):
         raise RemoteProtocolError(f"{hub} repeats the key part or size of {desk.me} wrongly")
     sizes = [size for _, size in _PART.iter_unpack(parts)]
-    for size in sizes:
-        _check_size(desk, hub, size)
+    check_announced(desk, hub, sizes, [party for party in desk.agreement.sizes if party != hub])
     bins = hashing.bins_for(hub_size)
     slots = [hashing.slots_for(size, bins) for size in sizes]
     keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
@@ -155,11 +155,3 @@ def _key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
 def _repeats(tags: NDArray[np.uint64]) -> bool:
     ordered = np.sort(tags)
     return bool((ordered[1:] == ordered[:-1]).any())
-
-
-def _check_size(desk: Desk, sender: str, size: int) -> None:
-    if size > desk.agreement.maximum_ids:
-        raise RemoteProtocolError(
-            f"{sender} announces {size} IDs, the parties agreed on at most "
-            f"{desk.agreement.maximum_ids}"
-        )
