@@ -1,5 +1,6 @@
 """A real CrypTen world on the loopback: exact sums, limits on every wait, nothing left behind."""
 
+import importlib.util
 import json
 import socket
 import subprocess
@@ -13,10 +14,10 @@ import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.crypten_world import crypten_world
-from tests.free_port import free_port
-from tests.with_crypten import installed
 
-pytestmark = installed
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("crypten") is None, reason="crypten is absent"
+)
 
 ROOT = Path(__file__).parents[2]
 START = """
@@ -85,6 +86,12 @@ with crypten_world(rank, size, port=port, provider=first_party, insecure_develop
 empty = not any(crypten.generators[name] for name in crypten.generators)
 print(json.dumps({"opened": opened, "generators_gone": empty}))
 """
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def play(script: str, size: int) -> list[dict[str, Any]]:
