@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         SecureSum,
         StepBinding,
         SumAgreement,
+        join_sum,
     )
     from secure_apfed.alignment import AlignmentSettings, IdNormalisation, align
     from secure_apfed.config import Config
@@ -63,6 +64,7 @@ __all__ = [
     "calibrate_sigma",
     "converse",
     "fresh_run_key",
+    "join_sum",
     "load_config",
     "load_model",
     "load_recording",
@@ -84,6 +86,7 @@ _HOME: dict[str, str] = {
             "SecureSum",
             "StepBinding",
             "SumAgreement",
+            "join_sum",
         ),
         "protocols.sums",
     ),

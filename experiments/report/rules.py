@@ -93,7 +93,7 @@ RULES: tuple[Rule, ...] = (
         kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("ckks", "ckks_fast"),
         reads="One ciphertext of each passive and step: its size and time, and a digest of what it "
         "answers.",
-        protects="CKKS encryption; the only secret key is at the active. Contributions that answer "
+        protects="Encryption, whose only secret key is at the active. Contributions that answer "
         "different representations are not added.",
         remains="Who takes part, and when.",
     ),

@@ -13,6 +13,7 @@ from protocols.sums.interface import (
     SumContributor,
     SumReceiver,
 )
+from protocols.sums.joining import join_sum
 from protocols.sums.masked import MaskedSum
 from protocols.sums.masked_recovery import MaskedRecoverySum
 from protocols.sums.plain import PlainSum
@@ -31,6 +32,7 @@ __all__ = [
     "SumCombiner",
     "SumContributor",
     "SumReceiver",
+    "join_sum",
 ]
 
 SECURE_SUMS: Mapping[str, type[SecureSum]] = {

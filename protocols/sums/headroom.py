@@ -9,22 +9,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-# gmpy2 ships no types; only `is_prime(int, int) -> bool` is used
-from gmpy2 import is_prime  # type: ignore[import-untyped]
-
 from protocols.errors import LocalProtocolError
 from protocols.sums.fixed_point import FixedPoint, Packing
 
 __all__ = [
-    "PLAIN_MODULUS_BITS",
     "ROUNDING_TOLERANCE",
     "SECURE_MODULUS_BITS",
-    "BfvHeadroom",
     "CkksHeadroom",
+    "CoefficientHeadroom",
     "fresh_noise",
     "slot_noise",
-    "solve_bfv",
     "solve_ckks",
+    "solve_coefficients",
 ]
 
 SECURE_MODULUS_BITS = {1024: 27, 2048: 54, 4096: 109, 8192: 218, 16384: 438, 32768: 881}
@@ -36,17 +32,12 @@ HomomorphicEncryption.org standard (Albrecht et al. 2018), table 1; SEAL enforce
 ROUNDING_TOLERANCE = 0.25
 """How far a decrypted slot may lie from an integer: half of what rounding could repair."""
 
-PLAIN_MODULUS_BITS = 42
-"""Largest BFV plain modulus: the noise of 1,024 ciphertexts still fits a prime of 60 bits."""
-
 # In standard deviations, each exceeded with probability below 2^-40. A slot of a product of two
 # random polynomials is Laplace: exp(-sqrt(2) t). With two such products of equal variance it
 # is (1 + t) exp(-2 t). A coefficient is close to Gaussian; there the margin is for free.
 _TAIL = 20.0
 _FRESH_TAIL = 15.5
 _GAUSSIAN_TAIL = 10.0
-# From SEAL's smallest that compresses well to its largest.
-_BFV_PRIMES = tuple(range(50, 61))
 _MODULUS_MARGIN = 1 + 2**-10
 _MAX_SCALE_BITS = 40
 
@@ -97,7 +88,6 @@ def solve_ckks(
     *,
     poly_degree: int = 4096,
     primes: tuple[int, ...] = (60, 49),
-    complex_slots: bool = False,
 ) -> CkksHeadroom:
     """Find the densest packing, and for it the fewest primes and the largest scale, that fit.
 
@@ -108,7 +98,6 @@ def solve_ckks(
         fixed_point: what is added.
         poly_degree: N.
         primes: bits of the data prime and, if there is one to use, the key-switching prime.
-        complex_slots: use both parts of a slot.
 
     Raises:
         LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
@@ -117,7 +106,7 @@ def solve_ckks(
 
     def fit(wanted: FixedPoint, fields: int) -> CkksHeadroom | None:
         chains = dict.fromkeys((primes[:1], primes))
-        found = (_fit_ckks(wanted, fields, poly_degree, chain, complex_slots) for chain in chains)
+        found = (_fit_ckks(wanted, fields, poly_degree, chain) for chain in chains)
         return next((one for one in found if one is not None), None)
 
     for fields in (2, 1):
@@ -152,17 +141,17 @@ def _does_not_fit(
     )
 
 
+def _peak(fixed_point: FixedPoint, fields: int) -> int:
+    """The largest magnitude of a sum of packed integers."""
+    return fixed_point.limit * (1 + (2**fixed_point.field_bits if fields == 2 else 0))
+
+
 def _fit_ckks(
-    fixed_point: FixedPoint,
-    fields: int,
-    poly_degree: int,
-    primes: tuple[int, ...],
-    complex_slots: bool,
+    fixed_point: FixedPoint, fields: int, poly_degree: int, primes: tuple[int, ...]
 ) -> CkksHeadroom | None:
-    width = fixed_point.field_bits
-    peak = fixed_point.limit * (1 + (2**width if fields == 2 else 0))
-    # No coefficient exceeds the largest slot, whose two parts may both be at their peak.
-    room = 2 ** (primes[0] - 1) / _MODULUS_MARGIN / (math.sqrt(2) if complex_slots else 1)
+    width, peak = fixed_point.field_bits, _peak(fixed_point, fields)
+    # No coefficient exceeds the largest slot.
+    room = 2 ** (primes[0] - 1) / _MODULUS_MARGIN
     scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / peak)))
     noise = (
         _FRESH_TAIL * fresh_noise(poly_degree, fixed_point.contributors)
@@ -172,76 +161,74 @@ def _fit_ckks(
     deviation = noise * 2.0**-scale_bits
     if fields * width > 53 or deviation >= ROUNDING_TOLERANCE:
         return None
-    slots = poly_degree if complex_slots else poly_degree // 2
     return CkksHeadroom(
         poly_degree=poly_degree,
         primes=primes,
         scale_bits=scale_bits,
-        packing=Packing(fields=fields, field_bits=width, slots=slots),
+        packing=Packing(fields=fields, field_bits=width, slots=poly_degree // 2),
         deviation=deviation,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class BfvHeadroom:
+class CoefficientHeadroom:
     """Parameters that fit.
 
     Attributes:
-        poly_degree: N, the ring degree and the number of slots.
+        poly_degree: N, the ring degree and the integers of a ciphertext.
         prime_bits: of the one prime.
-        plain_modulus: t, a prime that is 1 modulo 2N.
-        packing: how integers share the slots.
+        plain_bits: log2 of the plain modulus t: the most that the noise allows, so that most
+            numbers modulo t stand for no sum, and a damaged sum shows.
+        packing: how integers share the coefficients.
     """
 
     poly_degree: int
     prime_bits: int
-    plain_modulus: int
+    plain_bits: int
     packing: Packing
 
 
-def solve_bfv(fixed_point: FixedPoint, *, poly_degree: int = 4096) -> BfvHeadroom:
-    """Find the densest packing, and for it the smallest plain modulus and prime, that fit.
+def solve_coefficients(
+    fixed_point: FixedPoint, *, poly_degree: int, primes: tuple[int, ...]
+) -> CoefficientHeadroom:
+    """Find the densest packing, and for it the first prime, that fit.
+
+    Args:
+        fixed_point: what is added.
+        poly_degree: N.
+        primes: bits of the one prime, in order of preference.
 
     Raises:
         LocalProtocolError: less than 128-bit security, or no packing fits; says what would.
     """
-    _require_secure(poly_degree, _BFV_PRIMES[:1])
+    for bits in primes:
+        _require_secure(poly_degree, (bits,))
+
+    def fit(wanted: FixedPoint, fields: int) -> CoefficientHeadroom | None:
+        found = (_fit_coefficients(wanted, fields, poly_degree, bits) for bits in primes)
+        return next((one for one in found if one is not None), None)
+
     for fields in (2, 1):
-        found = _fit_bfv(fixed_point, fields, poly_degree)
+        found = fit(fixed_point, fields)
         if found is not None:
             return found
-    raise _does_not_fit(
-        fixed_point, _BFV_PRIMES[-1:], lambda fewer: _fit_bfv(fewer, 1, poly_degree)
-    )
+    raise _does_not_fit(fixed_point, primes[-1:], lambda fewer: fit(fewer, 1))
 
 
-def _fit_bfv(fixed_point: FixedPoint, fields: int, poly_degree: int) -> BfvHeadroom | None:
-    width = fixed_point.field_bits
-    peak = fixed_point.limit * (1 + (2**width if fields == 2 else 0))
-    modulus = _batching_prime(2 * peak + 2, 2 * poly_degree)
+def _fit_coefficients(
+    fixed_point: FixedPoint, fields: int, poly_degree: int, bits: int
+) -> CoefficientHeadroom | None:
     # Decryption is exact while the noise of a coefficient, rounding of q m / t included
     # (1/2 for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
     deviation = fresh_noise(poly_degree, fixed_point.contributors) / math.sqrt(poly_degree / 2)
     noise = _GAUSSIAN_TAIL * deviation + fixed_point.contributors / 2
-    for bits in _BFV_PRIMES:
-        room = 2 ** (bits - 1) / _MODULUS_MARGIN / modulus
-        if noise < room and bits <= SECURE_MODULUS_BITS[poly_degree]:
-            break
-    else:
+    plain_bits = math.floor(math.log2(2 ** (bits - 1) / _MODULUS_MARGIN / noise))
+    width = fixed_point.field_bits
+    if 2 * _peak(fixed_point, fields) >= 2**plain_bits or fields * width > 53:
         return None
-    if modulus.bit_length() > PLAIN_MODULUS_BITS:
-        return None
-    return BfvHeadroom(
+    return CoefficientHeadroom(
         poly_degree=poly_degree,
         prime_bits=bits,
-        plain_modulus=modulus,
+        plain_bits=plain_bits,
         packing=Packing(fields=fields, field_bits=width, slots=poly_degree),
     )
-
-
-def _batching_prime(least: int, step: int) -> int:
-    """The smallest prime that is at least `least` and 1 modulo `step`."""
-    candidate = least + (1 - least) % step
-    while not is_prime(candidate, 40):
-        candidate += step
-    return candidate

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class HomomorphicSum(ABC):
     def contributor(self, me: str) -> SumContributor: ...
 
     @abstractmethod
-    def integers(self, slots: NDArray[np.float64]) -> NDArray[np.int64]:
+    def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
         """The integers that decrypted slots stand for.
 
         Raises:
@@ -230,7 +230,6 @@ class CiphertextAdder(OneRoundCombiner):
 
     def __init__(self, described: HomomorphicSum) -> None:
         self._sum = described
-        self._context = described.scheme.keyless_context()
         self._frames: AgreedFrames | None = None
 
     def start(self) -> Sequence[Outgoing]:
@@ -257,7 +256,5 @@ class CiphertextAdder(OneRoundCombiner):
         frames = self._frames.open_contributions(bodies, binding_digest)
         vectors = self._sum.packing.vectors(frames[0].rows * frames[0].columns)
         named = zip(self._sum.agreement.contributors, frames, strict=True)
-        blobs = self._sum.scheme.add(
-            self._context, {name: frame.blobs for name, frame in named}, vectors
-        )
+        blobs = self._sum.scheme.add({name: frame.blobs for name, frame in named}, vectors)
         return self._frames.sum_of(frames, blobs)

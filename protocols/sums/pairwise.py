@@ -11,7 +11,7 @@ with the agreement; stream: AES-256-CTR under a BLAKE2b sub-key (`protocols.rand
 The keys must arrive over authenticated links (`protocols.seal`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,24 +19,15 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.randomness import keystream, keystream_chunks
+from protocols.randomness import keystream_chunks
 from protocols.seal import fresh_run_key
 from protocols.sums.agreed import AgreedFrames, KeepsSecrets
 from protocols.sums.interface import StepBinding
 
-__all__ = ["MASK_MODULUS_BITS", "MASK_STREAM_BYTES", "PairwiseSeeds", "add_keystream", "add_masks"]
+__all__ = ["PairwiseSeeds", "add_keystream"]
 
-MASK_MODULUS_BITS = 42
-"""Largest modulus of `add_masks`, in bits."""
-
-MASK_STREAM_BYTES = 16
-"""Bytes of stream that `add_masks` takes for one value."""
-
-IntArray = NDArray[np.int64]
 Elements = NDArray[np.unsignedinteger[Any]]
 _KEY_BYTES = 32
-_LOW_BITS = 40
-_LOW_MASK = np.uint64(2**_LOW_BITS - 1)
 
 
 class PairwiseSeeds(KeepsSecrets):
@@ -91,14 +82,12 @@ class PairwiseSeeds(KeepsSecrets):
                 f"{self.me} has no mask key of {', '.join(missing)} yet; run the setup first"
             )
 
-    def stream(self, peer: str, binding: StepBinding, shape: tuple[int, ...], length: int) -> bytes:
-        """The bytes that this party and `peer` share for one step and shape; used once."""
-        return keystream(self._seeds[peer], *_context(binding.digest, shape), length=length)
-
     def add_stream(
         self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
     ) -> None:
-        """Add the same bytes, as words of `total`'s type, to it in place; or subtract them."""
+        """Add the bytes that this party and `peer` share for one step and shape, as words of
+        `total`'s type, to it in place; or subtract them.
+        """
         add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
 
 
@@ -124,42 +113,3 @@ def add_keystream(
 
 def _context(binding_digest: bytes, shape: tuple[int, ...]) -> tuple[bytes, ...]:
     return b"mask", binding_digest, b"".join(size.to_bytes(8, "big") for size in shape)
-
-
-def add_masks(values: IntArray, modulus: int, streams: Iterable[tuple[int, bytes]]) -> IntArray:
-    """Add signed masks to integers modulo `modulus`; the result lies in [-modulus/2, modulus/2).
-
-    Each stream has 16 bytes a value, of which 104 bits are reduced, so its residues are
-    within 2^-62 of uniform.
-
-    Args:
-        values: magnitudes below 2^59.
-        modulus: at most 42 bits.
-        streams: (1 or -1, uniform bytes), at most 1024 of them.
-
-    Raises:
-        LocalProtocolError: a larger modulus, or a stream of another length.
-    """
-    if not 1 <= modulus < 2**MASK_MODULUS_BITS:
-        raise LocalProtocolError(
-            f"masks fit a modulus of at most {MASK_MODULUS_BITS} bits, got {modulus.bit_length()}"
-        )
-    high = np.zeros(values.size, dtype=np.int64)
-    low = np.zeros(values.size, dtype=np.int64)
-    for sign, stream in streams:
-        if len(stream) != MASK_STREAM_BYTES * values.size:
-            raise LocalProtocolError(
-                f"{values.size} masks take {MASK_STREAM_BYTES * values.size} bytes, "
-                f"got {len(stream)}"
-            )
-        words = np.frombuffer(stream, dtype="<u8").reshape(2, -1)
-        step = np.add if sign > 0 else np.subtract
-        step(high, (words[0] % np.uint64(modulus)).view(np.int64), out=high)
-        step(low, (words[1] & _LOW_MASK).view(np.int64), out=low)
-    # high * 2^40 + low + values, in two steps so that no number exceeds 63 bits.
-    for _ in range(2):
-        high %= modulus
-        high <<= _LOW_BITS // 2
-    half = modulus // 2
-    total = (high + low + values.reshape(-1) + half) % modulus - half
-    return total.reshape(values.shape)

@@ -10,11 +10,16 @@ reserved, total size) and Zstandard frames (RFC 8878, section 3.1.1).
 import struct
 from dataclasses import dataclass
 
+import zstandard
+
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["BlobShape"]
+__all__ = ["SEAL_HEADER", "BlobShape", "unpacked"]
 
-_SEAL_HEADER = 16
+SEAL_HEADER = 16
+"""Bytes of the header of everything that SEAL serialises."""
+
+_SEAL_COMPRESSION = 5
 _SEAL_FIXED = 8
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_SINGLE_SEGMENT = 0x20
@@ -45,22 +50,28 @@ class BlobShape:
         Raises:
             LocalProtocolError: the installed SEAL writes another format than 4.1 does.
         """
-        descriptor = own[_SEAL_HEADER + 4] if len(own) > _SEAL_HEADER + 12 else 0
+        descriptor = own[SEAL_HEADER + 4] if len(own) > SEAL_HEADER + 12 else 0
         plain_frame = descriptor & _ZSTD_SINGLE_SEGMENT and not descriptor & _ZSTD_OTHER_FLAGS
-        if own[_SEAL_HEADER : _SEAL_HEADER + 4] != _ZSTD_MAGIC or not plain_frame:
+        if own[SEAL_HEADER : SEAL_HEADER + 4] != _ZSTD_MAGIC or not plain_frame:
             raise LocalProtocolError(
                 "the installed TenSEAL does not serialise as SEAL 4.1 with Zstandard does; "
                 "install a release of tenseal 0.3"
             )
         width = _ZSTD_SIZE_BYTES[descriptor >> 6]
-        start = _SEAL_HEADER + 5
+        start = SEAL_HEADER + 5
         content = int.from_bytes(own[start : start + width], "little") + (256 if width == 2 else 0)
-        return cls(own[:_SEAL_FIXED], own[_SEAL_HEADER : start + width], content)
+        return cls(own[:_SEAL_FIXED], own[SEAL_HEADER : start + width], content)
+
+    @property
+    def uncompressed(self) -> bytes:
+        """`seal` of the same object without compression."""
+        start, end = self.seal[:_SEAL_COMPRESSION], self.seal[_SEAL_COMPRESSION + 1 :]
+        return start + b"\0" + end
 
     @property
     def most_bytes(self) -> int:
         """The length of a blob whose content does not compress."""
-        return _SEAL_HEADER + len(self.zstd) + self.content + 3 * self._most_blocks
+        return SEAL_HEADER + len(self.zstd) + self.content + 3 * self._most_blocks
 
     @property
     def _most_blocks(self) -> int:
@@ -72,10 +83,10 @@ class BlobShape:
         Raises:
             RemoteProtocolError: it is not.
         """
-        start = _SEAL_HEADER + len(self.zstd)
-        if not start < len(blob) <= self.most_bytes + _SEAL_HEADER:
+        start = SEAL_HEADER + len(self.zstd)
+        if not start < len(blob) <= self.most_bytes + SEAL_HEADER:
             raise _refused(sender, f"has {len(blob)} bytes, at most {self.most_bytes} are possible")
-        if blob[:_SEAL_FIXED] != self.seal or blob[_SEAL_HEADER:start] != self.zstd:
+        if blob[:_SEAL_FIXED] != self.seal or blob[SEAL_HEADER:start] != self.zstd:
             raise _refused(sender, "is of another kind, size or version of SEAL")
         if struct.unpack_from("<Q", blob, _SEAL_FIXED)[0] != len(blob):
             raise _refused(sender, "states a wrong length")
@@ -88,6 +99,11 @@ class BlobShape:
             start += 3 + (1 if (block >> 1) & 3 == _RLE else block >> 3)
         if not last or start != len(blob):
             raise _refused(sender, "holds a damaged or oversized Zstandard frame")
+
+
+def unpacked(blob: bytes) -> bytes:
+    """The content of a compressed SEAL object that `BlobShape.check` passed, or an own one."""
+    return zstandard.ZstdDecompressor().decompress(memoryview(blob)[SEAL_HEADER:])
 
 
 def _refused(sender: str, why: str) -> RemoteProtocolError:

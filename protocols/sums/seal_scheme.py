@@ -10,7 +10,7 @@ holds a secret key. Parameters never come from a peer.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tenseal.sealapi as seal
@@ -18,119 +18,23 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.agreed import KeepsSecrets
+from protocols.sums.flavours import Flavour
+from protocols.sums.residues import Residues
 from protocols.sums.scratch import scratch_file
 from protocols.sums.seal_blobs import BlobShape
 
-__all__ = ["Bfv", "Ckks", "ComplexCkks", "Flavour", "SealContext", "SealScheme"]
+__all__ = ["SealContext", "SealScheme"]
 
 # What pybind11 makes of SEAL's C++ exceptions.
 _SEAL_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
 
 
-class Flavour(Protocol):
-    """What differs between the schemes: their parameters and slots."""
-
-    def __hash__(self) -> int: ...
-
-    @property
-    def poly_degree(self) -> int: ...
-
-    @property
-    def primes(self) -> tuple[int, ...]:
-        """Bits of the data prime and, if there are two, of the key-switching prime."""
-        ...
-
-    @property
-    def slots(self) -> int:
-        """Numbers in one ciphertext."""
-        ...
-
-    def parameters(self) -> Any:
-        """SEAL's parameters, without degree and primes."""
-        ...
-
-    def encoder(self, context: Any) -> Any: ...
-
-    def encode(self, encoder: Any, slots_S: NDArray[np.int64], plain: Any) -> None: ...
-
-    def decode(self, encoder: Any, plain: Any) -> NDArray[np.float64]: ...
-
-
-@dataclass(frozen=True)
-class Ckks:
-    """Cheon, Kim, Kim, Song 2017: approximate, N / 2 real slots."""
-
-    poly_degree: int
-    primes: tuple[int, ...]
-    scale_bits: int
-
-    @property
-    def slots(self) -> int:
-        return self.poly_degree // 2
-
-    def parameters(self) -> Any:
-        return seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
-
-    def encoder(self, context: Any) -> Any:
-        return seal.CKKSEncoder(context)
-
-    def encode(self, encoder: Any, slots_S: NDArray[np.int64], plain: Any) -> None:
-        encoder.encode(slots_S.astype(np.float64).tolist(), 2.0**self.scale_bits, plain)
-
-    def decode(self, encoder: Any, plain: Any) -> NDArray[np.float64]:
-        return np.array(encoder.decode_double(plain), dtype=np.float64)
-
-
-@dataclass(frozen=True)
-class ComplexCkks(Ckks):
-    """The same with both parts of its N / 2 complex slots in use: N numbers."""
-
-    @property
-    def slots(self) -> int:
-        return self.poly_degree
-
-    def encode(self, encoder: Any, slots_S: NDArray[np.int64], plain: Any) -> None:
-        pairs = slots_S.astype(np.float64).view(np.complex128)
-        encoder.encode(pairs.tolist(), 2.0**self.scale_bits, plain)
-
-    def decode(self, encoder: Any, plain: Any) -> NDArray[np.float64]:
-        return np.array(encoder.decode_complex(plain), dtype=np.complex128).view(np.float64)
-
-
-@dataclass(frozen=True)
-class Bfv:
-    """Brakerski 2012, Fan and Vercauteren 2012: exact, N slots of integers modulo t."""
-
-    poly_degree: int
-    primes: tuple[int, ...]
-    plain_modulus: int
-
-    @property
-    def slots(self) -> int:
-        return self.poly_degree
-
-    def parameters(self) -> Any:
-        parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.BFV)
-        parameters.set_plain_modulus(self.plain_modulus)
-        return parameters
-
-    def encoder(self, context: Any) -> Any:
-        return seal.BatchEncoder(context)
-
-    def encode(self, encoder: Any, slots_S: NDArray[np.int64], plain: Any) -> None:
-        encoder.encode((slots_S % self.plain_modulus).tolist(), plain)
-
-    def decode(self, encoder: Any, plain: Any) -> NDArray[np.float64]:
-        """Slots in [-t/2, t/2); below 2^42 they are exact in float64."""
-        return np.array(encoder.decode_int64(plain), dtype=np.float64)
-
-
 @dataclass(frozen=True)
 class SealContext(KeepsSecrets):
-    """What one party can do; everybody can add.
+    """What one party can do; adding needs none.
 
     Attributes:
-        public_key, encryptor: None where the party has no public key.
+        public_key, encryptor: of the receiver's key.
         decryptor: None without the secret key.
     """
 
@@ -160,13 +64,15 @@ class SealScheme:
                 f"{self._seal.parameters_error_message()}"
             )
         self._encoder, self._evaluator = flavour.encoder(self._seal), seal.Evaluator(self._seal)
+        modulus = self._seal.first_context_data().parms().coeff_modulus()[0].value()
         sample = self.key_pair()
         zero = self.zero(sample)
         self._fresh_kind = _kind(zero)
         self.key = BlobShape.of(self.public_key(sample))
         with scratch_file() as scratch:
             blob = scratch.save(zero)
-        self.ciphertext, self.ciphertext_bytes = BlobShape.of(blob), len(blob)
+        self.ciphertext = Residues.of(blob, numbers=2 * degree, modulus=modulus)
+        self.ciphertext_bytes = len(blob)
 
     def key_pair(self) -> SealContext:
         """A context with a fresh secret key, for the receiver only."""
@@ -180,10 +86,6 @@ class SealScheme:
         """The raw SEAL public key of a context."""
         with scratch_file() as scratch:
             return scratch.save(context.public_key)
-
-    def keyless_context(self) -> SealContext:
-        """A context that can add and nothing else."""
-        return SealContext(None, None, None)
 
     def public_context(self, key: bytes, *, sender: str) -> SealContext:
         """A context that can encrypt under the raw public key that `sender` sent.
@@ -203,40 +105,39 @@ class SealScheme:
 
     def zero(self, context: SealContext) -> Any:
         """A fresh encryption of zeros, for one later ciphertext of `encrypt`."""
-        return self._encrypted(context, np.zeros(self.flavour.slots, dtype=np.int64))
+        zero, plain = seal.Ciphertext(self._seal), seal.Plaintext()
+        with scratch_file() as scratch:
+            self._encoder.encode(np.zeros(self.flavour.slots, dtype=np.int64), plain, scratch)
+        context.encryptor.encrypt(plain, zero)
+        return zero
 
     def encrypt(
         self, context: SealContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()
     ) -> list[bytes]:
         """One raw ciphertext for each row of numbers; the first rows use up `zeros`."""
-        ciphertexts = list(zeros)
-        for zero, slots_S in zip(zeros, slots_VS, strict=False):
-            self._evaluator.add_plain_inplace(zero, self._encoded(slots_S))
-        ciphertexts += (self._encrypted(context, slots_S) for slots_S in slots_VS[len(zeros) :])
-        return _saved(ciphertexts)
+        fresh, plain, blobs = seal.Ciphertext(self._seal), seal.Plaintext(), []
+        with scratch_file() as scratch:
+            # One at a time, so that each stays in the processor's cache from end to end.
+            for row, slots_S in enumerate(slots_VS):
+                self._encoder.encode(slots_S, plain, scratch)
+                if row < len(zeros):
+                    self._evaluator.add_plain_inplace(zeros[row], plain)
+                else:
+                    context.encryptor.encrypt(plain, fresh)
+                blobs.append(scratch.save(zeros[row] if row < len(zeros) else fresh))
+        return blobs
 
-    def add(
-        self, context: SealContext, contributions: Mapping[str, Sequence[bytes]], vectors: int
-    ) -> list[bytes]:
-        """Add the ciphertexts of all contributors, `vectors` of each.
+    def add(self, contributions: Mapping[str, Sequence[bytes]], vectors: int) -> list[bytes]:
+        """Add the ciphertexts of all contributors, `vectors` of each; needs no key.
 
         Raises:
             RemoteProtocolError: a blob is malformed or of other parameters.
         """
-        del context
-        totals: list[Any] = []
-        for name, blobs in contributions.items():
-            loaded = self.load(blobs, vectors, sender=name)
-            if not totals:
-                totals = loaded
-                continue
-            for total, ciphertext in zip(totals, loaded, strict=True):
-                self._evaluator.add_inplace(total, ciphertext)
-        return _saved(totals)
+        return self.ciphertext.add(contributions, vectors)
 
     def decrypt(
         self, context: SealContext, blobs: Sequence[bytes], vectors: int, *, sender: str
-    ) -> NDArray[np.float64]:
+    ) -> NDArray[Any]:
         """The numbers of `vectors` ciphertexts in order, all finite.
 
         Raises:
@@ -245,30 +146,20 @@ class SealScheme:
         """
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
-        plain = seal.Plaintext()
-        rows = []
-        for ciphertext in self.load(blobs, vectors, sender=sender):
-            try:
-                context.decryptor.decrypt(ciphertext, plain)
-                rows.append(self.flavour.decode(self._encoder, plain))
-            except _SEAL_ERRORS as error:
-                raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}") from error
+        plain, rows = seal.Plaintext(), []
+        with scratch_file() as scratch:
+            for ciphertext in self.load(blobs, vectors, sender=sender):
+                try:
+                    context.decryptor.decrypt(ciphertext, plain)
+                    rows.append(self._encoder.decode(plain, scratch))
+                except _SEAL_ERRORS as error:
+                    raise RemoteProtocolError(
+                        f"SEAL cannot decrypt the sum from {sender}"
+                    ) from error
         numbers = np.concatenate(rows)
         if not np.isfinite(numbers).all():
             raise RemoteProtocolError(f"the sum from {sender} decrypts to infinite numbers")
         return numbers
-
-    def _encoded(self, slots_S: NDArray[np.int64]) -> Any:
-        plain = seal.Plaintext()
-        self.flavour.encode(self._encoder, slots_S, plain)
-        return plain
-
-    def _encrypted(self, context: SealContext, slots_S: NDArray[np.int64]) -> Any:
-        if context.encryptor is None:
-            raise LocalProtocolError("this party holds no public key and cannot encrypt")
-        ciphertext = seal.Ciphertext(self._seal)
-        context.encryptor.encrypt(self._encoded(slots_S), ciphertext)
-        return ciphertext
 
     def load(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
         """The ciphertexts in `vectors` blobs; RemoteProtocolError if one is bad."""
@@ -292,8 +183,3 @@ class SealScheme:
 
 def _kind(ciphertext: Any) -> tuple[int, float, tuple[int, ...]]:
     return ciphertext.size(), ciphertext.scale, tuple(ciphertext.parms_id())
-
-
-def _saved(ciphertexts: Sequence[Any]) -> list[bytes]:
-    with scratch_file() as scratch:
-        return [scratch.save(ciphertext) for ciphertext in ciphertexts]

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from protocols.sums.agreed import KeepsSecrets
-from protocols.sums.seal_scheme import Flavour, SealContext, SealScheme
+from protocols.sums.flavours import Flavour
+from protocols.sums.seal_scheme import SealContext, SealScheme
 
 __all__ = ["ZeroPool"]
 

@@ -1,4 +1,4 @@
-"""BFV: the masks under the encryption, and the limits of the plain modulus."""
+"""BFV: the masks under the encryption."""
 
 from dataclasses import replace
 
@@ -8,10 +8,7 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import BfvSum
-from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import Frame
-from protocols.sums.headroom import PLAIN_MODULUS_BITS, solve_bfv
-from protocols.sums.seal_scheme import Bfv, SealScheme
 from tests.contracts.sum_parties import Parties, agreement, binding, parties
 
 SHAPE = (128, 64)
@@ -31,7 +28,7 @@ def decrypted(played: Parties, frame: bytes) -> NDArray[np.float64]:
 
 
 def looks_uniform(slots: NDArray[np.float64], modulus: int) -> bool:
-    """Mean and variance of the 4096 slots are those of uniform residues, within 6 deviations."""
+    """Mean and variance of 4096 coefficients are those of uniform residues, to 6 deviations."""
     unit = slots / modulus
     count = unit.size
     mean_fits = abs(unit.mean()) < 6 / np.sqrt(12 * count)
@@ -46,9 +43,9 @@ def test_the_judge_sees_a_planted_leak() -> None:
     assert not looks_uniform(rng.uniform(-350, 500, 4096), 1000)
 
 
-def test_active_and_aggregator_together_see_uniform_slots(played: Parties) -> None:
+def test_active_and_aggregator_together_see_uniform_coefficients(played: Parties) -> None:
     assert isinstance(played.sum, BfvSum)
-    modulus = played.sum.headroom.plain_modulus
+    modulus = 2**played.sum.headroom.plain_bits
     bound = played.next()
     contributions = played.contribute([np.full(SHAPE, 0.001)] * 3, bound)
     seen = [decrypted(played, frame) for frame in contributions.values()]
@@ -70,7 +67,7 @@ def test_an_equivocating_active_with_the_aggregator_gets_noise(played: Parties) 
         for name, frame in contributions.items()
     }
     combined = played.combiner.combine(forged)
-    assert looks_uniform(decrypted(played, combined), played.sum.headroom.plain_modulus)
+    assert looks_uniform(decrypted(played, combined), 2**played.sum.headroom.plain_bits)
     with pytest.raises(RemoteProtocolError, match="the passives answered different messages"):
         played.receiver.decode(combined, SHAPE, bound)
 
@@ -89,32 +86,11 @@ def test_setup_needs_the_key_and_every_seed() -> None:
         first.receive("passive_2", messages["passive_1"])
 
 
-@pytest.mark.parametrize("passives", [2, 4, 16, 32, 33, 64])
-def test_plain_moduli_stay_within_the_bound(passives: int) -> None:
-    found = solve_bfv(FixedPoint(clip_norm=1.0, bits=16, contributors=passives))
-    assert found.packing.fields == (2 if passives <= 32 else 1)
-    assert found.plain_modulus.bit_length() <= PLAIN_MODULUS_BITS
-    assert found.plain_modulus % 8192 == 1
-    assert found.prime_bits == {2: 50, 4: 50, 16: 55, 32: 57, 33: 50, 64: 50}[passives]
-
-
-@pytest.mark.parametrize(("bits", "exact"), [(60, True), (54, False)])
-def test_a_smaller_prime_decrypts_garbage(bits: int, exact: bool) -> None:
-    """64 ciphertexts at the bound of t are exact; with too small a prime SEAL fails in silence."""
-    modulus = 4398046486529
-    scheme = SealScheme(Bfv(4096, (bits,), modulus))
-    keys = scheme.key_pair()
-    rng = np.random.default_rng(0)
-    slots = rng.integers(-modulus // 2, modulus // 2, (4, 1, 4096))
-    parts = {str(k): scheme.encrypt(keys, slots[k % 4]) for k in range(64)}
-    total = scheme.decrypt(keys, scheme.add(keys, parts, 1), 1, sender="the test")
-    expected = (16 * slots.sum(axis=0)[0] + modulus // 2) % modulus - modulus // 2
-    assert np.array_equal(total.astype(np.int64), expected) == exact
-
-
-def test_what_does_not_fit_says_what_would() -> None:
-    wanted = FixedPoint(clip_norm=1.0, bits=34, contributors=1000)
-    with pytest.raises(LocalProtocolError, match=r"do not fit a data prime of .* bits; 32 bits"):
-        solve_bfv(wanted)
-    with pytest.raises(LocalProtocolError, match="less than 128-bit security"):
-        solve_bfv(wanted, poly_degree=1024)
+@pytest.mark.parametrize(
+    ("passives", "prime_bits", "plain_bits"), [(2, 56, 43), (4, 56, 42), (32, 57, 42), (64, 60, 44)]
+)
+def test_the_smallest_prime_that_fits_is_taken(
+    passives: int, prime_bits: int, plain_bits: int
+) -> None:
+    found = BfvSum(agreement(passives)).headroom
+    assert (found.packing.fields, found.prime_bits, found.plain_bits) == (2, prime_bits, plain_bits)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protocols.errors import RemoteProtocolError
-from protocols.sums import SecureSum
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums import MaskedSum, SecureSum, join_sum
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,9 +36,9 @@ def test_a_loop_of_ones_own_learns_in_four_processes(tmp_path: Path) -> None:
 
 def test_the_loop_is_short_and_uses_nothing_of_the_trainer() -> None:
     lines = [line for line in printed("secure-sum.md").splitlines() if line.strip()]
-    assert len(lines) <= 30
+    assert len(lines) <= 25
     imports = [line for line in lines if "import" in line]
-    assert imports[-1] == "from secure_apfed import MaskedSum, StepBinding, SumAgreement"
+    assert imports[-1] == "from secure_apfed import MaskedSum, StepBinding, SumAgreement, join_sum"
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +65,11 @@ def test_the_printed_backend_keeps_the_contract(wide: type[SecureSum]) -> None:
     assert len(contributions["passive_1"]) == played.sum.contribution_bytes((3, 5))
     with pytest.raises(RemoteProtocolError, match="different representations"):
         played.combiner.combine(contributions)
+
+
+def test_strangers_take_no_part_in_a_setup() -> None:
+    described = MaskedSum(agreement())
+    with pytest.raises(RemoteProtocolError, match="'eve' takes no part in this sum and wrote to"):
+        join_sum(described, "active", send=lambda to, body: None, receive=lambda: ("eve", b""))
+    with pytest.raises(LocalProtocolError, match="'eve' contributes nothing"):
+        join_sum(described, "eve", send=lambda to, body: None, receive=lambda: ("active", b""))

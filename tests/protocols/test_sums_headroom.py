@@ -2,26 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError
-from protocols.sums.fixed_point import FixedPoint
+from protocols.sums.fixed_point import FixedPoint, Packing
+from protocols.sums.flavours import Ckks, Coefficients
 from protocols.sums.headroom import (
     ROUNDING_TOLERANCE,
     CkksHeadroom,
     fresh_noise,
     slot_noise,
     solve_ckks,
+    solve_coefficients,
 )
-from protocols.sums.seal_scheme import Ckks, ComplexCkks, SealScheme
-
-USUAL: dict[str, Any] = {}
-FAST: dict[str, Any] = {"primes": (60,), "complex_slots": True}
-both = pytest.mark.parametrize("options", [USUAL, FAST])
+from protocols.sums.seal_scheme import SealScheme
 
 
 def fixed_point(passives: int, bits: int = 16) -> FixedPoint:
@@ -35,17 +32,17 @@ def test_the_published_parameters() -> None:
     assert solve_ckks(fixed_point(8)).primes == (60,)  # the noise fits without the other
     assert solve_ckks(fixed_point(23)).packing.fields == 2
     assert solve_ckks(fixed_point(24)).packing.fields == 1
-    fast = solve_ckks(fixed_point(8), **FAST)
-    assert (fast.scale_bits, fast.packing.fields, fast.packing.slots) == (21, 2, 4096)
-    assert solve_ckks(fixed_point(9), **FAST).packing.fields == 1
+    fast = solve_coefficients(fixed_point(4), poly_degree=4096, primes=(60,))
+    assert (fast.plain_bits, fast.packing.fields, fast.packing.slots) == (46, 2, 4096)
+    assert solve_coefficients(fixed_point(64), poly_degree=4096, primes=(60,)).packing.fields == 2
+    assert solve_coefficients(fixed_point(65), poly_degree=4096, primes=(60,)).packing.fields == 1
 
 
 @pytest.mark.parametrize("bits", [2, 8, 16, 24])
 @pytest.mark.parametrize("passives", [1, 2, 7, 64, 1024])
-@both
-def test_everything_accepted_has_room(bits: int, passives: int, options: dict[str, Any]) -> None:
+def test_everything_accepted_has_room(bits: int, passives: int) -> None:
     wanted = fixed_point(passives, bits)
-    found = solve_ckks(wanted, **options)
+    found = solve_ckks(wanted)
     width = found.packing.field_bits
     peak = wanted.limit * (1 + (2**width if found.packing.fields == 2 else 0))
     assert peak * 2**found.scale_bits < 2 ** (found.primes[0] - 1)
@@ -69,8 +66,7 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 
 def scheme_of(found: CkksHeadroom) -> SealScheme:
-    flavour = ComplexCkks if found.packing.slots == found.poly_degree else Ckks
-    return SealScheme(flavour(found.poly_degree, found.primes, found.scale_bits))
+    return SealScheme(Ckks(found.poly_degree, found.primes, found.scale_bits))
 
 
 def slots_of_sum(found: CkksHeadroom, slot: int, addends: int = 1) -> NDArray[np.float64]:
@@ -79,14 +75,13 @@ def slots_of_sum(found: CkksHeadroom, slot: int, addends: int = 1) -> NDArray[np
     keys = scheme.key_pair()
     slots = np.full((1, found.packing.slots), slot)
     parts = {str(k): scheme.encrypt(keys, slots) for k in range(addends)}
-    return scheme.decrypt(keys, scheme.add(keys, parts, 1), 1, sender="the test")
+    return scheme.decrypt(keys, scheme.add(parts, 1), 1, sender="the test")
 
 
-@both
-def test_two_bits_more_scale_wrap_around(options: dict[str, Any]) -> None:
+def test_two_bits_more_scale_wrap_around() -> None:
     """The solver leaves less than two bits of the modulus unused."""
     wanted = fixed_point(8)
-    found = solve_ckks(wanted, **options)
+    found = solve_ckks(wanted)
     one = wanted.levels * (1 + 2**found.packing.field_bits)
     exact = slots_of_sum(found, one, 8)
     assert np.array_equal(np.rint(exact), np.full(found.packing.slots, 8.0 * one))
@@ -96,18 +91,75 @@ def test_two_bits_more_scale_wrap_around(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
 @pytest.mark.parametrize(
-    ("passives", "options", "model"),
-    [(16, USUAL, slot_noise), (2, USUAL, fresh_noise), (2, FAST, fresh_noise)],
+    ("passives", "model"),
+    [(16, slot_noise), (2, fresh_noise)],
 )
 def test_the_noise_model_is_the_measured_one(
     factor: float,
     accepted: bool,
     passives: int,
-    options: dict[str, Any],
     model: Callable[[int, int], float],
 ) -> None:
-    found = solve_ckks(fixed_point(passives), **options)
+    found = solve_ckks(fixed_point(passives))
     error = (slots_of_sum(found, 12345) - 12345) * 2.0**found.scale_bits
     more = (slots_of_sum(found, -7) + 7) * 2.0**found.scale_bits
     measured = np.concatenate([error, more]).std() / (factor * model(4096, 1))
     assert (0.85 < measured < 1.15) == accepted
+
+
+@pytest.mark.parametrize("primes", [(60,), (56, 57, 58, 59, 60)])
+@pytest.mark.parametrize("degree", [4096, 8192])
+@pytest.mark.parametrize("bits", [2, 8, 16, 24])
+@pytest.mark.parametrize("passives", [1, 2, 7, 64, 1024])
+def test_every_sum_fits_the_plain_modulus(
+    passives: int, bits: int, degree: int, primes: tuple[int, ...]
+) -> None:
+    wanted = fixed_point(passives, bits)
+    found = solve_coefficients(wanted, poly_degree=degree, primes=primes)
+    peak = wanted.limit * (1 + (2**wanted.field_bits if found.packing.fields == 2 else 0))
+    assert 2 * peak < 2**found.plain_bits
+    noise = 10 * fresh_noise(degree, passives) / (degree / 2) ** 0.5
+    assert noise * 2 ** (found.plain_bits + 1) < 2**found.prime_bits
+
+
+def coefficients_of_sum(
+    plain_bits: int, coefficients: NDArray[np.int64], addends: int
+) -> NDArray[np.int64]:
+    """Add `addends` ciphertexts of the same coefficients under one prime of 60 bits."""
+    scheme = SealScheme(Coefficients(4096, (60,), plain_bits))
+    keys = scheme.key_pair()
+    parts = {str(k): scheme.encrypt(keys, coefficients[None]) for k in range(addends)}
+    return scheme.decrypt(keys, scheme.add(parts, 1), 1, sender="the test")
+
+
+@pytest.mark.parametrize(("more", "exact"), [(0, True), (4, False)])
+def test_the_noise_limit_of_the_plain_modulus_is_real(more: int, exact: bool) -> None:
+    """The solver stays ten deviations below q / 2t; four bits more leave less than one."""
+    found = solve_coefficients(fixed_point(64), poly_degree=4096, primes=(60,))
+    coefficients = np.random.default_rng(0).integers(-(2**36), 2**36, 4096)
+    total = coefficients_of_sum(found.plain_bits + more, coefficients, 64)
+    assert np.array_equal(total, 64 * coefficients) == exact
+
+
+@pytest.mark.parametrize(("bits", "exact"), [(16, True), (17, False)])
+def test_one_bit_more_a_value_wraps_around(bits: int, exact: bool) -> None:
+    """64 passives: two fields of 16-bit values just fit; of 17 bits the solver takes one."""
+    plain_bits = solve_coefficients(fixed_point(64), poly_degree=4096, primes=(60,)).plain_bits
+    assert plain_bits == 44
+    wanted = fixed_point(64, bits)
+    solved = solve_coefficients(wanted, poly_degree=4096, primes=(60,))
+    assert solved.packing.fields == (2 if exact else 1)
+    packing = Packing(fields=2, field_bits=wanted.field_bits, slots=4096)
+    highest = packing.pack(np.full(8192, wanted.levels, dtype=np.int64))[0]
+    total = coefficients_of_sum(plain_bits, highest, 64)
+    assert (packing.unpack(total) == 64 * wanted.levels).all() == exact
+
+
+def test_coefficients_that_do_not_fit_say_what_would() -> None:
+    wanted = FixedPoint(clip_norm=1.0, bits=40, contributors=1000)
+    with pytest.raises(LocalProtocolError, match=r"do not fit a data prime of .* bits; 32 bits"):
+        solve_coefficients(wanted, poly_degree=4096, primes=(60,))
+    with pytest.raises(LocalProtocolError, match="less than 128-bit security"):
+        solve_coefficients(wanted, poly_degree=2048, primes=(55,))
+    with pytest.raises(LocalProtocolError, match="less than 128-bit security"):
+        solve_coefficients(wanted, poly_degree=1024, primes=(28,))

@@ -25,11 +25,10 @@ def words(frame: bytes) -> NDArray[np.uint32]:
 def active_masks(played: Parties, bound: StepBinding) -> dict[str, NDArray[np.uint32]]:
     """What the active can take off each contribution."""
     assert isinstance(played.receiver, MaskedReceiver)
-    length = 4 * SHAPE[0] * SHAPE[1]
-    return {
-        name: np.frombuffer(played.receiver.stream(name, bound, SHAPE, length), dtype="<u4")
-        for name in played.names
-    }
+    masks = {name: np.zeros(SHAPE, dtype="<u4") for name in played.names}
+    for name, mask_BD in masks.items():
+        played.receiver.add_stream(name, bound, mask_BD, sign=1)
+    return {name: mask_BD.reshape(-1) for name, mask_BD in masks.items()}
 
 
 def looks_uniform(numbers: NDArray[np.uint32]) -> bool:

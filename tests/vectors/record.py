@@ -44,7 +44,7 @@ BLOB_CHANGES: dict[str, list[dict[str, Any]]] = {
     "homomorphic": [
         {"at": 112, "xor": "01", "error": "of another kind, size or version"},
         {"at": 120, "xor": "01", "error": "states a wrong length"},
-        {"at": 128, "xor": "ff", "error": "of another kind, size or version"},
+        {"at": 128, "xor": "ff", "error": "SEAL refuses a ciphertext"},
         {"at": 40000, "xor": "01", "error": "refuses a ciphertext|decrypt|beyond the range"},
     ],
 }
