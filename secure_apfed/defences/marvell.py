@@ -93,10 +93,11 @@ def best_noise(split: Split, power: float) -> Noise:
     programme: in their logarithms it is convex, so a local solver finds the optimum.
     """
     (u, v), rest = split.spread, split.dimension - 1
-    floor = np.maximum([u, v, u, v], _SMALLEST)
+    spread = np.array([u, v, u, v])
+    floor = np.maximum(spread, _SMALLEST)
     weights = np.array([1 - split.positive, split.positive])
     weights = np.concatenate([weights, rest * weights])
-    budget = power + float(weights @ floor)
+    budget = power + float(weights @ spread)
 
     def objective(logs: NDArray[np.float64]) -> float:
         a0, a1, c0, c1 = np.exp(logs)
@@ -124,7 +125,7 @@ def best_noise(split: Split, power: float) -> Noise:
         method="SLSQP",
         options={"ftol": 1e-12, "maxiter": 200},
     )
-    chosen = np.maximum(np.exp(found.x) - floor, 0)
+    chosen = np.maximum(np.exp(found.x) - spread, 0)
     # Never above the power that was allowed, whatever the solver's tolerance.
     chosen *= min(1.0, power / max(float(weights @ chosen), _SMALLEST * power))
     a0, a1, c0, c1 = map(float, chosen)

@@ -1,0 +1,189 @@
+"""Every defence of the table: refused where it does nothing, trains and resumes where it acts."""
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from secure_apfed.config import Config
+from secure_apfed.config_file import dump_config, load_config_text
+from secure_apfed.defences import (
+    DEFENCES,
+    DefenceSettings,
+    NoiseSource,
+    Surroundings,
+    gradient_chain,
+    label_code,
+    representation_chain,
+)
+from secure_apfed.defences.interface import GradientDefence, LabelDefence, Leaving
+from secure_apfed.defences.interface import RepresentationDefence as Layer
+from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.exchange import Kind, TensorSpec, unpack
+from secure_apfed.runs import run
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+METHODS = ("apfed_r", "apfed_c", "tvfl", "single_view")
+PLACES = {"representations": Layer, "labels": LabelDefence, "gradients": GradientDefence}
+APPLIES = [
+    (name, method)
+    for name, defence in DEFENCES.items()
+    for method in ("apfed_c", "tvfl")
+    if method in defence.applies_to
+]
+DOES_NOT = [
+    (name, method)
+    for name, defence in DEFENCES.items()
+    for method in METHODS
+    if method not in defence.applies_to
+]
+
+
+def config_of(method: str, *defences: dict[str, Any], **changes: Any) -> Config:
+    settings: dict[str, Any] = {
+        "name": "test",
+        "method": method,
+        "data": {"dataset": "breast_cancer", "overlap": 0.8},
+        "model": {"hidden": [8], "representation": 4, "projection": 4},
+        "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
+        "secure_sum": {"protocol": "masked"},
+        "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
+        "defences": list(defences),
+    }
+    return Config.model_validate({**settings, **changes})
+
+
+def around(**changes: Any) -> Surroundings:
+    usual: dict[str, Any] = {
+        "party": "p", "seed": 0, "noise": NoiseSource(b"k" * 32), "classes": 2, "size": 4,
+    }  # fmt: skip
+    return Surroundings(**{**usual, **changes})
+
+
+def released(method: str, *defences: dict[str, Any]) -> torch.Tensor:
+    """The representations of the last epoch, which all training before it shaped.
+
+    Row positions are left out: the order of the alignment is never the same.
+    """
+    kept = run(config_of(method, *defences), None).recording.transcript.kept[1]
+    expected = {
+        "rows": TensorSpec(torch.int64, (None,)),
+        "z": TensorSpec(torch.float32, (None, 4)),
+    }
+    return torch.cat(
+        [
+            unpack(one.payload, expected, sender=one.sender)[0]["z"]
+            for one in kept
+            if one.kind is Kind.REPRESENTATIONS
+        ]
+    )
+
+
+def settings_classes() -> list[type]:
+    return list(get_args(get_args(DefenceSettings)[0]))
+
+
+def test_table_and_settings_name_the_same_defences() -> None:
+    kinds = [cls.model_fields["kind"].default for cls in settings_classes()]
+    assert kinds == list(DEFENCES)
+
+
+@pytest.mark.parametrize("name", DEFENCES)
+def test_every_defence_says_where_it_acts_and_what_it_gives(name: str) -> None:
+    defence = DEFENCES[name]
+    assert issubclass(defence, PLACES[defence.place])
+    assert set(defence.applies_to) <= {"apfed", *METHODS}
+    assert defence.applies_to
+    assert defence.gives
+    assert defence.reason
+    told = " ".join((importlib.import_module(defence.__module__).__doc__ or "").split())
+    assert "no guarantee" in told or "no epsilon" in told
+
+
+@pytest.mark.parametrize(("name", "method"), DOES_NOT)
+def test_a_defence_that_does_nothing_is_refused_with_the_reason(name: str, method: str) -> None:
+    text = dump_config(config_of(method)).replace("defences: []", f"defences: [{{kind: {name}}}]")
+    with pytest.raises(ConfigError, match=f"{name} does not apply to method {method}: no "):
+        load_config_text(text)
+
+
+def test_wrong_settings_are_refused_with_the_nearest_key() -> None:
+    text = dump_config(config_of("tvfl"))
+    for given, said in (
+        ("{kind: nopek}", "did you mean 'nopeek'"),
+        ("{kind: nopeek, wieght: 1.0}", "did you mean 'weight'"),
+        ("{kind: compression, keep: 0}", "number > 0"),
+        ("{kind: compression, keep: 1.5}", "number <= 1"),
+        ("{kind: marvell, strength: .nan}", "strength"),
+        ("{kind: mid, weight: -1.0}", "number >= 0"),
+        ("{kind: nopeek}, {kind: nopeek}", "given 2 times"),
+        ("{weight: 1.0}", "kind"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_config_text(text.replace("defences: []", f"defences: [{given}]"))
+
+
+def test_marvell_refuses_more_than_two_classes_before_training() -> None:
+    config = config_of("tvfl", {"kind": "marvell"}, data={"dataset": "digits"})
+    with pytest.raises(ConfigError, match="binary labels, the data have 10 classes"):
+        run(config, None)
+
+
+def test_mid_refuses_rows_that_are_too_wide() -> None:
+    (settings,) = config_of("apfed_c", {"kind": "mid"}).defences
+    with pytest.raises(ModelError, match="at most 1024 numbers, got 2048"):
+        representation_chain([settings], around(size=2048))
+
+
+def test_what_couples_rows_does_not_go_with_private_training() -> None:
+    with pytest.raises(ValidationError, match="cannot be clipped by example"):
+        config_of("apfed_c", {"kind": "nopeek"}, dp_sgd={"clip": 1.0, "noise_multiplier": 1.0})
+
+
+def test_an_empty_list_is_the_identity() -> None:
+    h_BD, labels_N = torch.randn(5, 2, 2), torch.tensor([0, 1])
+    sent_BD, penalty = representation_chain([], around())(h_BD, h_BD, 0)
+    assert sent_BD is h_BD
+    assert penalty is None
+    assert gradient_chain([], around()).protect(h_BD, Leaving(0, "active")) is h_BD
+    code = label_code([], around())
+    assert code.targets(labels_N) is labels_N
+    assert code.decode(h_BD) is h_BD
+
+
+@pytest.mark.parametrize("method", ["apfed_c", "tvfl"])
+def test_weight_zero_sends_the_same_representations(method: str) -> None:
+    assert torch.equal(released(method), released(method, {"kind": "nopeek", "weight": 0.0}))
+
+
+@pytest.mark.parametrize(("name", "method"), APPLIES)
+def test_training_runs_and_resumes_bit_for_bit(name: str, method: str, tmp_path: Path) -> None:
+    config = config_of(method, {"kind": name})
+    whole = run(config, tmp_path / "whole")
+    assert all(not math.isnan(value) for value in whole.accuracy.values())
+
+    def stop(progress: Any) -> None:
+        if progress.step == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "part", on_progress=stop)
+    resumed = run(config, tmp_path / "part", resume=True)
+    assert resumed.accuracy == whole.accuracy
+    if method != "tvfl":
+        models = [load_file(tmp_path / part / "model.safetensors") for part in ("whole", "part")]
+        for key, value in models[0].items():
+            assert torch.equal(value, models[1][key]), key
+
+
+@pytest.mark.parametrize(("name", "method"), APPLIES)
+def test_a_defence_changes_what_is_sent(name: str, method: str) -> None:
+    """None is accepted and then forgotten."""
+    strong = {"nopeek": {"weight": 5.0}, "mid": {"weight": 0.5}}.get(name, {})
+    assert not torch.equal(released(method), released(method, {"kind": name, **strong}))
