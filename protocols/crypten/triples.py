@@ -14,19 +14,25 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError
 
-__all__ = ["DealtTriples", "shared_bits"]
+__all__ = ["DealtTriples", "bits_of", "shared_bits"]
 
 Words = NDArray[np.uint64]
 Take = Callable[[tuple[int, ...]], tuple[Words, Words, Words]]
 
 
 def shared_bits(words: Words) -> Any:
-    """This party's share as CrypTen's tensor; the words are copied."""
+    """This party's share as CrypTen's tensor, over the same memory where it may be written to."""
     from crypten.mpc.primitives import BinarySharedTensor
 
     # torch takes no memory that it must not write to.
-    share = torch.from_numpy(np.array(words, np.uint64).view(np.int64))
-    return BinarySharedTensor.from_shares(share, precision=0)
+    writable = words if words.flags.writeable else words.copy()
+    return BinarySharedTensor.from_shares(torch.from_numpy(writable.view(np.int64)), precision=0)
+
+
+def bits_of(tensor: torch.Tensor) -> Words:
+    """The words of a share, over the same memory."""
+    words: Words = tensor.numpy().view(np.uint64)
+    return words
 
 
 class DealtTriples:

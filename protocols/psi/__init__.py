@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from protocols.psi.circuit.backend import CircuitIntersection
+from protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection
 from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import SetIntersection
 
@@ -10,5 +11,6 @@ __all__ = ["SET_INTERSECTIONS"]
 
 SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
     "circuit": CircuitIntersection,
+    "circuit_crypten": CryptenCircuitIntersection,
     "ecdh": EcdhIntersection,
 }

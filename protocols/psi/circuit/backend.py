@@ -26,7 +26,7 @@ from typing import ClassVar
 import numpy as np
 
 from protocols.errors import LocalProtocolError
-from protocols.psi.circuit.bits import TripleShares, bit_planes
+from protocols.psi.circuit.bits import And, BeaverAnd, TripleShares, bit_planes
 from protocols.psi.circuit.dealer import dealer_script
 from protocols.psi.circuit.gates import all_members_agree, any_slot_equals
 from protocols.psi.circuit.hashing import BITS
@@ -94,7 +94,7 @@ class CircuitIntersection:
         check_parties(me, members, self.agreement.dealer)
         check_ids(me, ids, self.agreement.maximum_ids)
         self._claim(me, supply)
-        script = _hub_script(self._desk(me), members, ids, supply)
+        script = _hub_script(self._desk(me), self._gate(), members, ids, supply)
         return self._role(me, [*members, self.agreement.dealer], script)
 
     def member(
@@ -104,7 +104,7 @@ class CircuitIntersection:
         check_parties(hub, [me], self.agreement.dealer)
         check_ids(me, ids, self.agreement.maximum_ids)
         self._claim(me, supply)
-        script = _member_script(self._desk(me), hub, ids, supply)
+        script = _member_script(self._desk(me), self._gate(), hub, ids, supply)
         return self._role(me, [hub, self.agreement.dealer], script)
 
     def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
@@ -123,6 +123,10 @@ class CircuitIntersection:
         if supply is not None:
             supply.claim(self.agreement, me)
 
+    def _gate(self) -> type[And]:
+        """What computes an AND at this party."""
+        return BeaverAnd
+
     def _desk(self, me: str) -> Desk:
         return Desk(me, self.agreement, self._progress)
 
@@ -131,7 +135,11 @@ class CircuitIntersection:
 
 
 def _hub_script(
-    desk: Desk, members: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+    desk: Desk,
+    gate: type[And],
+    members: Sequence[str],
+    ids: Sequence[bytes],
+    supply: Supply | None,
 ) -> Script:
     meeting, row_of_bin = yield from meet_as_hub(desk, members, ids)
     seed_bytes, shares = KEY_BYTES * (len(members) + 1), []
@@ -149,18 +157,21 @@ def _hub_script(
         ):
             planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
             triples[member] = TripleShares.expand(seed, count)
-        bits = yield from any_slot_equals(desk, planes, triples, leads=True)
+        bits = yield from any_slot_equals(desk, planes, triples, leads=True, gate=gate)
         all_triples = TripleShares.expand(all_seed, all_words, dealt[seed_bytes:])
         bits_MW = np.stack([bits[member] for member in members])
-        shares.append(
-            (yield from all_members_agree(desk, bits_MW, all_triples, hub=desk.me, members=members))
+        share = yield from all_members_agree(
+            desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
         )
+        shares.append(share)
         desk.report(chunk.stop, bins)
     share = np.concatenate(shares)
     return (yield from open_at_hub(desk, members, meeting, row_of_bin, ids, share))
 
 
-def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | None) -> Script:
+def _member_script(
+    desk: Desk, gate: type[And], hub: str, ids: Sequence[bytes], supply: Supply | None
+) -> Script:
     meeting = yield from meet_as_member(desk, hub, ids)
     place, shares = meeting.place, []
     bins = meeting.tags.shape[-1]
@@ -172,12 +183,13 @@ def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | 
         seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
         triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
         planes = {hub: bit_planes(tags_KB)}
-        bits = yield from any_slot_equals(desk, planes, {hub: triples}, leads=False)
+        bits = yield from any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
         bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
         bits_MW[place] = bits[hub]
         all_triples = TripleShares.expand(all_seed, all_words)
-        shares.append(
-            (yield from all_members_agree(desk, bits_MW, all_triples, hub=hub, members=()))
+        share = yield from all_members_agree(
+            desk, bits_MW, all_triples, hub=hub, members=(), gate=gate
         )
+        shares.append(share)
         desk.report(chunk.stop, bins)
     return (yield from open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))

@@ -9,6 +9,7 @@ Source: Beaver, CRYPTO 1991.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,20 @@ from numpy.typing import NDArray
 from protocols.psi.circuit.hashing import BITS
 from protocols.randomness import fresh_key, keystream
 
-__all__ = ["WORD", "TripleShares", "bit_planes", "deal_triples", "mask", "multiply", "random_words"]
+__all__ = [
+    "WORD",
+    "And",
+    "BeaverAnd",
+    "TripleShares",
+    "bit_planes",
+    "deal_triples",
+    "mask",
+    "multiply",
+    "random_words",
+]
 
 Words = NDArray[np.uint64]
+Triple = tuple[Words, Words, Words]
 
 WORD = np.dtype("<u8")
 
@@ -53,7 +65,7 @@ def bit_planes(tags: Words) -> Words:
 class TripleShares:
     """One party's shares of triples a, b, c; each word is handed out once."""
 
-    words: tuple[Words, Words, Words] = field(repr=False)
+    words: Triple = field(repr=False)
     used: int = 0
 
     @classmethod
@@ -67,7 +79,7 @@ class TripleShares:
         )
         return cls((a, b, c))
 
-    def take(self, shape: tuple[int, ...]) -> tuple[Words, Words, Words]:
+    def take(self, shape: tuple[int, ...]) -> Triple:
         """Return the next shares of a, b and c in this shape."""
         start, self.used = self.used, self.used + int(np.prod(shape))
         a, b, c = (words[start : self.used].reshape(shape) for words in self.words)
@@ -86,14 +98,46 @@ def deal_triples(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
     return seeds, (c ^ (a & b)).astype(WORD).tobytes()
 
 
-def mask(x: Words, y: Words, triple: tuple[Words, Words, Words]) -> Words:
+def mask(x: Words, y: Words, triple: Triple) -> Words:
     """Return this party's shares of d and e, stacked: shape (2, ...)."""
     a, b, _ = triple
     return np.stack([x ^ a, y ^ b])
 
 
-def multiply(opened: Words, triple: tuple[Words, Words, Words], *, leads: bool) -> Words:
+def multiply(opened: Words, triple: Triple, *, leads: bool) -> Words:
     """Return this party's share of x AND y from the opened (d, e); one party leads."""
     (a, b, c), (d, e) = triple, opened
     share: Words = c ^ (d & b) ^ (e & a)
     return share ^ (d & e) if leads else share
+
+
+class And(Protocol):
+    """One AND of shared words at one party, around the opening of d and e by all parties.
+
+    Whatever computes it sends and returns the same bits, so parties may differ in it.
+    """
+
+    def __init__(self, x: Words, y: Words, triple: Triple, *, leads: bool) -> None:
+        """Take this party's shares; exactly one party leads."""
+        ...
+
+    def masked(self) -> Words:
+        """This party's shares of d and e, as `mask`."""
+        ...
+
+    def share(self, opened: Words) -> Words:
+        """This party's share of the result, as `multiply`; called once."""
+        ...
+
+
+class BeaverAnd:
+    """The same on arrays of words; satisfies `And`."""
+
+    def __init__(self, x: Words, y: Words, triple: Triple, *, leads: bool) -> None:
+        self._x, self._y, self._triple, self._leads = x, y, triple, leads
+
+    def masked(self) -> Words:
+        return mask(self._x, self._y, self._triple)
+
+    def share(self, opened: Words) -> Words:
+        return multiply(opened, self._triple, leads=self._leads)

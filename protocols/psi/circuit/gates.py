@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 
-from protocols.psi.circuit.bits import TripleShares, Words, mask, multiply
+from protocols.psi.circuit.bits import And, TripleShares, Words
 from protocols.psi.circuit.messages import Desk, Inbox, Kind
 from protocols.psi.script import Turn
 
@@ -21,6 +21,7 @@ def any_slot_equals(
     triples: Mapping[str, TripleShares],
     *,
     leads: bool,
+    gate: type[And],
 ) -> Generator[Turn, Inbox, Mapping[str, Words]]:
     """Compare with each peer; return shares, shape (W,), of whether a bin holds the same tag.
 
@@ -30,29 +31,35 @@ def any_slot_equals(
             hub the complement of its tags, at a member its tags.
         triples: shares of 63 K W words with each peer.
         leads: whether this party is the hub.
+        gate: computes an AND.
 
     The 64 bits are halved by AND six times. At most one slot of a bin holds the hub's ID, so
     that XOR is OR.
     """
     for half in (32, 16, 8, 4, 2, 1):
-        taken = {peer: triples[peer].take(x[:half].shape) for peer, x in planes.items()}
-        sent = {peer: mask(x[:half], x[half:], taken[peer]) for peer, x in planes.items()}
+        gates = {
+            peer: gate(x[:half], x[half:], triples[peer].take(x[:half].shape), leads=leads)
+            for peer, x in planes.items()
+        }
+        sent = {peer: each.masked() for peer, each in gates.items()}
         inbox = yield desk.turn(
             Kind.MASKED, {peer: words.tobytes() for peer, words in sent.items()}, sent.keys()
         )
         planes = {
-            peer: multiply(
-                words ^ desk.read_words(inbox, peer, Kind.MASKED, words.shape),
-                taken[peer],
-                leads=leads,
-            )
+            peer: gates[peer].share(words ^ desk.read_words(inbox, peer, Kind.MASKED, words.shape))
             for peer, words in sent.items()
         }
     return {peer: np.bitwise_xor.reduce(x[0], axis=0) for peer, x in planes.items()}
 
 
 def all_members_agree(
-    desk: Desk, shares: Words, triples: TripleShares, *, hub: str, members: Sequence[str]
+    desk: Desk,
+    shares: Words,
+    triples: TripleShares,
+    *,
+    hub: str,
+    members: Sequence[str],
+    gate: type[And],
 ) -> Generator[Turn, Inbox, Words]:
     """AND the bits of all members, which all parties share; return shares, shape (W,).
 
@@ -62,12 +69,13 @@ def all_members_agree(
         triples: shares of (M - 1) W words.
         hub: collects the masked shares and sends back what they open.
         members: at the hub only, else empty.
+        gate: computes an AND.
     """
     while len(shares) > 1:
         half = len(shares) // 2
         left, right, rest = shares[:half], shares[half : 2 * half], shares[2 * half :]
-        taken = triples.take(left.shape)
-        opened = mask(left, right, taken)
+        each = gate(left, right, triples.take(left.shape), leads=bool(members))
+        opened = each.masked()
         if members:
             inbox = yield Turn((), members)
             for member in members:
@@ -76,7 +84,6 @@ def all_members_agree(
         else:
             inbox = yield desk.turn(Kind.MASKED, {hub: opened.tobytes()}, [hub])
             opened = desk.read_words(inbox, hub, Kind.OPENED, opened.shape)
-        bits = multiply(opened, taken, leads=bool(members))
-        shares = np.concatenate([bits, rest])
+        shares = np.concatenate([each.share(opened), rest])
     bits_W: Words = shares[0]
     return bits_W

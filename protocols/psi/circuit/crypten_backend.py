@@ -1,0 +1,44 @@
+"""The circuit whose gates CrypTen computes: `circuit` in all else, message by message.
+
+Run by: hub, members and dealer as in `protocols.psi.circuit.backend`, with the same guarantees;
+parties of the two backends may even be mixed, as they send the same bytes. CrypTen evaluates
+each AND on its `BinarySharedTensor`, with the triples of our dealer as its provider; it is an
+optional extra and slower than our own arrays. It is here for who trusts CrypTen's
+arithmetic, or wants to go on with its tensors.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from protocols.crypten.shim import load_crypten
+from protocols.psi.circuit.backend import CircuitIntersection
+from protocols.psi.circuit.bits import And
+from protocols.psi.interface import IntersectionAgreement, Progress
+
+__all__ = ["CryptenCircuitIntersection"]
+
+
+class CryptenCircuitIntersection(CircuitIntersection):
+    """The backend `circuit_crypten`; for arguments, outputs and leaks see `CircuitIntersection`.
+
+    Raises:
+        LocalProtocolError: CrypTen is not installed.
+    """
+
+    name: ClassVar[str] = "circuit_crypten"
+
+    def __init__(
+        self,
+        agreement: IntersectionAgreement,
+        *,
+        processes: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        load_crypten()
+        super().__init__(agreement, processes=processes, progress=progress)
+
+    def _gate(self) -> type[And]:
+        # torch takes a second to load, and only here is it needed
+        from protocols.psi.circuit.crypten_and import CryptenAnd
+
+        return CryptenAnd
