@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from protocols.crypten.shim import INSTALL
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, find_file
 from secure_apfed.data.pool import DataSet
@@ -51,17 +52,8 @@ _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
     "torchmetrics": ("torchmetrics", "experiments", _EXPERIMENTS),
 }
 
-# CrypTen asks for ONNX conversion, which torch has dropped; without it everything else loads.
-# Tried in a process of its own, which the stand-in cannot outlive.
-_CRYPTEN = """
-import sys, types, warnings
-warnings.simplefilter("ignore")
-converter = types.ModuleType("crypten.nn.onnx_converter")
-converter.from_onnx = converter.from_pytorch = converter.from_tensorflow = None
-converter.TF_AND_TF2ONNX = False
-sys.modules[converter.__name__] = converter
-import crypten
-"""
+# Tried in a process of its own: this one does not need its modules.
+_CRYPTEN = "from protocols.crypten.shim import load_crypten; load_crypten()"
 _CRYPTEN_SECONDS = 60
 
 
@@ -140,8 +132,7 @@ def _package(
 
 
 def _crypten() -> Finding:
-    remedy = "pip install --no-deps crypten==0.4.1"
-    purpose = "for secret-shared sums"
+    purpose = "for the sum `crypten` and the intersection `circuit_crypten`"
     try:
         version = importlib.metadata.version("crypten")
         subprocess.run(  # noqa: S603 - a fixed program, no input
@@ -156,7 +147,7 @@ def _crypten() -> Finding:
         value = f"{purpose}: does not load within {_CRYPTEN_SECONDS} s"
     else:
         return Finding(group="packages", name="crypten", state="ok", value=version)
-    return Finding(group="packages", name="crypten", state="optional", value=value, remedy=remedy)
+    return Finding(group="packages", name="crypten", state="optional", value=value, remedy=INSTALL)
 
 
 def _accelerator() -> Iterator[Finding]:

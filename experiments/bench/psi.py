@@ -1,7 +1,8 @@
 """Private set intersection beside the libraries that people use, at 50 % overlap.
 
-Cases `circuit/N`, `ecdh/N`, `openmined/N`, `spu-rr22/N`, `spu-kkrt/N` and `spu-ecdh/N` for N
-IDs on each of two sides; each run is an interpreter of its own, the cases of a size in turns.
+Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `openmined/N`,
+`spu-rr22/N`, `spu-kkrt/N` and `spu-ecdh/N` for N IDs on each of two sides; each run is an
+interpreter of its own, the cases of a size in turns.
 
 Peers may live in environments of their own, which these variables name by their interpreter:
 SECURE_APFED_OPENMINED_PYTHON (openmined-psi 2.0.6, also in the extra `bench`, which replaces
@@ -21,6 +22,8 @@ from typing import Any
 
 from experiments.bench import psi_case
 from experiments.bench.rows import Row
+from protocols.crypten.shim import load_crypten
+from protocols.errors import LocalProtocolError
 
 __all__ = ["bench", "measure"]
 
@@ -28,7 +31,8 @@ _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _QUICK = {1_000: 1, 10_000: 1}
 _PATIENCE_S = 1800
 _FIELDS = ("seconds", "bytes", "rounds", "peak_memory", "floor_seconds")
-_RIVAL = {"circuit": "spu-rr22", "ecdh": "openmined"}
+_RIVAL = {"circuit": "spu-rr22", "circuit-crypten": "circuit", "ecdh": "openmined"}
+_ON_CRYPTEN = frozenset({"circuit-crypten"})
 _PEERS: Mapping[str, tuple[str, str]] = {
     "openmined": ("private_set_intersection", "SECURE_APFED_OPENMINED_PYTHON"),
     "spu-rr22": ("spu", "SECURE_APFED_SPU_PYTHON"),
@@ -95,7 +99,9 @@ def _interpreter(case: str) -> str:
 
 
 def _why_missing(case: str) -> str:
-    """Return why a peer cannot be measured; nothing where it can."""
+    """Return why a case cannot be measured; nothing where it can."""
+    if case in _ON_CRYPTEN:
+        return _why_no_crypten()
     if case not in _PEERS:
         return ""
     module, variable = _PEERS[case]
@@ -104,6 +110,14 @@ def _why_missing(case: str) -> str:
         return ""
     why = f"{module} cannot be imported here; install it, or name an interpreter in {variable}"
     return f"{why} ({complaint})" if complaint else why
+
+
+def _why_no_crypten() -> str:
+    try:
+        load_crypten()
+    except LocalProtocolError as error:
+        return str(error)
+    return ""
 
 
 @functools.cache

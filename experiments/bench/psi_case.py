@@ -126,6 +126,14 @@ def _ours(protocol: str, size: int) -> Measured:
     return found | floor
 
 
+def _ours_on_crypten(protocol: str, size: int) -> Measured:
+    """The same with CrypTen, whose import takes longer than a small intersection."""
+    from protocols.crypten.shim import load_crypten
+
+    load_crypten()
+    return _ours(protocol, size)
+
+
 def _openmined(_protocol: str, size: int) -> Measured:
     """openmined-psi (ECDH on P-256), client and server in one thread.
 
@@ -206,6 +214,7 @@ def _spu(protocol: str, size: int) -> Measured:
 
 CASES: Mapping[str, tuple[Callable[[str, int], Measured], str]] = {
     "circuit": (_ours, "circuit"),
+    "circuit-crypten": (_ours_on_crypten, "circuit_crypten"),
     "ecdh": (_ours, "ecdh"),
     "openmined": (_openmined, ""),
     "spu-rr22": (_spu, "RR22"),

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from experiments.bench import BENCHES, psi, psi_case
+from protocols.errors import LocalProtocolError
 
 FIELDS = {"seconds", "bytes", "rounds", "peak_memory", "speedup_vs_openmined", "floor_seconds"}
 
@@ -22,7 +24,8 @@ def test_rows_of_one_size() -> None:
     rows = {row.case: row.as_json() for row in psi.measure(300, 1)}
     assert list(rows) == [f"{case}/300" for case in psi_case.CASES]
     assert all(set(row) >= FIELDS for row in rows.values())
-    for case, rounds in (("circuit/300", 16), ("ecdh/300", 3)):
+    ours = [("circuit/300", 16), ("circuit-crypten/300", 16), ("ecdh/300", 3)]
+    for case, rounds in ours if find_spec("crypten") else ours[::2]:
         row = rows[case]
         assert 0 < row["seconds"] < 60
         assert row["rounds"] == rounds
@@ -30,6 +33,7 @@ def test_rows_of_one_size() -> None:
         assert row["speedup_vs_openmined"] is None
     assert rows["circuit/300"]["floor_seconds"] is None
     assert 0 < rows["ecdh/300"]["floor_seconds"] < 60
+    assert rows["circuit-crypten/300"]["peer"] == "circuit/300"
     # 300 IDs of 32 bytes from each side, 300 tags of 16 bytes, 150 places of 4, four headers
     assert rows["ecdh/300"]["bytes"] == 2 * 300 * 32 + 300 * 16 + 150 * 4 + 4 * 22
 
@@ -41,6 +45,16 @@ def test_absent_peers_are_rows_with_the_reason() -> None:
         assert rows[case]["reason"].startswith(f"{module} cannot be imported here; install it")
     assert "/no/such/python" in rows["spu-rr22/100"]["reason"]
     assert "reason" not in rows["circuit/100"]
+
+
+def test_without_crypten_its_case_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise LocalProtocolError("install CrypTen")
+
+    monkeypatch.setattr(psi, "load_crypten", absent)
+    rows = {row.case: row.as_json() for row in psi.measure(100, 1)}
+    assert rows["circuit-crypten/100"]["seconds"] is None
+    assert rows["circuit-crypten/100"]["reason"] == "install CrypTen"
 
 
 def test_a_peer_that_can_be_imported_is_measured_and_compared(

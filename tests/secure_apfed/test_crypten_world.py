@@ -14,6 +14,7 @@ import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.crypten_world import crypten_world
+from tests.free_port import free_port
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("crypten") is None, reason="crypten is absent"
@@ -86,12 +87,6 @@ with crypten_world(rank, size, port=port, provider=first_party, insecure_develop
 empty = not any(crypten.generators[name] for name in crypten.generators)
 print(json.dumps({"opened": opened, "generators_gone": empty}))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def play(script: str, size: int) -> list[dict[str, Any]]:

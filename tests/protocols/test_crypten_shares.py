@@ -1,0 +1,116 @@
+"""Additive and binary sharing with CrypTen's tensors, all parties as threads of this process."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+if importlib.util.find_spec("crypten") is None:
+    pytest.skip("crypten is absent", allow_module_level=True)
+
+import torch
+from torch.distributed import ReduceOp
+
+from protocols.crypten.communicator import open_shares
+from protocols.crypten.ring import add_shares, complete, draw_share, sum_at_first, total
+from protocols.crypten.shim import load_crypten
+from protocols.crypten.triples import DealtTriples, bits_of, shared_bits
+from protocols.errors import LocalProtocolError
+from protocols.psi.circuit.bits import TripleShares, deal_triples, random_words
+from protocols.randomness import fresh_key
+from tests.crypten_threads import as_threads
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=60)
+@given(st.lists(INT64, min_size=1, max_size=6), st.integers(1, 6))
+def test_shares_give_back_their_numbers(numbers: list[int], parties: int) -> None:
+    values = np.array(numbers, np.int64)
+    drawn = [draw_share(fresh_key(), values.shape) for _ in range(parties - 1)]
+    assert (total([complete(values, drawn), *drawn]) == values).all()
+
+
+@settings(max_examples=60)
+@given(st.lists(st.lists(INT64, min_size=3, max_size=3), min_size=1, max_size=5))
+def test_crypten_adds_as_the_ring_does(numbers: list[list[int]]) -> None:
+    shares = [np.array(row, np.int64).view(np.uint64) for row in numbers]
+    exact = [sum(int(row[k]) for row in numbers) % 2**64 for k in range(3)]
+    assert add_shares(shares).tolist() == exact
+    assert [row.view(np.int64).tolist() for row in shares] == numbers, "its input is untouched"
+
+
+def test_drawn_shares_are_fresh_and_uniform() -> None:
+    one, other = (draw_share(fresh_key(), (100, 100)) for _ in range(2))
+    assert (one != other).all()
+    ones = np.bitwise_count(np.stack([one, other])).mean() / 64
+    assert abs(ones - 0.5) < 0.005
+    key = fresh_key()
+    assert (draw_share(key, (4, 2)) == draw_share(key, (8,)).reshape(4, 2)).all()
+
+
+@pytest.mark.parametrize("parties", [1, 2, 3, 5])
+def test_the_first_thread_learns_the_sum(parties: int) -> None:
+    rng = np.random.default_rng(parties)
+    values = rng.integers(-(2**60), 2**60, (parties, 4, 3))
+    sums = as_threads(parties, lambda world: sum_at_first(world, values[world.get_rank()]))
+    assert sums[0] is not None
+    assert (sums[0] == values.sum(axis=0)).all()
+    assert sums[1:] == [None] * (parties - 1)
+
+
+def test_floats_are_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="takes int64 numbers, got float64; quantise"):
+        as_threads(2, lambda world: sum_at_first(world, np.zeros(3)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("parties", [2, 3, 4])
+def test_ands_of_threads_with_a_dealers_triples(parties: int) -> None:
+    count = 24
+    seeds, correction = deal_triples(parties, count)
+    triples = [TripleShares.expand(seed, count) for seed in seeds[:-1]]
+    triples.append(TripleShares.expand(seeds[-1], count, correction))
+    shares = [random_words(fresh_key(), b"x", 2 * count).reshape(2, 4, 6) for _ in range(parties)]
+
+    def act(world: object) -> NDArray[np.uint64]:
+        x, y = (shared_bits(each) for each in shares[world.get_rank()])  # type: ignore[attr-defined]
+        return bits_of((x & ~y).share)
+
+    found = as_threads(parties, act, provider=lambda rank: DealtTriples(triples[rank].take))
+    x, y = np.bitwise_xor.reduce(shares)
+    assert (np.bitwise_xor.reduce(found) == (x & ~y)).all()
+    assert [triple.used for triple in triples] == [count] * parties
+
+
+def test_threads_do_not_share_generators() -> None:
+    """CrypTen's zero shares cancel only if each party draws from its own generators."""
+    crypten = load_crypten()
+    numbers = torch.tensor([1.5, -2.0, 3.25])
+
+    def act(world: object) -> list[float]:
+        opened: list[float] = crypten.cryptensor(numbers, src=1).get_plain_text().tolist()
+        return opened
+
+    assert as_threads(3, act) == [numbers.tolist()] * 3
+    assert not crypten.is_initialized()
+
+
+def test_a_dealer_deals_bits_of_equal_shapes_only() -> None:
+    provider = DealtTriples(TripleShares.expand(fresh_key(), 8).take)
+    with pytest.raises(LocalProtocolError, match="for equal shapes on the processor"):
+        provider.generate_binary_triple((2, 3), (3, 2))
+    with pytest.raises(LocalProtocolError, match="for equal shapes on the processor"):
+        provider.generate_binary_triple((2,), (2,), device="cuda")
+    with pytest.raises(LocalProtocolError, match="asks its provider for generate_additive_triple"):
+        _ = provider.generate_additive_triple
+
+
+def test_shares_are_opened_by_addition_or_exclusive_or() -> None:
+    shares = [torch.tensor([5]), torch.tensor([6])]
+    assert open_shares(shares, ReduceOp.SUM).tolist() == [11]
+    assert open_shares(shares, ReduceOp.BXOR).tolist() == [3]
+    with pytest.raises(LocalProtocolError, match="opened by SUM or BXOR"):
+        open_shares(shares, ReduceOp.MAX)
