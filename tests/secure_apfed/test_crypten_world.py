@@ -1,6 +1,5 @@
 """A real CrypTen world on the loopback: exact sums, limits on every wait, nothing left behind."""
 
-import importlib.util
 import json
 import socket
 import subprocess
@@ -15,10 +14,9 @@ import pytest
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.crypten_world import crypten_world
 from tests.free_port import free_port
+from tests.with_crypten import installed
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("crypten") is None, reason="crypten is absent"
-)
+pytestmark = installed
 
 ROOT = Path(__file__).parents[2]
 START = """

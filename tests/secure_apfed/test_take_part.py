@@ -11,6 +11,7 @@ from protocols.conversation import Conversation, Outgoing
 from protocols.errors import RemoteProtocolError
 from protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection, take_part
+from tests.with_crypten import usable
 
 Queue = queue.Queue[tuple[str, bytes]]
 IDS = {"bank": [1, 2, 3, 4], "shop": [4, 3, 9], "post": [3, 4, 7]}
@@ -41,7 +42,7 @@ def mail(me: str, boxes: Mapping[str, Queue]) -> dict[str, Callable[..., object]
     return {"send": send, "receive": receive}
 
 
-@pytest.mark.parametrize("protocol", sorted(SET_INTERSECTIONS))
+@pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
 def test_parties_in_threads_of_their_own_align(protocol: str) -> None:
     parties = roles(protocol)
     boxes: dict[str, Queue] = {name: queue.Queue() for name in parties}
