@@ -14,7 +14,7 @@ from secure_apfed.data.settings import DataSettings
 from secure_apfed.defences import DefenceSettings, check_defences
 from secure_apfed.exchange.transcript import TranscriptSettings
 from secure_apfed.models.settings import ModelSettings
-from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings
+from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
 from secure_apfed.settings import Settings
 from secure_apfed.training import PassiveSettings, RuleSettings, SumSettings, TrainSettings
 
@@ -55,6 +55,7 @@ class Config(Settings):
     guard: GuardSettings
     dp_sgd: DpSgdSettings | None = None
     defences: tuple[DefenceSettings, ...] = ()
+    labels: LabelSettings = LabelSettings()
     rules: RuleSettings = RuleSettings()
     transcript: TranscriptSettings = TranscriptSettings()
     attacks: tuple[AttackChoice, ...] = ()

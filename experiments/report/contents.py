@@ -131,7 +131,8 @@ def _epsilon_tile(run: RunFolder) -> Tile:
     return Tile(
         name="epsilon, released rows",
         value=words.epsilon(privacy.epsilon_x),
-        note=f"{delta}labels {words.epsilon(privacy.epsilon_y)}",
+        note=f"{delta}labels {words.epsilon(privacy.epsilon_y)}, "
+        f"model {words.model_epsilon(privacy.epsilon_model)}",
     )
 
 
@@ -183,8 +184,8 @@ def accounting_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
     privacy = run.outcome.privacy
     rows = [
         ("epsilon_x, one row's releases, encoder held fixed", words.epsilon(privacy.epsilon_x)),
-        ("epsilon_y, labels", words.epsilon(privacy.epsilon_y)),
-        ("epsilon_model, the finished model", words.epsilon(privacy.epsilon_model)),
+        ("epsilon_y, one training label", words.epsilon(privacy.epsilon_y)),
+        ("epsilon_model, the finished model", words.model_epsilon(privacy.epsilon_model)),
     ]
     if privacy.delta is not None:
         rows.append(("delta", words.number(privacy.delta)))
@@ -226,6 +227,10 @@ def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
     rows.append(
         ("guard", ", ".join(f"{name} {value_told(value)}" for name, value in guard.items()))
     )
+    if config.labels.epsilon is not None:
+        told = f"{plain(config.labels.mechanism)}, epsilon {config.labels.epsilon:g}"
+        stages = f", {config.labels.stages} stages" if config.labels.mechanism == "lp_mst" else ""
+        rows.append(("training labels", told + stages))
     return tuple(rows)
 
 

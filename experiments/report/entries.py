@@ -27,6 +27,8 @@ class Situation:
         guarded: whether representations carry noise before they leave the active.
         passives: M.
         pairwise: whether each passive helps on its own overlap with the active.
+        label_dp: whether training labels went through a mechanism.
+        private: whether the active trained by DP-SGD.
     """
 
     method: str
@@ -34,6 +36,8 @@ class Situation:
     guarded: bool
     passives: int
     pairwise: bool = False
+    label_dp: bool = False
+    private: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,8 @@ class Condition:
     guarded: bool | None = None
     passives: tuple[int, int] = (0, 1 << 30)
     pairwise: bool | None = None
+    label_dp: bool | None = None
+    private: bool | None = None
 
     def holds(self, situation: Situation) -> bool:
         """Whether the situation is one of those that the entry speaks of."""
@@ -55,6 +61,8 @@ class Condition:
             and self.guarded in (None, situation.guarded)
             and least <= situation.passives <= most
             and self.pairwise in (None, situation.pairwise)
+            and self.label_dp in (None, situation.label_dp)
+            and self.private in (None, situation.private)
         )
 
     def words(self) -> str:
@@ -69,6 +77,10 @@ class Condition:
             told.append(f"M >= {least}")
         if self.pairwise is not None:
             told.append("alignment pairwise" if self.pairwise else "alignment of all")
+        if self.label_dp is not None:
+            told.append("label DP" if self.label_dp else "no label DP")
+        if self.private is not None:
+            told.append("DP-SGD" if self.private else "no DP-SGD")
         return "; ".join(filter(None, told)) or "always"
 
 

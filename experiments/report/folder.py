@@ -129,6 +129,8 @@ class RunFolder:
             guarded=config.guard.mechanism != "none",
             passives=sum(role == Role.PASSIVE for role in self.roles.values()),
             pairwise=config.alignment.mode == "pairwise",
+            label_dp=config.labels.mechanism != "none",
+            private=config.dp_sgd is not None,
         )
 
 

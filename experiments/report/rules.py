@@ -70,10 +70,49 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=False,
+        private=True,
+        reads="The row positions of every batch and the active's representation of each row, as "
+        "it is.",
+        protects="Features: nothing but the network itself, epsilon_x is infinite. Labels: private "
+        "training, at epsilon_y.",
+        remains="Features of the active can be guessed from it, and a label as far as the features "
+        "tell it.",
+    ),
+    Rule(
+        kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=True,
+        private=True,
+        reads="The row positions of every batch and a clipped and noised representation of each "
+        "row, for every time that it is used (frozen: always the same).",
+        protects="The guard and private training: every release and the finished model together "
+        "cost a record the stated epsilon_model, and its label epsilon_y.",
+        remains="A label can be guessed as far as the features tell it.",
+    ),
+    Rule(
+        kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=False,
+        label_dp=True,
+        reads="The row positions of every batch and the active's representation of each row, as "
+        "it is.",
+        protects="Features: nothing but the network itself, epsilon_x is infinite. Training "
+        "labels: the encoder has learnt from randomised ones only.",
+        remains="Features of the active can be guessed from it, and a label as far as the features "
+        "tell it.",
+    ),
+    Rule(
+        kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=False,
         reads="The row positions of every batch and the active's representation of each row, as "
         "it is.",
         protects="Nothing but the network itself: epsilon is infinite.",
         remains="Labels and features of the active can be guessed from it (see the attacks).",
+    ),
+    Rule(
+        kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=True,
+        label_dp=True,
+        reads="The row positions of every batch and a clipped and noised representation of each "
+        "row, for every time that it is used (frozen: always the same).",
+        protects="The guard: each row's releases together cost the stated epsilon_x. The label "
+        "mechanism: the encoder has learnt from randomised training labels only, at epsilon_y.",
+        remains="epsilon_x holds for one row's own releases with the encoder held fixed. A label "
+        "can be guessed as far as the features tell it.",
     ),
     Rule(
         kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=True,
@@ -174,6 +213,13 @@ RULES: tuple[Rule, ...] = (
         "is used (frozen: always the same).",
         protects="The guard: each row's releases together cost the stated epsilon_x.",
         remains="It holds for one row's own releases with the encoder held fixed.",
+    ),
+    Rule(
+        kind=Kind.GRADIENTS, receiver=Role.PASSIVE, methods=("tvfl",), label_dp=True,
+        reads="The gradient of the active's task loss for each row.",
+        protects="The label mechanism: the loss is that of the randomised label.",
+        remains="Its direction and norm give the randomised label away, which is the true one as "
+        "often as epsilon_y lets it be.",
     ),
     Rule(
         kind=Kind.GRADIENTS, receiver=Role.PASSIVE, methods=("tvfl",),

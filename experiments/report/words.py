@@ -3,7 +3,7 @@
 import math
 import re
 
-__all__ = ["count", "duration", "epsilon", "number", "percent", "signed", "size"]
+__all__ = ["count", "duration", "epsilon", "model_epsilon", "number", "percent", "signed", "size"]
 
 _SHORT = re.compile(r"e(-?)[+]?0*")
 _STEPS = ("B", "kB", "MB", "GB", "TB")
@@ -55,3 +55,8 @@ def duration(seconds: float) -> str:
 def epsilon(value: float) -> str:
     """Return a privacy loss; infinity means that nothing is promised."""
     return "\u221e" if math.isinf(value) else f"{value:.3g}"
+
+
+def model_epsilon(value: float) -> str:
+    """Return the privacy loss of a finished model, which is infinite where none is claimed."""
+    return "not claimed" if math.isinf(value) else epsilon(value)

@@ -41,6 +41,7 @@ from secure_apfed.parties import (
     PrivateUpdates,
 )
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, WholeTraining
+from secure_apfed.privacy.guarantee import NOTHING_RELEASED
 from secure_apfed.seeds import seeded
 
 __all__ = ["Apfed", "open_apfed", "open_single_view"]
@@ -189,7 +190,7 @@ def open_single_view(start: Start) -> Apfed:
         aggregator=None,
         ledgers=_updates(table.name, private),
         training=training,
-        guarantee=training.statement(None) if training else "nothing is released",
+        guarantee=training.statement(None) if training else NOTHING_RELEASED,
         secure_sum={},
         training_rows=start.data.train_rows,
         test_rows=start.data.test_rows,

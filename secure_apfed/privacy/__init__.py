@@ -3,6 +3,7 @@
 Guards clip and add noise before anything is sent (table `GUARDS`); accountants turn what
 was done into epsilon (table `ACCOUNTANTS`); the ledger is charged before each release.
 Under DP-SGD the active's updates are private as well (`GradientGuard`, `WholeTraining`).
+Label mechanisms answer for the active's training labels (table `LABEL_MECHANISMS`).
 """
 
 from collections.abc import Mapping
@@ -13,15 +14,20 @@ from secure_apfed.privacy.gaussian_guard import GaussianGuard
 from secure_apfed.privacy.gdp import calibrate_sigma
 from secure_apfed.privacy.gradient_guard import GradientGuard
 from secure_apfed.privacy.guard import RepresentationGuard
+from secure_apfed.privacy.label_mechanism import LabelMechanism
+from secure_apfed.privacy.label_response import LabelResponse
+from secure_apfed.privacy.label_stages import MultiStageResponse
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
 from secure_apfed.privacy.no_guard import NoGuard
-from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings
+from secure_apfed.privacy.no_label_privacy import NoLabelPrivacy
+from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
 from secure_apfed.privacy.whole_training import WholeTraining, calibrate_updates
 
 __all__ = [
     "ACCOUNTANTS",
     "GUARDS",
+    "LABEL_MECHANISMS",
     "Accountant",
     "BudgetExhaustedError",
     "DpSgdSettings",
@@ -30,8 +36,13 @@ __all__ = [
     "GaussianRelease",
     "GradientGuard",
     "GuardSettings",
+    "LabelMechanism",
+    "LabelResponse",
+    "LabelSettings",
     "Mechanism",
+    "MultiStageResponse",
     "NoGuard",
+    "NoLabelPrivacy",
     "NoPrivacy",
     "PrivacyLedger",
     "PrivacySpent",
@@ -40,11 +51,16 @@ __all__ = [
     "calibrate_sigma",
     "calibrate_updates",
     "make_guard",
+    "make_label_mechanism",
 ]
 
 GUARDS: Mapping[str, type[NoGuard] | type[GaussianGuard] | type[FrozenGaussianGuard]] = {
     guard.name: guard for guard in (NoGuard, GaussianGuard, FrozenGaussianGuard)
 }
+
+LABEL_MECHANISMS: Mapping[
+    str, type[NoLabelPrivacy] | type[LabelResponse] | type[MultiStageResponse]
+] = {mechanism.name: mechanism for mechanism in (NoLabelPrivacy, LabelResponse, MultiStageResponse)}
 
 
 def make_guard(settings: GuardSettings, *, releases: int, key: bytes) -> RepresentationGuard:
@@ -60,3 +76,12 @@ def make_guard(settings: GuardSettings, *, releases: int, key: bytes) -> Represe
         LocalProtocolError: a key of the wrong length.
     """
     return GUARDS[settings.mechanism].from_settings(settings, releases=releases, key=key)
+
+
+def make_label_mechanism(settings: LabelSettings, *, classes: int) -> LabelMechanism:
+    """Build the mechanism that `settings` describe, for labels of this many classes.
+
+    Raises:
+        ConfigError: fewer than two classes.
+    """
+    return LABEL_MECHANISMS[settings.mechanism].from_settings(settings, classes=classes)

@@ -30,7 +30,7 @@ from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP, GuardSett
 __all__ = ["GaussianGuard"]
 
 _RARE_DEVIATIONS = 8.0
-_ROW_STATEMENT = "row-release guarantee, encoder held fixed; no label DP"
+_ROW_STATEMENT = "row-release guarantee, encoder held fixed"
 _SEED_STATEMENT = (
     f"{_ROW_STATEMENT}; and only against somebody who does not know the run's seed, "
     "since the noise is derived from it"

@@ -11,22 +11,17 @@ untouched labels that train nothing.
 Letters: N rows, K classes.
 """
 
-import hashlib
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from protocols.errors import LocalProtocolError
-from protocols.randomness import keystream
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.privacy.label_mechanism import chances, check_labels, check_strength, is_below
+from secure_apfed.privacy.settings import LabelSettings
 
-__all__ = ["LabelResponse", "randomise_labels"]
-
-_PURPOSE = b"secure-apfed label response v1"
-_WORD = 2**64
-_LARGEST_EPSILON = 40.0
+__all__ = ["LabelResponse"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +33,25 @@ class LabelResponse:
         classes: K, at least 2.
     """
 
+    name: ClassVar[str] = "randomised_response"
+    unsafe: ClassVar[bool] = False
+
     epsilon: float
     classes: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon <= _LARGEST_EPSILON:
-            raise ConfigError(
-                f"epsilon_y lies above 0 and up to {_LARGEST_EPSILON:g}, got {self.epsilon}; "
-                "leave label privacy out for none"
-            )
-        if self.classes < 2:
-            raise ConfigError(f"randomised response needs at least 2 classes, got {self.classes}")
+        check_strength(self.epsilon, self.classes)
+
+    @classmethod
+    def from_settings(cls, settings: LabelSettings, *, classes: int) -> "LabelResponse":
+        """Build it."""
+        assert settings.epsilon is not None
+        return cls(epsilon=settings.epsilon, classes=classes)
+
+    @property
+    def stages(self) -> int:
+        """One: everything is answered before training."""
+        return 1
 
     @property
     def keep_probability(self) -> float:
@@ -68,43 +71,19 @@ class LabelResponse:
             f"{self.keep_probability:.3g}; features are not covered"
         )
 
+    def answer(
+        self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the labels to train on; see `LabelMechanism.answer`.
 
-def randomise_labels(
-    labels_N: torch.Tensor, response: LabelResponse, *, key: bytes
-) -> torch.Tensor:
-    """Return the labels to train on.
-
-    A function of the key and all labels, so that a resumed run trains on the same ones, and
-    that other labels under the same key get independent chances. The chances are 64-bit
-    integers: the chance of a replacement is rounded up, which only lowers epsilon, and which
-    class replaces is uniform to within a share of K / 2^64.
-
-    Args:
-        labels_N: int64 of shape (N,), each in 0..K-1.
-        response: the mechanism.
-        key: 32 secret bytes; whoever has them and the result can tell which labels were kept.
-
-    Raises:
-        LocalProtocolError: not a vector of int64, or a key of the wrong length.
-        DataError: a label outside 0..K-1.
-    """
-    if labels_N.dtype != torch.int64 or labels_N.ndim != 1:
-        raise LocalProtocolError(
-            f"labels are int64 of shape (N,), got {labels_N.dtype} of shape {tuple(labels_N.shape)}"
-        )
-    labels = labels_N.cpu().numpy()
-    outside = (labels < 0) | (labels >= response.classes)
-    if outside.any():
-        row = int(outside.argmax())
-        raise DataError(
-            f"row {row} has label {labels[row]}, expected 0..{response.classes - 1}; "
-            "map the labels to consecutive classes first"
-        )
-    content = hashlib.blake2b(labels.astype("<i8").tobytes()).digest()
-    facts = f"{response.epsilon!r} {response.classes}".encode()
-    stream = keystream(key, _PURPOSE, facts, content, length=16 * len(labels))
-    chance, choice = np.frombuffer(stream, dtype="<u8").reshape(2, -1)
-    replaced = chance < np.uint64(math.ceil(response.replace_probability * _WORD))
-    others = np.uint64(response.classes - 1)
-    moved = (labels + 1 + (choice % others).astype(np.int64)) % response.classes
-    return torch.from_numpy(np.where(replaced, moved, labels)).to(labels_N.device)
+        The chances are 64-bit integers: the chance of a replacement is rounded up, which only
+        lowers epsilon, and which class replaces is uniform to within a share of K / 2^64.
+        """
+        del prior_NK
+        labels = check_labels(labels_N, self.classes)
+        facts = f"{self.epsilon!r} {self.classes}"
+        chance, choice = chances(key, facts, labels.astype("<i8"), count=len(labels))
+        replaced = is_below(chance, np.full(len(labels), self.replace_probability))
+        others = np.uint64(self.classes - 1)
+        moved = (labels + 1 + (choice % others).astype(np.int64)) % self.classes
+        return torch.from_numpy(np.where(replaced, moved, labels)).to(labels_N.device)

@@ -7,7 +7,7 @@ same bytes again at the same step tells nobody anything new and is free.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.privacy.accountants import ACCOUNTANTS
 from secure_apfed.privacy.gdp import compose
+from secure_apfed.privacy.label_mechanism import LabelMechanism
 from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
 from secure_apfed.privacy.release_log import Release, ReleaseLog
 
@@ -35,8 +36,10 @@ class PrivacySpent:
 
     Attributes:
         epsilon_x: one row's releases together, replace-one, encoder held fixed.
-        epsilon_y: labels; infinite once anything was sent, since nothing protects them.
-        epsilon_model: the trained model; always infinite, since training is not private.
+        epsilon_y: one training label; infinite once anything was sent, unless a label mechanism
+            stood before training (then at delta 0, and for the finished model, too) or training
+            was private.
+        epsilon_model: whole records in the trained model; infinite where nothing is claimed.
         delta: at which epsilon_x holds.
         releases: T, the releases of the row that was sent most often.
         mu: parameter of Gaussian DP of those releases together.
@@ -52,6 +55,13 @@ class PrivacySpent:
     mu: float = math.inf
     accountants: Mapping[str, float] = field(default_factory=dict)
     trace: tuple[str, ...] = ()
+
+    def with_labels(self, labels: LabelMechanism) -> "PrivacySpent":
+        """The same account of a run that trained on the answers of `labels` only."""
+        line = f"labels: {labels.name}, each answered once: epsilon_y {labels.epsilon:.4g}"
+        # Zero says that nothing was sent, which leaves out the model; others are bounds as well.
+        known = self.epsilon_y or math.inf
+        return replace(self, epsilon_y=min(known, labels.epsilon), trace=(*self.trace, line))
 
     @classmethod
     def nothing(cls, *, delta: float) -> "PrivacySpent":

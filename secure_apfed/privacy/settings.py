@@ -1,4 +1,4 @@
-"""Settings of what protects representations."""
+"""Settings of what protects representations and labels."""
 
 from typing import Literal, Self
 
@@ -6,11 +6,20 @@ from pydantic import Field, model_validator
 
 from secure_apfed.settings import Settings
 
-__all__ = ["LARGEST_CLIP", "SMALLEST_CLIP", "DpSgdSettings", "GuardSettings"]
+__all__ = [
+    "LARGEST_CLIP",
+    "LARGEST_LABEL_EPSILON",
+    "SMALLEST_CLIP",
+    "DpSgdSettings",
+    "GuardSettings",
+    "LabelSettings",
+]
 
 # Bounds outside which float32 cannot hold a clipped row and its noise side by side.
 SMALLEST_CLIP = 1e-6
 LARGEST_CLIP = 1e6
+# Beyond it a replacement is so rare that 64-bit chances no longer tell it from none.
+LARGEST_LABEL_EPSILON = 40.0
 
 
 class GuardSettings(Settings):
@@ -72,4 +81,32 @@ class DpSgdSettings(Settings):
             raise ValueError(
                 f"dp_sgd needs exactly one of noise_multiplier and epsilon, got {given}"
             )
+        return self
+
+
+class LabelSettings(Settings):
+    """What the active's training labels are replaced by before anything is trained on them.
+
+    Test labels stay as they are, since they train nothing. The randomness comes from the
+    active's noise key, so `guard.noise` says whether whoever knows the seed can repeat it.
+
+    Attributes:
+        mechanism: a key of `LABEL_MECHANISMS`.
+        epsilon: epsilon_y of each training label, replace-one, at delta 0, for the whole run.
+        stages: disjoint parts of the training rows under lp_mst; a part joins the training
+            after each of as many spans of epochs.
+    """
+
+    mechanism: Literal["none", "randomised_response", "lp_mst"] = "none"
+    epsilon: float | None = Field(None, gt=0, le=LARGEST_LABEL_EPSILON)
+    stages: int = Field(2, ge=2)
+
+    @model_validator(mode="after")
+    def _one_strength(self) -> Self:
+        if (self.mechanism == "none") != (self.epsilon is None):
+            raise ValueError(
+                f"labels.mechanism {self.mechanism} "
+                + ("changes no label, but epsilon was given; say mechanism: randomised_response"
+                   if self.mechanism == "none" else "needs epsilon, got none; say epsilon: 1.0")
+            )  # fmt: skip
         return self

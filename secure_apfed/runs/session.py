@@ -8,62 +8,28 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.errors import ConfigError, NoHelpWarning
+from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind
-from secure_apfed.methods import METHODS, Method, Start, noise_key
+from secure_apfed.methods import Method
+from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.guarantee import guarantee_of
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
+from secure_apfed.runs.opening import Opening
+from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.writing import RunWriter
 from secure_apfed.seeds import shuffled
 
-__all__ = ["Progress", "RunResult", "run"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a run is, for a display.
-
-    Attributes:
-        epoch, step: that are done, of epochs and steps.
-        loss: running mean of the task loss in this epoch.
-        accuracy: last test accuracy of the headline variant.
-        epsilon: epsilon_x spent; 0 where nothing was released, infinite without a guard.
-        wire_bytes: on all links so far.
-    """
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float
-    accuracy: float | None
-    epsilon: float
-    wire_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """What a finished run gives.
-
-    Attributes:
-        accuracy: on the test rows, by inference variant.
-        privacy: what was spent by the party that spent most.
-    """
-
-    method: str
-    accuracy: Mapping[str, float]
-    wire_bytes: int
-    privacy: PrivacySpent
-    recording: Recording
-    folder: Path | None
+__all__ = ["run"]
 
 
 def run(
@@ -106,25 +72,23 @@ def _play(
 ) -> RunResult:
     """One session: from the start or the checkpoint to the result."""
     folder = writer.folder.path if writer else None
-    noise_keys = _noise_keys(config, data, checkpoint)
-    start = Start(
-        config=config,
-        data=data,
-        noise_keys=noise_keys,
-        alignment=checkpoint.alignment if checkpoint else None,
-        logs=folder,
-    )
-    method = METHODS[config.method](start)
-    _check_rows(method)
-    session = _Session(method, config, noise_keys, writer, on_progress)
+    opening = Opening(config, data, checkpoint, logs=folder)
+    session = _Session(opening, writer, on_progress, checkpoint)
     session.begin(checkpoint)
     accuracy = session.train()
     privacy = session.cross_checked_privacy()
+    method = session.method
     recording = Recording(
         config=config, data=data, alignment=method.alignment, transcript=method.transcript
     )
     if writer:
-        writer.finish(method, recording, accuracy, privacy, seconds=session.seconds)
+        guarantee = guarantee_of(
+            method.guarantee, opening.labels.mechanism,
+            private_training=method.training is not None,
+        )  # fmt: skip
+        writer.finish(
+            method, recording, accuracy, privacy, guarantee=guarantee, seconds=session.seconds
+        )
     return RunResult(
         method=config.method,
         accuracy=accuracy,
@@ -135,39 +99,22 @@ def _play(
     )
 
 
-def _check_rows(method: Method) -> None:
-    if len(method.training_rows) < method.smallest_batch:
-        raise ConfigError(
-            f"there are {len(method.training_rows)} rows to train on, fewer than the smallest "
-            f"batch of {method.smallest_batch}; the intersection holds too few training rows"
-        )
-
-
-def _noise_keys(
-    config: Config, data: VerticalData, checkpoint: Checkpoint | None
-) -> Mapping[str, bytes]:
-    if checkpoint:
-        return checkpoint.noise_keys
-    names = (data.active.name, *(table.name for table in data.passives))
-    return {name: noise_key(config, name) for name in names}
-
-
 class _Session:
     """The training loop of one session, and where it stands."""
 
     def __init__(
         self,
-        method: Method,
-        config: Config,
-        noise_keys: Mapping[str, bytes],
+        opening: Opening,
         writer: RunWriter | None,
         on_progress: Callable[[Progress], None],
+        checkpoint: Checkpoint | None,
     ) -> None:
-        self._method, self._config, self._writer = method, config, writer
-        self._noise_keys, self._on_progress = noise_keys, on_progress
+        self._opening, self._config, self._labels = opening, opening.config, opening.labels
+        self._writer, self._on_progress = writer, on_progress
+        self.method = opening.open(checkpoint.alignment if checkpoint else None)
         self._epoch = self._step = 0
         self._accuracy: dict[str, float] = {}
-        self._contracts: tuple[str, ...] = (method.contract.digest.hex(),)
+        self._contracts: tuple[str, ...] = (self.method.contract.digest.hex(),)
         self._before, self._began = 0.0, time.monotonic()
 
     @property
@@ -178,22 +125,35 @@ class _Session:
     def begin(self, checkpoint: Checkpoint | None) -> None:
         """Stand where the checkpoint says, or at the start."""
         if checkpoint:
-            self._epoch, self._step = checkpoint.epoch, checkpoint.step
-            self._method.load_tensors(checkpoint.parties, next_step=checkpoint.step)
-            self._method.transcript.resume(checkpoint.transcript)
-            for party, ledger in self._method.ledgers.items():
-                ledger.load_state_dict(load_tensors(checkpoint.ledgers[party]))
+            self._stand(checkpoint)
             self._before = checkpoint.seconds
-            self._contracts = (*checkpoint.contracts, *self._contracts)
         if self._writer:
-            self._writer.begin(self._method, self._contracts, epoch=self._epoch)
+            self._writer.begin(self.method, self._contracts, epoch=self._epoch)
             self._save()
+
+    def _stand(self, checkpoint: Checkpoint) -> None:
+        """Put the newly opened method where the checkpoint says."""
+        self._epoch, self._step = checkpoint.epoch, checkpoint.step
+        self.method.load_tensors(checkpoint.parties, next_step=checkpoint.step)
+        self.method.transcript.resume(checkpoint.transcript)
+        for party, ledger in self.method.ledgers.items():
+            ledger.load_state_dict(load_tensors(checkpoint.ledgers[party]))
+        self._contracts = (*checkpoint.contracts, self.method.contract.digest.hex())
+
+    def _next_labels(self) -> None:
+        """Answer the next part of the labels, and go on as a resumed run would: a new session."""
+        self._labels.answer(self.method.solo())
+        checkpoint = self._checkpoint()
+        self.method = self._opening.open(checkpoint.alignment)
+        self._stand(checkpoint)
+        if self._writer:
+            self._writer.agree(self.method, self._contracts)
 
     def train(self) -> Mapping[str, float]:
         """Play the epochs that are left; return the final accuracies."""
         epochs = self._config.train.epochs
         for epoch in range(self._epoch, epochs):
-            self._method.transcript.begin_epoch(epoch)
+            self.method.transcript.begin_epoch(epoch)
             loss = self._play_epoch(epoch)
             if epoch == 0:
                 self._warn_without_help()
@@ -201,27 +161,37 @@ class _Session:
             last = self._epoch == epochs
             evaluated = last or self._epoch % self._config.train.evaluate_every == 0
             if evaluated:
-                self._accuracy = self._method.evaluate(next_step=self._step, final=last)
+                self._accuracy = self.method.evaluate(next_step=self._step, final=last)
             if self._writer:
-                self._writer.record(
-                    {
-                        "epoch": self._epoch,
-                        "step": self._step,
-                        "loss": loss,
-                        "accuracy": self._accuracy if evaluated else None,
-                        "epsilon": self.privacy().epsilon_x,
-                        "wire_bytes": self._method.transcript.wire_bytes,
-                        "seconds": self.seconds,
-                    }
-                )
+                self._writer.record(self._metrics(loss, evaluated=evaluated))
+            if self._labels.due(self._epoch):
+                self._next_labels()
+            if self._writer:
                 self._save()
         if not self._accuracy:
-            self._accuracy = self._method.evaluate(next_step=self._step, final=True)
+            self._accuracy = self.method.evaluate(next_step=self._step, final=True)
         return self._accuracy
+
+    def _metrics(self, loss: float, *, evaluated: bool) -> dict[str, Any]:
+        """One line of metrics.jsonl."""
+        spent = self.privacy()
+        return {
+            "epoch": self._epoch,
+            "step": self._step,
+            "loss": loss,
+            "accuracy": self._accuracy if evaluated else None,
+            "epsilon": spent.epsilon_x,
+            "epsilon_y": spent.epsilon_y,
+            "epsilon_model": spent.epsilon_model,
+            "delta": spent.delta,
+            "releases": spent.releases,
+            "wire_bytes": self.method.transcript.wire_bytes,
+            "seconds": self.seconds,
+        }
 
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""
-        contract, flows = self._method.contract, self._method.transcript.flows
+        contract, flows = self.method.contract, self.method.transcript.flows
         if contract.passives and all(flow.kind is not Kind.REPRESENTATIONS for flow in flows):
             warnings.warn(
                 "an epoch passed without help, so the active trains alone: no batch held the "
@@ -232,31 +202,34 @@ class _Session:
             )
 
     def _play_epoch(self, epoch: int) -> float:
-        batches = _batches(self._method, self._config, epoch)
+        batches = _batches(self.method, self._config, epoch)
+        steps = self._step + (self._config.train.epochs - epoch) * len(batches)
         total = 0.0
         for index, rows_B in enumerate(batches):
-            total += self._method.step(self._step, rows_B)
+            total += self.method.step(self._step, rows_B)
             self._step += 1
             self._on_progress(
                 Progress(
                     epoch=epoch + 1,
                     epochs=self._config.train.epochs,
                     step=self._step,
-                    steps=self._config.train.epochs * len(batches),
+                    steps=steps,
                     loss=total / (index + 1),
-                    accuracy=self._accuracy.get(self._method.headline),
+                    accuracy=self._accuracy.get(self.method.headline),
                     epsilon=self.privacy().epsilon_x,
-                    wire_bytes=self._method.transcript.wire_bytes,
+                    wire_bytes=self.method.transcript.wire_bytes,
                 )
             )
         return total / len(batches)
 
     def privacy(self) -> PrivacySpent:
         """What the party that spent most has spent."""
-        worst, training = self._worst_ledger(), self._method.training
+        worst, training = self._worst_ledger(), self.method.training
         nothing = PrivacySpent.nothing(delta=self._config.guard.delta)
         released = worst.spent() if worst else nothing
-        return training.account(released) if training else released
+        spent = training.account(released) if training else released
+        labels = self._labels.mechanism
+        return spent if labels.unsafe else spent.with_labels(labels)
 
     def cross_checked_privacy(self) -> PrivacySpent:
         """The same, beside the figures of every accountant that is installed; takes seconds."""
@@ -266,20 +239,27 @@ class _Session:
         return replace(spent, accountants=worst.cross_check())
 
     def _worst_ledger(self) -> PrivacyLedger | None:
-        training = self._method.training
+        training = self.method.training
         updates = training.updates if training else None
-        ledgers = [one for one in self._method.ledgers.values() if one is not updates]
+        ledgers = [one for one in self.method.ledgers.values() if one is not updates]
         return max(ledgers, key=lambda ledger: ledger.spent().epsilon_x, default=None)
 
     def _save(self) -> None:
         assert self._writer
-        method = self._method
-        Checkpoint(
+        self._checkpoint().write(self._writer.folder.checkpoint)
+
+    def _checkpoint(self) -> Checkpoint:
+        """Where the run stands; the answers to labels are part of the active's own state."""
+        method = self.method
+        parties = dict(method.tensors())
+        active = method.contract.active
+        parties[active] = dict(parties[active]) | under("labels", self._labels.tensors())
+        return Checkpoint(
             config=config_digest(self._config),
             epoch=self._epoch,
             step=self._step,
-            noise_keys=self._noise_keys,
-            parties=method.tensors(),
+            noise_keys=self._opening.noise_keys,
+            parties=parties,
             alignment=method.alignment,
             ledgers={
                 party: save_tensors(ledger.state_dict()) for party, ledger in method.ledgers.items()
@@ -287,7 +267,7 @@ class _Session:
             transcript=method.transcript.state_dict(),
             seconds=self.seconds,
             contracts=self._contracts,
-        ).write(self._writer.folder.checkpoint)
+        )
 
 
 def _batches(method: Method, config: Config, epoch: int) -> list[Tensor]:

@@ -79,18 +79,22 @@ class RunWriter:
         """Write what is known before training."""
         folder, config = self.folder, self._config
         write_atomically(folder.config, dump_config(config).encode())
-        folder.write_json(
-            folder.contract,
+        self.agree(method, contracts)
+        folder.write_json(folder.seeds, {"seed": config.seed, "noise": config.guard.noise})
+        folder.write_json(folder.versions, versions())
+        folder.keep_metrics(epoch)
+        self._board = SummaryWriter(str(folder.tensorboard), purge_step=epoch + 1)
+
+    def agree(self, method: Method, contracts: tuple[str, ...]) -> None:
+        """Write the contract of the session that begins."""
+        self.folder.write_json(
+            self.folder.contract,
             {
                 "document": method.contract.model_dump(mode="json"),
                 "sha256": method.contract.digest.hex(),
                 "sessions": list(contracts),
             },
         )
-        folder.write_json(folder.seeds, {"seed": config.seed, "noise": config.guard.noise})
-        folder.write_json(folder.versions, versions())
-        folder.keep_metrics(epoch)
-        self._board = SummaryWriter(str(folder.tensorboard), purge_step=epoch + 1)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Add one epoch to the metrics and the TensorBoard file."""
@@ -108,14 +112,15 @@ class RunWriter:
         accuracy: Mapping[str, float],
         privacy: PrivacySpent,
         *,
+        guarantee: str,
         seconds: float,
     ) -> None:
         """Write the results; `result.json` comes last and marks the run as finished."""
         folder, transcript = self.folder, method.transcript
         if self._board is not None:
             self._board.close()
-        save_model(folder, method.solo(), self._card(method, recording, accuracy, privacy),
-                   self._config.model)  # fmt: skip
+        card = self._card(method, recording, accuracy, privacy, guarantee)
+        save_model(folder, method.solo(), card, self._config.model)
         write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
         write_atomically(folder.transcript, msgpack.packb(transcript.state_dict()), private=True)
         folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
@@ -132,7 +137,7 @@ class RunWriter:
                 "train_rows": len(recording.data.train_rows),
                 "test_rows": len(recording.data.test_rows),
                 "sum": dict(method.secure_sum),
-                "guarantee": method.guarantee,
+                "guarantee": guarantee,
             },
         )
         # A finished run needs no checkpoint, and the noise keys in it should not outlive it.
@@ -144,6 +149,7 @@ class RunWriter:
         recording: Recording,
         accuracy: Mapping[str, float],
         privacy: PrivacySpent,
+        guarantee: str,
     ) -> dict[str, Any]:
         active = recording.data.active
         return {
@@ -154,9 +160,10 @@ class RunWriter:
             "classes": list(recording.data.classes),
             "encoding": active.encoding.model_dump(mode="json"),
             "accuracy": dict(accuracy),
-            "guarantee": method.guarantee,
+            "guarantee": guarantee,
             "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
-                        "model": privacy.epsilon_model, "delta": privacy.delta},
+                        "model": privacy.epsilon_model, "delta": privacy.delta,
+                        "releases": privacy.releases},
             "contract": method.contract.digest.hex(),
         }  # fmt: skip
 

@@ -112,3 +112,21 @@ def test_the_threat_model_repeats_the_tables_word_for_word() -> None:
 
 def test_the_markdown_holds_every_rule() -> None:
     assert all(f"| {rule.reads} |" in markdown() for rule in RULES)
+
+
+def told_of(**changes: bool) -> str:
+    usual = {"guarded": True, "label_dp": False, "private": False}
+    case = Situation(method="apfed", secure_sum="ckks", passives=3, **{**usual, **changes})
+    rule = rule_for(Kind.REPRESENTATIONS, Role.PASSIVE, case)
+    return " ".join([*limits_in(case), rule.protects, rule.remains])
+
+
+def test_limits_say_what_label_dp_and_private_training_give_and_no_more() -> None:
+    assert "Labels have no differential privacy" in told_of()
+    assert "no differential privacy" not in told_of(label_dp=True)
+    assert "Test labels are not randomised" in told_of(label_dp=True)
+    assert "encoder held fixed. It is not differentially private" in told_of(label_dp=True)
+    assert "epsilon_model is not claimed" in told_of(label_dp=True)
+    assert "no differential privacy" not in told_of(private=True)
+    assert "not claimed" not in told_of(private=True)
+    assert "not claimed" in told_of(private=True, guarded=False)

@@ -210,7 +210,7 @@ def test_another_representation_under_the_same_guard_is_refused() -> None:
 def test_the_statement_says_that_rows_are_frozen_and_the_key_is_nowhere() -> None:
     guard = frozen()
     assert guard.statement() == (
-        "row-release guarantee, encoder held fixed; no label DP; "
+        "row-release guarantee, encoder held fixed; "
         "each row is noised once and sent unchanged ever after"
     )
     assert repr(guard) == "FrozenGaussianGuard(GaussianGuard(clip=1.5, sigma=0.5, noise='secret'))"

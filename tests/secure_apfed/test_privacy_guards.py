@@ -180,7 +180,7 @@ class TestGaussianGuard:
                 serialise(gaussian)
 
     def test_the_statement_says_exactly_what_holds(self, gaussian: GaussianGuard) -> None:
-        assert gaussian.statement() == "row-release guarantee, encoder held fixed; no label DP"
+        assert gaussian.statement() == "row-release guarantee, encoder held fixed"
 
     @pytest.mark.parametrize(
         ("clip", "sigma", "message"),

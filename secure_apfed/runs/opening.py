@@ -1,0 +1,67 @@
+"""How a session opens its method: with the run's noise keys and the labels it may train on.
+
+Run by: the session, at its start and wherever it goes on as a resumed run would.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
+from secure_apfed.errors import ConfigError
+from secure_apfed.methods import METHODS, Method, Start, noise_key
+from secure_apfed.parties.descent import named_below
+from secure_apfed.runs.checkpoint import Checkpoint
+from secure_apfed.runs.training_labels import TrainingLabels
+
+__all__ = ["Opening"]
+
+
+class Opening:
+    """What outlives a session: noise keys, and answers to labels, new or from a checkpoint.
+
+    Args:
+        config, data: of the run.
+        checkpoint: to go on from, or None.
+        logs: folder of the ledgers' logs, or None.
+    """
+
+    def __init__(
+        self, config: Config, data: VerticalData, checkpoint: Checkpoint | None, *,
+        logs: Path | None,
+    ) -> None:  # fmt: skip
+        self.config, self._data, self._logs = config, data, logs
+        names = (data.active.name, *(table.name for table in data.passives))
+        self.noise_keys: Mapping[str, bytes] = (
+            checkpoint.noise_keys if checkpoint else {n: noise_key(config, n) for n in names}
+        )
+        self.labels = TrainingLabels(config, data, key=self.noise_keys[data.active.name])
+        if checkpoint:
+            self.labels.load_tensors(named_below("labels", checkpoint.parties[data.active.name]))
+        else:
+            self.labels.answer(None)
+
+    def open(self, alignment: Mapping[str, Tensor] | None) -> Method:
+        """Open the method on the labels answered so far.
+
+        Raises:
+            ConfigError: what does not fit together, or too few rows to train on.
+        """
+        start = Start(
+            config=self.config, data=self.labels.data(), noise_keys=self.noise_keys,
+            alignment=alignment, logs=self._logs,
+        )  # fmt: skip
+        method = METHODS[self.config.method](start)
+        if self.labels.mechanism.stages > 1 and method.solo() is None:
+            raise ConfigError(
+                f"labels.mechanism: lp_mst asks the active's model what it expects, and method "
+                f"{self.config.method} has none that predicts alone; use randomised_response"
+            )
+        if len(method.training_rows) < method.smallest_batch:
+            raise ConfigError(
+                f"there are {len(method.training_rows)} rows to train on, fewer than the smallest "
+                f"batch of {method.smallest_batch}; the intersection holds too few training rows"
+            )
+        return method

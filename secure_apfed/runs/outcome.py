@@ -1,0 +1,49 @@
+"""What a run tells: how far it is, and what it gave."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from secure_apfed.privacy import PrivacySpent
+from secure_apfed.runs.recording import Recording
+
+__all__ = ["Progress", "RunResult"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is, for a display.
+
+    Attributes:
+        epoch, step: that are done, of epochs and steps.
+        loss: running mean of the task loss in this epoch.
+        accuracy: last test accuracy of the headline variant.
+        epsilon: epsilon_x spent; 0 where nothing was released, infinite without a guard.
+        wire_bytes: on all links so far.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    accuracy: float | None
+    epsilon: float
+    wire_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a finished run gives.
+
+    Attributes:
+        accuracy: on the test rows, by inference variant.
+        privacy: what was spent by the party that spent most.
+    """
+
+    method: str
+    accuracy: Mapping[str, float]
+    wire_bytes: int
+    privacy: PrivacySpent
+    recording: Recording
+    folder: Path | None

@@ -1,0 +1,148 @@
+"""The labels that a run trains on: what the active's label mechanism answered, and nothing else.
+
+Run by: the active, in its own process; here the session does it for all methods alike. Every
+method is opened with `data()`, in which the training labels are replaced and the test labels,
+which only measure, are not: no true training label reaches any party's code.
+
+Each label is answered once. The answers lie in the active's own checkpoint, saved before
+anything is trained on them, so a resumed run finds them there and draws no others.
+
+Letters: N training rows, K classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from protocols.randomness import derive_key
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.parties import ActiveNetworks, Compute
+from secure_apfed.privacy import make_label_mechanism
+from secure_apfed.seeds import shuffled
+
+__all__ = ["TrainingLabels", "first_epoch_of"]
+
+_OPEN = -1
+_BATCH = 1000
+
+
+def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
+    """The epoch from which the labels of a stage take part; both count from 0."""
+    return stage * epochs // stages
+
+
+class TrainingLabels:
+    """Answers for the training labels, stage by stage.
+
+    Args:
+        config, data: of the run; `data` holds the true labels.
+        key: the active's noise key.
+
+    Raises:
+        ConfigError: more stages than epochs or than training rows.
+    """
+
+    def __init__(self, config: Config, data: VerticalData, *, key: bytes) -> None:
+        self.mechanism = make_label_mechanism(config.labels, classes=len(data.classes))
+        self._config, self._data, self._key = config, data, key
+        stages, rows = self.mechanism.stages, len(data.train_rows)
+        if stages > 1 and stages > min(config.train.epochs, rows):
+            raise ConfigError(
+                f"labels.stages: {stages} stages need as many epochs and training rows, got "
+                f"{config.train.epochs} epochs and {rows} rows; take fewer stages"
+            )
+        # The parts depend on the seed and on nothing else, least of all on labels.
+        order = shuffled(torch.arange(rows), config.seed, "label stages")
+        self._parts = order.tensor_split(stages)
+        self._answers_N = torch.full((rows,), _OPEN, dtype=torch.int64)
+        self._stage = 0
+
+    def due(self, epoch: int) -> bool:
+        """Whether the next stage begins with this epoch."""
+        stages = self.mechanism.stages
+        epochs = self._config.train.epochs
+        return self._stage < stages and epoch == first_epoch_of(
+            self._stage, stages=stages, epochs=epochs
+        )
+
+    def answer(self, networks: ActiveNetworks | None) -> None:
+        """Answer the labels of the next stage.
+
+        Args:
+            networks: trained on the answers so far; None before the first stage.
+
+        Raises:
+            ModelError: the model gives no probabilities.
+        """
+        part = self._parts[self._stage]
+        rows = self._data.train_rows[part]
+        prior_NK = None if networks is None else self._prior(networks, rows)
+        key = derive_key(self._key, b"labels", self._stage.to_bytes(4, "big"))
+        assert self._data.active.labels is not None
+        true_N = self._data.active.labels[rows]
+        self._answers_N[part] = self.mechanism.answer(true_N, key=key, prior_NK=prior_NK)
+        self._stage += 1
+
+    def _prior(self, networks: ActiveNetworks, rows: Tensor) -> Tensor:
+        """What the model expects of rows whose labels it has not seen; draws no dropout."""
+        compute = Compute.of(self._config.train)
+        modules = (networks.encoder, networks.head)
+        for module in modules:
+            module.eval()
+        with torch.no_grad(), compute.forward(self._config.seed, "label prior"):
+            scores = [
+                networks.head(networks.encoder(compute.place(self._data.active.features[some])))
+                for some in rows.split(_BATCH)
+            ]
+        for module in modules:
+            module.train()
+        return torch.cat(scores).double().softmax(1).cpu()
+
+    def data(self) -> VerticalData:
+        """The run's data with the answers in place of the labels, and the answered rows only."""
+        if self.mechanism.unsafe:
+            return self._data
+        active, train_rows = self._data.active, self._data.train_rows
+        assert active.labels is not None
+        answered = self._answers_N != _OPEN
+        # Labels that are not answered yet become the first class, and their rows are left out.
+        labels = torch.zeros_like(active.labels)
+        labels[self._data.test_rows] = active.labels[self._data.test_rows]
+        labels[train_rows[answered]] = self._answers_N[answered]
+        return replace(
+            self._data,
+            active=replace(active, labels=labels),
+            train_rows=train_rows[answered],
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The answers so far, for the active's checkpoint: -1 where there is none."""
+        return {} if self.mechanism.unsafe else {"answers": self._answers_N}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the answers; nothing is drawn again.
+
+        Raises:
+            CheckpointError: they are not the answers of a number of stages of this run.
+        """
+        if self.mechanism.unsafe:
+            self._stage = 1
+            return
+        answers_N = tensors.get("answers", torch.empty(0))
+        sound = answers_N.dtype == torch.int64 and answers_N.shape == self._answers_N.shape
+        answered = answers_N != _OPEN
+        stage = 0
+        while sound and stage < len(self._parts) and bool(answered[self._parts[stage]].all()):
+            stage += 1
+        done = sum(len(part) for part in self._parts[:stage])
+        inside = (answers_N[answered] >= 0) & (answers_N[answered] < len(self._data.classes))
+        if not sound or not stage or int(answered.sum()) != done or not bool(inside.all()):
+            raise CheckpointError(
+                f"the checkpoint does not hold answers for {len(self._answers_N)} training "
+                "labels; it is damaged or of another run"
+            )
+        self._answers_N, self._stage = answers_N.clone(), stage

@@ -1,0 +1,306 @@
+"""Label privacy in a run: every method trains on the answers, and none is ever drawn again."""
+
+import json
+import math
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import CheckpointError, ConfigError, ModelError
+from secure_apfed.methods import METHODS, Method, Start
+from secure_apfed.privacy import LabelResponse, MultiStageResponse
+from secure_apfed.runs import load_model, run
+from secure_apfed.runs.checkpoint import Checkpoint
+from secure_apfed.runs.training_labels import TrainingLabels, first_epoch_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+KEY = bytes(range(32))
+RESPONSE = {"mechanism": "randomised_response", "epsilon": 1.0}
+STAGES = {"mechanism": "lp_mst", "epsilon": 1.0, "stages": 2}
+
+
+def config_of(method: str = "apfed_c", **changes: Any) -> Config:
+    settings: dict[str, Any] = {
+        "name": "test",
+        "method": method,
+        "data": {"dataset": "breast_cancer", "overlap": 0.8},
+        "model": {"hidden": [8], "representation": 4, "projection": 4},
+        "train": {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
+        "secure_sum": {"protocol": "masked"},
+        "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
+        "labels": RESPONSE,
+    }
+    return Config.model_validate({**settings, **changes})
+
+
+@pytest.fixture(name="seen")
+def _seen(monkeypatch: pytest.MonkeyPatch) -> list[VerticalData]:
+    """The data that methods were opened with."""
+    seen: list[VerticalData] = []
+    for name, opener in METHODS.items():
+
+        def watched(start: Start, opener: Any = opener) -> Method:
+            seen.append(start.data)
+            method: Method = opener(start)
+            return method
+
+        monkeypatch.setitem(METHODS, name, watched)
+    return seen
+
+
+@pytest.mark.parametrize("method", ["single_view", "apfed_r", "apfed_c", "tvfl"])
+def test_every_method_trains_on_randomised_labels_and_tests_on_true_ones(
+    method: str, seen: list[VerticalData]
+) -> None:
+    config = config_of(method)
+    true = load_data(config.data, seed=0)
+    run(config, None, data=true)
+    (given,) = seen
+    assert true.active.labels is not None
+    assert given.active.labels is not None
+    train, test = true.train_rows, true.test_rows
+    kept = float((given.active.labels[train] == true.active.labels[train]).double().mean())
+    deviation = math.sqrt(0.731 * 0.269 / len(train))
+    assert abs(kept - math.e / (math.e + 1)) < 4 * deviation
+    assert torch.equal(given.active.labels[test], true.active.labels[test])
+    assert torch.equal(given.train_rows, train)
+
+
+def test_without_a_mechanism_nothing_is_touched(seen: list[VerticalData]) -> None:
+    config = config_of("single_view", labels={"mechanism": "none"})
+    data = load_data(config.data, seed=0)
+    run(config, None, data=data)
+    assert seen[0] is data
+
+
+def test_accuracy_is_that_of_the_kept_model_on_true_test_labels(tmp_path: Path) -> None:
+    result = run(config_of(), tmp_path / "run")
+    data = load_data(config_of().data, seed=0)
+    assert data.active.labels is not None
+    predicted = load_model(tmp_path / "run").predict(data.active.features[data.test_rows])
+    right = predicted.argmax(1) == data.active.labels[data.test_rows]
+    assert result.accuracy["apfed_c"] == pytest.approx(float(right.double().mean()))
+
+
+def test_the_account_is_told_everywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    spent = run(config_of(), folder).privacy
+    assert spent.epsilon_x == pytest.approx(8.0)
+    assert (spent.epsilon_y, spent.epsilon_model, spent.releases) == (1.0, math.inf, 4)
+    assert spent.trace[-1] == "labels: randomised_response, each answered once: epsilon_y 1"
+    result = json.loads((folder / "result.json").read_bytes())
+    card = json.loads((folder / "model.json").read_bytes())
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert result["privacy"]["epsilon_y"] == card["epsilon"]["labels"] == last["epsilon_y"] == 1.0
+    assert result["privacy"]["epsilon_model"] == card["epsilon"]["model"] == "inf"
+    assert card["epsilon"]["releases"] == last["releases"] == result["privacy"]["releases"] == 4
+    assert last["delta"] == card["epsilon"]["delta"] == 1e-5
+    for told in (result["guarantee"], card["guarantee"]):
+        assert told.startswith("row-release guarantee, encoder held fixed; ")
+        assert "label DP, epsilon_y 1, delta 0" in told
+        assert "no label DP" not in told
+        assert "not covered are test labels" in told
+
+
+@pytest.mark.parametrize(
+    ("method", "guard", "told"),
+    [
+        ("apfed_c", {"mechanism": "gaussian", "sigma": 9.0},
+         "row-release guarantee, encoder held fixed; no label DP"),
+        ("apfed_c", {"mechanism": "none"},
+         "no guarantee: representations are sent as they are (epsilon is infinite); no label DP"),
+        ("single_view", {"mechanism": "none"}, "nothing is released"),
+    ],
+)  # fmt: skip
+def test_without_label_dp_the_guarantee_says_so(
+    method: str, guard: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    changes = {"train": {"epochs": 1, "device": "cpu"}, "labels": {}}
+    run(config_of(method, guard=guard, **changes), tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "result.json").read_bytes())["guarantee"] == told
+
+
+def interrupted(config: Config, folder: Path, *, at_step: int) -> None:
+    def stop(progress: Any) -> None:
+        if progress.step == at_step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, folder, on_progress=stop)
+
+
+def comparable(folder: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((folder / "result.json").read_bytes())
+    del result["seconds"], result["wire_bytes"]  # a resumed run sets its sum up once more
+    return result
+
+
+@pytest.mark.parametrize("labels", [RESPONSE, STAGES], ids=["response", "stages"])
+@pytest.mark.parametrize("at_step", [3, 8])
+def test_a_stopped_run_resumes_bit_for_bit(
+    labels: dict[str, Any], at_step: int, tmp_path: Path
+) -> None:
+    config = config_of(labels=labels)
+    run(config, tmp_path / "whole")
+    interrupted(config, tmp_path / "run", at_step=at_step)
+    run(config, tmp_path / "run", resume=True)
+    assert comparable(tmp_path / "run") == comparable(tmp_path / "whole")
+
+
+def test_a_resumed_run_draws_no_other_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[VerticalData]
+) -> None:
+    """The noise is secret, so drawing again from fresh randomness would show and cost epsilon."""
+    config = config_of(guard={"mechanism": "none"})
+    interrupted(config, tmp_path / "run", at_step=9)
+
+    def never(*_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("labels were answered twice")
+
+    monkeypatch.setattr(LabelResponse, "answer", never)
+    run(config, tmp_path / "run", resume=True)
+    first, again = (data.active.labels for data in seen)
+    assert first is not None
+    assert again is not None
+    assert torch.equal(first, again)
+
+
+def test_later_stages_are_answered_once_and_saved_before_they_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(labels=STAGES, guard={"mechanism": "none"})
+    answered: list[int] = []
+    genuine = MultiStageResponse.answer
+
+    def counted(self: MultiStageResponse, labels_N: torch.Tensor, **told: Any) -> torch.Tensor:
+        answered.append(len(labels_N))
+        return genuine(self, labels_N, **told)
+
+    monkeypatch.setattr(MultiStageResponse, "answer", counted)
+    # Two epochs of four steps, then a step with all labels.
+    interrupted(config, tmp_path / "run", at_step=9)
+    rows = len(load_data(config.data, seed=0).train_rows)
+    assert answered == [rows - rows // 2, rows // 2]
+    kept = Checkpoint.read(tmp_path / "run" / "checkpoint.bin", config)
+    assert bool((kept.parties["active"]["labels.answers"] >= 0).all())
+    run(config, tmp_path / "run", resume=True)
+    assert len(answered) == 2
+
+
+def test_stages_use_disjoint_rows_and_hide_labels_that_wait(seen: list[VerticalData]) -> None:
+    config = config_of(labels={**STAGES, "stages": 3})
+    data = load_data(config.data, seed=0)
+    result = run(config, None, data=data)
+    rows = len(data.train_rows)
+    thirds = [len(one) for one in torch.arange(rows).tensor_split(3)]
+    assert [len(one.train_rows) for one in seen] == [thirds[0], thirds[0] + thirds[1], rows]
+    for earlier, later in pairwise(seen):
+        assert earlier.active.labels is not None
+        assert later.active.labels is not None
+        assert bool(torch.isin(earlier.train_rows, later.train_rows).all())
+        # What was answered stays as it was; what waits is a constant, whatever its label.
+        kept = earlier.train_rows
+        assert torch.equal(earlier.active.labels[kept], later.active.labels[kept])
+        waiting = data.train_rows[~torch.isin(data.train_rows, kept)]
+        assert not earlier.active.labels[waiting].any()
+    assert result.privacy.epsilon_y == 1.0
+    assert result.privacy.releases == config.train.epochs
+
+
+def test_the_prior_reads_no_label_of_the_part_that_it_is_for(seen: list[VerticalData]) -> None:
+    """Other true labels in the second part leave the first stage as it was, bit for bit."""
+    config = config_of(labels=STAGES)
+    data = load_data(config.data, seed=0)
+    run(config, None, data=data)
+    assert data.active.labels is not None
+    waiting = data.train_rows[~torch.isin(data.train_rows, seen[0].train_rows)]
+    data.active.labels[waiting] = 1 - data.active.labels[waiting]
+    run(config, None, data=data)
+    assert seen[0].active.labels is not None
+    assert seen[2].active.labels is not None
+    assert torch.equal(seen[0].active.labels, seen[2].active.labels)
+
+
+@pytest.mark.parametrize(
+    ("stages", "epochs", "first"), [(2, 4, [0, 2]), (3, 4, [0, 1, 2]), (4, 4, [0, 1, 2, 3])]
+)
+def test_stages_begin_at_even_spans(stages: int, epochs: int, first: list[int]) -> None:
+    starts = [first_epoch_of(stage, stages=stages, epochs=epochs) for stage in range(stages)]
+    assert starts == first
+
+
+def test_tvfl_has_no_model_to_ask() -> None:
+    with pytest.raises(ConfigError, match=r"method tvfl has none that predicts alone.*response"):
+        run(config_of("tvfl", labels=STAGES), None)
+
+
+def test_more_stages_than_epochs_are_refused() -> None:
+    with pytest.raises(ConfigError, match="5 stages need as many epochs"):
+        run(config_of(labels={**STAGES, "stages": 5}), None)
+
+
+def test_a_model_that_diverged_gives_no_prior() -> None:
+    config = config_of("single_view", labels=STAGES)
+    labels = TrainingLabels(config, load_data(config.data, seed=0), key=KEY)
+    labels.answer(None)
+    broken = torch.nn.Linear(10, 2)
+    torch.nn.init.constant_(broken.weight, float("nan"))
+    networks = type("Networks", (), {"encoder": torch.nn.Identity(), "head": broken})()
+    with pytest.raises(ModelError, match="gives no probabilities"):
+        labels.answer(networks)
+
+
+@pytest.mark.parametrize("damage", ["short", "type", "class", "torn", "none"])
+def test_answers_that_are_not_of_this_run_are_refused(damage: str) -> None:
+    config = config_of(labels=STAGES)
+    labels = TrainingLabels(config, load_data(config.data, seed=0), key=KEY)
+    labels.answer(None)
+    good = labels.tensors()["answers"].clone()
+    bad = good.clone()
+    bad[good >= 0] = 2 if damage == "class" else good[good >= 0]
+    bad[(good >= 0).nonzero()[0]] = -1 if damage == "torn" else bad[(good >= 0).nonzero()[0]]
+    tensors = {
+        "short": {"answers": good[1:]}, "type": {"answers": good.float()},
+        "class": {"answers": bad}, "torn": {"answers": bad}, "none": {},
+    }[damage]  # fmt: skip
+    with pytest.raises(CheckpointError, match="does not hold answers for 355 training labels"):
+        labels.load_tensors(tensors)
+    labels.load_tensors({"answers": good})
+
+
+def test_a_checkpoint_of_other_label_settings_is_refused(tmp_path: Path) -> None:
+    interrupted(config_of(), tmp_path / "run", at_step=5)
+    shutil.copytree(tmp_path / "run", tmp_path / "twin")
+    other = config_of(labels={**RESPONSE, "epsilon": 2.0})
+    with pytest.raises(CheckpointError, match="another configuration"):
+        run(other, tmp_path / "twin", resume=True)
+
+
+@pytest.mark.parametrize(("factor", "caught"), [(1.0, False), (1.5, True)])
+def test_a_fast_audit_of_the_labels_that_reach_a_method(factor: float, caught: bool) -> None:
+    """Over 100 keys each training label is answered anew; the ratio must not beat epsilon_y 1."""
+    config = config_of("single_view", labels={**RESPONSE, "epsilon": factor})
+    data = load_data(config.data, seed=0)
+    assert data.active.labels is not None
+    true = data.active.labels[data.train_rows]
+    said = torch.zeros(2, 2)
+    for at in range(100):
+        labels = TrainingLabels(config, data, key=at.to_bytes(32, "big"))
+        labels.answer(None)
+        given = labels.data().active.labels
+        assert given is not None
+        for label in (0, 1):
+            said[label] += torch.bincount(given[data.train_rows][true == label], minlength=2)
+    kept, total = int(said[0, 0]), int(said[0].sum())
+    moved, others = int(said[1, 0]), int(said[1].sum())
+    low = stats.beta.ppf(0.001, kept, total - kept + 1)
+    high = stats.beta.ppf(0.999, moved + 1, others - moved)
+    assert (math.log(low / high) > 1.0) is caught
