@@ -232,6 +232,14 @@ def test_the_mode_is_in_the_contract() -> None:
     assert contract.alignment["mode"] == "pairwise"
 
 
+def test_the_normalisation_of_ids_and_the_limits_are_in_the_contract() -> None:
+    config = config_of(alignment={"normalisation": {"case_fold": True}, "maximum_ids": 99})
+    alignment = opened(config, vertical_data()).contract.alignment
+    rules = {"unicode_nfc": True, "case_fold": True, "strip": True}
+    assert alignment["normalisation"] == rules
+    assert (alignment["maximum_ids"], alignment["minimum_rows"]) == (99, 2)
+
+
 @pytest.mark.parametrize(
     ("positions", "total", "message"),
     [
