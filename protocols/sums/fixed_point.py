@@ -8,18 +8,19 @@ bound never leave their owner.
 Shapes: B rows, D columns, V slot vectors of S slots.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.discrete_gaussian import largest_noise
 from protocols.errors import LocalProtocolError
-from protocols.sums.interface import FloatArray, SumAgreement
+from protocols.sums.interface import FloatArray, IntArray, SumAgreement
 
 __all__ = ["FixedPoint", "Packing", "checked_matrix", "clip_rows"]
 
-IntArray = NDArray[np.int64]
 _EXACT_FLOAT_BITS = 53
 
 
@@ -74,11 +75,14 @@ class FixedPoint:
         clip_norm: C, the L2 bound of a row.
         bits: of one value, sign included.
         contributors: M, how many quantised vectors are added.
+        noise: deviation of the discrete Gaussian noise on each value of each of them, in steps;
+            0: none.
     """
 
     clip_norm: float
     bits: int
     contributors: int
+    noise: int = 0
 
     @classmethod
     def of(cls, agreement: SumAgreement) -> "FixedPoint":
@@ -87,7 +91,13 @@ class FixedPoint:
             clip_norm=agreement.clip_norm,
             bits=agreement.bits,
             contributors=len(agreement.contributors),
+            noise=agreement.noise or 0,
         )
+
+    def with_bits(self, bits: int) -> "FixedPoint":
+        """The same bound and the same noise, in coarser or finer steps."""
+        levels = 2 ** (bits - 1) - 1
+        return replace(self, bits=bits, noise=math.ceil(self.noise * levels / self.levels))
 
     @property
     def levels(self) -> int:
@@ -95,31 +105,70 @@ class FixedPoint:
         return int(2 ** (self.bits - 1) - 1)
 
     @property
+    def largest(self) -> int:
+        """The largest magnitude of one contributed value: levels, and the noise's tail."""
+        return self.levels + largest_noise(self.noise)
+
+    @property
     def limit(self) -> int:
-        """The largest magnitude of a sum, M * levels."""
-        return self.contributors * self.levels
+        """The largest magnitude of a sum, M * largest."""
+        return self.contributors * self.largest
 
     @property
     def field_bits(self) -> int:
-        """W = bits + ceil(log2 M): signed bits that hold any sum."""
-        return self.bits + (self.contributors - 1).bit_length()
+        """W: signed bits that hold any sum, bits + ceil(log2 M) without noise."""
+        return self.largest.bit_length() + 1 + (self.contributors - 1).bit_length()
 
     @property
     def rounding(self) -> float:
-        """The largest error of one value of the sum: half a step for each contributor."""
+        """The largest error of one value of the sum, noise apart: half a step a contributor."""
         return self.contributors * self.clip_norm / self.levels / 2
 
-    def quantise(self, values_BD: FloatArray) -> IntArray:
-        """Clip the rows and return round(g / C * levels).
+    def quantise(self, values_BD: FloatArray, noise_BD: IntArray | None = None) -> IntArray:
+        """Clip the rows and return round(g / C * levels) plus the noise.
 
         Raises:
-            LocalProtocolError: not a finite, non-empty float matrix.
+            LocalProtocolError: not a finite, non-empty float matrix; or noise that does not fit
+                what was agreed.
         """
-        return self._levels(values_BD).astype(np.int64)
+        integers_BD = self._levels(values_BD).astype(np.int64)
+        if noise_BD is None and not self.noise:
+            return integers_BD
+        return integers_BD + self._checked_noise(noise_BD, values_BD.shape)
 
-    def quantise_narrow(self, values_BD: FloatArray) -> NDArray[np.int32]:
+    def quantise_narrow(
+        self, values_BD: FloatArray, noise_BD: IntArray | None = None
+    ) -> NDArray[np.int32]:
         """The same in 32 bits, for sums modulo 2^32: adding these may wrap around."""
-        return self._levels(values_BD).astype(np.int32)
+        narrow_BD = self._levels(values_BD).astype(np.int32)
+        if noise_BD is None and not self.noise:
+            return narrow_BD
+        noise_BD = self._checked_noise(noise_BD, values_BD.shape)
+        return (narrow_BD + noise_BD).astype(np.int32)
+
+    def _checked_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
+        """The noise, if it is what was agreed."""
+        if noise_BD is None or not self.noise:
+            raise LocalProtocolError(
+                f"the agreement says noise of {self.noise} steps on each value, but "
+                f"{'none' if noise_BD is None else 'some'} was given to a contribution"
+            )
+        if noise_BD.dtype != np.int64 or noise_BD.shape != shape:
+            raise LocalProtocolError(
+                f"noise is int64 of shape {shape} like the contribution, got {noise_BD.dtype} of "
+                f"shape {noise_BD.shape}"
+            )
+        if (
+            not -largest_noise(self.noise)
+            <= noise_BD.min()
+            <= noise_BD.max()
+            <= largest_noise(self.noise)
+        ):
+            raise LocalProtocolError(
+                f"noise of {self.noise} steps ends at {largest_noise(self.noise)}; what was given "
+                "lies beyond and could leave the sum's range"
+            )
+        return noise_BD
 
     def _levels(self, values_BD: FloatArray) -> NDArray[np.float64]:
         levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)

@@ -7,7 +7,7 @@ rounding that could pick the wrong integer. What does not fit is refused with wh
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from protocols.errors import LocalProtocolError
 from protocols.sums.fixed_point import FixedPoint, Packing
@@ -132,7 +132,7 @@ def _does_not_fit(
     would = [
         bits
         for bits in range(fixed_point.bits - 1, 1, -1)
-        if fit(replace(fixed_point, bits=bits)) is not None
+        if fit(fixed_point.with_bits(bits)) is not None
     ]
     return LocalProtocolError(
         f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "

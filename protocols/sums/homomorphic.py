@@ -20,7 +20,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.agreed import AgreedFrames, KeepsSecrets, fingerprint
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.frame import Frame, frame_bytes
-from protocols.sums.interface import FloatArray, StepBinding, SumAgreement, SumContributor
+from protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement, SumContributor
 from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
 from protocols.sums.seal_scheme import SealContext, SealScheme
 from protocols.sums.zeros import ZeroPool
@@ -184,10 +184,12 @@ class Encrypter(KeepsSecrets, OneRoundContributor):
     def finished(self) -> bool:
         return self._setup is not None
 
-    def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
+    def contribute(
+        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+    ) -> bytes:
         """See `SumContributor`."""
         context, frames, zeros = self._ready()
-        integers_BD = self._sum.fixed_point.quantise(values_BD)
+        integers_BD = self._sum.fixed_point.quantise(values_BD, noise_BD)
         frames.begin_step(binding)
         slots_VS = self._masked(self._sum.packing.pack(integers_BD), binding)
         rows, columns = values_BD.shape

@@ -16,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.conversation import Conversation
+from protocols.discrete_gaussian import MAX_DEVIATION
 from protocols.errors import LocalProtocolError
 
 __all__ = [
     "FloatArray",
+    "IntArray",
     "SecureSum",
     "StepBinding",
     "SumAgreement",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 FloatArray = NDArray[np.floating[Any]]
+IntArray = NDArray[np.int64]
 _DIGEST_BYTES = 32
 _MAX_CONTRIBUTORS = 1024
 _MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-30, 1e30
@@ -49,6 +52,8 @@ class SumAgreement:
         allow_single: permit one contributor, whose "sum" is its own vector.
         threshold: contributors without whom a step has no sum; None: as many as the backend
             needs, which is all of them except under masked_recovery.
+        noise: deviation of the discrete Gaussian noise that each contributor adds to each value,
+            in steps of fixed point, C / (2^(bits - 1) - 1); None: none.
     """
 
     session: str
@@ -59,6 +64,7 @@ class SumAgreement:
     bits: int = 16
     allow_single: bool = False
     threshold: int | None = None
+    noise: int | None = None
 
     def __post_init__(self) -> None:
         parties = (self.receiver, self.combiner, *self.contributors)
@@ -89,6 +95,11 @@ class SumAgreement:
             raise LocalProtocolError(
                 f"threshold lies in 1..{len(self.contributors)}, the number of contributors, got "
                 f"{self.threshold}"
+            )
+        if self.noise is not None and not 1 <= self.noise <= MAX_DEVIATION:
+            raise LocalProtocolError(
+                f"noise lies in 1..{MAX_DEVIATION} steps of fixed point, got {self.noise}; with "
+                "fewer bits a step is larger"
             )
 
     @cached_property
@@ -156,15 +167,20 @@ class SumContributor(Conversation, Protocol):
     With one round a step is `contribute`; with two it is `contribute`, then `answer`.
     """
 
-    def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
-        """Clip each row to C, quantise, protect and frame one contribution.
+    def contribute(
+        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+    ) -> bytes:
+        """Clip each row to C, quantise, add the noise, protect and frame one contribution.
 
         Args:
             values_BD: float32 or float64, B rows of D numbers.
             binding: what this contribution answers; its step must be above all former ones.
+            noise_BD: steps of fixed point, from `protocols.discrete_gaussian` under a key of this
+                party; given exactly where the agreement says noise.
 
         Raises:
-            LocalProtocolError: not a finite, non-empty matrix; or a step already answered.
+            LocalProtocolError: not a finite, non-empty matrix; a step already answered; or noise
+                that is missing, not agreed, of another shape, or beyond its bound.
         """
         ...
 

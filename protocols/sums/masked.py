@@ -25,7 +25,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.agreed import AgreedFrames, NoSetup, fingerprint
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import Frame, frame_bytes
-from protocols.sums.interface import FloatArray, StepBinding, SumAgreement
+from protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
 from protocols.sums.pairwise import PairwiseSeeds
 from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
 
@@ -129,10 +129,12 @@ class MaskedContributor(PairwiseSeeds, OneRoundContributor):
         others = [name for name in agreement.contributors if name != me]
         super().__init__(me, (*others, agreement.receiver), masked.frames())
 
-    def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
+    def contribute(
+        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+    ) -> bytes:
         """See `SumContributor`."""
         agreement, word = self._masked.agreement, self._masked.word
-        total_BD = self._masked.fixed_point.quantise_narrow(values_BD).astype(word)
+        total_BD = self._masked.fixed_point.quantise_narrow(values_BD, noise_BD).astype(word)
         rows, columns = values_BD.shape
         self.require_finished()
         self._frames.begin_step(binding)

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.errors import RemoteProtocolError, UnsafeChoiceWarning
+from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from protocols.sums.agreed import AgreedFrames, NoSetup, fingerprint
 from protocols.sums.fixed_point import FixedPoint, checked_matrix, clip_rows
 from protocols.sums.frame import Frame, frame_bytes
-from protocols.sums.interface import FloatArray, StepBinding, SumAgreement
+from protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
 from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
 
 __all__ = ["PlainCombiner", "PlainContributor", "PlainReceiver", "PlainSum"]
@@ -44,6 +44,10 @@ class PlainSum:
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
+        if self.agreement.noise and not self.quantise:
+            raise LocalProtocolError(
+                "discrete noise is added to fixed-point integers; use PlainSum(quantise=True)"
+            )
         warnings.warn(
             f"the plain sum hides nothing: {self.agreement.combiner} reads each contribution; "
             "choose ckks to protect them",
@@ -86,14 +90,19 @@ class PlainContributor(NoSetup, OneRoundContributor):
         self._plain = plain
         self._frames = plain.frames()
 
-    def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
+    def contribute(
+        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+    ) -> bytes:
         """See `SumContributor`; float32 travels as 4 bytes a value, float64 as 8."""
         agreement = self._plain.agreement
         values_BD = checked_matrix(values_BD)
         self._frames.begin_step(binding)
         if self._plain.quantise:
-            blob = FixedPoint.of(agreement).quantise(values_BD).astype(_INTEGER_TYPE).tobytes()
+            integers_BD = FixedPoint.of(agreement).quantise(values_BD, noise_BD)
+            blob = integers_BD.astype(_INTEGER_TYPE).tobytes()
         else:
+            if noise_BD is not None:
+                raise LocalProtocolError("no noise was agreed for this sum, but some was given")
             sent_BD = clip_rows(values_BD, agreement.clip_norm) if self._plain.clip else values_BD
             blob = sent_BD.astype(values_BD.dtype.newbyteorder("<")).tobytes()
         rows, columns = values_BD.shape
@@ -155,7 +164,7 @@ def _values(frame: Frame, sender: str, plain: PlainSum, *, addends: int) -> NDAr
             f"{sender} announced {frame.rows}x{frame.columns} values and sent other bytes"
         )
     values: NDArray[Any] = np.frombuffer(frame.blobs[0], dtype=dtypes[len(frame.blobs[0])])
-    limit = addends * FixedPoint.of(plain.agreement).levels
+    limit = addends * FixedPoint.of(plain.agreement).largest
     out_of_range = plain.quantise and not -limit <= values.min() <= values.max() <= limit
     if out_of_range or not np.isfinite(values).all():
         raise RemoteProtocolError(f"{sender} sent values beyond the agreed range, or NaN")

@@ -12,7 +12,7 @@ from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.seal import SealedLink, fresh_run_key
 from protocols.sums.agreed import KeepsSecrets
-from protocols.sums.interface import FloatArray, StepBinding
+from protocols.sums.interface import FloatArray, IntArray, StepBinding
 from protocols.sums.masked import Elements, MaskedSum
 from protocols.sums.pairwise import PairwiseSeeds, add_keystream
 from protocols.sums.roster import pack_names, parse_names
@@ -94,10 +94,12 @@ class RecoveryContributor(KeepsSecrets):
     def finished(self) -> bool:
         return self._active.finished and not self._due
 
-    def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
+    def contribute(
+        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+    ) -> bytes:
         """See `SumContributor`; the keys for the next step travel with it."""
         masked = self._masked
-        total_BD = masked.fixed_point.quantise_narrow(values_BD).astype(masked.word)
+        total_BD = masked.fixed_point.quantise_narrow(values_BD, noise_BD).astype(masked.word)
         rows, columns = values_BD.shape
         self._require_setup()
         self._frames.begin_step(binding)

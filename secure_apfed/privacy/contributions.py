@@ -1,0 +1,202 @@
+"""What a passive's contributions cost: discrete Gaussian noise of the honest parties in a sum.
+
+Run by: every passive, which charges its own ledger before each contribution. Against: the
+active, which reads the sum, together with as many passives as the settings count as
+colluders: their noise they can take off, so only the others' is counted. It needs what keeps
+single contributions from the active: under ckks and ckks_fast the active and the aggregator
+together see each passive's part with that passive's noise alone.
+
+Guarantee: two runs that differ in one person's features at one passive give sums that are
+(epsilon, delta)-indistinguishable, WITH THE PASSIVE'S NETWORKS HELD FIXED: those are fitted to
+its features without noise, and a changed person moves later answers for other rows, too. No
+floating point: noise and what it is added to are integers.
+
+Letters: B rows of a batch at most, D numbers of a row, C the clip bound, L its fixed-point
+levels, n honest parties.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from protocols.discrete_gaussian import MAX_DEVIATION, TAIL
+from secure_apfed.errors import ConfigError
+
+__all__ = [
+    "SummedRelease",
+    "calibrate_noise",
+    "excess_of_sum",
+    "sensitivity_in_steps",
+    "zcdp_delta",
+    "zcdp_epsilon",
+]
+
+# Relative room for the clip's and the scaling's floating point, far above 1e-15 sqrt(D).
+_ROUNDING = 1 + 1e-9
+_MARGIN = 1 + 1e-9
+
+
+def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
+    """How far one person can move a party's integers in L2, in steps of fixed point.
+
+    A clipped row has norm L at most, and rounding moves each of D numbers by half a step: two
+    rows lie 2 L + sqrt(D) apart. Where a person's features move one row, rows is 1
+    (reconstruction); where they move every row of the batch, as negatives of a contrastive loss,
+    it is B, and the whole batch lies sqrt(B) times as far.
+    """
+    return math.sqrt(rows) * (2 * levels * _ROUNDING + math.sqrt(columns))
+
+
+def excess_of_sum(deviation: int, honest: int) -> float:
+    """tau: how far a sum of discrete Gaussians is from one discrete Gaussian.
+
+    Kairouz, Liu and Steinke 2021 (The Distributed Discrete Gaussian Mechanism for Federated
+    Learning with Secure Aggregation), Theorem 1: 10 sum over k < n of
+    exp(-2 pi^2 s^2 k / (k + 1)). 0 for one party.
+    """
+    k = np.arange(1, honest)
+    return float(10 * np.exp(-2 * (np.pi * deviation) ** 2 * k / (k + 1)).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummedRelease:
+    """One batch's sum with discrete Gaussian noise from several parties.
+
+    Attributes:
+        deviation: s of each party's noise, steps; honest: n, parties whose noise counts.
+        sensitivity: replace-one, L2, steps.
+        numbers: B D, values of one party in a batch.
+    """
+
+    deviation: int
+    honest: int
+    sensitivity: float
+    numbers: int
+
+    def __post_init__(self) -> None:
+        if not (self.deviation >= 1 and self.honest >= 1 and self.numbers >= 1):
+            raise ConfigError(
+                "noise under a sum needs a deviation, honest parties and values of at least 1, got "
+                f"{self.deviation}, {self.honest} and {self.numbers}"
+            )
+        if not (math.isfinite(self.sensitivity) and self.sensitivity > 0):
+            raise ConfigError(f"a sensitivity is positive, got {self.sensitivity}")
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Deviation of the honest parties' summed noise over the sensitivity."""
+        return self.deviation * math.sqrt(self.honest) / self.sensitivity
+
+    @property
+    def rho(self) -> float:
+        """Of zero-concentrated DP of one release.
+
+        Kairouz, Liu and Steinke 2021, Theorem 1: epsilon^2 / 2 with
+        epsilon = sensitivity / (sqrt(n) s) + tau sqrt(B D).
+        """
+        excess = excess_of_sum(self.deviation, self.honest) * math.sqrt(self.numbers)
+        return (1 / self.noise_multiplier + excess) ** 2 / 2
+
+    @property
+    def tail(self) -> float:
+        """Bound of the probability that cutting off the noise's tails changed one release."""
+        return self.honest * self.numbers * TAIL
+
+    def epsilon(self, releases: int, delta: float) -> float:
+        """Return epsilon at `delta` of `releases` adaptive releases that involve one person.
+
+        rho adds up (Bun and Steinke 2016, Lemma 2.3). Noise without its tails is within total
+        variation T tail of the noise that rho is about, which costs (1 + e^epsilon) T tail of
+        delta.
+        """
+        if releases < 0 or not 0 < delta < 1:
+            raise ConfigError(f"expected releases >= 0 and 0 < delta < 1, got {releases}, {delta}")
+        if releases == 0:
+            return 0.0
+        rho, cut = releases * self.rho, releases * self.tail
+        epsilon = zcdp_epsilon(rho, delta)
+        for _ in range(8):
+            left = delta - (1 + math.exp(min(epsilon, 700.0))) * cut
+            if left <= 0:
+                return math.inf
+            grown = zcdp_epsilon(rho, left)
+            if grown <= epsilon:
+                return epsilon
+            epsilon = grown * _MARGIN
+        return math.inf
+
+    def __str__(self) -> str:
+        return (
+            f"discrete gaussian noise of {self.honest} honest parties, "
+            f"{self.noise_multiplier:.4g} sensitivities (replace-one)"
+        )
+
+
+def zcdp_delta(rho: float, epsilon: float) -> float:
+    """Return a delta for which rho-zCDP implies (epsilon, delta)-DP.
+
+    Canonne, Kamath and Steinke 2020 (The Discrete Gaussian for Differential Privacy), Corollary
+    13: the infimum over a > 1 of exp((a - 1)(a rho - epsilon)) / (a - 1) (1 - 1 / a)^a.
+    """
+    return float(np.exp(min(0.0, _least(lambda a: _log_delta(a, rho, epsilon)))))
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """Return an epsilon for which rho-zCDP implies (epsilon, delta)-DP.
+
+    The same bound solved for epsilon at each a, which makes it the smallest.
+    """
+    if rho == 0:
+        return 0.0
+    log_delta = math.log(delta)
+
+    def at(a: float) -> float:
+        return a * rho + (a * math.log1p(-1 / a) - math.log(a - 1) - log_delta) / (a - 1)
+
+    return max(0.0, _least(at)) * _MARGIN
+
+
+def _log_delta(a: float, rho: float, epsilon: float) -> float:
+    return (a - 1) * (a * rho - epsilon) - math.log(a - 1) + a * math.log1p(-1 / a)
+
+
+def _least(bound: Callable[[float], float]) -> float:
+    """The least value of a bound over a > 1; any a gives a valid one."""
+    found = minimize_scalar(
+        lambda log: bound(1 + math.exp(log)), bounds=(-14, 20), method="bounded",
+        options={"xatol": 1e-10},
+    )  # fmt: skip
+    return float(found.fun)
+
+
+def calibrate_noise(
+    *, epsilon: float, delta: float, releases: int, honest: int, sensitivity: float, numbers: int
+) -> int:
+    """The least deviation, in steps, that keeps `releases` within (epsilon, delta).
+
+    Raises:
+        ConfigError: more than a sum can carry.
+    """
+
+    def enough(deviation: int) -> bool:
+        release = SummedRelease(
+            deviation=deviation, honest=honest, sensitivity=sensitivity, numbers=numbers
+        )
+        return release.epsilon(releases, delta) <= epsilon
+
+    low, high = 0, 1
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > MAX_DEVIATION:
+            raise ConfigError(
+                f"secure_sum.noise: epsilon {epsilon:g} over {releases} releases needs noise of "
+                f"more than {MAX_DEVIATION} steps of fixed point; use fewer secure_sum.bits, fewer "
+                "epochs, smaller batches or a larger epsilon"
+            )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,123 @@
+"""Discrete noise under every sum: added exactly, within the range, never without agreement."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from protocols.discrete_gaussian import MAX_DEVIATION, discrete_gaussian, largest_noise
+from protocols.errors import LocalProtocolError
+from protocols.sums.fixed_point import FixedPoint
+from protocols.sums.headroom import solve_bfv, solve_ckks
+from tests.contracts.sum_parties import CHOICES, Parties, agreement, make, parties, random_values
+
+# `plain` of the table adds floating-point numbers; its quantised form takes noise.
+exact = pytest.mark.parametrize("choice", [name for name in CHOICES if name != "plain"])
+NOISE = 5000
+
+
+def noisy(choice: str, noise: int = NOISE, passives: int = 3, bits: int = 16) -> Parties:
+    return Parties(make(choice, agreement(passives, noise=noise, bits=bits)))
+
+
+@exact
+@pytest.mark.parametrize("passives", [2, 3])
+def test_the_sum_is_that_of_values_and_noise(choice: str, passives: int) -> None:
+    played = noisy(choice, passives=passives)
+    fixed_point = FixedPoint.of(played.sum.agreement)
+    bound, values = played.next(), random_values(passives, (40, 5))
+    noise = [
+        discrete_gaussian(bytes(32), bytes([k]), deviation=NOISE, shape=(40, 5))
+        for k in range(passives)
+    ]
+    contributions = {
+        name: played.contributors[name].contribute(value, bound, drawn)
+        for name, value, drawn in zip(played.names, values, noise, strict=True)
+    }
+    total = played.open(contributions, bound, (40, 5))
+    without = sum(replace(fixed_point, noise=0).quantise(value) for value in values)
+    assert np.array_equal(total, fixed_point.dequantise(without + sum(noise)))
+
+
+@exact
+def test_the_largest_values_and_noise_do_not_leave_the_range(choice: str) -> None:
+    played = noisy(choice)
+    bound, most = played.next(), largest_noise(NOISE)
+    contributions = {
+        name: played.contributors[name].contribute(
+            np.full((6, 1), 1e9), bound, np.full((6, 1), most)
+        )
+        for name in played.names
+    }
+    fixed_point = FixedPoint.of(played.sum.agreement)
+    assert fixed_point.limit == 3 * (fixed_point.levels + most)
+    total = played.open(contributions, bound, (6, 1))
+    assert np.array_equal(total, fixed_point.dequantise(np.full((6, 1), fixed_point.limit)))
+
+
+@exact
+def test_noise_that_was_not_agreed_or_does_not_fit_is_refused(choice: str) -> None:
+    values, none = np.zeros((2, 3)), np.zeros((2, 3), dtype=np.int64)
+    without, agreed = parties(choice), noisy(choice)
+    with pytest.raises(LocalProtocolError, match="noise of 0 steps .* but some was given"):
+        without.contributors["passive_1"].contribute(values, without.next(), none)
+    for given, said in (
+        (None, f"noise of {NOISE} steps .* but none was given"),
+        (none.astype(np.int32), "got int32"),
+        (none.astype(np.float64), "got float64"),
+        (none.T, "of shape"),
+        (none + largest_noise(NOISE) + 1, "lies beyond"),
+        (none - largest_noise(NOISE) - 1, "lies beyond"),
+    ):
+        with pytest.raises(LocalProtocolError, match=said):
+            agreed.contributors["passive_1"].contribute(values, agreed.next(), given)
+
+
+def test_the_plain_sum_of_floating_point_takes_no_noise() -> None:
+    with pytest.raises(LocalProtocolError, match="quantise=True"):
+        make("plain", agreement(noise=NOISE))
+    played = parties("plain")
+    with pytest.raises(LocalProtocolError, match="no noise was agreed"):
+        played.contributors["passive_1"].contribute(
+            np.zeros((1, 1)), played.next(), np.zeros((1, 1), dtype=np.int64)
+        )
+
+
+@pytest.mark.parametrize("noise", [0, -1, MAX_DEVIATION + 1])
+def test_an_agreement_refuses_noise_out_of_range(noise: int) -> None:
+    with pytest.raises(LocalProtocolError, match="noise lies in 1.."):
+        agreement(noise=noise)
+
+
+def test_without_noise_the_digest_is_what_it_was() -> None:
+    assert agreement().digest == agreement(noise=None).digest
+    assert agreement(noise=1).digest not in (agreement().digest, agreement(noise=2).digest)
+
+
+@pytest.mark.parametrize("noise", [0, 1, 1000, MAX_DEVIATION])
+@pytest.mark.parametrize("passives", [1, 2, 3, 24, 1024])
+@pytest.mark.parametrize("bits", [2, 16, 24])
+def test_a_field_holds_any_sum(noise: int, passives: int, bits: int) -> None:
+    fixed_point = FixedPoint(clip_norm=1.0, bits=bits, contributors=passives, noise=noise)
+    assert fixed_point.limit < 2 ** (fixed_point.field_bits - 1)
+    if not noise:
+        assert fixed_point.field_bits == bits + (passives - 1).bit_length()
+
+
+def test_headroom_counts_the_tail() -> None:
+    quiet = FixedPoint(clip_norm=1.0, bits=16, contributors=3)
+    loud = replace(quiet, noise=100 * quiet.levels)
+    for solve in (solve_ckks, solve_bfv):
+        assert solve(quiet).packing.fields == 2
+        packing = solve(loud).packing
+        assert packing.fields == 1
+        assert loud.limit < 2 ** (packing.field_bits - 1)
+    with pytest.raises(LocalProtocolError, match="bits would"):
+        solve_bfv(FixedPoint(clip_norm=1.0, bits=24, contributors=1024, noise=MAX_DEVIATION))
+
+
+def test_fewer_bits_keep_the_noise_in_units_of_the_clip() -> None:
+    fine = FixedPoint(clip_norm=1.0, bits=16, contributors=3, noise=40_000)
+    coarse = fine.with_bits(8)
+    assert coarse.bits == 8
+    assert 40_000 / 32767 <= coarse.noise / coarse.levels <= 40_000 / 32767 + 1 / coarse.levels
