@@ -122,7 +122,8 @@ def _laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
     negative_n = bits.below(2, len(u_n)).astype(bool)
     # Zero would come twice, as +0 and -0.
     once_n = ~(negative_n & (magnitude_n == 0))
-    return np.where(negative_n, -magnitude_n, magnitude_n)[once_n]
+    proposed_n: Integers = np.where(negative_n, -magnitude_n, magnitude_n)[once_n]
+    return proposed_n
 
 
 def _exp_minus(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:

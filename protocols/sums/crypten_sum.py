@@ -37,7 +37,7 @@ from protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from protocols.sums.agreed import NoSetup, fingerprint
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import frame_bytes
-from protocols.sums.interface import FloatArray, StepBinding, SumAgreement
+from protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
 from protocols.sums.rounds import TwoRoundFrames
 from protocols.sums.step_seals import SEAL_OVERHEAD_BYTES, StepSeals
 
@@ -113,9 +113,11 @@ class CryptenContributor(StepSeals):
         self._own: tuple[StepBinding, Shares] | None = None
         super().__init__(me, (*self._others, agreement.receiver), self._two_rounds)
 
-    def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
+    def contribute(
+        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+    ) -> bytes:
         """See `SumContributor`: the keys of the others' shares, each sealed for its holder."""
-        integers_BD = self._sum.fixed_point.quantise(values_BD)
+        integers_BD = self._sum.fixed_point.quantise(values_BD, noise_BD)
         rows, columns = values_BD.shape
         self.require_finished()
         self._frames.begin_step(binding)

@@ -19,7 +19,7 @@ RARE = 1e-5
 def probabilities(deviation: float, most: int) -> NDArray[np.float64]:
     x = np.arange(-most, most + 1)
     weight = np.exp(-(x**2) / (2 * deviation**2))
-    return weight / weight.sum()
+    return np.asarray(weight / weight.sum())
 
 
 def fits(sample: NDArray[np.int64], deviation: float) -> bool:
