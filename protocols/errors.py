@@ -5,7 +5,7 @@ Run by: every role. A caller can retry after fixing a `LocalProtocolError`; a
 forged, and that the session with that peer must end.
 """
 
-__all__ = ["LocalProtocolError", "RemoteProtocolError", "UnsafeChoiceWarning"]
+__all__ = ["LocalProtocolError", "PartyLeftError", "RemoteProtocolError", "UnsafeChoiceWarning"]
 
 
 class LocalProtocolError(ValueError):
@@ -18,6 +18,10 @@ class RemoteProtocolError(RuntimeError):
     The message names the peer, what was expected, what came (names, sizes and numbers of
     the message's form) and what to do; it never repeats a secret or a person's data.
     """
+
+
+class PartyLeftError(RemoteProtocolError):
+    """A peer fell silent: nothing came where its message was due."""
 
 
 class UnsafeChoiceWarning(UserWarning):

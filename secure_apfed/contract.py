@@ -69,7 +69,9 @@ class Contract(Settings):
         alignment, secure_sum, guard: protocols with their public parameters.
         minimum_batch: rows below which a passive refuses a batch.
         epochs, batch_size: how much will be asked of the passives at most.
-        when_a_party_leaves: the run stops for all.
+        when_a_party_leaves: in the middle of a step, "abort": the run stops for all; "recover":
+            it goes on without a passive that fell silent, while no fewer than the secure sum's
+            threshold are left.
     """
 
     schema_version: Literal[1] = 1
@@ -83,7 +85,7 @@ class Contract(Settings):
     minimum_batch: int = Field(ge=1)
     epochs: int = Field(ge=1)
     batch_size: int = Field(ge=1)
-    when_a_party_leaves: Literal["abort"] = "abort"
+    when_a_party_leaves: Literal["abort", "recover"] = "abort"
 
     @model_validator(mode="after")
     def _parties_fit(self) -> Self:

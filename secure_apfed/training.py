@@ -65,12 +65,16 @@ class SumSettings(Settings):
             before the mean over the batch); null: no clip (only where nothing is quantised).
         bits: fixed-point bits of one value.
         allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
+        threshold: under masked_recovery, passives without whom a step has no sum; training goes
+            on without those who fall silent until fewer are left. More than half of all; null:
+            two thirds and one. Other sums need every passive in every step.
     """
 
     protocol: str = "ckks"
     clip: float | None = Field(1.0, gt=0)
     bits: int = Field(16, ge=2, le=24)
     allow_single_passive: bool = False
+    threshold: int | None = Field(None, ge=1)
 
     @field_validator("protocol")
     @classmethod

@@ -172,6 +172,12 @@ def warnings_of(run: RunFolder) -> tuple[str, ...]:
             told.append("No batch was ever sent to the passives: the active trained alone.")
         if not run.situation.guarded:
             told.append("There is no guard: passives receive the representations as they are.")
+        attendance = run.outcome.attendance
+        for name, step in attendance.left.items():
+            told.append(
+                f"{name} fell silent in step {step}: of the steps from then on "
+                f"{attendance.steps_without_all} went on without all passives."
+            )
     else:
         told.append("TVFL is a baseline: passives receive gradients that give labels away.")
         if not run.situation.guarded:

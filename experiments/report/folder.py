@@ -49,6 +49,13 @@ class Privacy(_Part):
     trace: tuple[str, ...] = ()
 
 
+class Attendance(_Part):
+    """Passives who fell silent in the last session, and in which step."""
+
+    left: Mapping[str, int] = {}
+    steps_without_all: int = 0
+
+
 class Outcome(_Part):
     """result.json."""
 
@@ -61,6 +68,7 @@ class Outcome(_Part):
     train_rows: int | None = None
     test_rows: int | None = None
     sum: Mapping[str, Any] = {}
+    attendance: Attendance = Attendance()
     guarantee: str | None = None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from protocols.seal import RunKey, SealedLink
 from secure_apfed.exchange.envelope import Envelope, Kind
 
@@ -30,7 +30,8 @@ class Transport(Protocol):
         """Return the next envelope from `sender` to `receiver`.
 
         Raises:
-            RemoteProtocolError: nothing came, or not what was expected here.
+            PartyLeftError: nothing came.
+            RemoteProtocolError: something else came than what was expected here.
         """
         ...
 
@@ -86,7 +87,7 @@ class InMemoryTransport:
         link = self._link(receiver, sender)
         queue = self._frames[sender, receiver]
         if not queue:
-            raise RemoteProtocolError(
+            raise PartyLeftError(
                 f"{receiver} expected {kind} of step {step} from {sender}; nothing came"
             )
         envelope = self._open(queue.popleft(), link)

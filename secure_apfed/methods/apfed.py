@@ -14,7 +14,8 @@ from torch import Tensor
 from protocols.sums import SecureSum
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.defences import gradient_chain, representation_chain
-from secure_apfed.exchange import Envelope, Kind, Transcript
+from secure_apfed.exchange import Kind, Transcript
+from secure_apfed.methods.attendance import Attendance
 from secure_apfed.methods.defending import surroundings_of
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
 from secure_apfed.methods.stage import Stage, set_stage
@@ -67,46 +68,52 @@ class Apfed:
     rounds: int = 1
     smallest_batch: int = 2
 
+    def __post_init__(self) -> None:
+        self._attendance = Attendance(self.contract)
+
     def step(self, step: int, rows_B: Tensor) -> float:
         """All roles of one step, in protocol order (Alg. 1).
 
-        2M + 1 envelopes; 4M + 1 where the sum has two rounds.
+        2M + 1 envelopes with M passives present; 4M + 1 where the sum has two rounds.
         """
         channel, active, aggregator = self.transcript, self.active, self.aggregator
         envelopes = active.represent(step, rows_B)
         if not envelopes or aggregator is None:
             return active.update(None)
         for envelope in envelopes:
-            channel.send(envelope)
-        for passive in self.passives:
+            if envelope.receiver in self._attendance.present:
+                channel.send(envelope)
+        for passive in self._present():
             received = channel.receive(
                 passive.name, sender=active.name, kind=Kind.REPRESENTATIONS, step=step
             )
             channel.send(passive.contribute(received))
-        bodies = self._gathered(Kind.CONTRIBUTION, step)
+        bodies = self._attendance.gather(channel, Kind.CONTRIBUTION, step)
         if self.rounds == 2:
             for request in aggregator.ask(bodies):
                 channel.send(request)
-            for passive in self.passives:
+            for passive in self._present():
                 received = channel.receive(
                     passive.name, sender=AGGREGATOR, kind=Kind.SUM_REQUEST, step=step
                 )
                 channel.send(passive.answer(received))
-            bodies = self._gathered(Kind.SUM_ANSWER, step)
+            bodies = self._attendance.gather(channel, Kind.SUM_ANSWER, step)
         channel.send(aggregator.combine(bodies))
         loss = active.update(
             channel.receive(active.name, sender=AGGREGATOR, kind=Kind.SUM, step=step)
         )
         if active.opened is not None:
             channel.keep_opened(step, active.opened)
+        self._attendance.finish_step()
         return loss
 
-    def _gathered(self, kind: Kind, step: int) -> list[Envelope]:
-        """What the aggregator receives of one kind, one envelope of each passive."""
-        return [
-            self.transcript.receive(AGGREGATOR, sender=passive.name, kind=kind, step=step)
-            for passive in self.passives
-        ]
+    def _present(self) -> list[PassiveParty]:
+        """The passives that take part still."""
+        return [passive for passive in self.passives if passive.name in self._attendance.present]
+
+    def attendance(self) -> Mapping[str, object]:
+        """Who fell silent in this session, and how many steps went on without somebody."""
+        return self._attendance.facts() if self.passives else {}
 
     def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
         """Accuracy of the active alone; needs no exchange."""
@@ -141,7 +148,8 @@ def open_apfed(start: Start) -> Apfed:
     representation = representation_terms(config, shape, guard, projected=projection is not None)
     terms = {name: passive_terms(config, name, representation) for name in names}
     secure_sum = make_sum(start, names)
-    agreed = {**secure_sum.parameters(), **config.secure_sum.model_dump(mode="json")}
+    settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
+    agreed = {**secure_sum.parameters(), **settings}
     stage = set_stage(start, terms=terms, secure_sum=agreed)
     private = private_updates(start, active.name, guard, rows=len(active.ids))
     party = _active_party(start, stage, networks, guard, secure_sum, shape, private)

@@ -108,6 +108,10 @@ class Method(Protocol):
         """Test accuracy by inference variant; `final` includes what needs an exchange."""
         ...
 
+    def attendance(self) -> Mapping[str, object]:
+        """Who fell silent in this session; empty where the method has no way on without one."""
+        ...
+
     def solo(self) -> ActiveNetworks | None:
         """The networks that predict without any other party, if the method has them."""
         ...

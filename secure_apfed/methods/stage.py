@@ -5,7 +5,7 @@ Run by: the session that plays all parties; across organisations each party does
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -119,4 +119,12 @@ def _contract(
         minimum_batch=config.rules.minimum_batch,
         epochs=config.train.epochs,
         batch_size=config.train.batch_size,
+        when_a_party_leaves=_when_a_party_leaves(secure_sum, passives=len(terms)),
     )
+
+
+def _when_a_party_leaves(
+    secure_sum: Mapping[str, Any], *, passives: int
+) -> Literal["abort", "recover"]:
+    """Recover where the sum has a threshold, and it lies below the number of passives."""
+    return "recover" if secure_sum.get("threshold", passives) < passives else "abort"

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from protocols.randomness import fresh_key
-from protocols.sums import SECURE_SUMS, PlainSum, SecureSum, SumAgreement
+from protocols.sums import SECURE_SUMS, MaskedRecoverySum, PlainSum, SecureSum, SumAgreement
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError
@@ -21,7 +21,7 @@ from secure_apfed.privacy import (
     calibrate_updates,
     make_guard,
 )
-from secure_apfed.training import PassiveSettings
+from secure_apfed.training import PassiveSettings, SumSettings
 
 __all__ = [
     "check_passives",
@@ -172,10 +172,29 @@ def make_sum(start: Start, passives: Sequence[str]) -> SecureSum:
         clip_norm=settings.clip or 1.0,
         bits=settings.bits,
         allow_single=settings.allow_single_passive,
+        threshold=_threshold(settings, len(passives)),
     )
     if settings.protocol == PlainSum.name:
         return PlainSum(agreement, clip=settings.clip is not None)
     return SECURE_SUMS[settings.protocol](agreement)
+
+
+def _threshold(settings: SumSettings, passives: int) -> int | None:
+    least = settings.threshold
+    if least is None or least == passives:
+        return least
+    if least > passives or settings.protocol != MaskedRecoverySum.name:
+        raise ConfigError(
+            f"secure_sum.threshold: {least} of {passives} passives does not go with "
+            f"{settings.protocol}; only {MaskedRecoverySum.name} has a sum without all passives, "
+            "and a threshold is at most their number"
+        )
+    if 2 * least <= passives:
+        raise ConfigError(
+            f"secure_sum.threshold: {least} is not above half of {passives} passives, so an "
+            f"aggregator could open single gradients; say {passives // 2 + 1} or more"
+        )
+    return least
 
 
 def noise_key(config: Config, party: str) -> bytes:

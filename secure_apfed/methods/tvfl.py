@@ -154,6 +154,10 @@ class Tvfl:
             correct += int((scores_BK.argmax(1) == self.active.labels_N[own_B]).sum())
         return correct / count
 
+    def attendance(self) -> Mapping[str, object]:
+        """Every passive is needed in every step."""
+        return {}
+
     def solo(self) -> ActiveNetworks | None:
         """None: the model cannot predict without the passives."""
         return None

@@ -137,6 +137,7 @@ class RunWriter:
                 "train_rows": len(recording.data.train_rows),
                 "test_rows": len(recording.data.test_rows),
                 "sum": dict(method.secure_sum),
+                "attendance": dict(method.attendance()),
                 "guarantee": guarantee,
             },
         )
