@@ -394,14 +394,10 @@ def test_coalitions_see_uniform_words() -> None:
     assert looks_uniform(total)  # the aggregator alone: not even the sum
     seen = [words_of(frame) for frame in frames.values()]
     assert all(looks_uniform(one) for one in seen)
-    seeds = {
-        me: np.frombuffer(
-            session.receiver.stream(me, bound, shape, 4 * 128 * 64),  # type: ignore[attr-defined]  # this receiver
-            dtype="<u4",
-        )
-        for me in session.names
-    }
-    active = [one - seeds[me] for one, me in zip(seen, session.names, strict=True)]
+    seeds = {me: np.zeros(shape, dtype="<u4") for me in session.names}
+    for me, mask_BD in seeds.items():
+        session.receiver.add_stream(me, bound, mask_BD, sign=1)  # type: ignore[attr-defined]  # this receiver
+    active = [one - seeds[me].reshape(-1) for one, me in zip(seen, session.names, strict=True)]
     assert all(looks_uniform(one) for one in active)  # with the active: no single one
     assert looks_uniform(active[0] + active[1] + active[2])  # nor the sum of some
     opened = session.receiver.decode(combined, shape, bound)
