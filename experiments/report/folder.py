@@ -17,7 +17,7 @@ from secure_apfed.config_file import load_config_text
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
 
-__all__ = ["EpochMetrics", "Outcome", "Privacy", "RunFolder", "read_run"]
+__all__ = ["Attendance", "EpochMetrics", "Outcome", "Privacy", "RunFolder", "read_run"]
 
 _PartT = TypeVar("_PartT")
 
