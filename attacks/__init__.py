@@ -7,9 +7,12 @@ docs/add-an-attack.md.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from attacks.chosen_representations import ChosenRepresentations
 from attacks.contrastive_inversion import ContrastiveInversion
+from attacks.decoder_extraction import DecoderExtraction
 from attacks.interface import Attack
 from attacks.inverse_network import InverseNetwork
+from attacks.isolation import Isolation
 from attacks.label_gradients import LabelGradients
 from attacks.model_completion import ModelCompletion
 from attacks.temporal import Temporal
@@ -26,6 +29,10 @@ _ENTRIES: tuple[type[Attack], ...] = (
     InverseNetwork,
     # The passives' features, from the sums that the active decoded.
     ContrastiveInversion,
+    # The same, by an active that deviates: these are played in live runs (attacks.live).
+    ChosenRepresentations,
+    DecoderExtraction,
+    Isolation,
 )
 
 ATTACKS: Mapping[str, type[Attack]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

@@ -16,7 +16,8 @@ Letters: B batch, N rows of the epoch, D numbers of a representation.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -33,8 +34,9 @@ from secure_apfed.objectives import ContrastiveSettings, contrastive_loss
 
 __all__ = [
     "ContrastiveInversion",
+    "Question",
     "contrastive_sum",
-    "explain_sum",
+    "explain_sums",
     "opened_batches",
     "why_not_contrastive",
 ]
@@ -104,7 +106,8 @@ class ContrastiveInversion(Attack):
             sum_BD = view.opened[step].flatten(1).double()
             rows.append(rows_B)
             sums.append(sum_BD)
-            recovered.append(explain_sum(h_BD, sum_BD, contributors, view.budget.iterations))
+            question = Question.of(h_BD, sum_BD)
+            recovered.append(explain_sums([question], contributors, view.budget.iterations))
         positions, order = torch.cat(rows).sort()
         return (
             Observed(positions, torch.cat(sums)[order]),
@@ -133,47 +136,68 @@ def opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, T
     ]
 
 
-def explain_sum(
-    h_BD: Tensor,
-    sum_BD: Tensor,
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What the active sent in a step and the sum that it opened.
+
+    Attributes:
+        h: (B, D) what it sent.
+        sum: (B, D) the sum of lambda_p B dL_p/dh over the contributors, rows clipped.
+        people: (B,) which of the unknown representations each row is of.
+    """
+
+    h: Tensor
+    sum: Tensor
+    people: Tensor
+
+    @classmethod
+    def of(cls, h_BD: Tensor, sum_BD: Tensor, people_B: Tensor | None = None) -> Self:
+        """In double precision; by default each row is another person's."""
+        people_B = torch.arange(len(h_BD)) if people_B is None else people_B
+        return cls(h_BD.flatten(1).double(), sum_BD.flatten(1).double(), people_B)
+
+
+def explain_sums(
+    questions: Sequence[Question],
     contributors: Sequence[Agreed],
     iterations: int,
     *,
-    start_BD: Tensor | None = None,
+    start_ND: Tensor | None = None,
 ) -> Tensor:
-    """Return unit representations (B, D) that, held by every contributor, give this sum.
+    """Return unit representations (N, D) that, held by every contributor, give these sums.
 
     Args:
-        h_BD: what the active sent.
-        sum_BD: the sum of lambda_p B dL_p/dh over the contributors, rows clipped.
+        questions: about N people, answered with the same representations.
         contributors: of one contrastive objective.
         iterations: of L-BFGS on |predicted - sum|^2 / |sum|^2.
-        start_BD: where it starts, any norm; by default a mixture of the sum and of h.
+        start_ND: where it starts, any norm; by default a mixture of the first sum and h.
 
     Raises:
-        AttackError: the sum is zero everywhere.
+        AttackError: the sums are zero everywhere.
     """
-    h_BD, sum_BD = h_BD.flatten(1).double(), sum_BD.double()
-    scale = sum_BD.square().sum()
+    first = questions[0]
+    scale = sum(float(item.sum.square().sum()) for item in questions)
     if not scale:
         raise AttackError("the sum is zero everywhere; it holds no gradient to invert")
-    if start_BD is None:
-        start_BD = F.normalize(-sum_BD, dim=1) + 0.5 * F.normalize(h_BD, dim=1)
-    guess_BD = start_BD.double().clone().requires_grad_()
+    if start_ND is None:
+        start_ND = F.normalize(-first.sum, dim=1) + 0.5 * F.normalize(first.h, dim=1)
+    guess_ND = start_ND.double().clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
-        [guess_BD], max_iter=iterations, history_size=20, line_search_fn="strong_wolfe",
-        tolerance_grad=1e-10, tolerance_change=1e-12,
+        [guess_ND], max_iter=iterations, history_size=20, line_search_fn="strong_wolfe",
+        tolerance_grad=1e-12, tolerance_change=1e-15,
     )  # fmt: skip
 
     def mismatch() -> Tensor:
         optimiser.zero_grad()
-        found_BD = contrastive_sum(h_BD, guess_BD, contributors)
-        error = (found_BD - sum_BD).square().sum() / scale
-        (guess_BD.grad,) = torch.autograd.grad(error, guess_BD)
+        error = guess_ND.new_zeros(())
+        for item in questions:
+            found_BD = contrastive_sum(item.h, guess_ND[item.people], contributors)
+            error = error + (found_BD - item.sum).square().sum() / scale
+        (guess_ND.grad,) = torch.autograd.grad(error, guess_ND)
         return error.detach()
 
     optimiser.step(mismatch)
-    return F.normalize(guess_BD.detach(), dim=1)
+    return F.normalize(guess_ND.detach(), dim=1)
 
 
 def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[Agreed]) -> Tensor:
@@ -196,4 +220,5 @@ def _clipped_weight(row_BD: Tensor, agreed: Agreed) -> Tensor:
     if agreed.clip is None:
         return torch.full_like(row_BD[:, :1], agreed.weight)
     norm_B1 = row_BD.norm(dim=1, keepdim=True).clamp(min=1e-30)
-    return norm_B1.reciprocal().mul(agreed.clip).clamp(max=agreed.weight)
+    weight_B1: Tensor = (agreed.clip / norm_B1).clamp(max=agreed.weight)
+    return weight_B1

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from attacks.interface import AttackError
-from attacks.view import AdversaryView, Agreed, Behaviour, Budget, Knowledge, KnownRows, Role
+from attacks.view import (
+    AdversaryView,
+    Agreed,
+    Behaviour,
+    Budget,
+    Knowledge,
+    KnownRows,
+    Played,
+    Role,
+)
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Flow
 from secure_apfed.methods.aligning import positions_of
@@ -129,14 +138,14 @@ def view_of(
     behaviour: Behaviour = "curious",
     budget: Budget | None = None,
     opened: Mapping[int, Tensor] | None = None,
-    played: str | None = None,
+    played: Played | None = None,
 ) -> AdversaryView:
     """Return what `parties` saw: the adversary first, then those that collude with it.
 
     "eavesdropper" and "outsider" are adversaries too: the links are sealed, so the first sees
     the sizes of all flows and no payload, the second nothing of the training. `opened` is what
     the active decoded (see `AdversaryView.opened`), where it is not what the recording says; only
-    a coalition with the active gets it. `played` is the attack that the first party played live.
+    a coalition with the active gets it. `played` is what the first party played.
 
     Raises:
         AttackError: no party, one that the run does not have, or one named twice.

@@ -19,10 +19,11 @@ from sklearn.linear_model import RidgeCV
 from sklearn.neural_network import MLPRegressor
 from torch import Tensor
 
-from attacks.interface import AttackError, Prediction
+from attacks.completion import own_columns, standardised
+from attacks.interface import AttackError, Guess, Prediction
 from attacks.view import AdversaryView
 
-__all__ = ["REGRESSORS", "Regression"]
+__all__ = ["REGRESSORS", "Regression", "guess_features"]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
@@ -98,3 +99,31 @@ class Regression:
             regressor.fit(values_NF[self.shadow], (self.pairs - centre_F) / scale)
         found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
         return Prediction(found_UF * scale + centre_F)
+
+
+def guess_features(
+    view: AdversaryView,
+    positions: Tensor,
+    columns: Mapping[str, Tensor],
+    *,
+    hidden: int,
+    components: int,
+    seed: int,
+) -> Guess:
+    """Regress what was released to the victim's features, beside the same from own features x.
+
+    `columns` are (N, C) of `positions` (N,), which ascend and have shadow rows among them. The
+    MLP is `hidden` wide; columns wider than `components` are reduced to so many.
+    """
+    scaled = {
+        name: standardised(values, components=components, seed=seed)
+        for name, values in {**columns, "x": own_columns(view, positions)}.items()
+    }
+    own_NF = scaled.pop("x")
+    first = next(iter(scaled))
+    regress = Regression.of(view, positions, hidden=hidden, seed=seed)
+    return Guess(
+        positions=positions[regress.unknown],
+        attacks=regress.on({**scaled, f"{first} and x": np.hstack([scaled[first], own_NF])}),
+        baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": own_NF})},
+    )

@@ -5,7 +5,7 @@ Run by: the experimenter, who holds the recording of all parties.
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
@@ -15,13 +15,15 @@ from attacks import ATTACKS
 from attacks.interface import Attack, AttackError, AttackResult, Guess
 from attacks.recorded import class_priors, reveal_features, reveal_labels, truth_of, view_of
 from attacks.scoring import not_applicable, score
-from attacks.view import AdversaryView, Budget, Knowledge
+from attacks.strategy import ActiveAttack, ActiveSeat
+from attacks.view import AdversaryView, Budget, Knowledge, Played
+from protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
 from secure_apfed.config_problems import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs import Recording
 
-__all__ = ["full_suite", "headlines", "mount", "prepare"]
+__all__ = ["full_suite", "headlines", "mount", "prepare", "result_of"]
 
 
 def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...]:
@@ -92,6 +94,29 @@ def mount(
     )
 
 
+def result_of(
+    attack: ActiveAttack,
+    recording: Recording,
+    parties: Sequence[str],
+    victim: str,
+    *,
+    seed: int,
+    seat: ActiveSeat,
+) -> AttackResult:
+    """Return the result of a malicious attack that is played from `seat` now.
+
+    A refusal is a result that does not apply, for that reason.
+    """
+    trial = _Trial(attack, recording, tuple(parties), victim, None, seed, "cpu", None)
+    try:
+        notes = attack.play(seat, trial.knowledge(), seed)
+    except RemoteProtocolError as refusal:
+        ignorant = Knowledge(classes=len(recording.data.classes), victim=victim)
+        view = trial.view(ignorant)
+        return not_applicable(attack, view, f"the protocol refused: {refusal}", seed)
+    return replace(trial, played=Played(attack.name, notes)).result()
+
+
 def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
     """Return the worst result of each attack: the highest advantage of any adversary and options.
 
@@ -137,14 +162,15 @@ class _Trial:
     seed: int
     device: str
     on_score: Callable[[AttackResult, Guess], None] | None
+    played: Played | None = None
 
     def result(self) -> AttackResult:
         """Attack and score, or say why not."""
         attack = self.attack
-        view = self._view(Knowledge(classes=len(self.recording.data.classes), victim=self.victim))
+        view = self.view(Knowledge(classes=len(self.recording.data.classes), victim=self.victim))
         outcome: str | Guess
         try:
-            view = self._view(self._knowledge())
+            view = self.view(self.knowledge())
             outcome = attack.applicable(view) or self._guess(view)
         except AttackError as error:
             outcome = attack.applicable(view) or str(error)
@@ -160,7 +186,8 @@ class _Trial:
         with threadpool_limits(1):
             return self.attack.run(view, self.seed)
 
-    def _view(self, knowledge: Knowledge) -> AdversaryView:
+    def view(self, knowledge: Knowledge) -> AdversaryView:
+        """What these parties saw, and what they know besides."""
         return view_of(
             self.recording,
             self.parties,
@@ -168,9 +195,11 @@ class _Trial:
             behaviour=self.attack.behaviour,
             budget=Budget(iterations=self.attack.iterations, device=self.device),
             opened=self.opened,
+            played=self.played,
         )
 
-    def _knowledge(self) -> Knowledge:
+    def knowledge(self) -> Knowledge:
+        """What the attack's options declare."""
         attack, truth = self.attack, truth_of(self.recording)
         return Knowledge(
             classes=truth.classes,

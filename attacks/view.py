@@ -27,6 +27,7 @@ __all__ = [
     "Budget",
     "Knowledge",
     "KnownRows",
+    "Played",
     "Role",
 ]
 
@@ -103,6 +104,19 @@ class Agreed:
     clip: float | None
 
 
+@dataclass(frozen=True, eq=False)
+class Played:
+    """A malicious attack's part in a live run.
+
+    Attributes:
+        attack: its name.
+        notes: what the adversary kept for itself.
+    """
+
+    attack: str
+    notes: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdversaryView:
     """Everything that an attack may use.
@@ -118,8 +132,8 @@ class AdversaryView:
             the order of that step's representations. No message holds it: where sums are
             encrypted only the active's own record does.
         agreed: passive -> what it does by contract; empty where it contributes to no sum.
-        played: the attack that the adversary played in place of its part; None: it kept to the
-            protocol while the run was recorded.
+        played: what the adversary played in place of its part; None: it kept to the protocol
+            while the run was recorded.
         features: member -> (A, ...) its own features; row k is alignment position k.
         knowledge, budget: what is declared.
     """
@@ -132,7 +146,7 @@ class AdversaryView:
     flows: tuple[Flow, ...] = field(default=(), repr=False)
     opened: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     agreed: Mapping[str, Agreed] = field(default_factory=dict)
-    played: str | None = None
+    played: Played | None = None
     features: Mapping[str, Tensor] = field(repr=False)
     knowledge: Knowledge
     budget: Budget = Budget()

@@ -19,6 +19,7 @@ from secure_apfed.objectives.settings import (
 
 __all__ = [
     "OBJECTIVES",
+    "Contrastive",
     "ContrastiveSettings",
     "ObjectiveSettings",
     "ReconstructionSettings",

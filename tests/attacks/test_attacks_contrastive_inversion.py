@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.contrastive_inversion import contrastive_sum, explain_sum
+from attacks.contrastive_inversion import Question, contrastive_sum, explain_sums
 from attacks.interface import AttackError
 from attacks.recorded import truth_of, view_of
 from attacks.run import mount
@@ -43,7 +43,7 @@ def _agreed(anchors: Any = "both", *, weight: float = 1.0, clip: float | None = 
 def test_one_passives_representations_are_recovered_from_one_step(anchors: str) -> None:
     h_BD, (p_BD,) = _random(torch.Generator().manual_seed(0), 1)
     sum_BD = 0.5 * _gradient(h_BD, p_BD, anchors)
-    found = explain_sum(h_BD, sum_BD, [_agreed(anchors, weight=0.5)], 300)
+    found = explain_sums([Question.of(h_BD, sum_BD)], [_agreed(anchors, weight=0.5)], 300)
     assert float(F.cosine_similarity(found, p_BD).mean()) > 0.93
 
 
@@ -54,14 +54,14 @@ def test_clipped_rows_are_matched_as_the_passive_clips_them() -> None:
     sent_BD = real_BD * (bound / real_BD.norm(dim=1, keepdim=True)).clamp(max=1)
     agreed = _agreed(clip=bound)
     assert torch.allclose(contrastive_sum(h_BD, p_BD, [agreed]), sent_BD, atol=1e-12)
-    found = explain_sum(h_BD, sent_BD, [agreed], 300)
+    found = explain_sums([Question.of(h_BD, sent_BD)], [agreed], 300)
     assert float(F.cosine_similarity(found, p_BD).mean()) > 0.85
 
 
 def test_a_sum_of_several_passives_gives_a_mixture_only() -> None:
     h_BD, several = _random(torch.Generator().manual_seed(0), 5)
     total = torch.stack([_gradient(h_BD, p_BD, "active") for p_BD in several]).sum(dim=0)
-    found = explain_sum(h_BD, total, [_agreed("active")] * 5, 300)
+    found = explain_sums([Question.of(h_BD, total)], [_agreed("active")] * 5, 300)
     assert float(F.cosine_similarity(found, several[0]).mean()) < 0.5
     # It explains the sum all the same: leakage is weakened, not absent.
     assert torch.allclose(5 * _gradient(h_BD, found, "active"), total, atol=5e-4)
@@ -69,7 +69,7 @@ def test_a_sum_of_several_passives_gives_a_mixture_only() -> None:
 
 def test_a_zero_sum_is_refused() -> None:
     with pytest.raises(AttackError, match="the sum is zero everywhere"):
-        explain_sum(torch.ones(3, 2), torch.zeros(3, 2), [_agreed()], 1)
+        explain_sums([Question.of(torch.ones(3, 2), torch.zeros(3, 2))], [_agreed()], 1)
 
 
 def _opened(recording: Any, passives: tuple[str, ...]) -> Mapping[int, Tensor]:

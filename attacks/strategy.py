@@ -1,0 +1,134 @@
+"""A malicious attack: one that deviates in a live run first and reads its recording afterwards.
+
+Run by: an adversary that is a party. `play` is its strategy: it takes the party's place among
+the real parties, whose messages, rules and sums are those of any run. `run` is an attack like
+every other, on the view of that run. What the adversary kept for itself while it played comes
+back in `view.played`.
+
+Letters: B batch, D numbers of a representation.
+"""
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from typing import ClassVar, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from attacks.interface import Attack, AttackError, Target
+from attacks.view import AdversaryView, Behaviour, Knowledge, Role
+from secure_apfed.contract import RepresentationTerms
+
+__all__ = ["ActiveAttack", "ActiveSeat", "notes_of", "people_to_ask", "why_not_played"]
+
+
+class ActiveSeat(Protocol):
+    """The active's place in a live run, as an attack plays it.
+
+    Attributes:
+        trained: (T,) alignment positions of the training rows, in an order of the seed.
+        terms: what a row of representations may be; batch_size: the largest agreed batch.
+        passives: their names.
+        protected: whether the passives hold the active to the protocol's rules.
+    """
+
+    @property
+    def trained(self) -> Tensor: ...
+
+    @property
+    def terms(self) -> RepresentationTerms: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def passives(self) -> tuple[str, ...]: ...
+
+    @property
+    def protected(self) -> bool: ...
+
+    def ask(
+        self,
+        rows_B: Tensor,
+        z_BD: Tensor,
+        *,
+        instead: Mapping[str, Tensor] | None = None,
+        weights: Mapping[str, float] | None = None,
+        participants: Collection[str] | None = None,
+    ) -> Tensor:
+        """Play one step with these representations; return the sum (B, D) that it opened.
+
+        Args:
+            rows_B: alignment positions.
+            z_BD: what is sent.
+            instead: what is sent to single passives in its place.
+            weights: asks these passives to use another lambda_p.
+            participants: whose contributions are added; None: everybody's.
+
+        Raises:
+            RemoteProtocolError: a party refused; the run is over then.
+        """
+        ...
+
+    def told(self, passive: str) -> Tensor:
+        """What a colluding passive says that it contributed to the last sum (B, D), clipped."""
+        ...
+
+
+class ActiveAttack(Attack):
+    """Base of the attacks by a malicious active on a passive's features.
+
+    Attributes:
+        people: how many it asks about, known ones among them.
+        shadow_rows: pairs that the adversary has.
+        hidden, components: of the regression, as in `inverse_network`.
+    """
+
+    target: ClassVar[Target] = "features"
+    roles: ClassVar[tuple[Role, ...]] = ("active",)
+    behaviour: ClassVar[Behaviour] = "malicious"
+
+    people: int = Field(128, ge=4)
+    shadow_rows: int = Field(50, ge=2)
+    hidden: int = Field(128, ge=1)
+    components: int = Field(256, ge=2)
+
+    @abstractmethod
+    def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+        """Ask what it needs; return what the adversary keeps besides the recording.
+
+        Raises:
+            RemoteProtocolError: a party refused.
+        """
+
+
+def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
+    """Return (N,) positions: those of which features are known first, then others."""
+    known = knowledge.shadow.positions
+    others = seat.trained[~torch.isin(seat.trained, known)]
+    return torch.cat([known, others])[:most]
+
+
+def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
+    """Return what the adversary kept while it played.
+
+    Raises:
+        AttackError: the view is not of a live run of this attack.
+    """
+    if view.played is None or view.played.attack != attack.name:
+        raise AttackError(f"{attack.name} was not played in this run")
+    return view.played.notes
+
+
+def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
+    """Return why this view is not one of a live run of `attack`, or None."""
+    if view.role not in attack.roles:
+        who = " or ".join(attack.roles)
+        return f"{attack.name} is mounted by the {who} party, not by the {view.role}"
+    if view.played is None or view.played.attack != attack.name:
+        return (
+            "this run was recorded while every party kept to the protocol; a malicious attack is "
+            "played in a live run (attacks.live.play)"
+        )
+    return None

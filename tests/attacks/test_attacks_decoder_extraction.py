@@ -1,0 +1,48 @@
+from typing import Any
+
+import pytest
+
+from attacks.decoder_extraction import DecoderExtraction
+from attacks.live import play
+from attacks.run import mount
+from secure_apfed.config import AttackChoice
+from tests.attacks.live_runs import TWO_TABLES, live_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+UNPROTECTED: frozenset[Any] = frozenset()
+
+
+def _play(hidden: list[int], *, pairs: int, **changes: Any) -> Any:
+    config = live_config("apfed_r", model={"hidden": hidden}, **changes)
+    attack = DecoderExtraction(people=160, shadow_rows=pairs)
+    return play(attack, config, victims=["passive-1"], rules=UNPROTECTED)[0]
+
+
+def test_a_linear_decoder_gives_ten_features_away_for_eleven_pairs() -> None:
+    result = _play([], pairs=11, data=TWO_TABLES)
+    assert result.variants["gram"]["mse"] < 1e-6
+    assert result.variants["affine on answers"]["mse"] < 1e-6
+    assert result.baselines[result.baseline]["mse"] > 0.1
+
+
+def test_at_one_point_every_decoder_is_affine() -> None:
+    assert _play([64], pairs=11, data=TWO_TABLES).variants["affine on answers"]["mse"] < 1e-6
+
+
+def test_fewer_pairs_than_numbers_do_not_fix_the_answer() -> None:
+    result = _play([], pairs=5, data=TWO_TABLES)
+    assert result.variants["affine on answers"]["mse"] > 1e-2
+
+
+def test_a_sum_of_three_is_affine_in_all_their_features() -> None:
+    result = _play([32], pairs=90)
+    assert result.variants["affine on answers"]["r2"] > 0.95
+
+
+@pytest.mark.parametrize("method", ["apfed_r", "apfed_c"])
+def test_an_honest_run_is_not_one_of_this_attack(make_recording: Any, method: str) -> None:
+    recording = make_recording("nothing", method=method)
+    for result in mount(recording, [AttackChoice(name="decoder_extraction")], seed=0):
+        assert not result.applicable
+        expected = "played in a live run" if method == "apfed_r" else "another objective"
+        assert expected in result.reason
