@@ -9,10 +9,12 @@ from protocols.conversation import Conversation, Outgoing, converse
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.circuit import messages
 from protocols.psi.circuit.backend import CircuitIntersection
+from protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection
 from protocols.psi.circuit.messages import Kind
 from protocols.psi.circuit.supply import Stocking, Supply
 from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import Aligner, IntersectionAgreement, Output
+from tests.with_crypten import installed
 
 SIZES = {"hub": 300, "p": 250, "q": 200}
 MEMBERS = ["p", "q"]
@@ -63,8 +65,9 @@ def play(
     *,
     agreement: IntersectionAgreement = AHEAD,
     sets: Mapping[str, Sequence[bytes]] = SETS,
+    backend: type[CircuitIntersection] = CircuitIntersection,
 ) -> tuple[dict[str, Aligner], Sent]:
-    protocol, given = CircuitIntersection(agreement), supplies or {}
+    protocol, given = backend(agreement), supplies or {}
     aligners: dict[str, Aligner] = {
         "hub": protocol.hub("hub", MEMBERS, sets["hub"], supply=given.get("hub"))
     }
@@ -93,6 +96,11 @@ def test_with_a_supply_the_dealer_only_counts(
     kinds = {kind for _, kind, _ in sent}
     assert not kinds & {Kind.DEAL, Kind.TRIPLES}
     assert {kind for name, kind, _ in sent if name == "d"} == {Kind.VERDICT}
+
+
+@installed
+def test_crypten_takes_the_same_supply() -> None:
+    check(play(stock(), backend=CryptenCircuitIntersection)[0])
 
 
 def test_without_a_supply_agreed_sizes_hide_the_true_ones() -> None:

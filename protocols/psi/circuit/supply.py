@@ -7,6 +7,7 @@ an intersection does. A supply is as secret as the IDs, and is used once: whoeve
 two intersections would show the exclusive or of what it masked.
 """
 
+import hashlib
 import struct
 from collections.abc import Generator, Sequence
 
@@ -25,6 +26,7 @@ __all__ = ["Stocking", "StockingRole", "Supply", "hub_triples", "member_triples"
 
 _HEAD = struct.Struct(">32sHI")
 _LENGTH = struct.Struct(">I")
+_CHECK_BYTES = 32
 
 
 class Supply:
@@ -53,7 +55,8 @@ class Supply:
             raise LocalProtocolError(f"{self._me}: this supply of triples is in use")
         name = self._me.encode()
         framed = b"".join(_LENGTH.pack(len(body)) + body for body in self._bodies)
-        return _HEAD.pack(self._agreement, len(name), len(self._bodies)) + name + framed
+        stored = _HEAD.pack(self._agreement, len(name), len(self._bodies)) + name + framed
+        return stored + hashlib.sha256(stored).digest()
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "Supply":
@@ -62,20 +65,18 @@ class Supply:
         Raises:
             LocalProtocolError: it is damaged.
         """
-        try:
-            agreement, name_bytes, count = _HEAD.unpack_from(stored)
-            at = _HEAD.size + name_bytes
-            me, bodies = stored[_HEAD.size : at].decode(), []
-            for _ in range(count):
-                (length,) = _LENGTH.unpack_from(stored, at)
-                at += _LENGTH.size + length
-                bodies.append(stored[at - length : at])
-        except (struct.error, UnicodeDecodeError) as error:
-            raise LocalProtocolError("a stored supply of triples is damaged") from error
-        if at != len(stored):
+        stored, check = stored[:-_CHECK_BYTES], stored[-_CHECK_BYTES:]
+        if hashlib.sha256(stored).digest() != check:
             raise LocalProtocolError(
-                f"a stored supply of triples has {len(stored)} bytes, it says {at}; it is damaged"
+                "a stored supply of triples is damaged; deal another under a new session"
             )
+        agreement, name_bytes, count = _HEAD.unpack_from(stored)
+        at = _HEAD.size + name_bytes
+        me, bodies = stored[_HEAD.size : at].decode(), []
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(stored, at)
+            at += _LENGTH.size + length
+            bodies.append(stored[at - length : at])
         return cls(agreement, me, bodies)
 
     def claim(self, agreement: IntersectionAgreement, me: str) -> None:
