@@ -35,12 +35,15 @@ class RepresentationTerms(Settings):
         shape: of one row.
         dtype: of its numbers.
         minimum_norm, maximum_norm: bounds of the row's L2 norm, no unit.
+        minimum_spread: how much the rows of a batch must differ in direction, 0 (any batch) to
+            1; asked of the active by passives.
     """
 
     shape: tuple[PositiveInt, ...] = Field(min_length=1)
     dtype: Literal["float32", "float64"]
     minimum_norm: float = Field(ge=0)
     maximum_norm: float = Field(gt=0)
+    minimum_spread: float = Field(0.0, ge=0, lt=1)
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:

@@ -6,6 +6,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "ModelError",
+    "NarrowBatchWarning",
     "NoHelpWarning",
 ]
 
@@ -28,6 +29,10 @@ class ModelError(ApfedError):
 
 class CheckpointError(ApfedError):
     """A checkpoint or run folder is truncated, altered or of another run."""
+
+
+class NarrowBatchWarning(UserWarning):
+    """A batch whose representations point in one direction: the active trained on it alone."""
 
 
 class NoHelpWarning(UserWarning):

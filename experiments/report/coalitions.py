@@ -95,8 +95,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         methods=("apfed",),
         sentence="Gradients carry no noise: what the active may compute from their sum has no "
-        "epsilon. One that chooses its representations (near-constant batches are not refused) "
-        "reads more of them than one that follows the protocol.",
+        "epsilon. One that chooses its representations reads more of them than one that follows "
+        "the protocol, though batches that point in one direction or in few are refused.",
     ),
     Limit(
         methods=("apfed", "tvfl"),

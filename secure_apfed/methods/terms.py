@@ -46,6 +46,7 @@ _OWN_OBJECTIVES: Mapping[str, ObjectiveSettings] = {
 _PROJECTION = 64
 _PROJECTED_NORM = 1e-3
 _UNGUARDED_NORM = 1e4
+_SPREAD, _SPREAD_NUMBERS = 5e-3, 8
 
 
 def settings_of(config: Config, passive: str) -> PassiveSettings:
@@ -127,11 +128,15 @@ def representation_terms(
     if most is None:
         most = guard.largest_norm(math.prod(shape))
         most = most if math.isfinite(most) else _UNGUARDED_NORM
+    spread = config.rules.minimum_spread
+    if spread is None:
+        spread = _SPREAD if math.prod(shape) >= _SPREAD_NUMBERS else 0.0
     return RepresentationTerms(
         shape=shape,
         dtype="float64" if config.train.precision == "float64" else "float32",
         minimum_norm=least,
         maximum_norm=most,
+        minimum_spread=spread,
     )
 
 

@@ -235,6 +235,8 @@ def _terms(start: Start, table: PartyTable, encoders: Mapping[str, nn.Module]) -
     representation = representation_terms(
         start.config, shape, guard_for(start, table.name), projected=False
     )
+    # The active answers with the gradient of its own loss: directions tell it nothing.
+    representation = representation.model_copy(update={"minimum_spread": 0.0})
     return PassiveTerms(objective=None, weight=1.0, representation=representation)
 
 

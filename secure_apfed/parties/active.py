@@ -6,6 +6,7 @@ Letters: N rows of its table, B batch, D numbers of a representation, K classes.
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from protocols.sums import SumReceiver
 from protocols.sums.interface import StepBinding
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import RepresentationChain
+from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.parties.descent import Descent, named_below, under
+from secure_apfed.parties.directions import spread_of
 from secure_apfed.parties.party import Compute, Party, Seat
 from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.parties.rules import bind_step
@@ -121,7 +124,7 @@ class ActiveParty(Party):
         """Compute one batch; return the same representations for every passive.
 
         Only the aligned rows of the batch are sent; with fewer of them than the contract's
-        minimum, nothing is, and the batch trains the active alone.
+        minimum, or near-constant ones, nothing is, and the batch trains the active alone.
 
         Args:
             step: from 0, rising.
@@ -166,8 +169,25 @@ class ActiveParty(Party):
         z_BD = flat_BD.reshape(h_BD.shape)
         payload = pack({"rows": rows_B, "z": z_BD})
         digest = hashlib.sha256(payload).digest()
+        # Charged even if it stays here: a frozen guard counts what it made as released.
         self.ledger.charge(step=step, rows=rows_B, digest=digest, repeats=repeats_B)
+        if self._is_narrow(step, z_BD):
+            return []
         return self._send(step, rows_B, z_BD, payload)
+
+    def _is_narrow(self, step: int, z_BD: Tensor) -> bool:
+        """Whether passives would refuse this batch as near-constant; warns then."""
+        least = max(one.representation.minimum_spread for one in self.contract.passives.values())
+        spread = spread_of(z_BD) if least else 1.0
+        if spread < least:
+            warnings.warn(
+                f"{self.name}: the representations of step {step} point in one direction (spread "
+                f"{spread:.2g} below {least:g}); {self.name} trains on such batches alone. Lower "
+                "the learning rate if they go on, or agree on another rules.minimum_spread",
+                NarrowBatchWarning,
+                stacklevel=2,
+            )
+        return spread < least
 
     def _send(self, step: int, rows_B: Tensor, z_BD: Tensor, payload: bytes) -> list[Envelope]:
         """Write the same payload to every passive, and wait for the sum that answers it."""

@@ -15,7 +15,13 @@ from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.party import Compute, Party, Seat
-from secure_apfed.parties.rules import Allowance, StepGate, bind_step, read_representations
+from secure_apfed.parties.rules import (
+    Allowance,
+    StepGate,
+    bind_step,
+    check_spread,
+    read_representations,
+)
 from secure_apfed.training import TrainSettings
 
 __all__ = ["PassiveParty"]
@@ -76,6 +82,7 @@ class PassiveParty(Party):
             aligned=len(self._features_N),
             minimum=self.contract.minimum_batch,
         )
+        check_spread(sent_BD, self.terms.representation, sender=envelope.sender)
         self.gate.enter(envelope)
         self._allowance.take(rows_B, sender=envelope.sender)
         gradient_BD = self._gradient(envelope.step, rows_B, sent_BD)

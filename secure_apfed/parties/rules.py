@@ -1,7 +1,8 @@
 """What a receiver of representations checks before it computes anything from them.
 
 Run by: passives (APFed) and the active (TVFL). Protects from: a malicious sender that
-probes with chosen rows (duplicates, tiny batches, replayed steps, zero or huge norms).
+probes with chosen rows (duplicates, tiny batches, replayed steps, zero or huge norms,
+near-constant batches).
 Letters: B batch, D numbers of a representation.
 """
 
@@ -15,8 +16,16 @@ from protocols.errors import RemoteProtocolError
 from protocols.sums.interface import StepBinding
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
+from secure_apfed.parties.directions import spread_of
 
-__all__ = ["Allowance", "StepGate", "bind_step", "check_rows", "read_representations"]
+__all__ = [
+    "Allowance",
+    "StepGate",
+    "bind_step",
+    "check_rows",
+    "check_spread",
+    "read_representations",
+]
 
 _NORM_SLACK = 1e-5
 
@@ -125,6 +134,21 @@ def read_representations(
             f"(smallest {float(norm_B.min()):g}, largest {float(norm_B.max()):g})"
         )
     return rows_B, z_BD
+
+
+def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
+    """Refuse a batch whose rows point in one direction, or in few.
+
+    Raises:
+        RemoteProtocolError: names the sender, the spread and the contract's bound.
+    """
+    spread = spread_of(z_BD) if terms.minimum_spread else 1.0
+    if spread < terms.minimum_spread:
+        raise RemoteProtocolError(
+            f"{sender} sent a near-constant batch: its directions spread by {spread:.2g}, the "
+            f"contract says at least {terms.minimum_spread:g} (rules.minimum_spread); such "
+            "batches read a passive's representations out of its gradients"
+        )
 
 
 def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:

@@ -25,6 +25,7 @@ def contract(
     minimum_batch: int = 2,
     norms: tuple[float, float] = (1e-6, 100.0),
     weights: Mapping[str, float] | None = None,
+    spread: float = 0.0,
 ) -> Contract:
     """An active, two passives and an aggregator."""
     roles = {"active": "active", "p1": "passive", "p2": "passive", "aggregator": "aggregator"}
@@ -33,6 +34,7 @@ def contract(
         "dtype": dtype,
         "minimum_norm": norms[0],
         "maximum_norm": norms[1],
+        "minimum_spread": spread,
     }
     return Contract.model_validate(
         {
