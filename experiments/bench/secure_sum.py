@@ -4,7 +4,7 @@ A case `NAME/mM` is the whole path of one sum of M contributions of 128 x 256 fl
 thread: clip, quantise, encrypt, serialise, check, combine, decode. `ratio` is the tutorial's
 time over the case's, each the fastest of several taken in turns (what else a machine does only
 adds to short times, and more to some than to others); the tutorial is CKKS with N = 8192, primes
-[60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of one contribution. With the pool,
+[60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of what one passive sends. With the pool,
 zeros were encrypted before the clock starts. Longer runs add other M and D. `share/NAME` is
 what one sum adds to a training step of APFed-C on Fashion-MNIST in batches of 128, when
 passives encrypt at the same time: one contribution, combine and decode over the step.
@@ -28,7 +28,8 @@ from experiments.bench.paillier import PackedPaillier, why_not
 from experiments.bench.rows import Row, interleave, median_ratio
 from experiments.bench.training_step import training_step
 from protocols.conversation import converse
-from protocols.errors import UnsafeChoiceWarning
+from protocols.crypten.shim import load_crypten
+from protocols.errors import LocalProtocolError, UnsafeChoiceWarning
 from protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
 from protocols.sums.homomorphic import Encrypter
 
@@ -43,6 +44,7 @@ _OTHER_SHAPES = ((128, 64), (256, 1024), (256, 15_360))
 _STEP_SHAPE = (128, 64)
 _TURN = 0.01
 _TUTORIAL = "tutorial"
+_ON_CRYPTEN = "crypten"
 _OURS = {
     "ckks": "ckks",
     "ckks+pool": "ckks",
@@ -51,9 +53,9 @@ _OURS = {
     "bfv+masks": "bfv",
     "bfv+masks+pool": "bfv",
     "masked": "masked",
+    _ON_CRYPTEN: "crypten",
     "plain": "plain",
 }
-_NO_CRYPTEN = "this project has no sum over CrypTen yet"
 
 
 def bench(quick: bool) -> Iterator[Row]:
@@ -61,7 +63,8 @@ def bench(quick: bool) -> Iterator[Row]:
     torch.set_num_threads(1)
     yield from _table(_PASSIVES, _SHAPE, repetitions=9 if quick else 31)
     yield _paillier(quick)
-    yield _absent("crypten/m4", _NO_CRYPTEN)
+    if reason := _why_no_crypten():
+        yield _absent(f"{_ON_CRYPTEN}/m{_PASSIVES}", reason)
     yield from _shares(repetitions=3 if quick else 21)
     if not quick:
         for passives in _OTHER_PASSIVES:
@@ -72,7 +75,7 @@ def bench(quick: bool) -> Iterator[Row]:
 
 def _table(passives: int, shape: Shape, *, repetitions: int) -> Iterator[Row]:
     values = _values(passives, shape)
-    paths: dict[str, _Path] = {name: _Ours(name, values) for name in _OURS}
+    paths: dict[str, _Path] = {name: _Ours(name, values) for name in _ours()}
     paths[_TUTORIAL] = _Tutorial(values)
     seconds: dict[str, list[float]] = {name: [] for name in paths}
     for repetition in range(-1, repetitions):
@@ -103,7 +106,7 @@ def _turn(path: "_Path") -> float:
 def _sizes(shape: Shape) -> Iterator[Row]:
     """Each backend once at another size of a contribution, without the tutorial."""
     values = _values(_PASSIVES, shape)
-    for name in _OURS:
+    for name in _ours():
         path = _Ours(name, values)
         path.prepare()
         spent = sum(path.run())
@@ -115,7 +118,7 @@ def _sizes(shape: Shape) -> Iterator[Row]:
 def _shares(*, repetitions: int) -> Iterator[Row]:
     """Share of a training step, in turns with training steps."""
     step, images = training_step()
-    paths = {name: _Ours(name, _values(_PASSIVES, _STEP_SHAPE)) for name in _OURS}
+    paths = {name: _Ours(name, _values(_PASSIVES, _STEP_SHAPE)) for name in _ours()}
     costs: dict[str, list[float]] = {name: [] for name in paths}
     steps = []
     for repetition in range(-1, repetitions):
@@ -156,6 +159,19 @@ def _paillier(quick: bool) -> Row:
         bytes=peer.contribution_bytes(count),
         more={"bytes_per_value": peer.contribution_bytes(count) / count},
     )
+
+
+def _ours() -> list[str]:
+    """The cases that can be measured here."""
+    return [name for name in _OURS if name != _ON_CRYPTEN or not _why_no_crypten()]
+
+
+def _why_no_crypten() -> str:
+    try:
+        load_crypten()
+    except LocalProtocolError as error:
+        return str(error)
+    return ""
 
 
 def _absent(case: str, reason: str) -> Row:
@@ -203,6 +219,7 @@ class _Ours(_Path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
             described = SECURE_SUMS[_OURS[name]](agreement)
+        self._rounds = described.rounds
         self._receiver, self._combiner = described.receiver(), described.combiner()
         self._contributors = {me: described.contributor(me) for me in agreement.contributors}
         converse(
@@ -231,12 +248,19 @@ class _Ours(_Path):
                 self._contributors.items(), self._values, strict=True
             )
         }
-        contributed = clock.lap()
-        combined = self._combiner.combine(frames, binding.digest)
-        added = clock.lap()
+        contributed, added, bodies = clock.lap(), 0.0, frames
+        if self._rounds == 2:
+            requests = self._combiner.ask(frames, binding.digest)
+            added += clock.lap()
+            bodies = {me: self._contributors[me].answer(requests[me]) for me in requests}
+            contributed += clock.lap()
+        combined = self._combiner.combine(bodies, binding.digest)
+        added += clock.lap()
         self._receiver.decode(combined, self._shape, binding)
-        self.contribution_bytes = len(next(iter(frames.values())))
-        return contributed, added, clock.lap()
+        decoded = clock.lap()
+        sent = [frames, bodies] if self._rounds == 2 else [frames]
+        self.contribution_bytes = sum(len(next(iter(each.values()))) for each in sent)
+        return contributed, added, decoded
 
 
 class _Tutorial(_Path):

@@ -19,6 +19,11 @@ COALITIONS: tuple[Coalition, ...] = (
         learns="The sum only: the masks among the passives remain.",
     ),
     Coalition(
+        methods=("apfed",), sums=("crypten",), passives=(2, 1 << 30),
+        who="active and aggregator",
+        learns="The sum only: every passive keeps a share of each gradient from them.",
+    ),
+    Coalition(
         methods=("apfed",), passives=(2, 2), who="active and one of the two passives",
         learns="The other passive's gradient: the sum minus the own part.",
     ),

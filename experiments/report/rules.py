@@ -178,6 +178,26 @@ RULES: tuple[Rule, ...] = (
         "than the threshold, never of one.",
     ),
     Rule(
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("crypten",),
+        reads="From each passive for each other one a sealed key, which stands for a share of its "
+        "gradient: its size and time.",
+        protects="Seals between the passives, which open only where both answer the same "
+        "representations.",
+        remains="Who takes part, and when.",
+    ),
+    Rule(
+        kind=Kind.SUM_REQUEST, receiver=Role.PASSIVE, sums=("crypten",),
+        reads="One share of every other passive's gradient, as good as random.",
+        protects="Additive sharing: without all of its shares a gradient is uniform.",
+        remains="Who takes part, and when.",
+    ),
+    Rule(
+        kind=Kind.SUM_ANSWER, receiver=Role.AGGREGATOR, sums=("crypten",),
+        reads="One share of the sum of each passive, sealed for the active: its size and time.",
+        protects="The seal between that passive and the active.",
+        remains="It can withhold a sum, not alter it.",
+    ),
+    Rule(
         kind=Kind.SUM, receiver=Role.ACTIVE, passives=(1, 1),
         reads="The gradient of the only passive, row by row.",
         protects="Only the passive's clip: a sum over one party hides nothing.",

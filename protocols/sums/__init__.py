@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from protocols.sums.bfv import BfvSum
 from protocols.sums.ckks import CkksSum
 from protocols.sums.ckks_fast import CkksFastSum
+from protocols.sums.crypten_sum import CryptenSum
 from protocols.sums.interface import (
     SecureSum,
     StepBinding,
@@ -23,6 +24,7 @@ __all__ = [
     "BfvSum",
     "CkksFastSum",
     "CkksSum",
+    "CryptenSum",
     "MaskedRecoverySum",
     "MaskedSum",
     "PlainSum",
@@ -42,4 +44,5 @@ SECURE_SUMS: Mapping[str, type[SecureSum]] = {
     "bfv": BfvSum,
     "masked": MaskedSum,
     "masked_recovery": MaskedRecoverySum,
+    "crypten": CryptenSum,
 }

@@ -5,8 +5,9 @@ import importlib.util
 import numpy as np
 import pytest
 
-from experiments.bench import run_bench
+from experiments.bench import run_bench, secure_sum
 from experiments.bench.paillier import PackedPaillier, why_not
+from protocols.errors import LocalProtocolError
 
 
 @pytest.mark.slow
@@ -23,9 +24,23 @@ def test_the_quick_bench_has_every_case_and_field() -> None:
         assert rows[case]["bytes_per_value"] <= most_bytes
         assert rows[case]["ratio"] > 1
     assert rows["tutorial/m4"]["ratio"] == 1
+    if importlib.util.find_spec("crypten"):
+        # eight bytes of a share, and the frames around it and the keys of the others' shares
+        assert 8 < rows["crypten/m4"]["bytes_per_value"] < 8.1
+        assert rows["crypten/m4"]["ratio"] > 1
     for case in ("crypten/m4", "phe-packed/m4"):
         assert rows[case]["seconds"] is not None or rows[case]["reason"]
     assert 0 < rows["share/masked"]["ratio"] < rows["share/ckks"]["ratio"]
+
+
+def test_without_crypten_its_case_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise LocalProtocolError("install CrypTen")
+
+    monkeypatch.setattr(secure_sum, "load_crypten", absent)
+    assert "crypten" not in secure_sum._ours()
+    assert {"masked", "ckks"} <= set(secure_sum._ours())
+    assert secure_sum._why_no_crypten() == "install CrypTen"
 
 
 def test_paillier_is_measured_or_its_absence_explained() -> None:

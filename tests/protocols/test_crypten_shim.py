@@ -84,6 +84,26 @@ def test_a_missing_module_is_named_with_the_command(module: str) -> None:
     assert INSTALL in said
 
 
+SUM = """
+from protocols.sums import CryptenSum as make, SumAgreement
+agreed = SumAgreement(
+    session="s", receiver="a", combiner="b", contributors=("c", "d"), clip_norm=1.0
+)
+"""
+CIRCUIT = """
+from protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection as make
+from protocols.psi.interface import IntersectionAgreement
+agreed = IntersectionAgreement(session="s", dealer="d")
+"""
+
+
+@pytest.mark.parametrize("make", [SUM, CIRCUIT])
+def test_backends_on_crypten_name_the_command_where_it_is_absent(make: str) -> None:
+    attempt = "try:\n    make(agreed)\nexcept ValueError as error:\n    print(error)\n"
+    said = run(ABSENT.format(module="crypten") + make + attempt)[0]
+    assert f"the optional extra `mpc`, by `{INSTALL}`" in said
+
+
 @installed
 def test_an_import_that_fails_leaves_nothing_behind() -> None:
     # a torch without one of the names that CrypTen takes from it

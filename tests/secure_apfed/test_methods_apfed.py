@@ -15,6 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.methods import METHODS, Apfed, Start, noise_key
+from tests.with_crypten import usable
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -192,7 +193,7 @@ class Spy:
         return self.decoded[-1]
 
 
-@pytest.mark.parametrize("protocol", ["ckks", "bfv", "masked"])
+@pytest.mark.parametrize("protocol", usable(["ckks", "bfv", "masked", "crypten"]))
 def test_a_protected_sum_is_the_plain_one_within_its_rounding(protocol: str) -> None:
     decoded = {}
     rounding = 0.0

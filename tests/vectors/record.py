@@ -19,7 +19,7 @@ from tests.vectors.recorded import (
     text,
 )
 
-SEEDED = ("plain", "masked", "masked_recovery")
+SEEDED = ("plain", "masked", "masked_recovery", "crypten")
 SUM_CHANGES: list[dict[str, Any]] = [
     {"at": 0, "xor": "ff", "error": "no frame of version"},
     {"at": 5, "xor": "01", "error": "of .*, expected a sum"},
@@ -40,6 +40,12 @@ BLOB_CHANGES: dict[str, list[dict[str, Any]]] = {
         {"at": 7, "xor": "01", "error": "sent a sum of 2 contributions, expected 3 to 3"},
         {"at": 141, "xor": "01", "error": "named a set of contributors"},
         {"at": 145, "xor": "03", "error": "named a set of contributors"},
+    ],
+    "crypten": [
+        {"at": 120, "xor": "01", "error": "does not authenticate: it was altered"},
+        {"at": 311, "xor": "80", "error": "does not authenticate: it was altered"},
+        {"at": 7, "xor": "01", "error": "sent a sum of 2 contributions, expected 3"},
+        {"at": 107, "xor": "01", "error": "it was cut or padded|announces"},
     ],
     "homomorphic": [
         {"at": 112, "xor": "01", "error": "of another kind, size or version"},

@@ -66,7 +66,7 @@ def fixed_key(party: str) -> RunKey:
 
 @contextmanager
 def fixed_randomness() -> Iterator[None]:
-    """Keys, seeds and polynomials of `masked_recovery` that are the same in every run."""
+    """Keys, seeds and polynomials that are the same in every run."""
     numbers = count()
 
     def block(length: int = 32) -> bytes:
@@ -77,6 +77,7 @@ def fixed_randomness() -> Iterator[None]:
 
     with (
         patch("protocols.sums.step_keys.fresh_key", block),
+        patch("protocols.sums.crypten_sum.fresh_key", block),
         patch("protocols.sums.pairwise.fresh_run_key", run_key),
         patch("protocols.sums.recovery_contributor.fresh_run_key", run_key),
         patch("Crypto.Protocol.SecretSharing.rng", block),

@@ -24,9 +24,10 @@ from tests.vectors.recorded import (
     tampered,
     text,
 )
+from tests.with_crypten import usable
 
-every = pytest.mark.parametrize("name", SECURE_SUMS)
-seeded = pytest.mark.parametrize("name", SEEDED)
+every = pytest.mark.parametrize("name", usable(SECURE_SUMS))
+seeded = pytest.mark.parametrize("name", usable(SEEDED))
 
 
 @pytest.fixture(autouse=True)

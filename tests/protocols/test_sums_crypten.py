@@ -1,0 +1,273 @@
+"""Additive shares added by CrypTen: what coalitions hold is uniform, and nothing is passed off."""
+
+import importlib.util
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+if importlib.util.find_spec("crypten") is None:
+    pytest.skip("crypten is absent", allow_module_level=True)
+
+from protocols.crypten.ring import draw_share, sum_at_first
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums import CryptenSum, StepBinding
+from protocols.sums.crypten_sum import CryptenContributor, CryptenReceiver
+from protocols.sums.frame import Frame
+from tests.contracts.sum_parties import Parties, agreement, binding, random_values
+from tests.crypten_threads import as_threads
+
+SHAPE = (64, 32)
+
+
+@pytest.fixture
+def played() -> Parties:
+    return Parties(CryptenSum(agreement(3)))
+
+
+def contributor(played: Parties, name: str) -> CryptenContributor:
+    role = played.contributors[name]
+    assert isinstance(role, CryptenContributor)
+    return role
+
+
+def answers(played: Parties, values: list[Any], bound: StepBinding) -> dict[str, bytes]:
+    requests = played.combiner.ask(played.contribute(values, bound), bound.digest)
+    return {name: played.contributors[name].answer(requests[name]) for name in requests}
+
+
+def _sealed(frame: bytes) -> tuple[bytes, ...]:
+    return Frame.parse(frame, sender="peer").blobs
+
+
+def shares_of_the_sum(
+    played: Parties, values: list[Any], bound: StepBinding
+) -> list[NDArray[np.uint64]]:
+    """What the active opens, one share of each passive."""
+    receiver = played.receiver
+    assert isinstance(receiver, CryptenReceiver)
+    return [
+        np.frombuffer(receiver.open(name, bound, SHAPE, _sealed(body)[0]), "<u8")
+        for name, body in answers(played, values, bound).items()
+    ]
+
+
+def looks_uniform(words: NDArray[np.uint64]) -> bool:
+    """Each of the 64 bits is set in half of the words, within 6 standard deviations."""
+    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8).reshape(-1, 8), axis=1)
+    return bool((np.abs(bits.mean(axis=0) - 0.5) < 6 * 0.5 / np.sqrt(len(words))).all())
+
+
+def test_the_judge_sees_a_planted_leak() -> None:
+    rng = np.random.default_rng(0)
+    assert looks_uniform(rng.integers(0, 2**64, 2048, np.uint64))
+    assert not looks_uniform(rng.integers(0, 2**62, 2048, np.uint64))
+
+
+def test_the_active_opens_uniform_shares_that_only_together_make_the_sum(played: Parties) -> None:
+    values = [np.full(SHAPE, 0.001)] * 3
+    first, second, third = shares_of_the_sum(played, values, played.next())
+    for part in (first, second, third, first + second, second + third, first + third):
+        assert looks_uniform(part)
+    assert np.unique(first + second + third).tolist() == [99]  # 3 * round(0.001 * 32767)
+    again = shares_of_the_sum(played, values, played.next())
+    assert (again[0] != first).all()
+
+
+def test_an_active_an_aggregator_and_a_passive_learn_only_the_sum_of_the_other_two(
+    played: Parties,
+) -> None:
+    """They take off the shares that the passive held or gave; each remainder is uniform."""
+    bound, small = played.next(), np.full(SHAPE, 0.001)
+    frames = played.contribute([small, 3 * small, small], bound)
+    requests = played.combiner.ask(frames, bound.digest)
+    traitor, active = contributor(played, "passive_3"), played.receiver
+    assert isinstance(active, CryptenReceiver)
+    rests = []
+    for place, name in enumerate(("passive_1", "passive_2")):
+        held = traitor.open(name, bound, SHAPE, _sealed(requests["passive_3"])[place])
+        gave = contributor(played, name).open(
+            "passive_3", bound, SHAPE, _sealed(frames["passive_3"])[place]
+        )
+        answer = played.contributors[name].answer(requests[name])
+        opened = np.frombuffer(active.open(name, bound, SHAPE, _sealed(answer)[0]), "<u8")
+        known = draw_share(held, SHAPE) - draw_share(gave, SHAPE)
+        rests.append(opened + known.reshape(-1))
+    assert all(map(looks_uniform, rests))
+    # of 32767 levels the thousandth and three thousandths, rounded: 33 and 98
+    assert np.unique(rests[0] + rests[1]).tolist() == [131]
+
+
+def test_crypten_does_the_adding(played: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    from crypten.mpc.primitives import ArithmeticSharedTensor
+
+    added, genuine = [], ArithmeticSharedTensor.__add__
+
+    def counted(self: Any, other: Any) -> Any:
+        added.append((type(self), type(other)))
+        return genuine(self, other)
+
+    monkeypatch.setattr(ArithmeticSharedTensor, "__add__", counted)
+    played.add(random_values(3))
+    assert added == [(ArithmeticSharedTensor,) * 2] * 6  # three passives, each three shares
+
+
+def test_the_same_sum_as_in_a_crypten_world(played: Parties) -> None:
+    values = random_values(3)
+    fixed_point = CryptenSum(agreement(3)).fixed_point
+    integers = [fixed_point.quantise(value) for value in values]
+    (total, *_) = as_threads(3, lambda world: sum_at_first(world, integers[world.get_rank()]))
+    assert total is not None
+    assert np.array_equal(played.add(values), fixed_point.dequantise(total))
+
+
+def test_neither_keys_nor_shares_are_on_the_wire(played: Parties) -> None:
+    bound, values = played.next(), random_values(3, SHAPE)
+    frames = played.contribute(values, bound)
+    role = contributor(played, "passive_1")
+    assert role._own is not None
+    own, secret = role._own[1].tobytes(), role._secret
+    requests = played.combiner.ask(frames, bound.digest)
+    sent = [role.open("passive_2", bound, SHAPE, _sealed(requests["passive_1"])[0])]
+    wire = [*frames.values(), *requests.values()]
+    wire += [played.contributors[name].answer(requests[name]) for name in requests]
+    wire.append(played.combiner.combine(dict(zip(played.names, wire[-3:], strict=True))))
+    joined = b"".join(wire)
+    for hidden in (own[:16], own[-16:], secret, sent[0]):
+        assert hidden not in joined
+    assert role._own is None, "nothing is kept after the answer"
+
+
+def test_a_colluding_aggregator_cannot_join_answers_to_different_messages(
+    played: Parties,
+) -> None:
+    bound = played.next()
+    other = binding(bound.step, message=1)
+    frames = played.contribute(random_values(3), dict.fromkeys(played.names, bound) | {
+        "passive_1": other
+    })  # fmt: skip
+    told = Frame.parse(frames["passive_1"], sender="passive_1")
+    frames["passive_1"] = replace(told, binding=bound.digest).pack()
+    requests = played.combiner.ask(frames, bound.digest)
+    for name in ("passive_2", "passive_3"):
+        with pytest.raises(RemoteProtocolError, match=f"passive_1 sealed for {name} .* different"):
+            played.contributors[name].answer(requests[name])
+
+
+@pytest.mark.parametrize("change", ["swap", "repeat", "other recipient", "old step", "drop", "add"])
+def test_a_relay_that_mixes_up_shares_is_refused(played: Parties, change: str) -> None:
+    values = random_values(3)
+    before = played.next()
+    old = played.combiner.ask(played.contribute(values, before), before.digest)
+    bound = played.next()
+    requests = dict(played.combiner.ask(played.contribute(values, bound), bound.digest))
+    frame = Frame.parse(requests["passive_1"], sender="aggregator")
+    first, second = frame.blobs
+    blobs = {
+        "swap": (second, first),
+        "repeat": (first, first),
+        "other recipient": (_sealed(requests["passive_3"])[1], second),
+        "old step": (_sealed(old["passive_1"])[0], second),
+        "drop": (first,),
+        "add": (first, second, second),
+    }[change]
+    with pytest.raises(RemoteProtocolError, match=r"does not authenticate|relays [13] shares"):
+        played.contributors["passive_1"].answer(replace(frame, blobs=blobs).pack())
+    played.contributors["passive_1"].answer(requests["passive_1"])
+
+
+def test_an_answer_for_another_step_is_not_opened(played: Parties) -> None:
+    values, bound = random_values(3), played.next()
+    old = answers(played, values, bound)
+    combined = played.combiner.combine(old)
+    again = played.next()
+    fresh = Frame.parse(
+        played.combiner.combine(answers(played, values, again)), sender="aggregator"
+    )
+    stale = Frame.parse(combined, sender="aggregator").blobs
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        played.receiver.decode(replace(fresh, blobs=stale).pack(), (3, 5), again)
+
+
+def test_what_a_lying_passive_seals_is_checked(played: Parties) -> None:
+    bound = played.next()
+    frames = played.contribute(random_values(3), bound)
+    liar = contributor(played, "passive_1")
+    told = Frame.parse(frames["passive_1"], sender="passive_1")
+    short = liar.seal("passive_2", bound, (3, 5), b"no key")
+    frames["passive_1"] = replace(told, blobs=(short, told.blobs[1])).pack()
+    requests = played.combiner.ask(frames, bound.digest)
+    with pytest.raises(RemoteProtocolError, match="passive_1 sealed 6 bytes, expected a key"):
+        played.contributors["passive_2"].answer(requests["passive_2"])
+
+
+@pytest.mark.parametrize(
+    ("share", "error"),
+    [
+        (bytes(15 * 8 - 1), "passive_2 sealed 119 bytes of a share"),
+        (np.full(15, 2**40, "<u8").tobytes(), "beyond the range of its contributions"),
+    ],
+)
+def test_what_a_lying_passive_answers_is_checked(played: Parties, share: bytes, error: str) -> None:
+    bound = played.next()
+    given = answers(played, [np.zeros((3, 5))] * 3, bound)
+    # a passive may seal twice here because it lies; the nonce is its own loss
+    sealed = contributor(played, "passive_2").seal("active", bound, (3, 5), share)
+    told = Frame.parse(given["passive_2"], sender="passive_2")
+    given["passive_2"] = replace(told, blobs=(sealed,)).pack()
+    combined = played.combiner.combine(given)
+    with pytest.raises(RemoteProtocolError, match=error):
+        played.receiver.decode(combined, (3, 5), bound)
+
+
+def test_wrong_numbers_of_shares_are_named_by_the_aggregator(played: Parties) -> None:
+    bound = played.next()
+    frames = played.contribute(random_values(3), bound)
+    told = Frame.parse(frames["passive_2"], sender="passive_2")
+    with pytest.raises(RemoteProtocolError, match="passive_2 sealed 1 shares, expected one for"):
+        played.combiner.ask({**frames, "passive_2": replace(told, blobs=told.blobs[:1]).pack()})
+    bound = played.next()
+    given = answers(played, random_values(3), bound)
+    told = Frame.parse(given["passive_3"], sender="passive_3")
+    given["passive_3"] = replace(told, blobs=told.blobs * 2).pack()
+    with pytest.raises(RemoteProtocolError, match="passive_3 answered with 2 shares of the sum"):
+        played.combiner.combine(given)
+    told = Frame.parse(
+        played.combiner.combine(answers(played, random_values(3), again := played.next())),
+        sender="aggregator",
+    )
+    with pytest.raises(RemoteProtocolError, match="gathered 2 shares of the sum, expected 3"):
+        played.receiver.decode(replace(told, blobs=told.blobs[:2]).pack(), (3, 5), again)
+
+
+def test_a_step_is_answered_once(played: Parties) -> None:
+    bound = played.next()
+    requests = played.combiner.ask(played.contribute(random_values(3), bound), bound.digest)
+    played.contributors["passive_1"].answer(requests["passive_1"])
+    with pytest.raises(LocalProtocolError, match="each step is answered once"):
+        played.contributors["passive_1"].answer(requests["passive_1"])
+
+
+def test_a_single_passive_works_only_by_name() -> None:
+    agreed = replace(agreement(2), contributors=("passive_1",), allow_single=True)
+    alone = Parties(CryptenSum(agreed))
+    assert alone.add([np.full((2, 2), 0.25)]) == pytest.approx(0.25, abs=1e-4)
+
+
+def test_forecast_of_the_answer(played: Parties) -> None:
+    described = CryptenSum(agreement(3))
+    for body in answers(played, random_values(3, SHAPE), played.next()).values():
+        assert len(body) == described.answer_bytes(SHAPE)
+
+
+def test_keys_are_made_for_one_sum() -> None:
+    one, other = (Parties(CryptenSum(agreement(2))) for _ in range(2))
+    bound = one.next()
+    values = random_values(2)
+    frames = one.contribute(values, bound)
+    other.contribute(values, bound)
+    requests = one.combiner.ask(frames, bound.digest)
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        other.contributors["passive_1"].answer(requests["passive_1"])
