@@ -1,6 +1,8 @@
 """A real CrypTen world on the loopback: exact sums, limits on every wait, nothing left behind."""
 
 import json
+import os
+import re
 import socket
 import subprocess
 import sys
@@ -118,6 +120,27 @@ def test_the_first_party_alone_learns_the_exact_sum(size: int) -> None:
         assert result["detected"], "the witness would see plaintext"
         assert not result["leaked"]
         assert result["plain"] == exact
+
+
+def test_the_guides_example_runs(tmp_path: Path) -> None:
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/secure-sum.md").read_text(), re.DOTALL
+    )
+    (example,) = [block for block in blocks if "crypten_world" in block]
+    script, port = tmp_path / "party.py", str(free_port())
+    script.write_text(example)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", str(script), str(rank), "2", port],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [party.communicate(timeout=120) for party in started] == [
+        ("[0 3 6]\n", ""),
+        ("None\n", ""),
+    ]
 
 
 @pytest.mark.parametrize(
