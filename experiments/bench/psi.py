@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench import psi_case
+from experiments.bench.optional import why_no_crypten
 from experiments.bench.rows import Row
-from protocols.crypten.shim import load_crypten
-from protocols.errors import LocalProtocolError
 
 __all__ = ["bench", "measure"]
 
@@ -101,7 +100,7 @@ def _interpreter(case: str) -> str:
 def _why_missing(case: str) -> str:
     """Return why a case cannot be measured; nothing where it can."""
     if case in _ON_CRYPTEN:
-        return _why_no_crypten()
+        return why_no_crypten()
     if case not in _PEERS:
         return ""
     module, variable = _PEERS[case]
@@ -110,14 +109,6 @@ def _why_missing(case: str) -> str:
         return ""
     why = f"{module} cannot be imported here; install it, or name an interpreter in {variable}"
     return f"{why} ({complaint})" if complaint else why
-
-
-def _why_no_crypten() -> str:
-    try:
-        load_crypten()
-    except LocalProtocolError as error:
-        return str(error)
-    return ""
 
 
 @functools.cache

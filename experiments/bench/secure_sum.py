@@ -24,12 +24,12 @@ import tenseal as ts
 import torch
 from numpy.typing import NDArray
 
+from experiments.bench.optional import why_no_crypten
 from experiments.bench.paillier import PackedPaillier, why_not
 from experiments.bench.rows import Row, interleave, median_ratio
 from experiments.bench.training_step import training_step
 from protocols.conversation import converse
-from protocols.crypten.shim import load_crypten
-from protocols.errors import LocalProtocolError, UnsafeChoiceWarning
+from protocols.errors import UnsafeChoiceWarning
 from protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
 from protocols.sums.homomorphic import Encrypter
 
@@ -63,7 +63,7 @@ def bench(quick: bool) -> Iterator[Row]:
     torch.set_num_threads(1)
     yield from _table(_PASSIVES, _SHAPE, repetitions=9 if quick else 31)
     yield _paillier(quick)
-    if reason := _why_no_crypten():
+    if reason := why_no_crypten():
         yield _absent(f"{_ON_CRYPTEN}/m{_PASSIVES}", reason)
     yield from _shares(repetitions=3 if quick else 21)
     if not quick:
@@ -163,15 +163,7 @@ def _paillier(quick: bool) -> Row:
 
 def _ours() -> list[str]:
     """The cases that can be measured here."""
-    return [name for name in _OURS if name != _ON_CRYPTEN or not _why_no_crypten()]
-
-
-def _why_no_crypten() -> str:
-    try:
-        load_crypten()
-    except LocalProtocolError as error:
-        return str(error)
-    return ""
+    return [name for name in _OURS if name != _ON_CRYPTEN or not why_no_crypten()]
 
 
 def _absent(case: str, reason: str) -> Row:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench import BENCHES, psi, psi_case
+from experiments.bench import BENCHES, optional, psi, psi_case
 from protocols.errors import LocalProtocolError
 
 FIELDS = {"seconds", "bytes", "rounds", "peak_memory", "speedup_vs_openmined", "floor_seconds"}
@@ -51,7 +51,7 @@ def test_without_crypten_its_case_is_a_row_with_the_reason(monkeypatch: pytest.M
     def absent() -> None:
         raise LocalProtocolError("install CrypTen")
 
-    monkeypatch.setattr(psi, "load_crypten", absent)
+    monkeypatch.setattr(optional, "load_crypten", absent)
     rows = {row.case: row.as_json() for row in psi.measure(100, 1)}
     assert rows["circuit-crypten/100"]["seconds"] is None
     assert rows["circuit-crypten/100"]["reason"] == "install CrypTen"

@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from experiments.bench import run_bench, secure_sum
+from experiments.bench import optional, run_bench, secure_sum
 from experiments.bench.paillier import PackedPaillier, why_not
 from protocols.errors import LocalProtocolError
 
@@ -37,10 +37,10 @@ def test_without_crypten_its_case_is_a_row_with_the_reason(monkeypatch: pytest.M
     def absent() -> None:
         raise LocalProtocolError("install CrypTen")
 
-    monkeypatch.setattr(secure_sum, "load_crypten", absent)
+    monkeypatch.setattr(optional, "load_crypten", absent)
     assert "crypten" not in secure_sum._ours()
     assert {"masked", "ckks"} <= set(secure_sum._ours())
-    assert secure_sum._why_no_crypten() == "install CrypTen"
+    assert optional.why_no_crypten() == "install CrypTen"
 
 
 def test_paillier_is_measured_or_its_absence_explained() -> None:
