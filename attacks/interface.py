@@ -6,7 +6,7 @@ returns a `Guess`; it never sees the truth, so it can neither score itself nor c
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -21,7 +21,7 @@ from secure_apfed.settings import Settings
 
 __all__ = ["Attack", "AttackError", "AttackResult", "Guess", "Prediction", "Target"]
 
-Target: TypeAlias = Literal["labels", "features"]
+Target: TypeAlias = Literal["labels", "features", "membership"]
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 
 
@@ -34,7 +34,8 @@ class Prediction:
     """One guess for N rows.
 
     Attributes:
-        values: (N, K) class scores, the highest is the guess; or (N, F) features.
+        values: (N, K) class scores, the highest is the guess; or (N, F) features; or (N, 1)
+            scores of membership, of any scale, the higher the likelier.
         clusters: the K columns are clusters without names; the scorer names them by the
             truth (clustering accuracy), for attacks and baselines alike.
     """
@@ -48,7 +49,8 @@ class Guess:
     """All that an attack says about the rows at `positions`.
 
     Attributes:
-        positions: (N,) alignment positions, none of which the adversary knew.
+        positions: (N,) alignment positions, none of which the adversary knew; for membership
+            the numbers of the candidates.
         attacks: variant -> its prediction; every variant uses what was released.
         baselines: name -> the prediction of an adversary that knows and computes the same
             but saw nothing of what was released.
@@ -124,6 +126,7 @@ class AttackResult:
         counts: "known" and "scored" rows.
         risk: how unevenly the best variant hurts, as `attacks.risk` defines it: by class, and
             for the tenth of the people that it hurts most.
+        roc: of an attack on membership, (false, true positive rate) of the best variant.
         seed: of the attack and of the choice of known rows.
     """
 
@@ -147,6 +150,7 @@ class AttackResult:
     knowledge: Mapping[str, int | bool] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     risk: Mapping[str, float] = field(default_factory=dict)
+    roc: Sequence[Sequence[float]] = ()
     seed: int
 
     def as_json(self) -> dict[str, Any]:

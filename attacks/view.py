@@ -9,7 +9,7 @@ Helpers that read one are in `attacks.reading`. Letters: A aligned rows, B batch
 representation, F features, K classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from secure_apfed.exchange import Envelope, Flow, Kind
 from secure_apfed.models.settings import ModelSettings
+from secure_apfed.training import TrainSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Agreed",
     "Behaviour",
     "Budget",
+    "Candidates",
     "Knowledge",
     "KnownRows",
     "Played",
@@ -55,6 +57,23 @@ class KnownRows:
         return len(self.positions)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Candidates:
+    """Rows that may have trained the model, in an order that says nothing about it.
+
+    Attributes:
+        features: (n, ...) as the active encodes them; labels: (n,).
+        train: how the active trains, as far as the adversary knows.
+    """
+
+    features: Tensor
+    labels: Tensor
+    train: TrainSettings
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Knowledge:
     """What is declared that the adversary knows beyond what it saw.
@@ -66,6 +85,7 @@ class Knowledge:
         priors: the share of each class among the training rows; None: unknown to it.
         shadow: rows of which it knows the victim's features, for paired inversion.
         architecture: the victim's networks; None: unknown to it.
+        candidates: people of whom it wants to know whether they trained the model.
     """
 
     classes: int
@@ -74,6 +94,7 @@ class Knowledge:
     priors: tuple[float, ...] | None = None
     shadow: KnownRows = field(default_factory=KnownRows)
     architecture: ModelSettings | None = None
+    candidates: Candidates | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +156,8 @@ class AdversaryView:
         played: what the adversary played in place of its part; None: it kept to the protocol
             while the run was recorded.
         features: member -> (A, ...) its own features; row k is alignment position k.
+        answers: the finished model as an outsider may query it: rows of the active's features
+            -> log-probabilities of the classes, (n, K); None: nobody answers.
         knowledge, budget: what is declared.
     """
 
@@ -148,6 +171,7 @@ class AdversaryView:
     agreed: Mapping[str, Agreed] = field(default_factory=dict)
     played: Played | None = None
     features: Mapping[str, Tensor] = field(repr=False)
+    answers: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     knowledge: Knowledge
     budget: Budget = Budget()
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgpack
-from torch import Tensor
+from torch import Tensor, nn
 
 from secure_apfed.config import Config
 from secure_apfed.config_file import load_config
@@ -26,12 +26,15 @@ class Recording:
         alignment: by party, positions in its own table; position k is the same person at
             every party. Empty where nothing was aligned.
         transcript: every flow, and the payloads that were kept.
+        model: the active's, which predicts alone, features -> class scores, on the CPU; None
+            where the method has none.
     """
 
     config: Config
     data: VerticalData
     alignment: Mapping[str, Tensor]
     transcript: Transcript
+    model: nn.Module | None = None
 
 
 def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording:
