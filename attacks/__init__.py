@@ -14,6 +14,7 @@ from attacks.interface import Attack
 from attacks.inverse_network import InverseNetwork
 from attacks.isolation import Isolation
 from attacks.label_gradients import LabelGradients
+from attacks.membership import Membership
 from attacks.model_completion import ModelCompletion
 from attacks.temporal import Temporal
 
@@ -27,6 +28,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     LabelGradients,
     # Features, from the representations that a victim released.
     InverseNetwork,
+    # Who trained the model, from its answers.
+    Membership,
     # The passives' features, from the sums that the active decoded.
     ContrastiveInversion,
     # The same, by an active that deviates: these are played in live runs (attacks.live).

@@ -80,6 +80,7 @@ class Attack(Settings, ABC):
         labels_per_class: labels of training rows that the adversary knows.
         priors: whether it knows the share of each class.
         shadow_rows: training rows whose victim features it knows.
+        candidates: rows of which it asks whether they trained the model, half of which did.
         iterations: at most, of any optimiser that it runs.
     """
 
@@ -93,6 +94,7 @@ class Attack(Settings, ABC):
     labels_per_class: int = Field(0, ge=0)
     priors: bool = True
     shadow_rows: int = Field(0, ge=0)
+    candidates: int = Field(0, ge=0)
     iterations: int = Field(300, ge=1)
 
     @abstractmethod

@@ -4,7 +4,7 @@ Run by: whoever may query the finished model and holds candidate rows with their
 customer of the prediction service, a former employee). For each candidate it compares the
 model's confidence with that of shadow models that did, and did not, train on this row: the
 likelihood ratio attack of Carlini et al. (2022), Membership Inference Attacks From First
-Principles, online, with one variance for all candidates, which suits few shadow models.
+Principles, online.
 
 The shadow models train as the active would alone; the passives' help, which moves the model
 too, is unknown to the querier.
@@ -41,20 +41,27 @@ def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> _Array:
     return logit
 
 
-def likelihood_ratio(phi_N: _Array, shadow_SN: _Array, inside_SN: NDArray[np.bool_]) -> _Array:
-    """log N(phi; in) - log N(phi; out), a mean for each candidate, one variance for each side.
+def likelihood_ratio(
+    phi_N: _Array, shadow_SN: _Array, inside_SN: NDArray[np.bool_], *, own_variances: bool = False
+) -> _Array:
+    """Log N(phi; in) - log N(phi; out), the means being each candidate's own.
 
     Args:
-        phi_N: the model's logit confidences; shadow_SN: those of the shadow models.
+        phi_N: the model's logit confidences.
+        shadow_SN: those of the shadow models.
         inside_SN: which shadow model trained on which candidate; at least one did and one did
             not, for every candidate.
+        own_variances: of each candidate, for which the paper asks 64 models or more; else one
+            for each side.
     """
     means, spreads = [], []
     for side_SN in (inside_SN, ~inside_SN):
         mean_N = np.where(side_SN, shadow_SN, 0).sum(axis=0) / side_SN.sum(axis=0)
-        spread = np.sqrt(np.square(shadow_SN - mean_N)[side_SN].mean())
+        square_SN = np.where(side_SN, np.square(shadow_SN - mean_N), 0)
+        rows = 0 if own_variances else None
+        spread = np.sqrt(square_SN.sum(axis=rows) / side_SN.sum(axis=rows))
         means.append(mean_N)
-        spreads.append(max(float(spread), _FLOOR))
+        spreads.append(np.maximum(spread, _FLOOR))
     ratio: _Array = norm.logpdf(phi_N, means[0], spreads[0]) - norm.logpdf(
         phi_N, means[1], spreads[1]
     )
@@ -64,14 +71,14 @@ def likelihood_ratio(phi_N: _Array, shadow_SN: _Array, inside_SN: NDArray[np.boo
 class Membership(Attack):
     """LiRA, and two thresholds on the confidence alone.
 
-    Attacks: the likelihood ratio; the confidence compared with that of the shadow models that
-    did not train on the row (offline); the confidence as it is (Yeom et al., 2018). Baseline:
-    the mean confidence of the shadow models, that is, how easy a row is: what is known of it
-    without asking the model.
+    Attacks: the likelihood ratio, with one variance or with each candidate's own; the
+    confidence compared with that of the shadow models that did not train on the row (offline);
+    the confidence as it is (Yeom et al., 2018). Baseline: the mean confidence of the shadow
+    models, that is, how easy a row is: what is known of it without asking the model.
 
     Attributes:
         shadow_models: S, even; 16 to 64 are usual.
-        most_rows: of more candidates a random half of members and of others is used.
+        candidates: people that it asks about, at most.
         epochs: of the shadow models; null: as the run.
     """
 
@@ -80,7 +87,7 @@ class Membership(Attack):
     roles: ClassVar[tuple[Role, ...]] = ("outsider",)
 
     shadow_models: int = Field(32, ge=4, multiple_of=2)
-    most_rows: int = Field(4_000, ge=4)
+    candidates: int = Field(4_000, ge=4)
     epochs: int | None = Field(None, ge=1)
 
     def applicable(self, view: AdversaryView) -> str | None:
@@ -118,6 +125,9 @@ class Membership(Attack):
             positions=torch.arange(len(candidates)),
             attacks={
                 "likelihood ratio": _scored(likelihood_ratio(phi_N, shadow_SN, inside_SN)),
+                "likelihood ratio, own variances": _scored(
+                    likelihood_ratio(phi_N, shadow_SN, inside_SN, own_variances=True)
+                ),
                 "above models without the row": _scored(phi_N - outside_N),
                 "confidence": _scored(phi_N),
             },

@@ -1,13 +1,16 @@
-"""Figures that scikit-learn lacks: naming clusters, AUC over the classes present, R^2, PSNR."""
+"""Figures that scikit-learn lacks or splits: names of clusters, AUC over the classes present, R^2,
+PSNR, true positives at a low false positive rate.
+"""
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import rankdata
-from sklearn.metrics import confusion_matrix
+from sklearn.metrics import confusion_matrix, roc_curve
 
 __all__ = [
     "explained",
@@ -15,6 +18,8 @@ __all__ = [
     "name_clusters_by_priors",
     "name_clusters_by_truth",
     "peak_ratio",
+    "receiver_curve",
+    "true_positives_at",
 ]
 
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
@@ -76,3 +81,14 @@ def peak_ratio(guess_NF: FloatArray, truth_NF: FloatArray) -> float | None:
     mse = float(np.square(guess_NF - truth_NF).mean())
     peak = float(truth_NF.max() - truth_NF.min())
     return 10 * math.log10(peak**2 / mse) if mse and peak else None
+
+
+def receiver_curve(scores_N: FloatArray, members_N: NDArray[np.bool_]) -> list[tuple[float, float]]:
+    """Return the corners (false positive rate, true positive rate) of the ROC, ascending."""
+    false, true, _ = roc_curve(members_N, scores_N)
+    return list(zip(false.tolist(), true.tolist(), strict=True))
+
+
+def true_positives_at(curve: Sequence[tuple[float, float]], false_rate: float) -> float:
+    """Return the highest true positive rate at a false positive rate of at most `false_rate`."""
+    return max(true for false, true in curve if false <= false_rate)

@@ -5,13 +5,14 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attacks.interface import AttackError
+from attacks.recorded_members import answers_of
 from attacks.view import (
     AdversaryView,
     Agreed,
@@ -48,12 +49,21 @@ class Truth:
         labels: (A,) int64 by alignment position.
         trained: (T,) int64 alignment positions of the training rows, ascending.
         features: party -> (A, ...) by alignment position.
+        members: (n, 2) bool: whether each candidate of an attack on membership trained the
+            model, and whether it was aligned.
     """
 
     classes: int
     labels: Tensor
     trained: Tensor
     features: Mapping[str, Tensor]
+    members: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.bool))
+
+    @classmethod
+    def of_members(cls, members: Tensor, *, classes: int) -> "Truth":
+        """The truth about candidates alone."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return cls(classes, nothing, nothing, {}, members)
 
 
 def truth_of(recording: Recording) -> Truth:
@@ -174,6 +184,7 @@ def view_of(
         agreed=_agreed(recording),
         played=played,
         features=_features(recording, parties),
+        answers=answers_of(recording) if parties[0] == "outsider" else None,
         knowledge=knowledge,
         budget=budget or Budget(),
     )

@@ -1,4 +1,4 @@
-"""How unevenly an attack hurts: by class, and the tenth of the people that it hurts most.
+"""How unevenly an attack hurts: by class or group, and the tenth of the people it hurts most.
 
 Run by: the scorer. An average hides people: an attack that is useless on most rows and sure
 about a few harms those few.
@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
-from sklearn.metrics import recall_score
+from sklearn.metrics import recall_score, roc_auc_score
 
-__all__ = ["risk_of_features", "risk_of_labels"]
+__all__ = ["risk_of_features", "risk_of_labels", "risk_of_membership"]
 
 Array: TypeAlias = NDArray[Any]
 
@@ -50,6 +50,24 @@ def risk_of_features(guess_NF: Array, truth_NF: Array) -> dict[str, float]:
     best = np.argsort(error_N - spread_N, kind="stable")[: _decile(truth_NF)]
     spread = float(spread_N[best].sum())
     return {"r2 on the best decile": 1 - float(error_N[best].sum()) / spread} if spread else {}
+
+
+def risk_of_membership(scores_N: Array, members_N: Array) -> dict[str, float]:
+    """AUC of aligned and of unaligned members, each against all rows that did not train.
+
+    Args:
+        scores_N: of membership, (n,).
+        members_N: whether a row trained, and whether it was aligned, (n, 2).
+    """
+    trained_N, aligned_N = members_N[:, 0], members_N[:, 1]
+    groups = {"aligned": trained_N & aligned_N, "unaligned": trained_N & ~aligned_N}
+    return {
+        f"auc of {name} members": float(
+            roc_auc_score(group_N[group_N | ~trained_N], scores_N[group_N | ~trained_N])
+        )
+        for name, group_N in groups.items()
+        if group_N.any()
+    }
 
 
 def _decile(rows_N: Array) -> int:

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.interface import Attack, AttackError, AttackResult, Guess
-from attacks.recorded import class_priors, reveal_features, reveal_labels, truth_of, view_of
+from attacks.recorded import (
+    Truth,
+    class_priors,
+    reveal_features,
+    reveal_labels,
+    truth_of,
+    view_of,
+)
+from attacks.recorded_members import reveal_candidates
 from attacks.scoring import not_applicable, score
 from attacks.strategy import ActiveAttack, ActiveSeat
 from attacks.view import AdversaryView, Budget, Knowledge, Played
@@ -109,7 +117,8 @@ def result_of(
     """
     trial = _Trial(attack, recording, tuple(parties), victim, None, seed, "cpu", None)
     try:
-        notes = attack.play(seat, trial.knowledge(), seed)
+        knowledge, _ = trial.known()
+        notes = attack.play(seat, knowledge, seed)
     except RemoteProtocolError as refusal:
         ignorant = Knowledge(classes=len(recording.data.classes), victim=victim)
         view = trial.view(ignorant)
@@ -142,7 +151,7 @@ def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ..
     for role in attack.roles:
         of_role = {"active": (active,), "passive": passives}.get(role, (role,))
         coalitions = [of_role] if attack.coalition == "all" else [(party,) for party in of_role]
-        victims = (active,) if attack.target == "labels" else (active, *passives)
+        victims = (active, *passives) if attack.target == "features" else (active,)
         for parties in coalitions:
             for victim in victims:
                 # Parties of one role exchange nothing with each other.
@@ -168,17 +177,19 @@ class _Trial:
         """Attack and score, or say why not."""
         attack = self.attack
         view = self.view(Knowledge(classes=len(self.recording.data.classes), victim=self.victim))
-        outcome: str | Guess
+        outcome: str | tuple[Guess, Truth]
         try:
-            view = self.view(self.knowledge())
-            outcome = attack.applicable(view) or self._guess(view)
+            knowledge, truth = self.known()
+            view = self.view(knowledge)
+            outcome = attack.applicable(view) or (self._guess(view), truth)
         except AttackError as error:
             outcome = attack.applicable(view) or str(error)
         if isinstance(outcome, str):
             return not_applicable(attack, view, outcome, self.seed)
-        result = score(attack, view, outcome, truth_of(self.recording), self.seed)
+        guess, truth = outcome
+        result = score(attack, view, guess, truth, self.seed)
         if self.on_score is not None:
-            self.on_score(result, outcome)
+            self.on_score(result, guess)
         return result
 
     def _guess(self, view: AdversaryView) -> Guess:
@@ -198,13 +209,24 @@ class _Trial:
             played=self.played,
         )
 
-    def knowledge(self) -> Knowledge:
-        """What the attack's options declare."""
-        attack, truth = self.attack, truth_of(self.recording)
-        return Knowledge(
+    def known(self) -> tuple[Knowledge, Truth]:
+        """What the adversary is told, and what its guess will be compared with."""
+        attack, recording = self.attack, self.recording
+        if attack.target == "membership":
+            candidates, members = reveal_candidates(recording, attack.candidates, self.seed)
+            knowledge = Knowledge(
+                classes=len(recording.data.classes),
+                victim=self.victim,
+                candidates=candidates,
+                architecture=recording.config.model,
+            )
+            return knowledge, Truth.of_members(members, classes=knowledge.classes)
+        truth = truth_of(recording)
+        knowledge = Knowledge(
             classes=truth.classes,
             victim=self.victim,
-            labels=reveal_labels(self.recording, attack.labels_per_class, self.seed),
+            labels=reveal_labels(recording, attack.labels_per_class, self.seed),
             priors=class_priors(truth) if attack.priors else None,
-            shadow=reveal_features(self.recording, self.victim, attack.shadow_rows, self.seed),
+            shadow=reveal_features(recording, self.victim, attack.shadow_rows, self.seed),
         )
+        return knowledge, truth

@@ -10,12 +10,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import accuracy_score, recall_score
+from sklearn.metrics import accuracy_score, recall_score, roc_auc_score
 
 from attacks.interface import Attack, AttackError, AttackResult, Guess, Prediction, Target
-from attacks.metrics import explained, macro_auc, name_clusters_by_truth, peak_ratio
+from attacks.metrics import (
+    explained,
+    macro_auc,
+    name_clusters_by_truth,
+    peak_ratio,
+    receiver_curve,
+    true_positives_at,
+)
 from attacks.recorded import Truth
-from attacks.risk import risk_of_features, risk_of_labels
+from attacks.risk import risk_of_features, risk_of_labels, risk_of_membership
 from attacks.view import AdversaryView
 
 __all__ = ["SCALES", "Scale", "not_applicable", "score"]
@@ -61,6 +68,24 @@ def _risk_features(prediction: Prediction, features_NF: Array) -> Mapping[str, f
     return risk_of_features(prediction.values, features_NF)
 
 
+def _measure_membership(prediction: Prediction, members_N: Array) -> Figures:
+    """AUC, and true positive rates at false positive rates of 1 % and 0.1 %."""
+    curve = receiver_curve(prediction.values[:, 0], members_N[:, 0])
+    return {
+        "auc": float(roc_auc_score(members_N[:, 0], prediction.values[:, 0])),
+        "tpr_at_1_percent_fpr": true_positives_at(curve, 0.01),
+        "tpr_at_0.1_percent_fpr": true_positives_at(curve, 0.001),
+    }
+
+
+def _curve_membership(prediction: Prediction, members_N: Array) -> list[tuple[float, float]]:
+    return receiver_curve(prediction.values[:, 0], members_N[:, 0])
+
+
+def _risk_membership(prediction: Prediction, members_N: Array) -> Mapping[str, float]:
+    return risk_of_membership(prediction.values[:, 0], members_N)
+
+
 @dataclass(frozen=True)
 class Scale:
     """How guesses at one target are judged.
@@ -69,16 +94,19 @@ class Scale:
         metric: in which the best is chosen and the advantage measured; higher is better.
         measure: (prediction, truth of the same rows) -> figures, `metric` among them.
         risk: the same -> how unevenly the guess hurts.
+        curve: the same -> the ROC, where the guess is a score for one question.
     """
 
     metric: str
     measure: Callable[[Prediction, Array], Figures]
     risk: Callable[[Prediction, Array], Mapping[str, float]]
+    curve: Callable[[Prediction, Array], list[tuple[float, float]]] = lambda guess, truth: []
 
 
 SCALES: Mapping[Target, Scale] = {
     "labels": Scale("balanced_accuracy", _measure_labels, _risk_labels),
     "features": Scale("r2", _measure_features, _risk_features),
+    "membership": Scale("auc", _measure_membership, _risk_membership, _curve_membership),
 }
 
 
@@ -97,14 +125,16 @@ def score(
     known = _known(attack, view)
     _check(attack, guess, known)
     truth_A = _actual(attack, view, truth)
-    _check_shapes(attack, guess, truth.classes if attack.target == "labels" else truth_A.shape[1])
-    trained_N = torch.isin(guess.positions, truth.trained).numpy()
-    if not trained_N.any():
+    _check_shapes(attack, guess, _columns(attack, truth, truth_A))
+    scored_N = torch.isin(guess.positions, truth.trained).numpy()
+    if attack.target == "membership":
+        scored_N = np.ones(len(guess.positions), dtype=bool)
+    if not scored_N.any():
         raise AttackError(f"{attack.name} guesses no row that trained")
-    actual = truth_A[guess.positions.numpy()[trained_N]]
+    actual = truth_A[guess.positions.numpy()[scored_N]]
     scale = SCALES[attack.target]
     attacks, baselines, references = (
-        {name: dict(scale.measure(_rows(item, trained_N), actual)) for name, item in items.items()}
+        {name: dict(scale.measure(_rows(item, scored_N), actual)) for name, item in items.items()}
         for items in (guess.attacks, guess.baselines, guess.references)
     )
     variant, best = _best(attacks, scale.metric)
@@ -122,7 +152,8 @@ def score(
         advantage=best - floor,
         knowledge=_declared(view),
         counts={"known": len(known), "scored": len(actual)},
-        risk=scale.risk(_rows(guess.attacks[variant], trained_N), actual),
+        risk=scale.risk(_rows(guess.attacks[variant], scored_N), actual),
+        roc=scale.curve(_rows(guess.attacks[variant], scored_N), actual),
         seed=seed,
     )
 
@@ -192,6 +223,13 @@ def _check_shapes(attack: Attack, guess: Guess, columns: int) -> None:
             )
 
 
+def _columns(attack: Attack, truth: Truth, truth_A: Array) -> int:
+    """Return how many values one row's guess has."""
+    if attack.target == "features":
+        return int(truth_A.shape[1])
+    return truth.classes if attack.target == "labels" else 1
+
+
 def _known(attack: Attack, view: AdversaryView) -> torch.Tensor:
     """Return the positions of which the adversary knows what it attacks."""
     of_target = view.knowledge.labels if attack.target == "labels" else view.knowledge.shadow
@@ -199,9 +237,11 @@ def _known(attack: Attack, view: AdversaryView) -> torch.Tensor:
 
 
 def _actual(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
-    """Return labels (A,), or the victim's features (A, F)."""
+    """Return labels (A,), the victim's features (A, F), or membership and alignment (n, 2)."""
     if attack.target == "labels":
         return truth.labels.numpy()
+    if attack.target == "membership":
+        return truth.members.numpy()
     victim = view.knowledge.victim
     if victim is None or victim not in truth.features:
         raise AttackError(f"{attack.name} guesses features of {victim!r}, which holds none")

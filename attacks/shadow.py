@@ -11,6 +11,7 @@ Letters: S shadow models, N candidates, B batch, K classes.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -101,12 +102,10 @@ class Shadows:
                     optimiser.zero_grad()
                     loss.backward()
                     if self.train.max_gradient_norm is not None:
-                        nn.utils.clip_grad_norm_(
-                            network.parameters(), self.train.max_gradient_norm
-                        )
+                        nn.utils.clip_grad_norm_(network.parameters(), self.train.max_gradient_norm)
                     optimiser.step()
             network.eval()
-            found.append(self._scores_of(lambda rows, n=network: n(rows[0])[None], features_N, 1))
+            found.append(self._scores_of(partial(_alone, network), features_N, 1))
         return torch.cat(found)
 
     def _networks(self, models: int) -> list[nn.Module]:
@@ -125,8 +124,8 @@ class Shadows:
         draw = torch.Generator().manual_seed(derive_seed(self.seed, "shadows", "batches"))
         for _ in range(self.train.epochs):
             order_SH = torch.rand(rows_SH.shape, generator=draw).argsort(dim=1)
-            yield from rows_SH.gather(1, order_SH).to(self.device).split(
-                self.train.batch_size, dim=1
+            yield from (
+                rows_SH.gather(1, order_SH).to(self.device).split(self.train.batch_size, dim=1)
             )
 
     @torch.no_grad()
@@ -138,6 +137,12 @@ class Shadows:
             for rows in features_N.split(max(1, _SCORED_AT_ONCE // models))
         ]
         return torch.cat(parts, dim=1)
+
+
+def _alone(network: nn.Module, rows_1BF: Tensor) -> Tensor:
+    """One network called as one of many."""
+    scores_BK: Tensor = network(rows_1BF[0])
+    return scores_BK[None]
 
 
 def _clip(parameters: _State, bound: float | None) -> None:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from secure_apfed.exchange import Envelope, Flow, Kind
 from secure_apfed.models.settings import ModelSettings
-from secure_apfed.training import TrainSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
+from secure_apfed.training import TrainSettings
 
 __all__ = [
     "AdversaryView",

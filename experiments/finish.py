@@ -47,9 +47,10 @@ def mount_attacks(
     examples: dict[str, Reconstruction] = {}
 
     def keep(result: AttackResult, guess: Guess) -> None:
-        example = keep_examples(result, guess, truth_of(recording))
-        if example is not None:
-            examples[key_of(result)] = example
+        if result.target == "features":
+            example = keep_examples(result, guess, truth_of(recording))
+            if example is not None:
+                examples[key_of(result)] = example
 
     results = mount(
         recording,

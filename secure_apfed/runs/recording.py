@@ -14,6 +14,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
 from secure_apfed.runs.checkpoint import load_tensors
 from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.solo import load_model
 
 __all__ = ["Recording", "load_recording"]
 
@@ -42,6 +43,7 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
 
     Raises:
         CheckpointError: no finished run there, or a damaged file.
+        ModelError: a model that was damaged.
         DataError: the data is not there any more.
     """
     folder = RunFolder(path)
@@ -61,4 +63,5 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
         data=data or load_data(config.data, seed=config.seed),
         alignment=alignment,
         transcript=transcript,
+        model=load_model(path).network if folder.model.exists() else None,
     )

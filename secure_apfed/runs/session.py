@@ -26,6 +26,7 @@ from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors
 from secure_apfed.runs.opening import Opening
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.writing import RunWriter
 from secure_apfed.seeds import shuffled
 
@@ -79,8 +80,9 @@ def _play(
     privacy = session.cross_checked_privacy()
     method = session.method
     recording = Recording(
-        config=config, data=data, alignment=method.alignment, transcript=method.transcript
-    )
+        config=config, data=data, alignment=method.alignment, transcript=method.transcript,
+        model=predictor_of(method.solo()),
+    )  # fmt: skip
     if writer:
         guarantee = guarantee_of(
             method.guarantee, opening.labels.mechanism,

@@ -4,6 +4,7 @@ Two files: parameters as safetensors, and a JSON card that says what they are, h
 features are encoded, and what the run promised about privacy.
 """
 
+import copy
 import json
 import math
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from secure_apfed.models import ModelSettings, family_for, output_shape
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.runs.folder import RunFolder, write_atomically
 
-__all__ = ["SoloModel", "load_model", "save_model"]
+__all__ = ["SoloModel", "load_model", "predictor_of", "save_model"]
 
 _CARD_VERSION = 1
 
@@ -57,6 +58,13 @@ class SoloModel:
         dtype = next(self.network.parameters()).dtype
         scores_NK: Tensor = self.network(features.to(dtype))
         return scores_NK.softmax(1)
+
+
+def predictor_of(networks: ActiveNetworks | None) -> nn.Module | None:
+    """A copy on the CPU of what predicts, features -> class scores; None where nothing does."""
+    if networks is None:
+        return None
+    return copy.deepcopy(nn.Sequential(networks.encoder, networks.head)).cpu().eval()
 
 
 def save_model(

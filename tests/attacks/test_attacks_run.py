@@ -19,7 +19,13 @@ from attacks.view import Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
 
-EXPERIMENTER_ONLY = {"attacks.recorded", "attacks.scoring", "attacks.run", "secure_apfed.runs"}
+EXPERIMENTER_ONLY = {
+    "attacks.recorded",
+    "attacks.recorded_members",
+    "attacks.scoring",
+    "attacks.run",
+    "secure_apfed.runs",
+}
 
 
 def test_the_table_is_keyed_by_the_names_of_its_entries() -> None:
@@ -38,7 +44,16 @@ def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
 
 def _read_by_attacks() -> set[str]:
     own = {kind.__module__.removeprefix("attacks.") for kind in ATTACKS.values()}
-    return own | {"view", "interface", "completion", "regression", "reading", "metrics", "risk"}
+    return own | {
+        "view",
+        "interface",
+        "completion",
+        "regression",
+        "reading",
+        "metrics",
+        "risk",
+        "shadow",
+    }
 
 
 def test_each_passive_mounts_the_attack_and_the_worst_is_the_headline(make_recording: Any) -> None:
