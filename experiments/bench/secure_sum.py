@@ -5,9 +5,10 @@ thread: clip, quantise, encrypt, serialise, check, combine, decode. `ratio` is t
 time over the case's, each the fastest of several taken in turns (what else a machine does only
 adds to short times, and more to some than to others); the tutorial is CKKS with N = 8192, primes
 [60, 40, 40, 60] and `tolist()`. `bytes_per_value` is of what one passive sends. With the pool,
-zeros were encrypted before the clock starts; with recovery, nobody falls silent. Longer runs add other M and D. `share/NAME` is
-what one sum adds to a training step of APFed-C on Fashion-MNIST in batches of 128, when
-passives encrypt at the same time: one contribution, combine and decode over the step.
+zeros were encrypted before the clock starts; with recovery, nobody falls silent. Longer runs
+add other M and D. `share/NAME` is what one sum adds to a training step of APFed-C on
+Fashion-MNIST in batches of 128, when passives encrypt at the same time: one contribution,
+combine and decode over the step.
 """
 
 import itertools
