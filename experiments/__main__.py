@@ -1,4 +1,4 @@
-"""`python -m experiments`: the main job and the benchmarks."""
+"""`python -m experiments`: the main job, accuracy against epsilon, and the benchmarks."""
 
 import json
 import sys
@@ -20,11 +20,14 @@ from rich.table import Table
 from experiments.bench import BENCHES, run_bench
 from experiments.comparison import HEADER
 from experiments.main_job import READING, Comparison, run_main_job
+from experiments.sweep import CONFIGS, run_sweep
+from experiments.sweep import READING as SWEEP_READING
+from experiments.sweep.summary import HEADER as SWEEP_HEADER
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed import terminal
 from secure_apfed.errors import ApfedError
 
-__all__ = ["app", "bench", "experiments", "main", "main_job"]
+__all__ = ["app", "bench", "experiments", "main", "main_job", "sweep"]
 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -65,6 +68,35 @@ def _comparison_table(comparison: Comparison, seeds: int) -> Table:
     for line in comparison.lines:
         table.add_row(*line.cells())
     return table
+
+
+@app.command()
+def sweep(
+    output: Annotated[Path, typer.Option(help="Folder of the sweep.")] = Path("runs/sweep"),
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each point.")] = 5,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    config: Annotated[
+        list[str] | None, typer.Option(help=f"Some of: {', '.join(CONFIGS)}; all unless given.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Write what `secure-apfed plan` reads to this file, too.")
+    ] = None,
+    figures: Annotated[Path | None, typer.Option(help="Copy the pictures to this folder.")] = None,
+) -> None:
+    """Accuracy against epsilon: fresh and frozen noise and label DP; stopped sweeps go on."""
+    unknown = set(config or ()) - set(CONFIGS)
+    if unknown:
+        raise typer.BadParameter(f"no sweep is called {', '.join(sorted(unknown))}")
+    with terminal.counting("points", quiet=False) as on_done:
+        found = run_sweep(
+            output, seeds=range(seeds), jobs=jobs, configs=config or CONFIGS, store=store,
+            figures=figures, on_done=on_done,
+        )  # fmt: skip
+    for one in found:
+        rows = [point.cells() for point in one.points]
+        terminal.show_rows(one.title(seeds), SWEEP_HEADER, rows)
+    Console().print(SWEEP_READING, highlight=False)
+    Console().print(f"Tables, pictures and page: {output / 'index.html'}", highlight=False)
 
 
 @app.command()

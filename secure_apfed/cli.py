@@ -15,7 +15,7 @@ import typer
 from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed import cli_leakage, terminal
+from secure_apfed import cli_leakage, cli_plan, terminal
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ app = typer.Typer(
 )  # fmt: skip
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
 app.add_typer(data_app, name="data")
+app.command()(cli_plan.plan)
 app.command()(cli_leakage.attack)
 app.command()(cli_leakage.tradeoff)
 
@@ -186,22 +187,6 @@ def report(folder: RunFolder, as_json: AsJson = False) -> None:
         terminal.print_json({"report": page})
     else:
         typer.echo(page)
-
-
-@app.command()
-def plan(config_file: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Forecast rows, bytes, time and epsilon of a run before anything is sent."""
-    from secure_apfed.config_file import load_config
-    from secure_apfed.plan import forecast
-
-    config = load_config(config_file, overrides=overrides or ())
-    told = forecast(config)
-    if as_json:
-        terminal.print_json(told.as_json())
-        return
-    terminal.show_forecast(config.name, told)
-    for warning in told.warnings:
-        terminal.show_note(f"note: {warning}")
 
 
 @data_app.command("list")

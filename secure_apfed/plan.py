@@ -4,6 +4,7 @@ Run by: a person, before parties spend hours or budget. The data are loaded to c
 read shapes; then a rehearsal on random numbers (`secure_apfed.rehearsal`) is scaled up.
 """
 
+import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,15 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind
-from secure_apfed.privacy import ACCOUNTANTS, make_guard
+from secure_apfed.privacy import (
+    ACCOUNTANTS,
+    GaussianRelease,
+    calibrate_updates,
+    make_guard,
+    make_label_mechanism,
+)
+from secure_apfed.privacy.gdp import compose, gdp_epsilon
+from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.rehearsal import STEPS, Rehearsal, rehearse
 
 __all__ = ["Forecast", "Link", "forecast"]
@@ -49,6 +58,8 @@ class Forecast:
         wire_bytes: in all; links: by sender, receiver and kind.
         seconds: on this machine with all parties in one process.
         epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.
+        epsilon_y: of one training label; infinite without a label mechanism or private training.
+        epsilon_model: of one whole record; infinite where none is claimed.
         warnings: what is worth knowing before the run.
     """
 
@@ -63,6 +74,8 @@ class Forecast:
     seconds: float
     seconds_per_step: float
     epsilon_x: float
+    epsilon_y: float
+    epsilon_model: float
     delta: float
     warnings: tuple[str, ...]
 
@@ -105,11 +118,11 @@ def forecast(config: Config) -> Forecast:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
     train = config.train
     batch = min(train.batch_size, counts.train)
-    steps = train.epochs * -(-counts.train // train.batch_size)
+    steps = _steps(config, counts.train, classes=len(data.classes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
-        epsilon = _epsilon(config)
+        epsilon, epsilon_y, epsilon_model = _epsilons(config)
     links = tuple(_links(played, data, steps))
     evaluations = -(-train.epochs // train.evaluate_every)
     evaluation = played.evaluation_seconds * len(data.test_rows) / len(played.data.test_rows)
@@ -127,8 +140,21 @@ def forecast(config: Config) -> Forecast:
         + evaluations * evaluation,
         seconds_per_step=played.step_seconds,
         epsilon_x=epsilon,
+        epsilon_y=epsilon_y,
+        epsilon_model=epsilon_model,
         delta=config.guard.delta,
         warnings=tuple(_warnings(config, played, links, epsilon, len(data.passives))),
+    )
+
+
+def _steps(config: Config, rows: int, *, classes: int) -> int:
+    """Batches of all epochs; under lp_mst a stage trains on the rows answered so far."""
+    train, stages = config.train, make_label_mechanism(config.labels, classes=classes).stages
+    starts = [first_epoch_of(stage, stages=stages, epochs=train.epochs) for stage in range(stages)]
+    ends = [*starts[1:], train.epochs]
+    return sum(
+        (end - start) * -(-rows * (stage + 1) // (stages * train.batch_size))
+        for stage, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
 
 
@@ -165,15 +191,28 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
     return seconds * real / sum(map(len, ids.values()))
 
 
-def _epsilon(config: Config) -> float:
-    """Epsilon after every planned epoch: each row is released once in each."""
-    if config.method == "single_view":
-        return 0.0
+def _epsilons(config: Config) -> tuple[float, float, float]:
+    """Epsilon_x, _y and _model after every planned epoch: each row is released once in each."""
+    alone, delta, epochs = config.method == "single_view", config.guard.delta, config.train.epochs
     # No noise is drawn here, so any key does.
-    guard = make_guard(config.guard, releases=config.train.epochs, key=bytes(32))
-    return ACCOUNTANTS["gdp"].epsilon(
-        guard.mechanism(), releases=guard.planned(config.train.epochs), delta=config.guard.delta
-    )
+    guard = make_guard(config.guard, releases=epochs, key=bytes(32))
+    releases = 0 if alone else guard.planned(epochs)
+    mechanism = guard.mechanism()
+    released = ACCOUNTANTS["gdp"].epsilon(mechanism, releases=releases, delta=delta)
+    label = 0.0 if alone else math.inf
+    model = math.inf
+    if config.dp_sgd is not None:
+        noise = config.dp_sgd.noise_multiplier or calibrate_updates(
+            config.dp_sgd.epsilon or math.inf, delta, release=mechanism, releases=releases,
+            updates=epochs,
+        )  # fmt: skip
+        updates = compose(GaussianRelease(noise_multiplier=noise / 2).mu, epochs)
+        one = mechanism.mu if isinstance(mechanism, GaussianRelease) else math.inf
+        label = gdp_epsilon(updates, delta)
+        model = gdp_epsilon(math.hypot(compose(one, releases) if releases else 0, updates), delta)
+    if config.labels.epsilon is not None:
+        label = min(label or math.inf, config.labels.epsilon)
+    return released, label, model
 
 
 def _warnings(

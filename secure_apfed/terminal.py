@@ -255,7 +255,12 @@ def show_forecast(name: str, told: "Forecast") -> None:
             ("aligned at all parties", f"{told.aligned_rows:,}"),
             ("numbers sent of a row", f"{told.numbers_per_row:,}"),
             ("sent in all", f"about {_size(told.wire_bytes)}"),
-            ("epsilon of released rows", f"{told.epsilon_x:.3g} at delta {told.delta:g}"),
+            ("epsilon_x, released rows", f"{told.epsilon_x:.3g} at delta {told.delta:g}"),
+            ("epsilon_y, training labels", f"{told.epsilon_y:.3g}"),
+            (
+                "epsilon_model, whole records",
+                "not claimed" if math.isinf(told.epsilon_model) else f"{told.epsilon_model:.3g}",
+            ),
         ]
     show_rows(f"Forecast of {name}", ("", ""), rows)
     columns = ("from", "to", "kind", "messages", "bytes")

@@ -32,9 +32,14 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.privacy.label_mechanism import chances, check_labels, check_strength, is_below
 from secure_apfed.privacy.settings import LabelSettings
 
-__all__ = ["MultiStageResponse"]
+__all__ = ["MultiStageResponse", "first_epoch_of"]
 
 _SUM_TOLERANCE = 1e-3
+
+
+def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
+    """The epoch from which the labels of a stage take part; both count from 0."""
+    return stage * epochs // stages
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,17 +22,13 @@ from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.privacy import make_label_mechanism
+from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.seeds import shuffled
 
-__all__ = ["TrainingLabels", "first_epoch_of"]
+__all__ = ["TrainingLabels"]
 
 _OPEN = -1
 _BATCH = 1000
-
-
-def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
-    """The epoch from which the labels of a stage take part; both count from 0."""
-    return stage * epochs // stages
 
 
 class TrainingLabels:

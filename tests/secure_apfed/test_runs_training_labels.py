@@ -16,9 +16,10 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.methods import METHODS, Method, Start
 from secure_apfed.privacy import LabelResponse, MultiStageResponse
+from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.runs import load_model, run
 from secure_apfed.runs.checkpoint import Checkpoint
-from secure_apfed.runs.training_labels import TrainingLabels, first_epoch_of
+from secure_apfed.runs.training_labels import TrainingLabels
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 

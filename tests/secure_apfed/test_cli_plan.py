@@ -1,0 +1,127 @@
+"""`secure-apfed plan`: calibration with and without a config, and what sweeps say of it."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_apfed.cli import execute
+
+CONFIG = """
+name: planned
+method: apfed_c
+data: {dataset: breast_cancer, overlap: 0.8}
+model: {hidden: [8], representation: 4, projection: 8}
+train: {epochs: 3, batch_size: 64, device: cpu}
+secure_sum: {protocol: plain}
+guard: {mechanism: none}
+"""
+
+
+@pytest.fixture(name="config")
+def _config(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert execute([*map(str, arguments), "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_without_a_config_both_guards_are_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = told(capsys, "plan", "--epsilon", 2, "--epochs", 50)
+    fresh, frozen = answer["calibration"]
+    assert (fresh["mechanism"], frozen["mechanism"]) == ("gaussian", "frozen_gaussian")
+    assert (fresh["releases"], frozen["releases"]) == (50, 1)
+    # The published sigma / (2C) at delta 1e-5.
+    assert f"{fresh['noise_multiplier']:.3g}" == "14.1"
+    assert f"{frozen['noise_multiplier']:.3g}" == "1.99"
+    assert fresh["sigma"] == pytest.approx(math.sqrt(50) * frozen["sigma"])
+    assert (fresh["clip"], fresh["delta"]) == (1.0, 1e-5)
+    assert "rows" not in answer
+
+
+def test_expected_losses_are_those_of_the_stored_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "plan", "--epsilon", 4, "--epochs", 50)["expected"]
+    assert len(found) == 6
+    for dataset in ("digits", "breast_cancer", "fashion_mnist"):
+        assert sum(f"on {dataset} at epsilon 4 lost" in one for one in found) == 2
+    assert told(capsys, "plan", "--epsilon", 100)["expected"] == []
+
+
+def test_it_is_shown_to_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["plan", "--epsilon", "4", "--epochs", "50"]) == 0
+    shown = capsys.readouterr().out
+    assert "Noise for epsilon_x 4 at delta 1e-05, 50 epochs" in shown
+    assert "encoder held fixed; no label" in shown
+    assert "where the active alone reached" in shown
+    assert execute(["plan", "--epsilon", "0.001"]) == 0
+    assert "no stored sweep fits" in capsys.readouterr().out
+
+
+def test_with_a_config_its_numbers_are_taken_and_options_win(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = told(capsys, "plan", config, "--epsilon", 4, "--set", "guard.clip=2.0")
+    (noise,) = answer["calibration"]
+    assert (noise["mechanism"], noise["epochs"], noise["clip"]) == ("gaussian", 3, 2.0)
+    assert answer["epsilon_x"] == pytest.approx(4.0)
+    assert answer["epsilon_y"] == answer["epsilon_model"] == "inf"
+    assert [one.partition(" at ")[0] for one in answer["expected"]] == [
+        "APFed-C, fresh noise on breast_cancer"
+    ]
+    frozen = ["--set", "guard={mechanism: frozen_gaussian, sigma: 3.0}"]
+    answer = told(capsys, "plan", config, "--epsilon", 1, "--epochs", 7, "--delta", 1e-6, *frozen)
+    (noise,) = answer["calibration"]
+    assert (noise["mechanism"], noise["epochs"], noise["releases"]) == ("frozen_gaussian", 7, 1)
+    assert (noise["delta"], answer["delta"]) == (1e-6, 1e-6)
+
+
+def test_labels_and_private_training_are_forecast(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels = ["--set", "labels={mechanism: lp_mst, epsilon: 4.0, stages: 3}"]
+    answer = told(capsys, "plan", config, *labels)
+    assert answer["epsilon_y"] == 4.0
+    assert answer["steps"] == 2 + 4 + 6  # of 355 rows, a third more in each epoch
+    assert [one.partition(" on ")[0] for one in answer["expected"]] == [
+        "APFed-C, label DP (LP-MST)"
+    ]
+    private = ["--set", "guard={mechanism: gaussian, epsilon: 2.0}", "--set", "dp_sgd={epsilon: 6}"]
+    answer = told(capsys, "plan", config, *private)
+    assert answer["epsilon_x"] == pytest.approx(2.0)
+    assert answer["epsilon_model"] == pytest.approx(6.0)
+    assert 0 < answer["epsilon_y"] < 6.0
+
+
+def test_where_no_sweep_fits_nothing_is_invented(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tvfl = ["--set", "method=tvfl"]
+    assert told(capsys, "plan", config, "--epsilon", 4, *tvfl)["expected"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give CONFIG, or --epsilon"),
+        (["--epochs", "5"], "give CONFIG, or --epsilon"),
+        (["--epsilon", "4", "--set", "train.epochs=3"], "give CONFIG, or --epsilon"),
+        (["--epsilon", "-1"], "positive and finite, got -1"),
+        (["--epsilon", "nan"], "positive and finite, got nan"),
+        (["--epsilon", "inf"], "positive and finite, got inf"),
+        (["--epsilon", "4", "--delta", "0"], "delta lies between 0 and 1"),
+        (["--epsilon", "4", "--delta", "1"], "delta lies between 0 and 1"),
+        (["--epsilon", "4", "--epochs", "0"], "epochs"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["plan", *arguments, "--json"]) == 2
+    assert message in capsys.readouterr().out
