@@ -1,11 +1,12 @@
 """Settings of training: optimiser, batches, the passives' part, the secure sum, the rules."""
 
 from difflib import get_close_matches
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from protocols.sums import SECURE_SUMS
+from protocols.sums.homomorphic import HomomorphicSum
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings import Settings
@@ -68,6 +69,10 @@ class SumSettings(Settings):
         threshold: under masked_recovery, passives without whom a step has no sum; training goes
             on without those who fall silent until fewer are left. More than half of all; null:
             two thirds and one. Other sums need every passive in every step.
+        zero_pool: under ckks, ckks_fast and bfv, contributions for which each passive keeps
+            zeros encrypted ahead; it fills them up while it waits for the next batch.
+        worker: whether another process of the passive encrypts them meanwhile; "auto": with a
+            zero pool, and where there is a second processor core.
     """
 
     protocol: str = "ckks"
@@ -75,6 +80,8 @@ class SumSettings(Settings):
     bits: int = Field(16, ge=2, le=24)
     allow_single_passive: bool = False
     threshold: int | None = Field(None, ge=1)
+    zero_pool: int = Field(0, ge=0, le=100)
+    worker: Literal["auto"] | bool = "auto"
 
     @field_validator("protocol")
     @classmethod
@@ -86,6 +93,14 @@ class SumSettings(Settings):
                 f"{name!r} is no secure sum; {guess}There are {', '.join(SECURE_SUMS)}"
             )
         return name
+
+    @model_validator(mode="after")
+    def _zeros_are_for_encryption(self) -> Self:
+        if self.zero_pool and not issubclass(SECURE_SUMS[self.protocol], HomomorphicSum):
+            raise ValueError(
+                f"zero_pool is for sums that encrypt; {self.protocol} does not, leave it at 0"
+            )
+        return self
 
 
 class RuleSettings(Settings):

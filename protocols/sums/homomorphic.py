@@ -216,6 +216,17 @@ class Encrypter(KeepsSecrets, OneRoundContributor):
         _, _, zeros = self._ready()
         zeros.fill(contributions * self._sum.packing.vectors(shape[0] * shape[1]), worker)
 
+    def keep_ready(
+        self, shape: tuple[int, int], contributions: int, *, worker: Executor | None = None
+    ) -> None:
+        """The same, up to `contributions` in all, counting zeros that are there or on their way.
+
+        Raises:
+            LocalProtocolError: the public key did not come yet, or the worker died.
+        """
+        _, _, zeros = self._ready()
+        zeros.top_up(contributions * self._sum.packing.vectors(shape[0] * shape[1]), worker)
+
     def _ready(self) -> tuple[SealContext, AgreedFrames, ZeroPool]:
         if self._setup is None:
             raise LocalProtocolError(f"{self.me} has no public key yet; run the setup first")

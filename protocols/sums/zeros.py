@@ -7,12 +7,13 @@ knows it reads what was added to it. So each is used once and none leaves the pa
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from protocols.errors import LocalProtocolError
 from protocols.sums.agreed import KeepsSecrets
 from protocols.sums.flavours import Flavour
 from protocols.sums.seal_scheme import SealContext, SealScheme
@@ -31,7 +32,7 @@ class ZeroPool(KeepsSecrets):
     def __init__(self, scheme: SealScheme, context: SealContext) -> None:
         self._scheme, self._context = scheme, context
         self._ready: list[Any] = []
-        self._coming: list[Future[list[bytes]]] = []
+        self._coming: list[tuple[int, Future[list[bytes]]]] = []
 
     def __len__(self) -> int:
         self._collect()
@@ -43,7 +44,17 @@ class ZeroPool(KeepsSecrets):
             self._ready += (self._scheme.zero(self._context) for _ in range(count))
             return
         key = self._scheme.public_key(self._context)
-        self._coming.append(worker.submit(_encrypt_zeros, self._scheme.flavour, key, count))
+        try:
+            future = worker.submit(_encrypt_zeros, self._scheme.flavour, key, count)
+        except BrokenExecutor as error:
+            raise _worker_died() from error
+        self._coming.append((count, future))
+
+    def top_up(self, level: int, worker: Executor | None) -> None:
+        """Encrypt as many as `level` needs beyond those that are there or on their way."""
+        missing = level - len(self) - sum(count for count, _ in self._coming)
+        if missing > 0:
+            self.fill(missing, worker)
 
     def take(self, most: int) -> Sequence[Any]:
         """Remove up to `most` zeros that are there by now."""
@@ -52,9 +63,19 @@ class ZeroPool(KeepsSecrets):
         return taken
 
     def _collect(self) -> None:
-        while self._coming and self._coming[0].done():
-            blobs = self._coming.pop(0).result()
+        while self._coming and self._coming[0][1].done():
+            try:
+                blobs = self._coming.pop(0)[1].result()
+            except BrokenExecutor as error:
+                raise _worker_died() from error
             self._ready += self._scheme.load(blobs, len(blobs), sender="the worker")
+
+
+def _worker_died() -> LocalProtocolError:
+    return LocalProtocolError(
+        "the worker process that encrypts zeros ahead ended on its own (killed, or out of memory); "
+        "start again, or encrypt without one (secure_sum.worker: false)"
+    )
 
 
 @lru_cache(maxsize=8)

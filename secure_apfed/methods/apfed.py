@@ -15,6 +15,7 @@ from protocols.sums import SecureSum
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.defences import gradient_chain, representation_chain
 from secure_apfed.exchange import Kind, Transcript
+from secure_apfed.methods.ahead import waiting_of, worker_for
 from secure_apfed.methods.attendance import Attendance
 from secure_apfed.methods.defending import surroundings_of
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
@@ -99,6 +100,8 @@ class Apfed:
                 channel.send(passive.answer(received))
             bodies = self._attendance.gather(channel, Kind.SUM_ANSWER, step)
         channel.send(aggregator.combine(bodies))
+        for passive in self._present():
+            passive.wait()
         loss = active.update(
             channel.receive(active.name, sender=AGGREGATOR, kind=Kind.SUM, step=step)
         )
@@ -161,6 +164,8 @@ def open_apfed(start: Start) -> Apfed:
         Kind.SUM_SETUP,
         {party.name: party.receiver, **contributors, AGGREGATOR: aggregator.combiner},
     )
+    for passive in passives:
+        passive.wait()
     return Apfed(
         headline=config.method,
         contract=stage.contract,
@@ -254,10 +259,12 @@ def _updates(party: str, private: PrivateUpdates | None) -> dict[str, PrivacyLed
 
 
 def _passive_parties(start: Start, stage: Stage, secure_sum: SecureSum) -> list[PassiveParty]:
-    config = start.config
-    parties = []
+    config, settings = start.config, start.config.secure_sum
+    worker, parties = worker_for(settings), []
     for table in start.data.passives:
         terms = stage.contract.passives[table.name]
+        contributor = secure_sum.contributor(table.name)
+        batch = (config.train.batch_size, math.prod(terms.representation.shape))
         rows = stage.alignment[table.name]
         assert terms.objective is not None
         with seeded(config.seed, table.name, "objective"):
@@ -272,7 +279,7 @@ def _passive_parties(start: Start, stage: Stage, secure_sum: SecureSum) -> list[
                 stage.seat(table.name),
                 features_N=table.features[rows.clamp(min=0)],
                 objective=objective,
-                contributor=secure_sum.contributor(table.name),
+                contributor=contributor,
                 train=config.train,
                 compute=Compute.of(config.train),
                 seed=config.seed,
@@ -281,6 +288,7 @@ def _passive_parties(start: Start, stage: Stage, secure_sum: SecureSum) -> list[
                     config.defences,
                     surroundings_of(start, table.name, terms.representation.shape),
                 ),
+                waiting=waiting_of(settings, contributor, batch, worker),
             )
         )
     return parties

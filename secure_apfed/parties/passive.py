@@ -4,7 +4,7 @@ Run by: every organisation that helps. Emits only its contribution to a secure s
 Letters: B batch, D numbers of a representation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ class PassiveParty(Party):
         held_N: which positions are of people that it knows, (N,), bool; the features of the
             others are not used. None: all.
         defences: what its gradient goes through before the sum.
+        waiting: what it does while it waits for the next batch.
     """
 
     def __init__(
@@ -52,11 +53,13 @@ class PassiveParty(Party):
         seed: int,
         held_N: Tensor | None = None,
         defences: GradientChain | None = None,
+        waiting: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(seat)
         self.terms = self.contract.passives[self.name]
         self.contributor = contributor
         self._defences = defences or GradientChain()
+        self._waiting = waiting
         self.gate = StepGate(self.name)
         self._allowance = Allowance(self.name, self.contract, aligned=len(features_N))
         self._features_N = compute.place(features_N)
@@ -90,6 +93,15 @@ class PassiveParty(Party):
         binding = bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
         body = self.contributor.contribute(gradient_BD.flatten(1).cpu().numpy(), binding)
         return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)
+
+    def wait(self) -> None:
+        """Use the time until the next batch comes; sends nothing.
+
+        Raises:
+            LocalProtocolError: its worker process ended on its own.
+        """
+        if self._waiting is not None:
+            self._waiting()
 
     def answer(self, envelope: Envelope) -> Envelope:
         """Answer what the aggregator asks about the last contribution (second round).

@@ -29,6 +29,7 @@ from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.writing import RunWriter
 from secure_apfed.seeds import shuffled
+from secure_apfed.workers import close_workers
 
 __all__ = ["run"]
 
@@ -61,7 +62,10 @@ def run(
         checkpoint = (
             Checkpoint.read(writer.folder.checkpoint, config) if writer and resume else None
         )
-        return _play(config, data, writer, checkpoint, on_progress)
+        try:
+            return _play(config, data, writer, checkpoint, on_progress)
+        finally:
+            close_workers()
 
 
 def _play(

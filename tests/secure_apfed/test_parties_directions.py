@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
@@ -97,7 +97,7 @@ def test_a_passive_refuses_a_near_constant_batch_and_computes_nothing() -> None:
 def test_the_active_keeps_a_near_constant_batch_at_home() -> None:
     active = Active(agreed=contract(spread=0.5))
     with torch.no_grad():
-        assert active.networks.projection is not None
+        assert isinstance(active.networks.projection, nn.Linear)
         active.networks.projection.weight.zero_()
     with pytest.warns(NarrowBatchWarning, match="active trains on such batches alone"):
         assert active.party.represent(0, torch.arange(12)) == []

@@ -1,0 +1,151 @@
+"""Zeros encrypted ahead in a run: the same results, no process left, a dead worker is an error."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from protocols.errors import LocalProtocolError
+from protocols.sums.homomorphic import Encrypter
+from secure_apfed.config import Config
+from secure_apfed.errors import ApfedError
+from secure_apfed.methods.ahead import waiting_of, worker_for
+from secure_apfed.runs import run
+from secure_apfed.training import SumSettings
+from secure_apfed.workers import close_workers, open_worker
+from tests.contracts.sum_parties import parties, random_values
+
+SHAPE = (8, 8)
+
+
+def config(**secure_sum: Any) -> Config:
+    return Config.model_validate(
+        {
+            "name": "ahead",
+            "method": "apfed_c",
+            "data": {"dataset": "digits", "views": 4, "limit": 200},
+            "model": {"hidden": [8], "representation": 8, "projection": 8},
+            "train": {"epochs": 1, "batch_size": 64, "device": "cpu"},
+            "secure_sum": {"protocol": "ckks_fast", **secure_sum},
+            "guard": {"mechanism": "none"},
+        }
+    )
+
+
+def pool_of(contributor: object) -> Any:
+    return vars(contributor)["_setup"][2]
+
+
+@pytest.mark.parametrize("worker", [False, True])
+def test_a_run_with_a_zero_pool_gives_the_same_result(worker: bool) -> None:
+    usual, ahead = run(config(), None), run(config(zero_pool=2, worker=worker), None)
+    assert ahead.accuracy == usual.accuracy
+    assert ahead.wire_bytes == pytest.approx(usual.wire_bytes, rel=0.01)
+    first, second = usual.recording.transcript.opened, ahead.recording.transcript.opened
+    assert first
+    assert list(first) == list(second)
+    assert all(torch.equal(first[step], second[step]) for step in first)
+    assert not multiprocessing.active_children()
+
+
+def test_zeros_are_filled_up_to_the_level_and_no_further() -> None:
+    played = parties("ckks_fast")
+    contributor = played.contributors["passive_1"]
+    assert isinstance(contributor, Encrypter)
+    wait = waiting_of(SumSettings(protocol="ckks_fast", zero_pool=3), contributor, SHAPE, None)
+    for _ in range(2):
+        wait()
+        assert len(pool_of(contributor)) == 3
+    played.add(random_values(3, SHAPE))
+    assert len(pool_of(contributor)) == 2
+    wait()
+    assert len(pool_of(contributor)) == 3
+
+
+def test_without_a_pool_there_is_no_worker_and_nothing_to_do() -> None:
+    assert worker_for(SumSettings(protocol="ckks")) is None
+    assert worker_for(SumSettings(protocol="ckks", worker=True)) is None
+    assert worker_for(SumSettings(protocol="ckks", zero_pool=1, worker=False)) is None
+    with pytest.raises(ValueError, match="zero_pool is for sums that encrypt; masked does not"):
+        SumSettings(protocol="masked", zero_pool=1)
+
+
+def wait_long(wait: Callable[[], None]) -> None:
+    for _ in range(600):
+        wait()
+        time.sleep(0.1)
+
+
+def test_a_killed_worker_is_an_error_and_no_hang() -> None:
+    played = parties("ckks_fast")
+    contributor = played.contributors["passive_2"]
+    assert isinstance(contributor, Encrypter)
+    worker = open_worker()
+    settings = SumSettings(protocol="ckks_fast", zero_pool=100, worker=True)
+    wait = waiting_of(settings, contributor, SHAPE, worker)
+    process = worker.submit(os.getpid).result(60)
+    wait()
+    os.kill(process, signal.SIGKILL)
+    with pytest.raises(LocalProtocolError, match=r"ended on its own .*worker: false"):
+        wait_long(wait)
+    close_workers()
+    values = random_values(3, SHAPE)
+    assert np.isfinite(played.add(values)).all()
+
+
+SCRIPT = """
+import os, time
+from secure_apfed.workers import open_worker
+if __name__ == "__main__":
+    print(open_worker().submit(os.getpid).result(60), flush=True)
+    time.sleep(60)
+"""
+
+
+def alive(process: int) -> bool:
+    state = Path(f"/proc/{process}/stat")
+    return state.exists() and state.read_text().rsplit(") ", 1)[1][0] not in "ZX"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_killed_party_leaves_no_worker(tmp_path: Path) -> None:
+    (tmp_path / "party.py").write_text(SCRIPT)
+    root = str(Path(__file__).resolve().parents[2])
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "party.py")], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    ) as party:  # fmt: skip
+        assert party.stdout is not None
+        worker = int(party.stdout.readline())
+        assert alive(worker)
+        party.kill()
+    for _ in range(100):
+        if not alive(worker):
+            break
+        time.sleep(0.1)
+    assert not alive(worker)
+
+
+def test_closing_ends_the_process() -> None:
+    worker = open_worker()
+    process = worker.submit(os.getpid).result(60)
+    close_workers()
+    assert not Path(f"/proc/{process}").exists() or not alive(process)
+    assert isinstance(worker, ProcessPoolExecutor)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        worker.submit(os.getpid)
+
+
+def test_errors_of_the_configuration_are_told() -> None:
+    with pytest.raises((ApfedError, ValueError), match="zero_pool"):
+        config(zero_pool=-1)
