@@ -71,6 +71,8 @@ class Apfed:
 
     def __post_init__(self) -> None:
         self._attendance = Attendance(self.contract)
+        for passive in self.passives:
+            passive.wait()
 
     def step(self, step: int, rows_B: Tensor) -> float:
         """All roles of one step, in protocol order (Alg. 1).
@@ -164,8 +166,6 @@ def open_apfed(start: Start) -> Apfed:
         Kind.SUM_SETUP,
         {party.name: party.receiver, **contributors, AGGREGATOR: aggregator.combiner},
     )
-    for passive in passives:
-        passive.wait()
     return Apfed(
         headline=config.method,
         contract=stage.contract,
