@@ -37,9 +37,13 @@ class Opening:
         self.noise_keys: Mapping[str, bytes] = (
             checkpoint.noise_keys if checkpoint else {n: noise_key(config, n) for n in names}
         )
-        self.labels = TrainingLabels(config, data, key=self.noise_keys[data.active.name])
+        active = data.active.name
+        self.labels = TrainingLabels(
+            config, data, key=self.noise_keys[active],
+            log=logs / f"labels-{active}.log" if logs else None,
+        )  # fmt: skip
         if checkpoint:
-            self.labels.load_tensors(named_below("labels", checkpoint.parties[data.active.name]))
+            self.labels.load_tensors(named_below("labels", checkpoint.parties[active]))
         else:
             self.labels.answer(None)
 

@@ -5,13 +5,17 @@ method is opened with `data()`, in which the training labels are replaced and th
 which only measure, are not: no true training label reaches any party's code.
 
 Each label is answered once. The answers lie in the active's own checkpoint, saved before
-anything is trained on them, so a resumed run finds them there and draws no others.
+anything is trained on them, so a resumed run finds them there and draws no others. A checkpoint
+from before a stage that is put back draws that stage again: from the same key, so to the same
+answers where the model computes the same bits, and the run folder's log refuses any others.
 
 Letters: N training rows, K classes.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -37,14 +41,17 @@ class TrainingLabels:
     Args:
         config, data: of the run; `data` holds the true labels.
         key: the active's noise key.
+        log: file that keeps a keyed digest of each stage's answers; None keeps none.
 
     Raises:
         ConfigError: more stages than epochs or than training rows.
     """
 
-    def __init__(self, config: Config, data: VerticalData, *, key: bytes) -> None:
+    def __init__(
+        self, config: Config, data: VerticalData, *, key: bytes, log: Path | None = None
+    ) -> None:
         self.mechanism = make_label_mechanism(config.labels, classes=len(data.classes))
-        self._config, self._data, self._key = config, data, key
+        self._config, self._data, self._key, self._log = config, data, key, log
         stages, rows = self.mechanism.stages, len(data.train_rows)
         if stages > 1 and stages > min(config.train.epochs, rows):
             raise ConfigError(
@@ -73,6 +80,7 @@ class TrainingLabels:
 
         Raises:
             ModelError: the model gives no probabilities.
+            CheckpointError: this stage was answered before, and otherwise.
         """
         part = self._parts[self._stage]
         rows = self._data.train_rows[part]
@@ -80,8 +88,27 @@ class TrainingLabels:
         key = derive_key(self._key, b"labels", self._stage.to_bytes(4, "big"))
         assert self._data.active.labels is not None
         true_N = self._data.active.labels[rows]
-        self._answers_N[part] = self.mechanism.answer(true_N, key=key, prior_NK=prior_NK)
+        answers = self.mechanism.answer(true_N, key=key, prior_NK=prior_NK)
+        if self._log and not self.mechanism.unsafe:
+            self._write_ahead(self._log, answers)
+        self._answers_N[part] = answers
         self._stage += 1
+
+    def _write_ahead(self, log: Path, answers: Tensor) -> None:
+        """Note these answers before anything is trained on them; refuse others for the stage."""
+        digest = derive_key(self._key, b"label answers", answers.numpy().tobytes()).hex()
+        noted = log.read_text(encoding="ascii").split() if log.exists() else []
+        if len(noted) <= self._stage:
+            with log.open("a", encoding="ascii") as lines:
+                lines.write(digest + "\n")
+                lines.flush()
+                os.fsync(lines.fileno())
+        elif noted[self._stage] != digest:
+            raise CheckpointError(
+                f"{log} notes other answers for stage {self._stage + 1} of the labels: an older "
+                "checkpoint was put back where the model computes other bits, and answering twice "
+                "would spend epsilon_y twice; restore the newest checkpoint, or begin a new run"
+            )
 
     def _prior(self, networks: ActiveNetworks, rows: Tensor) -> Tensor:
         """What the model expects of rows whose labels it has not seen; draws no dropout."""

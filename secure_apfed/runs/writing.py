@@ -191,5 +191,6 @@ def _clear(folder: RunFolder) -> None:
         raise CheckpointError(
             f"{folder.path} holds a run already; resume it, or choose another folder"
         )
-    for log in folder.path.glob("ledger-*.jsonl"):
-        log.unlink()
+    for pattern in ("ledger-*.jsonl", "labels-*.log"):
+        for log in folder.path.glob(pattern):
+            log.unlink()

@@ -9,7 +9,12 @@ from secure_apfed.privacy import ACCOUNTANTS, Accountant, GaussianRelease, NoPri
 from secure_apfed.privacy.gdp import calibrate_sigma, compose, gdp_delta, gdp_epsilon, gdp_mu
 
 DELTA = 1e-5
-CASES = [(3.73, 1), (26.4, 50), (37.3, 100), (1.99, 1), (0.6, 1), (4.24, 50), (6.0, 100)]
+# sigma / (2C) for epsilon 1, 2 and 8 at T 1, 50 and 100.
+CASES = [
+    (3.73, 1), (26.4, 50), (37.3, 100),
+    (1.99, 1), (14.1, 50), (19.9, 100),
+    (0.6, 1), (4.24, 50), (6.0, 100),
+]  # fmt: skip
 
 
 class AccountantContract:

@@ -259,6 +259,35 @@ def test_a_model_that_diverged_gives_no_prior() -> None:
         labels.answer(networks)
 
 
+def test_an_older_checkpoint_draws_the_same_answers_or_none(tmp_path: Path) -> None:
+    """Put back from before the second stage: the same bits go on, other bits are refused."""
+    config = config_of(labels=STAGES, guard={"mechanism": "none"})
+    old = tmp_path / "old.bin"
+
+    def copy_then_stop(progress: Any) -> None:
+        if progress.step == 2:
+            shutil.copy(tmp_path / "run" / "checkpoint.bin", old)
+        if progress.step == 14:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "run", on_progress=copy_then_stop)
+    log = tmp_path / "run" / "labels-active.log"
+    assert len(log.read_text().split()) == 2
+    shutil.copy(old, tmp_path / "run" / "checkpoint.bin")
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    run(config, tmp_path / "run", resume=True)
+    assert len(log.read_text().split()) == 2
+
+    before = Checkpoint.read(old, config)
+    for name, value in before.parties["active"].items():
+        if name.startswith("head."):
+            value.mul_(-3.0)
+    before.write(tmp_path / "other" / "checkpoint.bin")
+    with pytest.raises(CheckpointError, match=r"other answers for stage 2 .* epsilon_y twice"):
+        run(config, tmp_path / "other", resume=True)
+
+
 @pytest.mark.parametrize("damage", ["short", "type", "class", "torn", "none"])
 def test_answers_that_are_not_of_this_run_are_refused(damage: str) -> None:
     config = config_of(labels=STAGES)
