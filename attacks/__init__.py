@@ -7,15 +7,19 @@ docs/add-an-attack.md.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from attacks.batch_labels import BatchLabels
 from attacks.chosen_representations import ChosenRepresentations
 from attacks.contrastive_inversion import ContrastiveInversion
 from attacks.decoder_extraction import DecoderExtraction
+from attacks.gradient_direction import GradientDirection
+from attacks.gradient_norm import GradientNorm
 from attacks.interface import Attack
 from attacks.inverse_network import InverseNetwork
 from attacks.isolation import Isolation
 from attacks.label_gradients import LabelGradients
 from attacks.membership import Membership
 from attacks.model_completion import ModelCompletion
+from attacks.spectral import Spectral
 from attacks.temporal import Temporal
 
 __all__ = ["ATTACKS"]
@@ -26,6 +30,11 @@ _ENTRIES: tuple[type[Attack], ...] = (
     Temporal,
     # Labels, from the gradients that passives receive in joint training.
     LabelGradients,
+    GradientNorm,
+    GradientDirection,
+    BatchLabels,
+    # Labels, from the passives' own representations in joint training.
+    Spectral,
     # Features, from the representations that a victim released.
     InverseNetwork,
     # Who trained the model, from its answers.

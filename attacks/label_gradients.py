@@ -29,7 +29,7 @@ from attacks.reading import collect, gradients
 from attacks.view import AdversaryView
 from secure_apfed.exchange import Kind
 
-__all__ = ["LabelGradients"]
+__all__ = ["LabelGradients", "gradient_epochs", "why_no_gradients"]
 
 
 class LabelGradients(LabelProbe):
@@ -43,14 +43,11 @@ class LabelGradients(LabelProbe):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """A passive needs gradients of the task loss."""
-        reason = why_nothing_to_read(self, view)
-        if reason is None and not _epochs(view):
-            return f"{view.method}: a passive receives no gradient of the task loss"
-        return reason
+        return why_no_gradients(self, view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the rows that got a gradient and are not known."""
-        read, epochs = partial(gradients, view), _epochs(view)
+        read, epochs = partial(gradients, view), gradient_epochs(view)
         first, last = collect(read, epochs), collect(read, reversed(epochs))
         seen = last.positions[torch.isin(last.positions, first.positions)]
         positions = chosen_positions(view, seen, self.most_rows, seed)
@@ -77,7 +74,16 @@ class LabelGradients(LabelProbe):
         )
 
 
-def _epochs(view: AdversaryView) -> tuple[int, ...]:
+def why_no_gradients(attack: LabelProbe, view: AdversaryView) -> str | None:
+    """Return why `attack`, on gradients of the task loss, finds none here."""
+    reason = why_nothing_to_read(attack, view)
+    if reason is None and not gradient_epochs(view):
+        return f"{view.method}: a passive receives no gradient of the task loss"
+    return reason
+
+
+def gradient_epochs(view: AdversaryView) -> tuple[int, ...]:
+    """Return the epochs, ascending, of which the view holds gradients of the task loss."""
     return tuple(
         epoch
         for epoch in view.epochs
