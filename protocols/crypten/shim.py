@@ -12,6 +12,7 @@ each thread, and the lookups are turned there once, here.
 
 import importlib
 import sys
+import warnings
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -42,7 +43,10 @@ def _import_with_stand_in() -> ModuleType:
     before = set(sys.modules)
     sys.modules[_CONVERTER] = _stand_in()
     try:
-        return importlib.import_module(_CRYPTEN)
+        with warnings.catch_warnings():
+            # its sources have backslashes that today's Python complains about when it compiles them
+            warnings.simplefilter("ignore")
+            return importlib.import_module(_CRYPTEN)
     except ModuleNotFoundError as error:
         _forget(before)
         missing = error.name or _CRYPTEN

@@ -37,9 +37,9 @@ assert not left, left
 """
 
 
-def run(script: str) -> tuple[str, str]:
+def run(script: str, *options: str) -> tuple[str, str]:
     finished = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
+        [sys.executable, *options, "-W", "error", "-c", script],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
@@ -47,9 +47,12 @@ def run(script: str) -> tuple[str, str]:
 
 
 @installed
-def test_it_loads_without_a_word() -> None:
+def test_it_loads_without_a_word(tmp_path: Path) -> None:
     script = "from protocols.crypten.shim import load_crypten as l; assert l() is l()"
     assert run(script) == ("", "")
+    assert run(script, "-X", f"pycache_prefix={tmp_path}") == ("", ""), (
+        "compiled for the first time"
+    )
 
 
 @installed
