@@ -64,8 +64,8 @@ def crypten_world(
         timeout_s: the limit of the meeting and of every later wait, in seconds.
         provider: `protocols.crypten.triples.DealtTriples`; None allows no multiplication.
         insecure_development: accept a provider of CrypTen's own, such as TrustedFirstParty,
-            whose party 0 sees all triples and can open all products; set up CrypTen's weak
-            generators too. Never with data that matters.
+            whose party 0 sees all triples and can open all products, and let CrypTen share
+            numbers by its weak generators. Never with data that matters.
 
     Raises:
         LocalProtocolError: CrypTen is missing, an unsafe provider, a second world in this
@@ -77,15 +77,18 @@ def crypten_world(
     communicator = GlooCommunicator(
         rank, size, _meet(rank, size, (host, port), own_address, timeout_s)
     )
-    generators = {name: dict(each) for name, each in crypten.generators.items()}
+    generators = crypten.generators
     try:
         with seated(Seat(communicator, provider), whole_process=True):
             if insecure_development:
+                crypten.generators = {name: {} for name in generators}
                 vars(crypten)["_setup_prng"]()
+            else:
+                crypten.generators = _NoGenerators()
             yield communicator
             communicator.barrier()
     finally:
-        crypten.generators.update(generators)
+        crypten.generators = generators
         communicator.close()
 
 
@@ -235,21 +238,30 @@ def _await_listener(place: tuple[str, int], timeout_s: float) -> None:
             return
 
 
-def _check_provider(provider: Any, insecure_development: bool) -> None:
-    if provider is None or isinstance(provider, DealtTriples):
-        return
-    name = type(provider).__name__
-    if not insecure_development:
+class _NoGenerators:
+    """Stands where CrypTen keeps its generators: torch.Generator under seeds sent in the clear."""
+
+    def __getitem__(self, name: str) -> Any:
         raise LocalProtocolError(
-            f"{name} is no provider of a dealer's triples: CrypTen's own make them where a party "
-            "sees them, from a weak generator; give DealtTriples, or say insecure_development"
+            f"CrypTen asks for its generator {name!r}, which is no cryptographic one; make shares "
+            "by protocols.crypten.ring and give them to from_shares, or say insecure_development"
         )
-    warnings.warn(
-        f"{name} makes triples from a weak generator, and where CrypTen's first party makes them "
-        "it can open every product; for development only",
-        UnsafeChoiceWarning,
-        stacklevel=4,
-    )
+
+
+def _check_provider(provider: Any, insecure_development: bool) -> None:
+    if insecure_development:
+        warnings.warn(
+            "an insecure CrypTen world: it shares numbers by a weak generator, and where its first "
+            "party makes the triples it can open every product; for development only",
+            UnsafeChoiceWarning,
+            stacklevel=4,
+        )
+    elif provider is not None and not isinstance(provider, DealtTriples):
+        raise LocalProtocolError(
+            f"{type(provider).__name__} is no provider of a dealer's triples: CrypTen's own make "
+            "them where a party sees them, from a weak generator; give DealtTriples, or say "
+            "insecure_development"
+        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -193,6 +193,19 @@ def test_providers_of_crypten_are_refused() -> None:
         pass
 
 
+def test_crypten_does_not_share_numbers_by_its_own_generators() -> None:
+    from protocols.crypten.shim import load_crypten
+
+    crypten = load_crypten()
+    before = crypten.generators
+    with (
+        crypten_world(0, 1, port=free_port()),
+        pytest.raises(LocalProtocolError, match="'prev', which is no cryptographic one"),
+    ):
+        crypten.cryptensor([1.0])
+    assert crypten.generators is before
+
+
 def test_without_a_provider_there_is_no_multiplication() -> None:
     import torch
 
