@@ -32,6 +32,7 @@ _REQUIRED: Mapping[str, tuple[str, str]] = {
     "scipy": ("scipy", "accounting"),
     "tenseal": ("tenseal", "the CKKS sum"),
     "cryptography": ("cryptography", "set intersection and sealed links"),
+    "pycryptodome": ("Crypto", "shares in the sum with recovery"),
     "opacus": ("opacus", "a second opinion on epsilon"),
     "pydantic": ("pydantic", "settings"),
     "PyYAML": ("yaml", "config files"),

@@ -192,3 +192,12 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_figures_read_well(told: str, expected: str) -> None:
     assert told.replace("\u202f", " ") == expected
+
+
+def test_the_page_says_who_fell_silent(guarded: Path) -> None:
+    assert "fell silent" not in text_of(guarded)
+    result = json.loads((guarded / "result.json").read_text())
+    result["attendance"] = {"left": {"passive-2": 17}, "steps_without_all": 79}
+    (guarded / "result.json").write_text(json.dumps(result))
+    told = "passive-2 fell silent in step 17: of the steps from then on 79 went on without all"
+    assert told in text_of(guarded)
