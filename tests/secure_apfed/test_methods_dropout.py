@@ -186,6 +186,7 @@ def digits(threshold: int | None, **changes: Any) -> Config:
         "train": {"epochs": 12, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
         "secure_sum": {"protocol": "masked_recovery", "threshold": threshold},
         "guard": {"mechanism": "none"},
+        "rules": {"minimum_spread": 0.0},
     }
     return Config.model_validate({**settings, **changes})
 
