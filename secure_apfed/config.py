@@ -63,6 +63,11 @@ class Config(Settings):
     @model_validator(mode="after")
     def _defences_apply(self) -> "Config":
         check_defences(self.defences, self.method)
+        if self.secure_sum.noise is not None and not self.method.startswith("apfed"):
+            raise ValueError(
+                f"secure_sum.noise: method {self.method} adds no gradients of passives; leave it "
+                "out, or use a method of APFed"
+            )
         return self
 
     @model_validator(mode="after")

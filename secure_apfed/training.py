@@ -11,7 +11,7 @@ from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings import Settings
 
-__all__ = ["PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings"]
+__all__ = ["NoiseSettings", "PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings"]
 
 
 class TrainSettings(Settings):
@@ -57,6 +57,30 @@ class PassiveSettings(Settings):
     model: ModelSettings | None = None
 
 
+class NoiseSettings(Settings):
+    """Discrete Gaussian noise that every passive adds to its contributions under the sum.
+
+    Attributes:
+        sigma: deviation of each passive's noise on each number, in the unit of `clip`; give it or
+            epsilon, not both.
+        epsilon: what all contributions that involve one person may cost a passive together; the
+            noise is calibrated to it, and the run stops before it is exceeded.
+        delta: of that epsilon.
+        colluders: passives that may help the active, or add no noise; theirs is not counted.
+    """
+
+    sigma: float | None = Field(None, gt=0)
+    epsilon: float | None = Field(None, gt=0)
+    delta: float = Field(1e-5, gt=0, lt=0.5)
+    colluders: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_strength(self) -> Self:
+        if (self.sigma is None) == (self.epsilon is None):
+            raise ValueError("noise needs exactly one of sigma and epsilon")
+        return self
+
+
 class SumSettings(Settings):
     """How the passives' gradients are added.
 
@@ -73,6 +97,7 @@ class SumSettings(Settings):
             zeros encrypted ahead; it fills them up while it waits for the next batch.
         worker: whether another process of the passive encrypts them meanwhile; "auto": with a
             zero pool, and where there is a second processor core.
+        noise: differential privacy for the passives' features; null: none.
     """
 
     protocol: str = "ckks"
@@ -82,6 +107,7 @@ class SumSettings(Settings):
     threshold: int | None = Field(None, ge=1)
     zero_pool: int = Field(0, ge=0, le=100)
     worker: Literal["auto"] | bool = "auto"
+    noise: NoiseSettings | None = None
 
     @field_validator("protocol")
     @classmethod

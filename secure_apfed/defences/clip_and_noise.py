@@ -38,6 +38,7 @@ class ClipAndNoise(GradientDefence):
 
     name: ClassVar[str] = "clip_and_noise"
     applies_to: ClassVar[tuple[str, ...]] = ALL_APFED
+    row_wise: ClassVar[bool] = True
     reason: ClassVar[str] = "no passive sends a gradient"
     gives: ClassVar[str] = (
         "clip and noise shorten a passive's gradients and blur them, without an account"

@@ -150,9 +150,14 @@ class Leaving:
 
 
 class GradientDefence(Defence):
-    """Changes a gradient before it leaves its party."""
+    """Changes a gradient before it leaves its party.
+
+    Attributes:
+        row_wise: whether each row that leaves depends on the same row alone.
+    """
 
     place: ClassVar[Place] = "gradients"
+    row_wise: ClassVar[bool] = False
 
     @abstractmethod
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:

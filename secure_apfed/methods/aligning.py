@@ -24,8 +24,17 @@ from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, Transport, pack, unpack
 from secure_apfed.exchange.conversation import BEFORE_TRAINING
 from secure_apfed.exchange.outbox import Outbox
+from secure_apfed.training import TrainSettings
 
-__all__ = ["DEALER", "Links", "align_over", "needs_dealer", "place_rows", "positions_of"]
+__all__ = [
+    "DEALER",
+    "Links",
+    "align_over",
+    "needs_dealer",
+    "place_rows",
+    "positions_of",
+    "training_rows",
+]
 
 DEALER = "dealer"
 
@@ -151,3 +160,9 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int) -> Tensor:
     rows_U = torch.full((total,), -1, dtype=torch.int64)
     rows_U[positions_P] = rows_P
     return rows_U
+
+
+def training_rows(data: VerticalData, aligned: Tensor, train: TrainSettings) -> Tensor:
+    """All training rows of the active, or its aligned ones only, as `use_unaligned` says."""
+    rows = data.train_rows
+    return rows if train.use_unaligned else rows[torch.isin(rows, aligned)]

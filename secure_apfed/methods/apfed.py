@@ -6,7 +6,7 @@ same without passives: the active trains on its own loss.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,7 +15,9 @@ from protocols.sums import SecureSum
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.defences import gradient_chain, representation_chain
 from secure_apfed.exchange import Kind, Transcript
+from secure_apfed.methods import noising
 from secure_apfed.methods.ahead import waiting_of, worker_for
+from secure_apfed.methods.aligning import training_rows
 from secure_apfed.methods.attendance import Attendance
 from secure_apfed.methods.defending import surroundings_of
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
@@ -24,7 +26,6 @@ from secure_apfed.methods.terms import (
     check_passives,
     guard_for,
     ledger_for,
-    make_sum,
     model_of,
     passive_terms,
     private_updates,
@@ -66,6 +67,7 @@ class Apfed:
     secure_sum: Mapping[str, object]
     training_rows: Tensor
     test_rows: Tensor
+    contributions: Mapping[str, PrivacyLedger] = field(default_factory=dict)
     rounds: int = 1
     smallest_batch: int = 2
 
@@ -152,13 +154,12 @@ def open_apfed(start: Start) -> Apfed:
     guard = guard_for(start, active.name)
     representation = representation_terms(config, shape, guard, projected=projection is not None)
     terms = {name: passive_terms(config, name, representation) for name in names}
-    secure_sum = make_sum(start, names)
-    settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
-    agreed = {**secure_sum.parameters(), **settings}
+    secure_sum, noise = noising.sum_and_noise(start, names, shape)
+    agreed = noising.parameters_of(config, secure_sum, noise)
     stage = set_stage(start, terms=terms, secure_sum=agreed)
     private = private_updates(start, active.name, guard, rows=len(active.ids))
     party = _active_party(start, stage, networks, guard, secure_sum, shape, private)
-    passives = _passive_parties(start, stage, secure_sum)
+    passives = _passive_parties(start, stage, secure_sum, noise)
     aggregator = AggregatorParty(stage.seat(AGGREGATOR), combiner=secure_sum.combiner())
     assert party.receiver is not None
     contributors = {passive.name: passive.contributor for passive in passives}
@@ -166,6 +167,7 @@ def open_apfed(start: Start) -> Apfed:
         Kind.SUM_SETUP,
         {party.name: party.receiver, **contributors, AGGREGATOR: aggregator.combiner},
     )
+    accounts = noising.accounts_of(passives)
     return Apfed(
         headline=config.method,
         contract=stage.contract,
@@ -174,12 +176,13 @@ def open_apfed(start: Start) -> Apfed:
         active=party,
         passives=passives,
         aggregator=aggregator,
-        ledgers={party.name: party.ledger, **_updates(party.name, private)},
+        ledgers={party.name: party.ledger, **_updates(party.name, private), **accounts},
+        contributions=accounts,
         training=(training := whole_training(config, party.ledger, private)),
         guarantee=training.statement(guard) if training else guard.statement(),
         secure_sum={**agreed, "rounding": secure_sum.rounding()},
         rounds=secure_sum.rounds,
-        training_rows=_training_rows(start, stage.alignment[active.name]),
+        training_rows=training_rows(start.data, stage.alignment[active.name], config.train),
         test_rows=start.data.test_rows,
     )
 
@@ -258,19 +261,22 @@ def _updates(party: str, private: PrivateUpdates | None) -> dict[str, PrivacyLed
     return {f"{party}-updates": private.ledger} if private else {}
 
 
-def _passive_parties(start: Start, stage: Stage, secure_sum: SecureSum) -> list[PassiveParty]:
+def _passive_parties(
+    start: Start, stage: Stage, secure_sum: SecureSum, noise: noising.NoisePlan | None
+) -> list[PassiveParty]:
     config, settings = start.config, start.config.secure_sum
     worker, parties = worker_for(settings), []
     for table in start.data.passives:
         terms = stage.contract.passives[table.name]
         contributor = secure_sum.contributor(table.name)
-        batch = (config.train.batch_size, math.prod(terms.representation.shape))
+        shape = terms.representation.shape
+        batch = (config.train.batch_size, math.prod(shape))
         rows = stage.alignment[table.name]
         assert terms.objective is not None
         with seeded(config.seed, table.name, "objective"):
             objective = make_objective(
                 terms.objective,
-                representation=terms.representation.shape,
+                representation=shape,
                 features=tuple(table.features.shape[1:]),
                 model=model_of(config, table.name),
             )
@@ -284,17 +290,11 @@ def _passive_parties(start: Start, stage: Stage, secure_sum: SecureSum) -> list[
                 compute=Compute.of(config.train),
                 seed=config.seed,
                 held_N=rows >= 0,
-                defences=gradient_chain(
-                    config.defences,
-                    surroundings_of(start, table.name, terms.representation.shape),
+                noise=noising.contribution_noise(
+                    start, table.name, shape, plan=noise, aligned=len(rows)
                 ),
                 waiting=waiting_of(settings, contributor, batch, worker),
+                defences=gradient_chain(config.defences, surroundings_of(start, table.name, shape)),
             )
         )
     return parties
-
-
-def _training_rows(start: Start, aligned: Tensor) -> Tensor:
-    """All training rows of the active, or its aligned ones only, as `use_unaligned` says."""
-    rows = start.data.train_rows
-    return rows if start.config.train.use_unaligned else rows[torch.isin(rows, aligned)]

@@ -85,6 +85,7 @@ class Method(Protocol):
         smallest_batch: rows below which a last batch is left out.
         ledgers: by party that releases representations, and of private updates where there are.
         training: the account of private training; None where training is not private.
+        contributions: those of `ledgers` that count a passive's contributions to sums with noise.
         guarantee: what the guard promises, in a sentence.
         secure_sum: public parameters of the sum, empty where there is none.
     """
@@ -96,6 +97,7 @@ class Method(Protocol):
     training_rows: Tensor
     smallest_batch: int
     ledgers: Mapping[str, PrivacyLedger]
+    contributions: Mapping[str, PrivacyLedger]
     training: WholeTraining | None
     guarantee: str
     secure_sum: Mapping[str, object]

@@ -151,8 +151,8 @@ def passive_terms(
     )
 
 
-def make_sum(start: Start, passives: Sequence[str]) -> SecureSum:
-    """The configured sum between these parties.
+def make_sum(start: Start, passives: Sequence[str], *, noise: int | None = None) -> SecureSum:
+    """The configured sum between these parties; `noise` is its deviation in steps.
 
     Raises:
         ConfigError: an unknown protocol, or a quantising one without a clip bound.
@@ -178,9 +178,10 @@ def make_sum(start: Start, passives: Sequence[str]) -> SecureSum:
         bits=settings.bits,
         allow_single=settings.allow_single_passive,
         threshold=_threshold(settings, len(passives)),
+        noise=noise,
     )
     if settings.protocol == PlainSum.name:
-        return PlainSum(agreement, clip=settings.clip is not None)
+        return PlainSum(agreement, clip=settings.clip is not None, quantise=noise is not None)
     return SECURE_SUMS[settings.protocol](agreement)
 
 

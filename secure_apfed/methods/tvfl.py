@@ -8,7 +8,7 @@ between the smallest and the largest of them, as the authors' release does.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,7 @@ class Tvfl:
     aligned_test_rows: Tensor
     smallest_batch: int
     seed: int
+    contributions: Mapping[str, PrivacyLedger] = field(default_factory=dict)
     training: WholeTraining | None = None
 
     def step(self, step: int, rows_B: Tensor) -> float:

@@ -4,6 +4,7 @@ Run by: a passive. Letters: B batch (N' in the paper), D numbers of the represen
 """
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +58,8 @@ class Contrastive(nn.Module):
         features: shape of one row of the passive's own features.
         model: family and sizes of the encoder.
     """
+
+    row_wise: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -3,6 +3,8 @@
 Run by: a passive. Letters: B batch, D numbers of the representation.
 """
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,6 +27,8 @@ class Reconstruction(nn.Module):
     Raises:
         ModelError: the decoder's output does not have the shape of the features.
     """
+
+    row_wise: ClassVar[bool] = True
 
     def __init__(
         self,

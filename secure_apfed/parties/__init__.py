@@ -2,6 +2,7 @@
 
 from secure_apfed.parties.active import ActiveNetworks, ActiveParty, accuracy_of
 from secure_apfed.parties.aggregator import AggregatorParty
+from secure_apfed.parties.contribution_noise import ContributionNoise
 from secure_apfed.parties.party import Compute, Seat
 from secure_apfed.parties.passive import PassiveParty
 from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
@@ -12,6 +13,7 @@ __all__ = [
     "ActiveParty",
     "AggregatorParty",
     "Compute",
+    "ContributionNoise",
     "PassiveParty",
     "PrivateGradient",
     "PrivateUpdates",

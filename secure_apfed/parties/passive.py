@@ -6,13 +6,16 @@ Letters: B batch, D numbers of a representation.
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from protocols.sums import SumContributor
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope, Kind
+from secure_apfed.parties.contribution_noise import ContributionNoise
 from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.party import Compute, Party, Seat
 from secure_apfed.parties.rules import (
@@ -39,6 +42,7 @@ class PassiveParty(Party):
             others are not used. None: all.
         defences: what its gradient goes through before the sum.
         waiting: what it does while it waits for the next batch.
+        noise: what it adds under the sum, as agreed; None: nothing.
     """
 
     def __init__(
@@ -54,10 +58,11 @@ class PassiveParty(Party):
         held_N: Tensor | None = None,
         defences: GradientChain | None = None,
         waiting: Callable[[], None] | None = None,
+        noise: ContributionNoise | None = None,
     ) -> None:
         super().__init__(seat)
         self.terms = self.contract.passives[self.name]
-        self.contributor = contributor
+        self.contributor, self.noise = contributor, noise
         self._defences = defences or GradientChain()
         self._waiting = waiting
         self.gate = StepGate(self.name)
@@ -78,6 +83,7 @@ class PassiveParty(Party):
 
         Raises:
             RemoteProtocolError: the batch breaks a rule of the contract; nothing is computed.
+            BudgetExhaustedError: contributing would exceed its budget; nothing is sent.
         """
         rows_B, sent_BD = read_representations(
             envelope,
@@ -91,7 +97,10 @@ class PassiveParty(Party):
         gradient_BD = self._gradient(envelope.step, rows_B, sent_BD)
         gradient_BD = self._defences.protect(gradient_BD, Leaving(envelope.step, AGGREGATOR))
         binding = bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
-        body = self.contributor.contribute(gradient_BD.flatten(1).cpu().numpy(), binding)
+        values_BD = gradient_BD.flatten(1).cpu().numpy()
+        body = self.contributor.contribute(
+            values_BD, binding, self._draw(envelope.step, rows_B, values_BD)
+        )
         return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)
 
     def wait(self) -> None:
@@ -102,6 +111,14 @@ class PassiveParty(Party):
         """
         if self._waiting is not None:
             self._waiting()
+
+    def _draw(
+        self, step: int, rows_B: Tensor, values_BD: NDArray[np.floating]
+    ) -> NDArray[np.int64] | None:
+        """The noise, charged, where some was agreed."""
+        if self.noise is None:
+            return None
+        return self.noise.draw(values_BD, step=step, rows_B=rows_B, held_B=self._held_N[rows_B])
 
     def answer(self, envelope: Envelope) -> Envelope:
         """Answer what the aggregator asks about the last contribution (second round).

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ import torch
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.privacy.accountants import ACCOUNTANTS
+from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.gdp import compose
 from secure_apfed.privacy.label_mechanism import LabelMechanism
 from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
@@ -95,9 +97,14 @@ class PrivacyLedger:
     """
 
     def __init__(
-        self, mechanism: Mechanism, *, delta: float, budget: float | None, rows: int,
+        self,
+        mechanism: Mechanism | SummedRelease,
+        *,
+        delta: float,
+        budget: float | None,
+        rows: int,
         log: Path | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not 0 < delta < 1:
             raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
         if budget is not None and not (math.isfinite(budget) and budget > 0):
@@ -170,19 +177,31 @@ class PrivacyLedger:
         trace = (
             f"one release: {self._mechanism}",
             f"releases of one row: {self._most} at most, no amplification by subsampling",
-            f"{_ACCOUNTANT} accountant: epsilon_x {epsilon:.4g} at delta {self._delta:g}",
+            f"{self._accountant} accountant: epsilon_x {epsilon:.4g} at delta {self._delta:g}",
         )
         return PrivacySpent(
             epsilon_x=epsilon,
             delta=self._delta,
             releases=self._most,
             mu=self._mu(self._most),
-            accountants={_ACCOUNTANT: epsilon},
+            accountants={self._accountant: epsilon},
             trace=trace,
         )
 
+    def account(self) -> dict[str, Any]:
+        """What all releases so far cost, in plain values: one mechanism's figures and no others."""
+        spent = self.spent()
+        return {
+            "epsilon": spent.epsilon_x,
+            "delta": spent.delta,
+            "releases": spent.releases,
+            "trace": list(spent.trace),
+        }
+
     def cross_check(self) -> dict[str, float]:
-        """Return epsilon_x by every accountant whose library is installed; takes seconds."""
+        """Return epsilon_x by every accountant that knows the mechanism; takes seconds."""
+        if isinstance(self._mechanism, SummedRelease):
+            return {self._accountant: self._epsilon(self._most)}
         return {
             name: accountant.epsilon(self._mechanism, releases=self._most, delta=self._delta)
             for name, accountant in ACCOUNTANTS.items()
@@ -248,11 +267,17 @@ class PrivacyLedger:
         one = self._mechanism.mu if isinstance(self._mechanism, GaussianRelease) else math.inf
         return compose(one, releases)
 
+    @property
+    def _accountant(self) -> str:
+        return "zcdp" if isinstance(self._mechanism, SummedRelease) else _ACCOUNTANT
+
     def _epsilon(self, releases: int) -> float:
+        if isinstance(self._mechanism, SummedRelease):
+            return self._mechanism.epsilon(releases, self._delta)
         return ACCOUNTANTS[_ACCOUNTANT].epsilon(
             self._mechanism, releases=releases, delta=self._delta
         )
 
 
-def _noise_multiplier(mechanism: Mechanism) -> float | None:
-    return mechanism.noise_multiplier if isinstance(mechanism, GaussianRelease) else None
+def _noise_multiplier(mechanism: Mechanism | SummedRelease) -> float | None:
+    return None if isinstance(mechanism, NoPrivacy) else mechanism.noise_multiplier

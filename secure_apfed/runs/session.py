@@ -191,6 +191,9 @@ class _Session:
             "epsilon_model": spent.epsilon_model,
             "delta": spent.delta,
             "releases": spent.releases,
+            "epsilon_passives": max(
+                (one.spent().epsilon_x for one in self.method.contributions.values()), default=None
+            ),
             "wire_bytes": self.method.transcript.wire_bytes,
             "seconds": self.seconds,
         }
@@ -247,7 +250,8 @@ class _Session:
     def _worst_ledger(self) -> PrivacyLedger | None:
         training = self.method.training
         updates = training.updates if training else None
-        ledgers = [one for one in self.method.ledgers.values() if one is not updates]
+        passives = self.method.contributions.values()
+        ledgers = [one for one in self.method.ledgers.values() if one not in (updates, *passives)]
         return max(ledgers, key=lambda ledger: ledger.spent().epsilon_x, default=None)
 
     def _save(self) -> None:

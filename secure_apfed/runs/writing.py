@@ -132,6 +132,9 @@ class RunWriter:
                 "accuracy": dict(accuracy),
                 "wire_bytes": transcript.wire_bytes,
                 "privacy": asdict(privacy),
+                "contributions": {
+                    passive: ledger.account() for passive, ledger in method.contributions.items()
+                },
                 "seconds": seconds,
                 "aligned_rows": 0 if aligned is None else len(aligned),
                 "train_rows": len(recording.data.train_rows),

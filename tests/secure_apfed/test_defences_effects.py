@@ -89,7 +89,7 @@ def test_distance_correlation_is_that_of_its_definition() -> None:
 
     def centred(v: np.ndarray) -> np.ndarray:
         d = np.linalg.norm(v[:, None] - v[None], axis=2)
-        return d - d.mean(0)[None] - d.mean(1)[:, None] + d.mean()
+        return np.asarray(d - d.mean(0)[None] - d.mean(1)[:, None] + d.mean())
 
     a, b = centred(x), centred(y)
     expected = math.sqrt((a * b).mean() / math.sqrt((a * a).mean() * (b * b).mean()))
@@ -121,6 +121,7 @@ def trained_kl(weight: float) -> tuple[float, float]:
     target_B = h_BD[:, 0]
     mid, head = Mid(MidSettings(weight=weight), around()), nn.Linear(4, 1)
     adam = torch.optim.Adam([*mid.parameters(), *head.parameters()], lr=0.02)
+    error = target_B.var()
     for step in range(300):
         t_BD, penalty = mid(h_BD, h_BD, step)
         error = (head(t_BD)[:, 0] - target_B).square().mean()

@@ -1,0 +1,159 @@
+"""From settings to the noise under the sum: how much each passive adds, and what it costs it.
+
+All parties find the same deviation from the same settings; each passive keeps its own key and
+its own ledger.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from protocols.discrete_gaussian import MAX_DEVIATION
+from protocols.randomness import derive_key
+from protocols.sums import SecureSum
+from protocols.sums.fixed_point import FixedPoint
+from secure_apfed.config import Config
+from secure_apfed.defences import DEFENCES, GradientDefence
+from secure_apfed.errors import ConfigError
+from secure_apfed.methods.method import Start
+from secure_apfed.methods.terms import make_sum, objective_of
+from secure_apfed.models import Shape
+from secure_apfed.objectives import OBJECTIVES
+from secure_apfed.parties import ContributionNoise, PassiveParty
+from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
+from secure_apfed.training import NoiseSettings
+
+__all__ = ["NoisePlan", "accounts_of", "contribution_noise", "parameters_of", "sum_and_noise"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisePlan:
+    """What is agreed about the noise.
+
+    Attributes:
+        steps: deviation of each passive's noise on each number, in steps of fixed point.
+        honest: passives whose noise is counted.
+    """
+
+    steps: int
+    honest: int
+
+
+def sum_and_noise(
+    start: Start, passives: Sequence[str], shape: Shape
+) -> tuple[SecureSum, NoisePlan | None]:
+    """The configured sum between these passives, and the noise under it; None: there is none.
+
+    Args:
+        start: the session's beginning.
+        passives: all of them.
+        shape: of one row of a contribution.
+
+    Raises:
+        ConfigError: settings that do not fit, no clip bound, no honest passive, or more noise
+            than a sum can carry.
+        LocalProtocolError: parameters that do not fit, or a single passive.
+    """
+    quiet, noise = make_sum(start, passives), start.config.secure_sum.noise
+    if noise is None:
+        return quiet, None
+    if start.config.secure_sum.clip is None:
+        raise ConfigError("secure_sum.noise needs a bound on rows: give secure_sum.clip, as 1.0")
+    # Under masked_recovery a sum may lack some passives, and with them their noise.
+    least = quiet.parameters().get("threshold", len(passives))
+    assert isinstance(least, int)
+    honest = least - noise.colluders
+    if honest < 1:
+        raise ConfigError(
+            f"secure_sum.noise.colluders: {noise.colluders} of the {least} passives that a sum "
+            "needs leave no honest one whose noise would count"
+        )
+    steps = _steps(start.config, noise, passives, shape, honest)
+    return make_sum(start, passives, noise=steps), NoisePlan(steps=steps, honest=honest)
+
+
+def parameters_of(config: Config, secure_sum: SecureSum, plan: NoisePlan | None) -> dict[str, Any]:
+    """What the contract says about the sum."""
+    settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
+    if plan is not None:
+        settings["noise"] |= asdict(plan)
+    return {**secure_sum.parameters(), **settings}
+
+
+def accounts_of(passives: Sequence[PassiveParty]) -> dict[str, PrivacyLedger]:
+    """The ledgers of the passives that add noise to what they contribute."""
+    return {one.name: one.noise.ledger for one in passives if one.noise is not None}
+
+
+def contribution_noise(
+    start: Start, passive: str, shape: Shape, *, plan: NoisePlan | None, aligned: int
+) -> ContributionNoise | None:
+    """One passive's noise and its account; None where none is agreed."""
+    config = start.config
+    noise = config.secure_sum.noise
+    if noise is None or plan is None:
+        return None
+    release = SummedRelease(
+        deviation=plan.steps,
+        honest=plan.honest,
+        sensitivity=_sensitivity(config, passive, shape),
+        numbers=config.train.batch_size * math.prod(shape),
+    )
+    ledger = PrivacyLedger(
+        release,
+        delta=noise.delta,
+        budget=noise.epsilon,
+        rows=aligned,
+        log=start.logs / f"ledger-{passive}.jsonl" if start.logs else None,
+    )
+    key = derive_key(start.noise_keys[passive], b"secure-apfed contributions v1")
+    return ContributionNoise(
+        deviation=plan.steps, key=key, ledger=ledger, secret=config.guard.noise == "secret"
+    )
+
+
+def _steps(
+    config: Config, noise: NoiseSettings, passives: Sequence[str], shape: Shape, honest: int
+) -> int:
+    if noise.epsilon is not None:
+        return calibrate_noise(
+            epsilon=noise.epsilon,
+            delta=noise.delta,
+            releases=config.train.epochs,
+            honest=honest,
+            sensitivity=max(_sensitivity(config, passive, shape) for passive in passives),
+            numbers=config.train.batch_size * math.prod(shape),
+        )
+    assert noise.sigma is not None
+    quantiser = _quantiser(config)
+    steps = math.ceil(noise.sigma / quantiser.clip_norm * quantiser.levels)
+    if steps > MAX_DEVIATION:
+        raise ConfigError(
+            f"secure_sum.noise.sigma: {noise.sigma:g} is {steps} steps of fixed point, more than "
+            f"{MAX_DEVIATION}; use fewer secure_sum.bits or a larger clip"
+        )
+    return steps
+
+
+def _sensitivity(config: Config, passive: str, shape: Shape) -> float:
+    """How far one person's features move this passive's contribution, in steps.
+
+    One row, if neither the objective nor a defence on the gradient mixes rows; all of them else.
+    """
+    defences = (DEFENCES[choice.kind] for choice in config.defences)
+    row_wise = OBJECTIVES[objective_of(config, passive).name].row_wise and all(
+        defence.row_wise for defence in defences if issubclass(defence, GradientDefence)
+    )
+    return sensitivity_in_steps(
+        levels=_quantiser(config).levels,
+        columns=math.prod(shape),
+        rows=1 if row_wise else config.train.batch_size,
+    )
+
+
+def _quantiser(config: Config) -> FixedPoint:
+    settings = config.secure_sum
+    assert settings.clip is not None
+    return FixedPoint(clip_norm=settings.clip, bits=settings.bits, contributors=1)

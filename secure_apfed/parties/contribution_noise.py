@@ -1,0 +1,61 @@
+"""A passive's noise on its contributions, charged to its own ledger before it is used.
+
+Run by: every passive under `secure_sum.noise`. What it gives, and against whom, says
+`secure_apfed.privacy.contributions`. Letters: B batch, D numbers of a row.
+"""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocols.discrete_gaussian import discrete_gaussian
+from protocols.errors import LocalProtocolError
+from secure_apfed.privacy import PrivacyLedger
+
+__all__ = ["ContributionNoise"]
+
+
+class ContributionNoise:
+    """Discrete Gaussian noise as a function of key, step, rows and values.
+
+    A resumed run that computes the same contribution adds the same noise, which tells nobody
+    anything new and is free; one that computes another adds other noise and is charged again.
+
+    Args:
+        deviation: in steps of fixed point, as agreed.
+        key: 32 secret bytes of this party.
+        ledger: of this party.
+        secret: without it noise depends on the step alone, so that runs repeat with the seed.
+    """
+
+    def __init__(self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool) -> None:
+        self.ledger = ledger
+        self._deviation, self._key, self._secret = deviation, key, secret
+
+    def __reduce__(self) -> str:
+        raise LocalProtocolError("noise keys are secrets of their party and never serialised")
+
+    def draw(
+        self, values_BD: NDArray[np.floating], *, step: int, rows_B: Tensor, held_B: Tensor
+    ) -> NDArray[np.int64]:
+        """Charge one release of the held rows, and return the noise of all rows.
+
+        Args:
+            values_BD: what will be contributed.
+            step: of the run.
+            rows_B: alignment positions.
+            held_B: which of them are of people that this party knows, bool.
+
+        Raises:
+            BudgetExhaustedError: contributing would exceed the budget; nothing may be sent.
+        """
+        content = hashlib.blake2b(rows_B.cpu().numpy().tobytes())
+        content.update(np.ascontiguousarray(values_BD).tobytes())
+        digest = content.digest()
+        self.ledger.charge(step=step, rows=rows_B[held_B], digest=digest)
+        context = (step.to_bytes(8, "big"), *((digest,) if self._secret else ()))
+        return discrete_gaussian(
+            self._key, *context, deviation=self._deviation, shape=values_BD.shape
+        )

@@ -1,0 +1,217 @@
+"""Runs with noise under the sum: calibrated, charged, resumed, stopped; and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from secure_apfed.config import Config
+from secure_apfed.config_file import dump_config, load_config_text
+from secure_apfed.data import load_data
+from secure_apfed.errors import ConfigError
+from secure_apfed.methods import Start, noising
+from secure_apfed.parties import ContributionNoise
+from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+from secure_apfed.runs import run
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+NOISE = {"sigma": 3.0}
+
+
+def config_of(
+    method: str = "apfed_r", noise: dict[str, Any] | None = None, **changes: Any
+) -> Config:
+    settings: dict[str, Any] = {
+        "name": "test",
+        "method": method,
+        "data": {"dataset": "breast_cancer", "overlap": 0.8},
+        "model": {"hidden": [8], "representation": 4, "projection": 4},
+        "train": {
+            "epochs": 3, "batch_size": 64, "learning_rate": 0.01, "max_gradient_norm": 1.0,
+            "device": "cpu",
+        },
+        "secure_sum": {"protocol": "masked", "noise": noise or NOISE},
+        "guard": {"mechanism": "gaussian", "sigma": 1.0, "noise": "reproducible_insecure"},
+    }  # fmt: skip
+    return Config.model_validate({**settings, **changes})
+
+
+def result_of(config: Config, folder: Path) -> dict[str, Any]:
+    run(config, folder)
+    return dict(json.loads((folder / "result.json").read_bytes()))
+
+
+@pytest.mark.parametrize(("method", "rows"), [("apfed_r", 1), ("apfed_c", 64)])
+def test_every_passive_accounts_apart_from_the_active(
+    method: str, rows: int, tmp_path: Path
+) -> None:
+    result = result_of(config_of(method), tmp_path / "run")
+    steps = result["sum"]["noise"]["steps"]
+    assert steps == 3 * 32767
+    release = SummedRelease(
+        deviation=steps,
+        honest=2,
+        sensitivity=sensitivity_in_steps(levels=32767, columns=4, rows=rows),
+        numbers=64 * 4,
+    )
+    for account in result["contributions"].values():
+        assert account["releases"] == 3
+        expected = release.epsilon(3, 1e-5)
+        assert account["epsilon"] == (expected if np.isfinite(expected) else "inf")
+    assert result["privacy"]["accountants"].keys() >= {"gdp"}
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert last["epsilon_passives"] == result["contributions"]["passive-1"]["epsilon"]
+    assert last["epsilon"] != last["epsilon_passives"]
+
+
+@pytest.mark.parametrize("protocol", ["plain", "ckks", "masked_recovery"])
+def test_other_sums_carry_the_noise(protocol: str, tmp_path: Path) -> None:
+    noisy = {"protocol": protocol, "noise": {"sigma": 2.0}}
+    result = result_of(config_of(secure_sum=noisy), tmp_path / "run")
+    assert result["contributions"].keys() == {"passive-1", "passive-2"}
+
+
+def test_calibration_keeps_the_budget_to_the_last_epoch(tmp_path: Path) -> None:
+    result = result_of(config_of(noise={"epsilon": 8.0}), tmp_path / "run")
+    for account in result["contributions"].values():
+        assert 7.9 < account["epsilon"] <= 8.0
+
+
+def test_colluders_cost_noise(tmp_path: Path) -> None:
+    alone, both = (
+        result_of(config_of(noise={"epsilon": 8.0, "colluders": k}), tmp_path / str(k))["sum"][
+            "noise"
+        ]
+        for k in (1, 0)
+    )
+    assert (alone["honest"], both["honest"]) == (1, 2)
+    assert alone["steps"] == pytest.approx(both["steps"] * 2**0.5, rel=1e-3)
+
+
+def test_a_defence_that_mixes_rows_costs_as_much_as_a_loss_that_does(tmp_path: Path) -> None:
+    steps = [
+        result_of(config_of(noise={"epsilon": 8.0}, defences=defences), tmp_path / str(k))["sum"][
+            "noise"
+        ]["steps"]
+        for k, defences in enumerate(
+            ([], [{"kind": "clip_and_noise", "sigma": 0.0}], [{"kind": "compression"}])
+        )
+    ]
+    assert steps[0] == steps[1]
+    assert steps[2] == pytest.approx(8 * steps[0], rel=1e-3)
+
+
+def test_noise_changes_the_sum_as_much_as_it_says(tmp_path: Path) -> None:
+    """With a loud sigma nearly all of what the active opens is noise of two passives."""
+    opened = run(config_of(noise={"sigma": 200.0}), None).recording.transcript.opened
+    values = torch.cat([one.flatten() for one in opened.values()]).double()
+    assert values.std() == pytest.approx(200 * 2**0.5, rel=0.1)
+
+
+def test_a_stopped_run_resumes_bit_for_bit_and_pays_once(tmp_path: Path) -> None:
+    def stop(progress: Any) -> None:
+        if progress.step == 8:
+            raise KeyboardInterrupt
+
+    for name, noise in (("seeded", "reproducible_insecure"), ("secret", "secret")):
+        guard = {"mechanism": "gaussian", "sigma": 1.0, "noise": noise}
+        config = config_of(guard=guard)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / name, on_progress=stop)
+        run(config, tmp_path / name, resume=True)
+        result = json.loads((tmp_path / name / "result.json").read_bytes())
+        assert {one["releases"] for one in result["contributions"].values()} == {3}
+        if noise == "reproducible_insecure":
+            whole = result_of(config, tmp_path / "whole")
+            assert result["accuracy"] == whole["accuracy"]
+
+
+def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
+    """The write-ahead log remembers what was sent, whatever checkpoint is loaded."""
+    config = config_of(noise={"epsilon": 4.0})
+    result = result_of(config, tmp_path)
+    agreed = result["sum"]["noise"]
+    start = Start(
+        config=config,
+        data=load_data(config.data, seed=config.seed),
+        noise_keys={"passive-1": bytes(32)},
+        logs=tmp_path,
+    )
+    noise = noising.contribution_noise(
+        start,
+        "passive-1",
+        (4,),
+        plan=noising.NoisePlan(steps=agreed["steps"], honest=agreed["honest"]),
+        aligned=result["aligned_rows"],
+    )
+    assert noise is not None
+    assert noise.ledger.account() == result["contributions"]["passive-1"]
+    everybody = torch.arange(result["aligned_rows"])
+    with pytest.raises(BudgetExhaustedError):
+        noise.draw(
+            np.ones((len(everybody), 4)),
+            step=100,
+            rows_B=everybody,
+            held_B=torch.ones(len(everybody)).bool(),
+        )
+
+
+def test_noise_is_charged_before_it_is_returned_and_free_when_repeated() -> None:
+    release = SummedRelease(deviation=1000, honest=1, sensitivity=100.0, numbers=8)
+    ledger = PrivacyLedger(release, delta=1e-5, budget=None, rows=6, log=None)
+    noise = ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, secret=True)
+    rows_B, held_B = torch.tensor([4, 1]), torch.tensor([True, False])
+    values = np.arange(8.0).reshape(2, 4)
+    first = noise.draw(values, step=0, rows_B=rows_B, held_B=held_B)
+    assert first.shape == (2, 4)
+    assert np.array_equal(first, noise.draw(values, step=0, rows_B=rows_B, held_B=held_B))
+    assert ledger.state_dict()["counts"].tolist() == [0, 0, 0, 0, 1, 0]
+    for other in (values + 1e-12, values.astype(np.float32)):
+        assert not np.array_equal(first, noise.draw(other, step=0, rows_B=rows_B, held_B=held_B))
+    assert ledger.state_dict()["counts"].tolist() == [0, 0, 0, 0, 3, 0]
+
+
+@pytest.mark.parametrize("method", ["tvfl", "single_view"])
+def test_methods_without_a_sum_refuse_noise(method: str) -> None:
+    with pytest.raises(ValidationError, match="adds no gradients of passives"):
+        config_of(method)
+
+
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        ("{}", "exactly one of sigma and epsilon"),
+        ("{sigma: 1.0, epsilon: 2.0}", "exactly one of sigma and epsilon"),
+        ("{sigma: 0.0}", "number > 0"),
+        ("{sigm: 1.0}", "did you mean 'sigma'"),
+        ("{sigma: 1.0, delta: 0.7}", "delta"),
+        ("{sigma: 1.0, colluders: -1}", "colluders"),
+    ],
+)
+def test_wrong_settings_are_refused(noise: str, said: str) -> None:
+    lines = dump_config(config_of()).splitlines()
+    start = lines.index("  noise:")
+    end = next(k for k in range(start + 1, len(lines)) if not lines[k].startswith("    "))
+    text = "\n".join([*lines[:start], f"  noise: {noise}", *lines[end:]])
+    with pytest.raises(ConfigError, match=said):
+        load_config_text(text)
+
+
+def test_what_does_not_fit_is_refused_before_training() -> None:
+    for noise, said in (
+        ({"sigma": 1.0, "colluders": 2}, "leave no honest one"),
+        ({"sigma": 1e6}, "more than 16777216"),
+        ({"epsilon": 1e-3}, "needs noise of more than"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run(config_of(noise=noise), None)
+    without_clip = {"protocol": "plain", "clip": None, "noise": NOISE}
+    with pytest.raises(ConfigError, match="needs a bound on rows"):
+        run(config_of(secure_sum=without_clip), None)

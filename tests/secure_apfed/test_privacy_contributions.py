@@ -1,0 +1,225 @@
+"""The account of noise under sums: formulas against others' and exact enumeration, and an audit."""
+
+import math
+from itertools import pairwise
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting.rdp import RdpAccountant
+from numpy.typing import NDArray
+
+from protocols.discrete_gaussian import MAX_DEVIATION, discrete_gaussian
+from secure_apfed.errors import ConfigError
+from secure_apfed.privacy.audit import audit_release
+from secure_apfed.privacy.contributions import (
+    SummedRelease,
+    calibrate_noise,
+    excess_of_sum,
+    sensitivity_in_steps,
+    zcdp_delta,
+    zcdp_epsilon,
+)
+from secure_apfed.privacy.gdp import gdp_epsilon
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+from tests.contracts.sum_parties import Parties as SumParties
+from tests.contracts.sum_parties import agreement, binding, make
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize("rho", [1e-4, 0.01, 0.1, 1.0, 10.0])
+def test_zcdp_agrees_with_dp_accounting_and_lies_above_the_gaussian(rho: float) -> None:
+    orders = [1 + k / 200 for k in range(1, 2000)] + list(range(11, 2000))
+    theirs = RdpAccountant(orders=orders)
+    theirs.compose(dp_accounting.ZCDpEvent(rho))
+    ours = zcdp_epsilon(rho, DELTA)
+    assert ours <= theirs.get_epsilon(DELTA) * (1 + 1e-6)
+    assert ours == pytest.approx(theirs.get_epsilon(DELTA), rel=2e-3)
+    # A Gaussian of that rho is sqrt(2 rho)-GDP, whose epsilon is exact.
+    assert (
+        gdp_epsilon(math.sqrt(2 * rho), DELTA)
+        <= ours
+        <= 1.2 * gdp_epsilon(math.sqrt(2 * rho), DELTA) + 0.05
+    )
+    assert zcdp_delta(rho, ours) == pytest.approx(DELTA, rel=1e-4)
+
+
+def pmf(deviation: int) -> NDArray[np.float64]:
+    x = np.arange(-40 * deviation, 40 * deviation + 1)
+    weight = np.exp(-(x.astype(np.float64) ** 2) / (2 * deviation**2))
+    return np.asarray(weight / weight.sum())
+
+
+def exact_delta(deviation: int, honest: int, shift: int, epsilon: float) -> float:
+    """The hockey-stick divergence of the sum's noise from itself shifted, by enumeration."""
+    law = pmf(deviation)
+    for _ in range(honest - 1):
+        law = np.convolve(law, pmf(deviation))
+    here, there = np.pad(law, (shift, 0)), np.pad(law, (0, shift))
+    return float(np.maximum(here - math.exp(epsilon) * there, 0).sum())
+
+
+@pytest.mark.parametrize("deviation", [1, 2, 4, 10])
+@pytest.mark.parametrize("honest", [1, 2, 3, 5])
+@pytest.mark.parametrize("shift", [1, 3])
+def test_the_claim_holds_for_one_value_exactly(deviation: int, honest: int, shift: int) -> None:
+    """A small audit without chance: the claimed epsilon against the true divergence."""
+    release = SummedRelease(deviation=deviation, honest=honest, sensitivity=shift, numbers=1)
+    claimed = release.epsilon(1, DELTA)
+    assert exact_delta(deviation, honest, shift, claimed) <= DELTA
+    # And it is no empty claim: a third less noise breaks it.
+    if deviation == 10:
+        assert exact_delta(7, honest, shift, claimed) > DELTA
+
+
+def test_noise_of_one_party_counted_for_two_is_found_out_exactly() -> None:
+    claimed = SummedRelease(deviation=5, honest=2, sensitivity=10, numbers=1).epsilon(1, DELTA)
+    assert exact_delta(5, 2, 10, claimed) <= DELTA
+    assert exact_delta(5, 1, 10, claimed) > DELTA
+
+
+def test_the_excess_of_a_sum_vanishes_quickly() -> None:
+    assert excess_of_sum(1, 1) == 0
+    assert excess_of_sum(1, 2) == pytest.approx(10 * math.exp(-(math.pi**2)))
+    assert excess_of_sum(4, 1000) < 1e-60
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(1, 1), (64, 1), (64, 128)])
+def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> None:
+    """Opposite rows on the bound, where rounding helps most."""
+    from protocols.sums.fixed_point import FixedPoint
+
+    fixed_point = FixedPoint(clip_norm=1.0, bits=4, contributors=1)
+    bound = sensitivity_in_steps(levels=fixed_point.levels, columns=columns, rows=rows)
+    rng = np.random.default_rng(0)
+    most = 0.0
+    for _ in range(50):
+        one = rng.normal(size=(rows, columns)) * 1e6
+        moved = fixed_point.quantise(one) - fixed_point.quantise(-one)
+        most = max(most, float(np.linalg.norm(moved)))
+    assert most <= bound
+    assert bound >= 2 * fixed_point.levels * math.sqrt(rows)
+
+
+def test_in_apfed_c_the_whole_batch_moves() -> None:
+    one = sensitivity_in_steps(levels=32767, columns=64, rows=1)
+    assert sensitivity_in_steps(levels=32767, columns=64, rows=100) == pytest.approx(10 * one)
+    assert one == pytest.approx(2 * 32767, rel=1e-3)
+
+
+def test_cost_grows_with_releases_and_falls_with_noise_and_honest_parties() -> None:
+    usual = {"deviation": 100_000, "honest": 2, "sensitivity": 65_542.0, "numbers": 8192}
+
+    def epsilon(releases: int = 10, **changes: float) -> float:
+        return SummedRelease(**{**usual, **changes}).epsilon(releases, DELTA)  # type: ignore[arg-type]
+
+    assert epsilon(0) == 0
+    for less, more in pairwise([epsilon(1), epsilon(10), epsilon(50)]):
+        assert less < more
+    assert epsilon(honest=3) < epsilon()
+    assert epsilon(deviation=200_000) < epsilon()
+    assert epsilon(deviation=150_000, honest=1) > epsilon(deviation=150_000, honest=2)
+
+
+def test_the_tails_that_are_cut_off_are_paid_for() -> None:
+    release = SummedRelease(deviation=10, honest=3, sensitivity=1.0, numbers=1000)
+    assert 0 < release.tail < 1e-34
+    # With so small a delta nothing is left for the noise itself.
+    assert release.epsilon(1, 1e-36) == math.inf
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+@pytest.mark.parametrize("releases", [1, 50])
+def test_calibration_is_the_least_noise_that_keeps_the_budget(
+    epsilon: float, releases: int
+) -> None:
+    sensitivity = sensitivity_in_steps(levels=32767, columns=8, rows=1)
+    common = {"honest": 2, "sensitivity": sensitivity, "numbers": 512}
+    steps = calibrate_noise(epsilon=epsilon, delta=DELTA, releases=releases, **common)  # type: ignore[arg-type]
+
+    def cost(deviation: int) -> float:
+        release = SummedRelease(deviation=deviation, **common)  # type: ignore[arg-type]
+        return release.epsilon(releases, DELTA)
+
+    assert cost(steps) <= epsilon < cost(steps - 1)
+
+
+def test_more_noise_than_a_sum_carries_is_refused() -> None:
+    with pytest.raises(ConfigError, match=f"more than {MAX_DEVIATION} steps"):
+        calibrate_noise(
+            epsilon=0.01, delta=DELTA, releases=300, honest=1, sensitivity=1e6, numbers=10
+        )
+
+
+@pytest.mark.parametrize("field", ["deviation", "honest", "numbers", "sensitivity"])
+def test_a_release_without_noise_or_bound_is_refused(field: str) -> None:
+    usual = {"deviation": 5, "honest": 2, "sensitivity": 1.0, "numbers": 3}
+    for wrong in (0, -1, math.nan):
+        with pytest.raises(ConfigError):
+            SummedRelease(**{**usual, field: wrong})  # type: ignore[arg-type]
+
+
+def test_the_ledger_counts_and_stops_before_the_budget() -> None:
+    release = SummedRelease(deviation=100_000, honest=2, sensitivity=65_542.0, numbers=64)
+    budget = release.epsilon(3, DELTA)
+    ledger = PrivacyLedger(release, delta=DELTA, budget=budget, rows=4, log=None)
+    for step in range(3):
+        ledger.charge(step=step, rows=torch.tensor([0, 1]), digest=bytes([step]))
+    ledger.charge(step=2, rows=torch.tensor([0, 1]), digest=bytes([2]))  # the same again is free
+    with pytest.raises(BudgetExhaustedError, match="release 4 of one row"):
+        ledger.charge(step=3, rows=torch.tensor([1, 2]), digest=b"x")
+    ledger.charge(step=4, rows=torch.tensor([2, 3]), digest=b"y")
+    spent = ledger.account()
+    assert spent["releases"] == 3
+    assert spent["epsilon"] == pytest.approx(budget)
+    assert ledger.cross_check() == {"zcdp": spent["epsilon"]}
+    assert "2 honest parties" in spent["trace"][0]
+
+
+class SummedPath:
+    """Canaries as one passive's contributions; the active reads the opened sum of two."""
+
+    def __init__(self, deviation: int, *, adding: int = 2, factor: float = 1.0) -> None:
+        self._played = SumParties(make("masked", agreement(2, noise=deviation)))
+        self._noise = deviation, adding, factor
+
+    def __call__(self, h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> torch.Tensor:
+        deviation, adding, factor = self._noise
+        played, bound = self._played, binding(step)
+        shape = (len(h_BD), h_BD.shape[1])
+        frames = {}
+        for index, name in enumerate(played.names):
+            values = h_BD.numpy().astype(np.float64) if index == 0 else np.zeros(shape)
+            drawn = discrete_gaussian(
+                bytes([index] * 32), step.to_bytes(8, "big"), deviation=deviation, shape=shape
+            )
+            drawn = np.rint(factor * drawn).astype(np.int64) * (index < adding)
+            frames[name] = played.contributors[name].contribute(values, bound, drawn)
+        total = played.receiver.decode(played.combine(frames, bound.digest), shape, bound)
+        return torch.from_numpy(total)
+
+
+def claim(epsilon: float, releases: int) -> tuple[int, float]:
+    sensitivity = sensitivity_in_steps(levels=32767, columns=8, rows=1)
+    steps = calibrate_noise(
+        epsilon=epsilon, delta=DELTA, releases=releases, honest=2, sensitivity=sensitivity,
+        numbers=80_000,
+    )  # fmt: skip
+    return steps, epsilon
+
+
+@pytest.mark.parametrize(("epsilon", "releases"), [(1.0, 1), (4.0, 1), (8.0, 1), (4.0, 5)])
+def test_an_audit_through_the_real_sum_stays_under_the_claim(epsilon: float, releases: int) -> None:
+    steps, claimed = claim(epsilon, releases)
+    found = audit_release(SummedPath(steps), releases=releases, delta=DELTA, seed=0)
+    assert not found.contradicts(claimed)
+    assert found.epsilon_rows > 0.5 * claimed
+
+
+@pytest.mark.parametrize("planted", [{"adding": 1}, {"factor": 2 / 3}])
+def test_the_audit_finds_planted_faults(planted: dict[str, float]) -> None:
+    steps, claimed = claim(4.0, 1)
+    found = audit_release(SummedPath(steps, **planted), releases=1, delta=DELTA, seed=0)  # type: ignore[arg-type]
+    assert found.contradicts(claimed)
