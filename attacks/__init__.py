@@ -19,6 +19,7 @@ from attacks.isolation import Isolation
 from attacks.label_gradients import LabelGradients
 from attacks.membership import Membership
 from attacks.model_completion import ModelCompletion
+from attacks.semi_supervised import SemiSupervised
 from attacks.spectral import Spectral
 from attacks.temporal import Temporal
 
@@ -27,6 +28,7 @@ __all__ = ["ATTACKS"]
 _ENTRIES: tuple[type[Attack], ...] = (
     # Labels, from what passives receive.
     ModelCompletion,
+    SemiSupervised,
     Temporal,
     # Labels, from the gradients that passives receive in joint training.
     LabelGradients,
