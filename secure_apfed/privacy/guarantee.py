@@ -18,16 +18,25 @@ LABEL_ASSUMPTIONS = (
     "measured with them"
 )
 
+_SEEDED = (
+    "and label DP holds only against somebody who does not know the run's seed, since the "
+    "answers are derived from it"
+)
 
-def guarantee_of(released: str, labels: LabelMechanism, *, private_training: bool) -> str:
+
+def guarantee_of(
+    released: str, labels: LabelMechanism, *, private_training: bool, seeded: bool = False
+) -> str:
     """Return the guarantee of a run.
 
     Args:
         released: what the guard or private training promises, or that nothing is released.
         labels: what the training labels went through.
         private_training: whether `released` speaks of labels already.
+        seeded: whether the answers are derived from the run's seed.
     """
     if math.isinf(labels.epsilon):
         told = private_training or released == NOTHING_RELEASED
         return released if told else f"{released}; {labels.statement()}"
-    return f"{released}; {labels.statement()}; {LABEL_ASSUMPTIONS}"
+    told = f"{released}; {labels.statement()}; {LABEL_ASSUMPTIONS}"
+    return f"{told}; {_SEEDED}" if seeded else told

@@ -91,6 +91,7 @@ def _play(
         guarantee = guarantee_of(
             method.guarantee, opening.labels.mechanism,
             private_training=method.training is not None,
+            seeded=config.guard.noise != "secret",
         )  # fmt: skip
         writer.finish(
             method, recording, accuracy, privacy, guarantee=guarantee, seconds=session.seconds

@@ -109,6 +109,7 @@ def test_the_account_is_told_everywhere(tmp_path: Path) -> None:
         assert "label DP, epsilon_y 1, delta 0" in told
         assert "no label DP" not in told
         assert "not covered are test labels" in told
+        assert told.endswith("the answers are derived from it")  # reproducible_insecure
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""The guarantee's text: what was on is in it, and nothing that was not."""
+
+from itertools import product
+
+import pytest
+
+from secure_apfed.privacy import LabelResponse, NoLabelPrivacy
+from secure_apfed.privacy.guarantee import LABEL_ASSUMPTIONS, NOTHING_RELEASED, guarantee_of
+
+ROWS = "row-release guarantee, encoder held fixed"
+NONE, RESPONSE = NoLabelPrivacy(classes=3), LabelResponse(epsilon=1.0, classes=3)
+
+
+def test_a_guard_alone_promises_rows_and_no_label() -> None:
+    assert guarantee_of(ROWS, NONE, private_training=False) == (
+        "row-release guarantee, encoder held fixed; no label DP"
+    )
+
+
+def test_where_nothing_is_sent_nothing_more_is_said() -> None:
+    assert guarantee_of(NOTHING_RELEASED, NONE, private_training=False) == NOTHING_RELEASED
+
+
+def test_private_training_speaks_of_labels_itself() -> None:
+    assert guarantee_of("private training", NONE, private_training=True) == "private training"
+
+
+@pytest.mark.parametrize(
+    ("released", "private", "seeded"),
+    list(product([ROWS, NOTHING_RELEASED], [False, True], [False, True])),
+)
+def test_label_dp_comes_with_its_assumptions(released: str, private: bool, seeded: bool) -> None:
+    told = guarantee_of(released, RESPONSE, private_training=private, seeded=seeded)
+    assert told.startswith(f"{released}; label DP, epsilon_y 1, delta 0")
+    assert LABEL_ASSUMPTIONS in told
+    assert "no label DP" not in told
+    assert ("does not know the run's seed" in told) is seeded
