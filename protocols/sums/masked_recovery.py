@@ -96,7 +96,13 @@ class MaskedRecoverySum(MaskedSum):
 
 
 class RecoveryReceiver(MaskedReceiver):
-    """The active's end: takes off the masks that it shares with those whom the sum counts."""
+    """The active's end: takes off the masks that it shares with those whom the sum counts.
+
+    Attributes:
+        counted: whose contributions the last sum holds.
+    """
+
+    counted: Sequence[str] = ()
 
     def _counted(self, frame: Frame) -> Sequence[str]:
         agreement = self._masked.agreement
@@ -107,4 +113,5 @@ class RecoveryReceiver(MaskedReceiver):
                 f"{agreement.combiner} sent a sum of {frame.party} contributions and names "
                 f"{len(counted)} contributors"
             )
+        self.counted = counted
         return counted

@@ -242,26 +242,49 @@ def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(passives: int, le
             rebuilt_seed(found, announced, session.sum.agreement, victim)
 
 
-@pytest.mark.parametrize(("passives", "least"), [(2, 2), (3, 2), (4, 3), (5, 3)])
-def test_no_choice_of_sets_leaves_one_passive_alone(passives: int, least: int) -> None:
-    """Whatever each passive is told, the seeds that open are never those of one passive while
-    the keys of all others open; counted exhaustively."""
+def smallest_sum(passives: int, least: int, helpers: int) -> int:
+    """The fewest honest passives whose sum an aggregator can open with `helpers` passives.
+
+    Counted over all sets that it may tell each honest passive. It opens a seed (key) with
+    `least` shares from those who were told that its owner is counted (silent); helpers give
+    both. 0: it opens both secrets of one passive.
+    """
+    honest = range(helpers, passives)
     choices = [
         [
             sum(1 << other for other in (me, *others))
             for size in range(least - 1, passives)
             for others in combinations([x for x in range(passives) if x != me], size)
         ]
-        for me in range(passives)
+        for me in honest
     ]
     smallest = passives
     for told in product(*choices):
-        votes = [sum(one >> who & 1 for one in told) for who in range(passives)]
-        counted = sum(vote >= least for vote in votes)
-        silent = sum(passives - vote >= least for vote in votes)
-        if counted + silent == passives:
-            smallest = min(smallest, counted)
-    assert smallest >= 2
+        votes = [sum(one >> who & 1 for one in told) for who in honest]
+        counted = [vote + helpers >= least for vote in votes]
+        silent = [len(honest) - vote + helpers >= least for vote in votes]
+        if any(map(min, counted, silent)):
+            return 0
+        if all(map(max, counted, silent)) and any(counted):
+            smallest = min(smallest, sum(counted))
+    return smallest
+
+
+@pytest.mark.parametrize(
+    ("passives", "least", "helpers"),
+    [(2, 2, 0), (3, 2, 0), (4, 3, 0), (5, 3, 0), (4, 3, 1), (5, 4, 1), (5, 4, 2), (6, 5, 2)],
+)
+def test_no_choice_of_sets_leaves_one_passive_alone(
+    passives: int, least: int, helpers: int
+) -> None:
+    assert 2 * least > passives + helpers
+    assert smallest_sum(passives, least, helpers) >= 2
+
+
+@pytest.mark.parametrize(("passives", "least", "helpers"), [(3, 2, 1), (4, 3, 2), (5, 3, 1)])
+def test_beyond_the_bound_some_choice_opens_one(passives: int, least: int, helpers: int) -> None:
+    assert 2 * least <= passives + helpers
+    assert smallest_sum(passives, least, helpers) < 2
 
 
 def test_passives_who_were_told_different_sets_do_not_answer_again() -> None:
@@ -512,6 +535,26 @@ def test_two_thirds_and_one_are_needed_unless_said(passives: int, expected: int)
     made = MaskedRecoverySum(agreed(passives))
     assert made.threshold == expected
     assert made.parameters()["threshold"] == expected
+
+
+def test_skipped_steps_cost_no_keys() -> None:
+    session = Session(3, 2)
+    for skipped in (0, 3, 1):
+        for _ in range(skipped):
+            session.next()
+        values = session.values(session.names, seed=skipped)
+        assert np.array_equal(session.step(values), session.expected(values))
+
+
+def test_the_wide_ring_recovers_as_well() -> None:
+    described = MaskedRecoverySum(agreement(3, bits=24, threshold=2), ring_bits=64)
+    session = Session.__new__(Session)
+    Parties.__init__(session, described)
+    session.wire = []
+    for names in (session.names, session.names[1:]):
+        values = session.values(names)
+        assert np.array_equal(session.step(values), session.expected(values))
+        assert session.receiver.counted == names  # type: ignore[attr-defined]  # this receiver
 
 
 def test_one_passive_alone_works_where_the_agreement_allows_it() -> None:
