@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.with_crypten import installed
+
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 3.0
 PARTY = """
@@ -47,8 +49,13 @@ def send(receiver, body):
 take_part(role, send=send, receive=receive, patience_s=float(patience_s))
 print([own[row] for row in role.rows] if own else [])
 """
-NAMES = {"ecdh": ("bank", "shop", "post"), "circuit": ("bank", "shop", "post", "dealer")}
-PROTOCOLS = pytest.mark.parametrize("protocol", sorted(NAMES))
+NAMES = {
+    "ecdh": ("bank", "shop", "post"),
+    "circuit": ("bank", "shop", "post", "dealer"),
+    "circuit_crypten": ("bank", "shop", "post", "dealer"),
+}
+PROTOCOLS = pytest.mark.parametrize("protocol", ["circuit", "ecdh"])
+ON_CRYPTEN = pytest.param("circuit_crypten", marks=[pytest.mark.slow, installed])
 # What to deliver of a message: its sender, how many this one sent before, and the body.
 Change = Callable[[str, int, bytes], bytes | None]
 
@@ -127,7 +134,7 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@PROTOCOLS
+@pytest.mark.parametrize("protocol", ["circuit", "ecdh", ON_CRYPTEN])
 def test_all_agree(protocol: str) -> None:
     ended = play(protocol)
     assert {(status, complaint) for status, _, complaint in ended.values()} == {(0, "")}
@@ -144,6 +151,7 @@ def test_all_agree(protocol: str) -> None:
         pytest.param("circuit", "bank", 4, marks=pytest.mark.slow),
         pytest.param("circuit", "post", 2, marks=pytest.mark.slow),
         ("circuit", "dealer", 0),
+        pytest.param("circuit_crypten", "post", 5, marks=[pytest.mark.slow, installed]),
     ],
 )
 def test_a_killed_party_is_a_clear_error_at_all_others_in_time(
