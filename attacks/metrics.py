@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import rankdata
 from sklearn.metrics import confusion_matrix, roc_curve
+from torchmetrics.functional.image import structural_similarity_index_measure
 
 __all__ = [
     "explained",
@@ -19,8 +21,11 @@ __all__ = [
     "name_clusters_by_truth",
     "peak_ratio",
     "receiver_curve",
+    "structural_similarity",
     "true_positives_at",
 ]
+
+_WINDOW = 7
 
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -81,6 +86,23 @@ def peak_ratio(guess_NF: FloatArray, truth_NF: FloatArray) -> float | None:
     mse = float(np.square(guess_NF - truth_NF).mean())
     peak = float(truth_NF.max() - truth_NF.min())
     return 10 * math.log10(peak**2 / mse) if mse and peak else None
+
+
+def structural_similarity(guess_NF: FloatArray, truth_N: FloatArray) -> float | None:
+    """Return the mean SSIM of images (N, channels, height, width) over windows of 7 x 7.
+
+    None where the truth is no image, has a side below the window, or does not vary.
+    """
+    span = float(truth_N.max() - truth_N.min()) if truth_N.size else 0.0
+    if truth_N.ndim != 4 or min(truth_N.shape[2:]) < _WINDOW or not span:
+        return None
+    truth = torch.from_numpy(truth_N)
+    found = structural_similarity_index_measure(
+        torch.from_numpy(guess_NF).reshape(truth.shape).to(truth.dtype), truth,
+        gaussian_kernel=False, kernel_size=_WINDOW, data_range=span,
+    )  # fmt: skip
+    assert isinstance(found, torch.Tensor)  # a pair only where the full image is asked for
+    return float(found)
 
 
 def receiver_curve(scores_N: FloatArray, members_N: NDArray[np.bool_]) -> list[tuple[float, float]]:

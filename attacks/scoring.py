@@ -3,6 +3,7 @@
 Run by: the experimenter. The only module besides `attacks.recorded` that handles `Truth`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,6 +20,7 @@ from attacks.metrics import (
     name_clusters_by_truth,
     peak_ratio,
     receiver_curve,
+    structural_similarity,
     true_positives_at,
 )
 from attacks.recorded import Truth
@@ -55,17 +57,20 @@ def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
     return prediction.values
 
 
-def _measure_features(prediction: Prediction, features_NF: Array) -> Figures:
-    """Mean squared error, R^2 of all features together, PSNR in decibels."""
+def _measure_features(prediction: Prediction, features_N: Array) -> Figures:
+    """Mean squared error, R^2 of all features together, PSNR in decibels; of images SSIM."""
+    features_NF = features_N.reshape(len(features_N), -1)
+    similarity = structural_similarity(prediction.values, features_N)
     return {
         "mse": float(np.square(prediction.values - features_NF).mean()),
         "r2": explained(prediction.values, features_NF),
         "psnr": peak_ratio(prediction.values, features_NF),
+        **({} if similarity is None else {"ssim": similarity}),
     }
 
 
-def _risk_features(prediction: Prediction, features_NF: Array) -> Mapping[str, float]:
-    return risk_of_features(prediction.values, features_NF)
+def _risk_features(prediction: Prediction, features_N: Array) -> Mapping[str, float]:
+    return risk_of_features(prediction.values, features_N.reshape(len(features_N), -1))
 
 
 def _measure_membership(prediction: Prediction, members_N: Array) -> Figures:
@@ -226,7 +231,7 @@ def _check_shapes(attack: Attack, guess: Guess, columns: int) -> None:
 def _columns(attack: Attack, truth: Truth, truth_A: Array) -> int:
     """Return how many values one row's guess has."""
     if attack.target == "features":
-        return int(truth_A.shape[1])
+        return math.prod(truth_A.shape[1:])
     return truth.classes if attack.target == "labels" else 1
 
 
@@ -237,7 +242,7 @@ def _known(attack: Attack, view: AdversaryView) -> torch.Tensor:
 
 
 def _actual(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
-    """Return labels (A,), the victim's features (A, F), or membership and alignment (n, 2)."""
+    """Return labels (A,), the victim's features (A, ...), or membership and alignment (n, 2)."""
     if attack.target == "labels":
         return truth.labels.numpy()
     if attack.target == "membership":
@@ -245,7 +250,7 @@ def _actual(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
     victim = view.knowledge.victim
     if victim is None or victim not in truth.features:
         raise AttackError(f"{attack.name} guesses features of {victim!r}, which holds none")
-    return truth.features[victim].flatten(1).double().numpy()
+    return truth.features[victim].double().numpy()
 
 
 def _best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:

@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.report.pictures import ATTACK, OTHER, OURS, STYLE
+from experiments.report.picture_style import ATTACK, OTHER, OURS, STYLE
 
 __all__ = ["OverlapLine", "draw_overlaps"]
 

@@ -39,6 +39,7 @@ _REQUIRED: Mapping[str, tuple[str, str]] = {
     "safetensors": ("safetensors", "models and messages"),
     "msgpack": ("msgpack", "messages"),
     "scikit-learn": ("sklearn", "attacks and two data sets"),
+    "torchmetrics": ("torchmetrics", "similarity of rebuilt images"),
     "pandas": ("pandas", "tables"),
     "pyarrow": ("pyarrow", "Parquet"),
     "httpx": ("httpx", "fetching data"),
@@ -50,7 +51,6 @@ _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
     "matplotlib": ("matplotlib", "pictures", _EXPERIMENTS),
     "jinja2": ("jinja2", "the HTML report", _EXPERIMENTS),
     "dp-accounting": ("dp_accounting", "a third opinion on epsilon", _EXPERIMENTS),
-    "torchmetrics": ("torchmetrics", "experiments", _EXPERIMENTS),
 }
 
 # Tried in a process of its own: this one does not need its modules.

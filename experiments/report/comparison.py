@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from experiments.comparison import HEADER, Line, Spread
 from experiments.report.page import fill, inside
-from experiments.report.pictures import ATTACK, OTHER, OURS, STYLE, Picture
+from experiments.report.picture_style import ATTACK, OTHER, OURS, STYLE
+from experiments.report.pictures import Picture
 
 __all__ = ["Part", "write_comparison"]
 

@@ -9,11 +9,37 @@ from torch import Tensor
 from attacks.interface import AttackResult
 from experiments.reconstructions import Reconstruction, key_of
 from experiments.report.folder import RunFolder
+from experiments.report.picture_style import ATTACK, OTHER
 
-__all__ = ["draw_rebuilt"]
+__all__ = ["draw_rebuilt", "draw_roc"]
 
 _COLUMN, _ROW = 0.85, 0.95
 _MOST = 4
+
+
+def draw_roc(run: RunFolder) -> tuple[Figure, str] | None:
+    """ROC of attacks on membership, both axes logarithmic; None without any."""
+    shown = [result for result in run.attacks or () if result.roc]
+    if not shown:
+        return None
+    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for result in shown:
+        false, true = (np.array(rates) for rates in zip(*result.roc, strict=True))
+        axes.step(false, true, where="post", color=ATTACK, linewidth=1.8,
+                  label=f"{result.variant}, AUC {result.score['auc']:.3f}")  # fmt: skip
+    least = 1 / max(sum(result.counts.values()) for result in shown)
+    axes.plot([least, 1], [least, 1], color=OTHER, linestyle=":", label="guessing")
+    axes.set(
+        xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1),
+        title="Who trained the model",
+        xlabel="false positive rate", ylabel="true positive rate",
+    )  # fmt: skip
+    axes.legend(loc="lower right", frameon=False)
+    return figure, (
+        "Attacks on membership by an outside querier. What matters is the left end: the share of "
+        "the people who trained that are recognised almost without a mistake."
+    )
 
 
 def draw_rebuilt(run: RunFolder) -> tuple[Figure, str] | None:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -16,35 +15,13 @@ from matplotlib.lines import Line2D
 
 from attacks.interface import AttackResult
 from experiments.report.folder import RunFolder
-from experiments.report.leakage_pictures import draw_rebuilt
+from experiments.report.leakage_pictures import draw_rebuilt, draw_roc
 from experiments.report.names import attack_title, method_name, plain
+from experiments.report.picture_style import ATTACK, FAINT, OTHER, OURS, STYLE
 from experiments.report.words import signed
 
-__all__ = ["ATTACK", "OTHER", "OURS", "STYLE", "Picture", "write_pictures"]
+__all__ = ["Picture", "write_pictures"]
 
-OURS, OTHER, ATTACK, _INK, _FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
-# matplotlib's stubs type the keys as one literal each.
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.titlepad": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": OTHER,
-    "axes.labelcolor": _INK,
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": _FAINT,
-    "grid.linewidth": 0.7,
-    "figure.facecolor": "white",
-    "savefig.dpi": 150,
-}
 _WIDTH = 8.0
 _Z95 = 1.959964
 _MANY_EPOCHS = 25
@@ -77,6 +54,7 @@ def write_pictures(
         ("learning", "Learning", lambda: _learning(run)),
         ("accuracy", "Accuracy against SingleVL", lambda: _accuracy(run, reference)),
         ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
+        ("roc", "Who trained the model", lambda: draw_roc(run)),
         ("rebuilt", "What attacks rebuilt", lambda: draw_rebuilt(run)),
     )
     with mpl.rc_context(STYLE):
@@ -207,7 +185,7 @@ def _dumbbells(results: Sequence[AttackResult]) -> Iterator[_Dumbbell]:
 
 def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[_Dumbbell]) -> None:
     for place, row in enumerate(rows):
-        axes.plot([row.baseline, row.attack], [place, place], color=_FAINT, linewidth=5, zorder=1)
+        axes.plot([row.baseline, row.attack], [place, place], color=FAINT, linewidth=5, zorder=1)
         axes.plot(row.baseline, place, "D", color=OTHER, markersize=7)
         axes.plot(row.attack, place, "o", color=ATTACK, markersize=9)
         axes.annotate(

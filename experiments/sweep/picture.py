@@ -8,7 +8,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.report.pictures import STYLE, Picture
+from experiments.report.picture_style import STYLE
+from experiments.report.pictures import Picture
 from experiments.sweep.summary import PointSummary
 
 __all__ = ["draw"]

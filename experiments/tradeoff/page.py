@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.report.page import fill, inside
-from experiments.report.pictures import ATTACK, OTHER, STYLE, Picture
+from experiments.report.picture_style import ATTACK, OTHER, STYLE
+from experiments.report.pictures import Picture
 from experiments.report.words import number
 from experiments.tradeoff.board import Board, Entry, on_the_front
 from experiments.tradeoff.study import Study

@@ -8,6 +8,7 @@ from attacks.metrics import (
     name_clusters_by_priors,
     name_clusters_by_truth,
     peak_ratio,
+    structural_similarity,
 )
 
 
@@ -51,3 +52,18 @@ def test_peak_ratio_is_in_decibels_of_the_range() -> None:
     truth = np.array([[0.0, 1.0], [0.5, 1.0]])
     assert peak_ratio(truth + 0.1, truth) == pytest.approx(20)
     assert peak_ratio(truth, truth) is None
+
+
+def test_structural_similarity_is_one_of_equal_images_and_low_of_noise() -> None:
+    draw = np.random.default_rng(0)
+    images = draw.random((4, 1, 14, 28))
+    assert structural_similarity(images.reshape(4, -1), images) == pytest.approx(1)
+    noise = structural_similarity(draw.random((4, 14 * 28)), images)
+    assert noise is not None
+    assert noise < 0.2
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 1, 2, 8), (0, 1, 9, 9)])
+def test_structural_similarity_is_of_images_only(shape: tuple[int, ...]) -> None:
+    truth = np.random.default_rng(0).random(shape)
+    assert structural_similarity(truth.reshape(len(truth), int(np.prod(shape[1:]))), truth) is None
