@@ -45,6 +45,8 @@ class CoefficientSum(HomomorphicSum):
     headroom: CoefficientHeadroom = field(init=False, repr=False)
     primes: ClassVar[tuple[int, ...]]
     """Bits of the one prime, in order of preference."""
+    scheme_type: ClassVar[type[SealScheme]] = SealScheme
+    """What encrypts."""
 
     def __post_init__(self) -> None:
         solved = solve_coefficients(
@@ -59,7 +61,8 @@ class CoefficientSum(HomomorphicSum):
     @cached_property
     def scheme(self) -> SealScheme:
         found = self.headroom
-        return SealScheme(Coefficients(self.poly_degree, (found.prime_bits,), found.plain_bits))
+        flavour = Coefficients(self.poly_degree, (found.prime_bits,), found.plain_bits)
+        return self.scheme_type(flavour)
 
     def contributor(self, me: str) -> Encrypter:
         return Encrypter(self, me)

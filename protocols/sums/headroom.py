@@ -219,9 +219,9 @@ def _fit_coefficients(
     fixed_point: FixedPoint, fields: int, poly_degree: int, bits: int
 ) -> CoefficientHeadroom | None:
     # Decryption is exact while the noise of a coefficient, rounding of q m / t included
-    # (1/2 for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
+    # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
     deviation = fresh_noise(poly_degree, fixed_point.contributors) / math.sqrt(poly_degree / 2)
-    noise = _GAUSSIAN_TAIL * deviation + fixed_point.contributors / 2
+    noise = _GAUSSIAN_TAIL * deviation + fixed_point.contributors
     plain_bits = math.floor(math.log2(2 ** (bits - 1) / _MODULUS_MARGIN / noise))
     width = fixed_point.field_bits
     if 2 * _peak(fixed_point, fields) >= 2**plain_bits or fields * width > 53:

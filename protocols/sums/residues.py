@@ -77,7 +77,7 @@ class Residues:
     def _sum(self, blobs: Mapping[str, bytes]) -> bytes:
         modulus, total, over = np.uint64(self.modulus), None, None
         for name, blob in blobs.items():
-            numbers = self._read(blob, sender=name)
+            numbers = self.numbers(blob, sender=name)
             if total is None or over is None:
                 total, over = numbers.copy(), np.empty_like(numbers)
                 continue
@@ -86,9 +86,22 @@ class Residues:
             np.subtract(total, modulus, out=over)
             np.minimum(total, over, out=total)
         assert total is not None
-        return self._sealed(self.prefix + total.tobytes())
+        return self.blob(total)
 
-    def _read(self, blob: bytes, *, sender: str) -> Numbers:
+    def blob(self, numbers: Numbers) -> bytes:
+        """An uncompressed ciphertext of these numbers, as SEAL loads it."""
+        return self._sealed(self.prefix + numbers.tobytes())
+
+    def own_numbers(self, blob: bytes) -> Numbers:
+        """The numbers of a ciphertext that this party's SEAL serialised just now; read-only."""
+        return np.frombuffer(unpacked(blob), dtype="<u8", offset=len(self.prefix))
+
+    def numbers(self, blob: bytes, *, sender: str) -> Numbers:
+        """The numbers of a ciphertext, all below q; read-only.
+
+        Raises:
+            RemoteProtocolError: the blob is malformed or of other parameters.
+        """
         self.check(blob, sender=sender)
         try:
             content = blob[SEAL_HEADER:] if self._is_plain(blob) else unpacked(blob)

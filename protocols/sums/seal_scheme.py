@@ -66,7 +66,7 @@ class SealScheme:
         self._encoder, self._evaluator = flavour.encoder(self._seal), seal.Evaluator(self._seal)
         modulus = self._seal.first_context_data().parms().coeff_modulus()[0].value()
         sample = self.key_pair()
-        zero = self.zero(sample)
+        zero = SealScheme.zero(self, sample)
         self._fresh_kind = _kind(zero)
         self.key = BlobShape.of(self.public_key(sample))
         with scratch_file() as scratch:
@@ -110,6 +110,10 @@ class SealScheme:
             self._encoder.encode(np.zeros(self.flavour.slots, dtype=np.int64), plain, scratch)
         context.encryptor.encrypt(plain, zero)
         return zero
+
+    def zeros_in(self, blobs: Sequence[bytes]) -> Sequence[Any]:
+        """Zeros that this party's worker encrypted."""
+        return self.load(blobs, len(blobs), sender="the worker")
 
     def encrypt(
         self, context: SealContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()

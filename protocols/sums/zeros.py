@@ -6,7 +6,7 @@ would stop the training). A zero is a secret of its party until it is used and a
 knows it reads what was added to it. So each is used once and none leaves the party.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from functools import lru_cache
 from typing import Any
@@ -45,7 +45,9 @@ class ZeroPool(KeepsSecrets):
             return
         key = self._scheme.public_key(self._context)
         try:
-            future = worker.submit(_encrypt_zeros, self._scheme.flavour, key, count)
+            future = worker.submit(
+                _encrypt_zeros, type(self._scheme), self._scheme.flavour, key, count
+            )
         except BrokenExecutor as error:
             raise _worker_died() from error
         self._coming.append((count, future))
@@ -68,7 +70,7 @@ class ZeroPool(KeepsSecrets):
                 blobs = self._coming.pop(0)[1].result()
             except BrokenExecutor as error:
                 raise _worker_died() from error
-            self._ready += self._scheme.load(blobs, len(blobs), sender="the worker")
+            self._ready += self._scheme.zeros_in(blobs)
 
 
 def _worker_died() -> LocalProtocolError:
@@ -79,12 +81,14 @@ def _worker_died() -> LocalProtocolError:
 
 
 @lru_cache(maxsize=8)
-def _scheme(flavour: Flavour) -> SealScheme:
-    return SealScheme(flavour)
+def _scheme(kind: Callable[[Flavour], SealScheme], flavour: Flavour) -> SealScheme:
+    return kind(flavour)
 
 
-def _encrypt_zeros(flavour: Flavour, key: bytes, count: int) -> list[bytes]:
+def _encrypt_zeros(
+    kind: Callable[[Flavour], SealScheme], flavour: Flavour, key: bytes, count: int
+) -> list[bytes]:
     """In the worker: knows public numbers only."""
-    scheme = _scheme(flavour)
+    scheme = _scheme(kind, flavour)
     context = scheme.public_context(key, sender="the party")
     return scheme.encrypt(context, np.zeros((count, flavour.slots), dtype=np.int64))

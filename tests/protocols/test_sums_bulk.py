@@ -1,0 +1,108 @@
+"""Errors drawn in bulk: their distributions are SEAL's, and SEAL decrypts what they hide."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protocols.sums import CkksFastSum
+from protocols.sums.bulk_scheme import BulkScheme, centred_binomial, ternary
+from protocols.sums.flavours import Coefficients
+from protocols.sums.seal_scheme import SealScheme
+from tests.contracts.sum_parties import agreement
+
+COUNT = 400_000
+FLAVOUR = Coefficients(4096, (60,), 46)
+
+
+def fits_binomial(numbers: NDArray[np.int64], pairs: int) -> bool:
+    """Every value is as frequent as in the difference of two sums of `pairs` bits, to 6 sigma."""
+    values = np.arange(-pairs, pairs + 1)
+    chances = np.array([math.comb(2 * pairs, pairs + int(value)) / 4**pairs for value in values])
+    counts = np.array([np.count_nonzero(numbers == value) for value in values])
+    if counts.sum() != numbers.size:
+        return False
+    expected = numbers.size * chances
+    return bool((np.abs(counts - expected) <= 6 * np.sqrt(expected) + 6).all())
+
+
+def test_errors_are_centred_binomial_of_21_pairs_and_of_no_other() -> None:
+    drawn = centred_binomial(COUNT)
+    assert fits_binomial(drawn, 21)
+    assert not fits_binomial(drawn, 14)  # 2/3 of the variance
+    assert not fits_binomial(drawn, 31)  # 3/2 of it
+    assert not fits_binomial(drawn + 1, 21)
+    assert drawn.var() == pytest.approx(10.5, rel=0.02)
+
+
+def test_u_is_uniform_on_three_values_of_independent_neighbours() -> None:
+    drawn = ternary(COUNT)
+    assert drawn.size == COUNT
+    for numbers, cells in ((drawn, 3), (3 * drawn[::2] + drawn[1::2], 9)):
+        counts = np.unique(numbers, return_counts=True)[1]
+        assert len(counts) == cells
+        share = numbers.size / cells
+        assert np.abs(counts - share).max() < 6 * math.sqrt(share)
+    assert not np.array_equal(ternary(64), ternary(64))
+    assert not np.array_equal(centred_binomial(64), centred_binomial(64))
+
+
+def test_few_accepted_bytes_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = iter([b"\xff" * 40, b"\x00\x01\x02" + b"\xff" * 37, bytes(40)])
+    monkeypatch.setattr("protocols.sums.bulk_scheme.keystream", lambda *_, **__: next(streams))
+    assert ternary(5).tolist() == [-1, 0, 1, -1, -1]
+
+
+@pytest.mark.parametrize("scheme_type", [SealScheme, BulkScheme])
+def test_the_noise_is_as_large_as_seals(scheme_type: type[SealScheme]) -> None:
+    """SEAL's own meter: bits between the noise of a ciphertext and its limit."""
+    scheme = scheme_type(FLAVOUR)
+    keys = scheme.key_pair()
+    budgets = []
+    for _ in range(8):
+        blobs = scheme.encrypt(keys, np.zeros((1, 4096), dtype=np.int64))
+        loaded = scheme.load(blobs, 1, sender="the test")[0]
+        budgets.append(keys.decryptor.invariant_noise_budget(loaded))
+    # q / 2t over 4 to 6 deviations of sqrt(10.5 (1 + 4N/3)), in whole bits.
+    deviation = math.sqrt(10.5 * (1 + 4 * 4096 / 3))
+    most, least = (60 - 1 - 46 - math.log2(factor * deviation) for factor in (3, 7))
+    assert math.floor(least) <= min(budgets) <= max(budgets) <= math.ceil(most)
+
+
+def test_a_ciphertext_looks_uniform_and_hides_what_it_holds() -> None:
+    scheme = BulkScheme(FLAVOUR)
+    keys = scheme.key_pair()
+    modulus, halves = scheme.ciphertext.modulus, []
+    for value in (0, 0, 2**45 - 1):
+        (blob,) = scheme.encrypt(keys, np.full((1, 4096), value))
+        numbers = scheme.ciphertext.numbers(blob, sender="the test") / modulus
+        assert abs(numbers.mean() - 0.5) < 6 / math.sqrt(12 * 8192)
+        assert abs(numbers.var() - 1 / 12) < 6 * math.sqrt(1 / 180 / 8192)
+        halves.append(numbers[4096:])
+    assert len(np.unique(np.concatenate(halves))) > 3 * 4096 - 3
+
+
+@pytest.mark.parametrize("pooled", [0, 1, 3])
+def test_seal_decrypts_every_residue_of_the_plain_modulus(pooled: int) -> None:
+    scheme = BulkScheme(FLAVOUR)
+    keys, half = scheme.key_pair(), 2**45
+    rng = np.random.default_rng(0)
+    slots = rng.integers(-half, half, (3, 4096))
+    slots[0, :6] = (-half, half - 1, 0, -1, 1, 2)
+    zeros = [scheme.zero(keys) for _ in range(pooled)]
+    blobs = scheme.encrypt(keys, slots, zeros)
+    assert np.array_equal(scheme.decrypt(keys, blobs, 3, sender="t").reshape(3, -1), slots)
+
+
+def test_seal_and_bulk_ciphertexts_add_up() -> None:
+    bulk, plain = BulkScheme(FLAVOUR), SealScheme(FLAVOUR)
+    keys = bulk.key_pair()
+    public = plain.public_context(bulk.public_key(keys), sender="the test")
+    slots = np.arange(-2048, 2048)[None]
+    parts = {"a": bulk.encrypt(keys, slots), "b": plain.encrypt(public, slots)}
+    assert np.array_equal(bulk.decrypt(keys, bulk.add(parts, 1), 1, sender="t"), 2 * slots[0])
+
+
+def test_the_fast_form_uses_it() -> None:
+    assert isinstance(CkksFastSum(agreement()).scheme, BulkScheme)
