@@ -26,8 +26,10 @@ from experiments.sweep.summary import HEADER as SWEEP_HEADER
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed import terminal
 from secure_apfed.errors import ApfedError
+from secure_apfed.parties import Compute
+from secure_apfed.training import TrainSettings
 
-__all__ = ["app", "bench", "experiments", "main", "main_job", "sweep"]
+__all__ = ["app", "audit", "bench", "experiments", "main", "main_job", "sweep"]
 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -134,6 +136,34 @@ def _shown(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@app.command()
+def audit(
+    output: Annotated[Path, typer.Option(help="Folder of audit.json and the picture.")] = Path(
+        "runs/audit"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="1,000 retrainings a case.")] = False,
+    retrainings: Annotated[
+        int, typer.Option(min=80, help="Of both worlds together, a case.")
+    ] = 5000,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
+) -> None:
+    """Retrain with and without a record; print what that proves about the claims of privacy."""
+    from experiments.audit import run_audit
+
+    compute = Compute.of(TrainSettings.model_validate({"device": device}))
+    console = Console()
+    console.print("claims and proved lower bounds, all of them with 95 % confidence together")
+    run_audit(
+        output,
+        retrainings=1000 if quick else retrainings,
+        seed=seed,
+        device=compute.device,
+        on_done=lambda result: console.print(result.sentence(), highlight=False),
+    )
+    console.print(f"Figures and picture: {output}", highlight=False)
 
 
 def main() -> None:

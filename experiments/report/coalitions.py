@@ -71,6 +71,13 @@ LIMITS: tuple[Limit, ...] = (
         "passives receive as well, is not claimed.",
     ),
     Limit(
+        private=True,
+        sentence="epsilon_model takes as public: who is in the table and aligned, the split, the "
+        "batches, every setting, and the encoding of features (means, scales, categories), which "
+        "is fitted to the training rows and stands in the model card. Training losses and "
+        "checkpoints are not covered; test rows are not either.",
+    ),
+    Limit(
         private=False,
         sentence="The finished model has no guarantee for whole records: epsilon_model is not "
         "claimed. Whoever can query it or read its weights may test whether a row was in the "
@@ -94,29 +101,11 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         methods=("apfed",), guarded=True,
-        sentence="The guard's noise protects the active from the passives. It does not protect the "
+        sentence="The noise protects the active from the passives. It does not protect the "
         "passives from the active.",
     ),
     Limit(
-        methods=("apfed",), noisy=True,
-        sentence="The noise under the sum bounds what the active learns of one person's features "
-        "at one passive, with that passive's networks held fixed, and by the noise of honest "
-        "passives alone. The networks are fitted without noise, and a changed person moves later "
-        "answers for others.",
-    ),
-    Limit(
-        methods=("apfed",), sums=("plain", "ckks", "ckks_fast"), noisy=True,
-        sentence="Whoever reads single contributions (under plain the aggregator; under ckks and "
-        "ckks_fast active and aggregator together) sees each with the noise of one passive alone, "
-        "for which no epsilon is claimed.",
-    ),
-    Limit(
-        methods=("apfed", "tvfl"), defended=True,
-        sentence="The defences of this run are empirical: they make known attacks worse, none has "
-        "an epsilon or any other guarantee, and somebody who knows of them may adapt.",
-    ),
-    Limit(
-        methods=("apfed",), noisy=False,
+        methods=("apfed",),
         sentence="Gradients carry no noise: what the active may compute from their sum has no "
         "epsilon. One that chooses its representations reads more of them than one that follows "
         "the protocol, though batches that point in one direction or in few are refused.",

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy import GradientGuard
+from secure_apfed.privacy import GradientGuard, PrivacyLedger
+from secure_apfed.privacy.audit import mu_below_if_independent
 from secure_apfed.privacy.gradient_guard import clipped_sum
 
 KEY = bytes(range(32))
@@ -156,3 +157,35 @@ def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(LocalProtocolError, match=message):
         guard_of().release(gradients, step=step, rows=rows)
+
+
+def audited_mu(
+    guard: GradientGuard, steps: int, *, slack: float = 1.0, canaries: int = 1000
+) -> float:
+    """One run: each canary has a direction and a secret sign of its own; what a guesser proves."""
+    bits = torch.randint(0, 2, (canaries,), generator=torch.Generator().manual_seed(9)) * 2 - 1
+    rows = torch.arange(canaries)
+    gradients = [torch.diag(slack * bits.double())]
+    score = torch.zeros(canaries, dtype=torch.float64)
+    for step in range(steps):
+        score += guard.release(gradients, step=step, rows=rows)
+    return mu_below_if_independent(canaries, int((score.sign() == bits).sum()), level=0.05)
+
+
+@pytest.mark.parametrize(("mu", "steps"), [(0.5, 1), (1.0, 4), (2.0, 16)])
+def test_a_fast_audit_stays_under_the_claim_and_near_it(mu: float, steps: int) -> None:
+    guard = guard_of(noise_multiplier=2 * math.sqrt(steps) / mu)
+    ledger = PrivacyLedger(guard.mechanism(), delta=1e-5, budget=None, rows=1, log=None)
+    for step in range(steps):
+        ledger.charge(step=step, rows=torch.tensor([0]), digest=b"u")
+    assert ledger.spent().mu == pytest.approx(mu)
+    assert 0.4 * mu < audited_mu(guard, steps, slack=1e3) <= mu
+
+
+def test_a_fast_audit_catches_too_little_noise_and_a_clip_that_yields() -> None:
+    claimed, steps = 1.0, 4
+    right = 2 * math.sqrt(steps) / claimed
+    assert audited_mu(guard_of(noise_multiplier=right * 2 / 3), steps, slack=1e3) > claimed
+    wide = guard_of(clip=2.0, noise_multiplier=right / 2)  # the noise of C = 1, the clip of 2
+    assert audited_mu(wide, steps, slack=1e3) > claimed
+    assert audited_mu(guard_of(noise_multiplier=right), 2 * steps, slack=1e3) > claimed

@@ -1,0 +1,135 @@
+"""Playing the slow audit: retrain, score, bound, write."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from experiments.audit.bounds import Evidence, evidence_from
+from experiments.audit.cases import CASES, DELTA, EPOCHS, Case, networks, task_of
+from experiments.audit.retraining import Retrainings
+from experiments.audit.scores import OtherRows, WhiteBox, directions
+from experiments.bench.rows import machine
+from secure_apfed.plain_json import to_json
+from secure_apfed.privacy.gdp import gdp_epsilon
+
+__all__ = ["CaseResult", "play_case", "run_audit"]
+
+_CONFIDENCE = 0.95
+_PAIRS = 50
+# Retrainings that are held in memory at once.
+_TOGETHER = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """What one case showed.
+
+    Attributes:
+        retrainings: of both worlds together.
+        scores_0, scores_1: of world 0 and world 1, each a retraining.
+    """
+
+    case: Case
+    retrainings: int
+    evidence: Evidence
+    scores_0: NDArray[np.float64]
+    scores_1: NDArray[np.float64]
+    seconds: float
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the claim is proved wrong for what was read."""
+        return self.evidence.mu_low > self.case.claim
+
+    def sentence(self) -> str:
+        """Say it in one line."""
+        proved, claimed = self.evidence.epsilon_low(DELTA), gdp_epsilon(self.case.claim, DELTA)
+        verdict = "EXCEEDS the claim for" if self.exceeded else "stays under the claim for"
+        return (
+            f"{self.case.title}: epsilon at least {proved:.2f} {verdict} {self.case.says}, "
+            f"{claimed:.2f} (mu {self.evidence.mu_low:.2f}, claimed {self.case.claim:.2f}; "
+            f"{self.retrainings} retrainings, {self.seconds:.0f} s)"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "title": self.case.title, "claim_of": self.case.says, "view": self.case.view,
+            "retrainings": self.retrainings, "epochs": EPOCHS, "delta": DELTA,
+            "claim_mu": self.case.claim, "claim_epsilon": gdp_epsilon(self.case.claim, DELTA),
+            **asdict(self.evidence), "epsilon_low": self.evidence.epsilon_low(DELTA),
+            "exceeded": self.exceeded, "expected": self.case.exceeded, "seconds": self.seconds,
+        }  # fmt: skip
+
+
+def run_audit(
+    folder: Path,
+    *,
+    retrainings: int,
+    seed: int = 0,
+    device: torch.device,
+    on_done: Callable[[CaseResult], None] = lambda result: None,
+) -> list[CaseResult]:
+    """Play all cases; write audit.json and audit.png into `folder`.
+
+    Args:
+        folder: made where missing.
+        retrainings: of both worlds together in each case, even, at least 80.
+        seed: of the noise.
+        device: where to compute.
+        on_done: called after every case.
+    """
+    from experiments.audit.picture import draw
+
+    results = []
+    for index, case in enumerate(CASES.values()):
+        level = (1 - _CONFIDENCE) / len(CASES)
+        results.append(
+            play_case(case, retrainings=retrainings, seed=1000 * seed + 100 * index,
+                      level=level, device=device)
+        )  # fmt: skip
+        on_done(results[-1])
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {
+        "confidence": _CONFIDENCE, "seed": seed, "device": str(device), "machine": machine(),
+        "cases": [result.as_json() for result in results],
+    }  # fmt: skip
+    (folder / "audit.json").write_text(to_json(told), encoding="utf-8")
+    draw(results, folder / "audit.png")
+    return results
+
+
+def play_case(
+    case: Case, *, retrainings: int, seed: int, level: float, device: torch.device
+) -> CaseResult:
+    """Retrain, score and bound one case at significance `level`."""
+    began = time.monotonic()
+    task = task_of(case).to(device)
+    moved = directions(case, task, pairs=_PAIRS, seed=seed) if case.view == "other rows" else []
+    scores: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    parts = math.ceil(retrainings / _TOGETHER)
+    for part in range(parts):
+        modules, objective = networks()
+        count = 2 * (retrainings // (2 * parts))
+        runs = Retrainings(task, case.protection, modules=modules, objective=objective,
+                           count=count, seed=seed + 1 + part)  # fmt: skip
+        score = OtherRows(runs, moved) if case.view == "other rows" else WhiteBox(runs)
+        runs.play(score)
+        for world in (0, 1):
+            scores[world].append(score.score_R[runs.world_R == world].cpu())
+    scores_0, scores_1 = (torch.cat(one).numpy() for one in scores)
+    return CaseResult(
+        case=case,
+        retrainings=2 * len(scores_0),
+        evidence=evidence_from(scores_0, scores_1, level=level),
+        scores_0=scores_0,
+        scores_1=scores_1,
+        seconds=time.monotonic() - began,
+    )

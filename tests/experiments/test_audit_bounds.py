@@ -1,0 +1,61 @@
+"""The bound from two worlds: holds as often as it says, and sees what is there."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from experiments.audit.bounds import evidence_from
+from protocols.errors import LocalProtocolError
+from secure_apfed.privacy.gdp import gdp_epsilon
+
+LEVEL = 0.05
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 1.5, 4.0])
+def test_the_bound_is_below_the_truth_as_often_as_it_says(mu: float) -> None:
+    rng = np.random.default_rng(1)
+    bounds = [
+        evidence_from(rng.standard_normal(300), mu + rng.standard_normal(300), level=LEVEL).mu_low
+        for _ in range(200)
+    ]
+    # Binomial(200, 0.95) falls below 180 with a probability of 0.2 %.
+    assert sum(bound <= mu for bound in bounds) >= 180
+    assert np.median(bounds) > (0.6 * mu if mu > 1 else -1)
+
+
+def test_choosing_the_threshold_costs_no_soundness() -> None:
+    """Scores of pure chance: the threshold that looks best proves nothing on fresh ones."""
+    rng = np.random.default_rng(2)
+    proved = [
+        evidence_from(rng.standard_normal(60), rng.standard_normal(60), level=LEVEL).mu_low > 0
+        for _ in range(300)
+    ]
+    # Binomial(300, 0.05) exceeds 27 with a probability of 0.2 %.
+    assert sum(proved) <= 27
+
+
+def test_worlds_that_never_meet_prove_much_and_equal_ones_nothing() -> None:
+    low, high = np.zeros(600), np.ones(600)
+    found = evidence_from(low, high, level=LEVEL)
+    assert (found.hits, found.alarms, found.tested) == (400, 0, 400)
+    assert found.mu_low > 4
+    assert found.epsilon_low(1e-5) == gdp_epsilon(found.mu_low, 1e-5)
+    assert evidence_from(low, low, level=LEVEL).mu_low == 0
+    assert evidence_from(high, low, level=LEVEL).mu_low == 0
+
+
+@pytest.mark.parametrize(
+    ("scores_0", "scores_1", "level"),
+    [
+        (np.zeros(59), np.zeros(59), 0.05),
+        (np.zeros(100), np.zeros(99), 0.05),
+        (np.zeros(100), np.full(100, np.nan), 0.05),
+        (np.full(100, np.inf), np.zeros(100), 0.05),
+        (np.zeros(100), np.zeros(100), 0.0),
+    ],
+)
+def test_scores_that_prove_nothing_are_refused(
+    scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], level: float
+) -> None:
+    with pytest.raises(LocalProtocolError, match="expected"):
+        evidence_from(scores_0, scores_1, level=level)
