@@ -5,7 +5,8 @@ with a limit on every wait, and nothing written to the environment or to the def
 group of torch. Does not give: privacy or authenticity on the way. gloo neither encrypts nor
 authenticates, and whoever reads all links reads all shares, so the world binds to the
 loopback unless told otherwise; between machines it belongs inside a tunnel that does both
-(TLS, WireGuard). Semi-honest parties only.
+(TLS, WireGuard). Semi-honest parties only; gloo ends the process of a party whose peer sends a
+longer message than expected.
 
 `crypten.init` is not called: it waits without end, needs and writes RANK, WORLD_SIZE and
 RENDEZVOUS, sends seeds in the clear, and fails beside another process group.

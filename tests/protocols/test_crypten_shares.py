@@ -18,10 +18,10 @@ from protocols.crypten.communicator import open_shares
 from protocols.crypten.ring import add_shares, complete, draw_share, sum_at_first, total
 from protocols.crypten.shim import load_crypten
 from protocols.crypten.triples import DealtTriples, bits_of, shared_bits
-from protocols.errors import LocalProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.circuit.bits import TripleShares, deal_triples, random_words
 from protocols.randomness import fresh_key
-from tests.crypten_threads import as_threads
+from tests.crypten_threads import ThreadCommunicator, as_threads
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -62,6 +62,23 @@ def test_the_first_thread_learns_the_sum(parties: int) -> None:
     assert sums[1:] == [None] * (parties - 1)
 
 
+def test_parties_with_other_shapes_are_named() -> None:
+    shapes = [(2, 3), (3, 2), (2, 3)]
+    told: list[str] = []
+
+    def act(world: ThreadCommunicator) -> None:
+        with pytest.raises(RemoteProtocolError) as caught:
+            sum_at_first(world, np.zeros(shapes[world.get_rank()], np.int64))
+        told.append(str(caught.value))
+
+    as_threads(3, act)
+    assert sorted(message.partition(";")[0] for message in told) == [
+        "party 0 adds numbers of shape (2, 3), parties 1 others",
+        "party 1 adds numbers of shape (3, 2), parties 0, 2 others",
+        "party 2 adds numbers of shape (2, 3), parties 1 others",
+    ]
+
+
 def test_floats_are_refused() -> None:
     with pytest.raises(LocalProtocolError, match="takes int64 numbers, got float64; quantise"):
         as_threads(2, lambda world: sum_at_first(world, np.zeros(3)))  # type: ignore[arg-type]
@@ -75,8 +92,8 @@ def test_ands_of_threads_with_a_dealers_triples(parties: int) -> None:
     triples.append(TripleShares.expand(seeds[-1], count, correction))
     shares = [random_words(fresh_key(), b"x", 2 * count).reshape(2, 4, 6) for _ in range(parties)]
 
-    def act(world: object) -> NDArray[np.uint64]:
-        x, y = (shared_bits(each) for each in shares[world.get_rank()])  # type: ignore[attr-defined]
+    def act(world: ThreadCommunicator) -> NDArray[np.uint64]:
+        x, y = (shared_bits(each) for each in shares[world.get_rank()])
         return bits_of((x & ~y).share)
 
     found = as_threads(parties, act, provider=lambda rank: DealtTriples(triples[rank].take))
@@ -90,7 +107,7 @@ def test_threads_do_not_share_generators() -> None:
     crypten = load_crypten()
     numbers = torch.tensor([1.5, -2.0, 3.25])
 
-    def act(world: object) -> list[float]:
+    def act(world: ThreadCommunicator) -> list[float]:
         opened: list[float] = crypten.cryptensor(numbers, src=1).get_plain_text().tolist()
         return opened
 

@@ -20,6 +20,8 @@ from protocols.psi.circuit.bits import Triple, Words
 
 __all__ = ["CryptenAnd"]
 
+_OPENED = 2
+
 
 class CryptenAnd:
     """Satisfies `protocols.psi.circuit.bits.And`; for the arguments see there."""
@@ -63,8 +65,10 @@ class _Opening:
 
     def all_reduce(self, shares: list[Any], op: Any, batched: bool) -> list[Any]:
         open_shares(shares[:1], op)  # refuses what is no opening
+        if not batched or len(shares) != _OPENED:
+            raise LocalProtocolError("CrypTen's AND opens d and e at once in release 0.4.1")
         self.sent = list(shares)
-        if self._answer is None or not batched:
+        if self._answer is None:
             raise _BrokenOffError
         return list(shared_bits(self._answer).share)
 
