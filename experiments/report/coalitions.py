@@ -101,11 +101,29 @@ LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         methods=("apfed",), guarded=True,
-        sentence="The noise protects the active from the passives. It does not protect the "
+        sentence="The guard's noise protects the active from the passives. It does not protect the "
         "passives from the active.",
     ),
     Limit(
-        methods=("apfed",),
+        methods=("apfed",), noisy=True,
+        sentence="The noise under the sum bounds what the active learns of one person's features "
+        "at one passive, with that passive's networks held fixed, and by the noise of honest "
+        "passives alone. The networks are fitted without noise, and a changed person moves later "
+        "answers for others.",
+    ),
+    Limit(
+        methods=("apfed",), sums=("plain", "ckks", "ckks_fast"), noisy=True,
+        sentence="Whoever reads single contributions (under plain the aggregator; under ckks and "
+        "ckks_fast active and aggregator together) sees each with the noise of one passive alone, "
+        "for which no epsilon is claimed.",
+    ),
+    Limit(
+        methods=("apfed", "tvfl"), defended=True,
+        sentence="The defences of this run are empirical: they make known attacks worse, none has "
+        "an epsilon or any other guarantee, and somebody who knows of them may adapt.",
+    ),
+    Limit(
+        methods=("apfed",), noisy=False,
         sentence="Gradients carry no noise: what the active may compute from their sum has no "
         "epsilon. One that chooses its representations reads more of them than one that follows "
         "the protocol, though batches that point in one direction or in few are refused.",

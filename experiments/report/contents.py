@@ -13,6 +13,7 @@ from experiments.report.rules import rule_for
 from protocols.psi import SET_INTERSECTIONS
 from protocols.sums import SECURE_SUMS
 from secure_apfed.data import find_dataset
+from secure_apfed.defences import who_applies
 from secure_apfed.exchange import Kind
 from secure_apfed.training import TrainSettings
 
@@ -201,6 +202,11 @@ def accounting_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
         (plain(name), value_told(value)) for name, value in (privacy.model_extra or {}).items()
     ]
     rows += [
+        (f"epsilon of {passive}, {account.releases} contributions of one person, networks fixed",
+         f"{words.epsilon(account.epsilon)} at delta {words.number(account.delta)}")
+        for passive, account in run.outcome.contributions.items()
+    ]  # fmt: skip
+    rows += [
         (f"charges to the ledger of {party}", words.count(charges))
         for party, charges in run.charges.items()
     ]
@@ -233,6 +239,10 @@ def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
     rows.append(
         ("guard", ", ".join(f"{name} {value_told(value)}" for name, value in guard.items()))
     )
+    if config.defences:
+        told = ", ".join(f"{one.kind} ({who_applies(one.kind, config.method)})"
+                         for one in config.defences)  # fmt: skip
+        rows.append(("defences without a guarantee", told))
     if config.labels.epsilon is not None:
         told = f"{plain(config.labels.mechanism)}, epsilon {config.labels.epsilon:g}"
         stages = f", {config.labels.stages} stages" if config.labels.mechanism == "lp_mst" else ""

@@ -50,6 +50,9 @@ def privacy_document(run: RunFolder) -> dict[str, Any]:
             "figures": privacy.model_dump(exclude={"trace"}),
             "trace": list(privacy.trace),
             "charges": dict(run.charges),
+            "contributions": {
+                name: one.model_dump() for name, one in run.outcome.contributions.items()
+            },
         },
         "attacks": [result.as_json() for result in run.attacks or ()],
         "not_guaranteed": list(contents.limits_of(run)),

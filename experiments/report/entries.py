@@ -29,6 +29,8 @@ class Situation:
         pairwise: whether each passive helps on its own overlap with the active.
         label_dp: whether training labels went through a mechanism.
         private: whether the active trained by DP-SGD.
+        noisy: whether every passive adds noise under the sum.
+        defended: whether defences without a guarantee were on.
     """
 
     method: str
@@ -38,6 +40,8 @@ class Situation:
     pairwise: bool = False
     label_dp: bool = False
     private: bool = False
+    noisy: bool = False
+    defended: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,8 @@ class Condition:
     pairwise: bool | None = None
     label_dp: bool | None = None
     private: bool | None = None
+    noisy: bool | None = None
+    defended: bool | None = None
 
     def holds(self, situation: Situation) -> bool:
         """Whether the situation is one of those that the entry speaks of."""
@@ -63,6 +69,8 @@ class Condition:
             and self.pairwise in (None, situation.pairwise)
             and self.label_dp in (None, situation.label_dp)
             and self.private in (None, situation.private)
+            and self.noisy in (None, situation.noisy)
+            and self.defended in (None, situation.defended)
         )
 
     def words(self) -> str:
@@ -81,6 +89,10 @@ class Condition:
             told.append("label DP" if self.label_dp else "no label DP")
         if self.private is not None:
             told.append("DP-SGD" if self.private else "no DP-SGD")
+        if self.noisy is not None:
+            told.append("noise under the sum" if self.noisy else "no noise under the sum")
+        if self.defended is not None:
+            told.append("defences on" if self.defended else "no defences")
         return "; ".join(filter(None, told)) or "always"
 
 

@@ -17,7 +17,15 @@ from secure_apfed.config_file import load_config_text
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
 
-__all__ = ["Attendance", "EpochMetrics", "Outcome", "Privacy", "RunFolder", "read_run"]
+__all__ = [
+    "Attendance",
+    "Contributions",
+    "EpochMetrics",
+    "Outcome",
+    "Privacy",
+    "RunFolder",
+    "read_run",
+]
 
 _PartT = TypeVar("_PartT")
 
@@ -56,6 +64,15 @@ class Attendance(_Part):
     steps_without_all: int = 0
 
 
+class Contributions(_Part):
+    """What one passive's contributions to noisy sums cost it."""
+
+    epsilon: Epsilon
+    delta: float
+    releases: int
+    trace: tuple[str, ...] = ()
+
+
 class Outcome(_Part):
     """result.json."""
 
@@ -70,6 +87,7 @@ class Outcome(_Part):
     sum: Mapping[str, Any] = {}
     attendance: Attendance = Attendance()
     guarantee: str | None = None
+    contributions: Mapping[str, Contributions] = {}
 
 
 class EpochMetrics(_Part):
@@ -139,6 +157,8 @@ class RunFolder:
             pairwise=config.alignment.mode == "pairwise",
             label_dp=config.labels.mechanism != "none",
             private=config.dp_sgd is not None,
+            noisy=config.secure_sum.noise is not None,
+            defended=bool(config.defences),
         )
 
 

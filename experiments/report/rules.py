@@ -198,6 +198,12 @@ RULES: tuple[Rule, ...] = (
         remains="It can withhold a sum, not alter it.",
     ),
     Rule(
+        kind=Kind.SUM, receiver=Role.ACTIVE, noisy=True,
+        reads="The sum of all passives' weighted and clipped gradients with the noise of each.",
+        protects="The noise of honest passives: each charges what its sums cost one person.",
+        remains="It holds with the passives' networks held fixed.",
+    ),
+    Rule(
         kind=Kind.SUM, receiver=Role.ACTIVE, passives=(1, 1),
         reads="The gradient of the only passive, row by row.",
         protects="Only the passive's clip: a sum over one party hides nothing.",
@@ -244,7 +250,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind=Kind.GRADIENTS, receiver=Role.PASSIVE, methods=("tvfl",),
         reads="The gradient of the active's task loss for each row.",
-        protects="Nothing.",
+        protects="Nothing; a defence, where one is on, has no guarantee.",
         remains="Its direction and norm give the labels away.",
     ),
 )  # fmt: skip

@@ -65,6 +65,8 @@ __all__ = [
     "gradient_chain",
     "label_code",
     "representation_chain",
+    "statements",
+    "who_applies",
 ]
 
 DEFENCES: Mapping[str, type[Defence]] = {
@@ -112,6 +114,20 @@ def check_defences(choices: Sequence[DefenceSettings], method: str) -> None:
             )
         if kinds.count(kind) > 1:
             raise ValueError(f"defences: {kind} is given {kinds.count(kind)} times; keep one")
+
+
+def who_applies(kind: str, method: str) -> str:
+    """Who runs a defence: whoever sends what it protects."""
+    place, joint = DEFENCES[kind].place, method == "tvfl"
+    if place == "labels" or (place == "gradients") == joint:
+        return "the active"
+    return "every passive"
+
+
+def statements(choices: Sequence[DefenceSettings], method: str) -> list[str]:
+    """What to say of defences where a run's guarantee is told; nothing without any."""
+    told = ", ".join(f"{one.kind} by {who_applies(one.kind, method)}" for one in choices)
+    return [f"defences without a guarantee: {told}"] if choices else []
 
 
 def representation_chain(

@@ -4,10 +4,11 @@ Read by: people, in the result, the model card and the report.
 """
 
 import math
+from collections.abc import Sequence
 
 from secure_apfed.privacy.label_mechanism import LabelMechanism
 
-__all__ = ["LABEL_ASSUMPTIONS", "NOTHING_RELEASED", "guarantee_of"]
+__all__ = ["LABEL_ASSUMPTIONS", "NOTHING_RELEASED", "contributions_told", "guarantee_of"]
 
 NOTHING_RELEASED = "nothing is released"
 
@@ -23,10 +24,22 @@ _SEEDED = (
     "answers are derived from it"
 )
 
+_CONTRIBUTIONS = (
+    "contribution guarantee: each passive's epsilon speaks of one person's features at that "
+    "passive, its networks held fixed, by the noise of honest passives"
+)
+
+
+def contributions_told(*, seeded: bool) -> str:
+    """What noise under the sum gives; `seeded`: whether it is derived from the run's seed."""
+    without = ", against somebody who does not know the run's seed"
+    return _CONTRIBUTIONS + (without if seeded else "")
+
 
 def guarantee_of(
-    released: str, labels: LabelMechanism, *, private_training: bool, seeded: bool = False
-) -> str:
+    released: str, labels: LabelMechanism, *, private_training: bool, seeded: bool = False,
+    also: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Return the guarantee of a run.
 
     Args:
@@ -34,9 +47,11 @@ def guarantee_of(
         labels: what the training labels went through.
         private_training: whether `released` speaks of labels already.
         seeded: whether the answers are derived from the run's seed.
+        also: what else was on, with what it gives or does not.
     """
-    if math.isinf(labels.epsilon):
-        told = private_training or released == NOTHING_RELEASED
-        return released if told else f"{released}; {labels.statement()}"
-    told = f"{released}; {labels.statement()}; {LABEL_ASSUMPTIONS}"
-    return f"{told}; {_SEEDED}" if seeded else told
+    told = [released]
+    if not math.isinf(labels.epsilon):
+        told += [labels.statement(), LABEL_ASSUMPTIONS, *([_SEEDED] if seeded else [])]
+    elif not private_training and released != NOTHING_RELEASED:
+        told.append(labels.statement())
+    return "; ".join([*told, *also])

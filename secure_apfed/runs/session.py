@@ -16,12 +16,13 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
+from secure_apfed.defences import statements
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import Method
 from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacyLedger, PrivacySpent
-from secure_apfed.privacy.guarantee import guarantee_of
+from secure_apfed.privacy.guarantee import contributions_told, guarantee_of
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
 from secure_apfed.runs.opening import Opening
 from secure_apfed.runs.outcome import Progress, RunResult
@@ -91,7 +92,9 @@ def _play(
         guarantee = guarantee_of(
             method.guarantee, opening.labels.mechanism,
             private_training=method.training is not None,
-            seeded=config.guard.noise != "secret",
+            seeded=(seeded := config.guard.noise != "secret"),
+            also=[*([contributions_told(seeded=seeded)] if method.contributions else []),
+                  *statements(config.defences, config.method)],
         )  # fmt: skip
         writer.finish(
             method, recording, accuracy, privacy, guarantee=guarantee, seconds=session.seconds

@@ -130,3 +130,19 @@ def test_limits_say_what_label_dp_and_private_training_give_and_no_more() -> Non
     assert "no differential privacy" not in told_of(private=True)
     assert "not claimed" not in told_of(private=True)
     assert "not claimed" in told_of(private=True, guarded=False)
+
+
+def test_noise_under_the_sum_is_told_as_what_it_gives_and_no_more() -> None:
+    assert "Gradients carry no noise" in told_of()
+    told = told_of(noisy=True)
+    assert "Gradients carry no noise" not in told
+    assert "networks held fixed, and by the noise of honest passives alone" in told
+    assert "one passive alone, for which no epsilon is claimed" in told  # under ckks
+    case = Situation(method="apfed", secure_sum="bfv", guarded=True, passives=3, noisy=True)
+    assert "for which no epsilon is claimed" not in " ".join(limits_in(case))
+    assert "noise of each" in rule_for(Kind.SUM, Role.ACTIVE, case).reads
+
+
+def test_defences_are_told_to_guarantee_nothing() -> None:
+    assert "empirical" not in told_of()
+    assert "none has an epsilon or any other guarantee" in told_of(defended=True)

@@ -12,7 +12,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import SECURE_SUMS, PlainSum, StepBinding
 from protocols.sums.agreed import NoSetup, fingerprint
 from protocols.sums.frame import Frame, FrameKind
-from protocols.sums.interface import FloatArray
+from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.plain import PlainReceiver
 from protocols.sums.rounds import TwoRoundFrames
 from tests.contracts.sum_parties import Parties, agreement, make, random_values
@@ -43,7 +43,10 @@ class TwiceContributor(NoSetup):
         self.me, self.frames = me, twice.frames()
         self._values: NDArray[Any] = np.empty(0)
 
-    def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
+    def contribute(
+        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+    ) -> bytes:
+        assert noise_BD is None
         self.frames.begin_step(binding)
         self._values = values_BD.astype("<f8")
         return self.frames.contribution(self.me, binding, values_BD.shape, ())

@@ -1,6 +1,7 @@
 """Every defence of the table: refused where it does nothing, trains and resumes where it acts."""
 
 import importlib
+import json
 import math
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +21,7 @@ from secure_apfed.defences import (
     gradient_chain,
     label_code,
     representation_chain,
+    statements,
 )
 from secure_apfed.defences.interface import GradientDefence, LabelDefence, Leaving
 from secure_apfed.defences.interface import RepresentationDefence as Layer
@@ -187,3 +189,25 @@ def test_a_defence_changes_what_is_sent(name: str, method: str) -> None:
     """None is accepted and then forgotten."""
     strong = {"nopeek": {"weight": 5.0}, "mid": {"weight": 0.5}}.get(name, {})
     assert not torch.equal(released(method), released(method, {"kind": name, **strong}))
+
+
+def test_a_result_tells_who_ran_a_defence_and_that_it_guarantees_nothing(tmp_path: Path) -> None:
+    defences = [{"kind": "nopeek"}, {"kind": "compression"}]
+    for method, told in (
+        ("apfed_c", "nopeek by the active, compression by every passive"),
+        ("tvfl", "nopeek by every passive, compression by the active"),
+    ):
+        run(config_of(method, *defences), tmp_path / method)
+        result = json.loads((tmp_path / method / "result.json").read_bytes())
+        assert f"defences without a guarantee: {told}" in result["guarantee"]
+    assert statements([], "tvfl") == []
+
+
+def test_the_guide_lists_every_defence() -> None:
+    text = Path("docs/add-a-defence.md").read_text(encoding="utf-8")
+    for name, defence in DEFENCES.items():
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+        assert f"| {defence.place} |" in row
+        apfed, tvfl = row.rstrip(" |").split(" | ")[-2:]
+        assert apfed.startswith("refused") is ("apfed_c" not in defence.applies_to)
+        assert tvfl.startswith("refused") is ("tvfl" not in defence.applies_to)

@@ -10,7 +10,7 @@ import torch
 
 from protocols.errors import PartyLeftError, RemoteProtocolError
 from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.interface import FloatArray, StepBinding, SumAgreement
+from protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
 from protocols.sums.recovery_contributor import RecoveryContributor
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
@@ -58,9 +58,11 @@ class Recorder:
         self._inner, self._fixed_point = inner, FixedPoint.of(agreement)
         self.integers: dict[int, Any] = {}
 
-    def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
-        self.integers[binding.step] = self._fixed_point.quantise(values_BD)
-        return self._inner.contribute(values_BD, binding)
+    def contribute(
+        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+    ) -> bytes:
+        self.integers[binding.step] = self._fixed_point.quantise(values_BD, noise_BD)
+        return self._inner.contribute(values_BD, binding, noise_BD)
 
     def answer(self, request: bytes) -> bytes:
         return self._inner.answer(request)

@@ -9,6 +9,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from experiments.report.contents import accounting_of
+from experiments.report.document import privacy_document
+from experiments.report.folder import read_run
 from secure_apfed.config import Config
 from secure_apfed.config_file import dump_config, load_config_text
 from secure_apfed.data import load_data
@@ -65,6 +68,7 @@ def test_every_passive_accounts_apart_from_the_active(
         expected = release.epsilon(3, 1e-5)
         assert account["epsilon"] == (expected if np.isfinite(expected) else "inf")
     assert result["privacy"]["accountants"].keys() >= {"gdp"}
+    assert "contribution guarantee" in result["guarantee"]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
     assert last["epsilon_passives"] == result["contributions"]["passive-1"]["epsilon"]
@@ -215,3 +219,14 @@ def test_what_does_not_fit_is_refused_before_training() -> None:
     without_clip = {"protocol": "plain", "clip": None, "noise": NOISE}
     with pytest.raises(ConfigError, match="needs a bound on rows"):
         run(config_of(secure_sum=without_clip), None)
+
+
+def test_the_report_tells_every_passives_epsilon(tmp_path: Path) -> None:
+    run(config_of(noise={"epsilon": 8.0}), tmp_path / "run")
+    read = read_run(tmp_path / "run")
+    assert read.situation.noisy
+    told = dict(accounting_of(read))
+    assert told["epsilon of passive-1, 3 contributions of one person, networks fixed"].startswith(
+        "8"
+    )
+    assert privacy_document(read)["accounting"]["contributions"]["passive-2"]["releases"] == 3
