@@ -8,6 +8,7 @@ from typing import Any
 
 from protocols.conversation import converse
 from tests.vectors.recorded import (
+    RECOVERED,
     SHAPE,
     backend,
     binding,
@@ -57,6 +58,8 @@ BLOB_CHANGES: dict[str, list[dict[str, Any]]] = {
 
 
 def record_seeded(name: str) -> dict[str, Any]:
+    if name == "recovered":
+        return record_recovered()
     roles, bound = seeded_roles(name), binding()
     names = [party for party in roles if party.startswith("passive")]
     frames = {party: roles[party].contribute(matrix(party), bound) for party in names}
@@ -65,6 +68,25 @@ def record_seeded(name: str) -> dict[str, Any]:
         "contributions": {party: text(frame) for party, frame in frames.items()},
         "sum": text(total),
         "tampered": SUM_CHANGES + BLOB_CHANGES[name],
+    }
+
+
+def record_recovered() -> dict[str, Any]:
+    """A step in which passive_3 falls silent before it contributes."""
+    roles, bound = seeded_roles("masked_recovery", **RECOVERED), binding()
+    frames = {me: roles[me].contribute(matrix(me), bound) for me in ("passive_1", "passive_2")}
+    requests = roles["aggregator"].ask(frames, bound.digest)
+    answers = {me: roles[me].answer(requests[me]) for me in requests}
+    return {
+        "contributions": {me: text(frame) for me, frame in frames.items()},
+        "requests": {me: text(request) for me, request in requests.items()},
+        "answers": {me: text(answer) for me, answer in answers.items()},
+        "sum": text(roles["aggregator"].combine(answers, bound.digest)),
+        "tampered": [
+            {"at": 120, "xor": "01", "error": "passive_1's secret do not give"},
+            {"at": 136, "xor": "80", "error": "passive_2's secret do not give"},
+            {"at": 152, "xor": "40", "error": "passive_3's secret do not give"},
+        ],
     }
 
 
@@ -87,7 +109,7 @@ def record_keyed(name: str) -> dict[str, Any]:
 
 def main(names: list[str]) -> None:
     for name in names:
-        record = record_seeded if name in SEEDED else record_keyed
+        record = record_seeded if name in (*SEEDED, "recovered") else record_keyed
         path = Path(__file__).parent / f"sum_{name}.json"
         with fixed_randomness():
             path.write_text(json.dumps(record(name), indent=1) + "\n")

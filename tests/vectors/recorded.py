@@ -45,10 +45,16 @@ DECODED_LEVELS = [[1, -1639, 33586], [13849, -18918, -35302]]
 """What the sums decode to, in steps of 1 / 32767, computed from VALUES by hand."""
 
 
-def backend(name: str) -> SecureSum:
+RECOVERED = {"threshold": 2}
+"""What the agreement says besides, where passive_3 falls silent before it contributes."""
+RECOVERED_LEVELS = [[19661, -1639, 13926], [32767, 0, -16384]]
+"""What the sum of the other two decodes to, by hand."""
+
+
+def backend(name: str, **changes: Any) -> SecureSum:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        return SECURE_SUMS[name](SumAgreement(**AGREEMENT))
+        return SECURE_SUMS[name](SumAgreement(**AGREEMENT, **changes))
 
 
 def binding(step: int = 7) -> StepBinding:
@@ -95,12 +101,12 @@ def combined(roles: Mapping[str, Any], frames: Mapping[str, bytes], digest: byte
     return total
 
 
-def seeded_roles(name: str) -> dict[str, Any]:
+def seeded_roles(name: str, **changes: Any) -> dict[str, Any]:
     """All roles of a sum without encryption after setup; mask keys are fixed.
 
     Under `fixed_randomness` where more than one key of a role is drawn.
     """
-    described = backend(name)
+    described = backend(name, **changes)
     roles: dict[str, Any] = {"active": described.receiver(), "aggregator": described.combiner()}
     roles |= {me: described.contributor(me) for me in described.agreement.contributors}
     for party, role in roles.items():

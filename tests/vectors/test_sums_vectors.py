@@ -13,6 +13,8 @@ from protocols.sums import SECURE_SUMS
 from tests.vectors.record import SEEDED
 from tests.vectors.recorded import (
     DECODED_LEVELS,
+    RECOVERED,
+    RECOVERED_LEVELS,
     SHAPE,
     binding,
     combined,
@@ -107,3 +109,32 @@ def test_recorded_contributions_of_a_missing_or_lying_party_are_refused(name: st
         altered = tampered(good["passive_2"], {"at": at, "xor": "01"})
         with pytest.raises(RemoteProtocolError, match=error):
             combine({**good, "passive_2": altered})
+
+
+def test_a_recovered_sum_is_the_recorded_bytes() -> None:
+    recorded = vector("recovered")
+    roles = seeded_roles("masked_recovery", **RECOVERED)
+    told = recorded["contributions"]
+    frames = {me: roles[me].contribute(matrix(me), binding()) for me in told}
+    assert {me: text(frame) for me, frame in frames.items()} == told
+    requests = roles["aggregator"].ask(frames, binding().digest)
+    assert {me: text(request) for me, request in requests.items()} == recorded["requests"]
+    answers = {me: roles[me].answer(request) for me, request in requests.items()}
+    assert {me: text(answer) for me, answer in answers.items()} == recorded["answers"]
+    total = roles["aggregator"].combine(answers, binding().digest)
+    assert text(total) == recorded["sum"]
+    decoded = roles["active"].decode(total, SHAPE, binding())
+    assert np.array_equal(decoded, np.array(RECOVERED_LEVELS) * (1 / 32767))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_recorded_answer_with_a_false_share_gives_no_sum(which: int) -> None:
+    recorded = vector("recovered")
+    change = recorded["tampered"][which]
+    with fixed_randomness():
+        roles = seeded_roles("masked_recovery", **RECOVERED)
+        roles["aggregator"].ask({me: raw(told) for me, told in recorded["contributions"].items()})
+    answers = {me: raw(told) for me, told in recorded["answers"].items()}
+    answers["passive_2"] = tampered(answers["passive_2"], change)
+    with pytest.raises(RemoteProtocolError, match=change["error"]):
+        roles["aggregator"].combine(answers)
