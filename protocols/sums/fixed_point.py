@@ -153,10 +153,11 @@ class FixedPoint:
                 f"the agreement says noise of {self.noise} steps on each value, but "
                 f"{'none' if noise_BD is None else 'some'} was given to a contribution"
             )
-        if noise_BD.dtype != np.int64 or noise_BD.shape != shape:
+        kind = getattr(noise_BD, "dtype", type(noise_BD).__name__)
+        if kind != np.int64 or noise_BD.shape != shape:
             raise LocalProtocolError(
-                f"noise is int64 of shape {shape} like the contribution, got {noise_BD.dtype} of "
-                f"shape {noise_BD.shape}"
+                f"noise is an int64 array of shape {shape} like the contribution, got {kind} of "
+                f"shape {np.shape(noise_BD)}"
             )
         if (
             not -largest_noise(self.noise)

@@ -103,6 +103,6 @@ class ConfusionalLabels(LabelDefence):
 
     def decode(self, scores_BK: Tensor) -> Tensor:
         """Scores of the true classes."""
-        decoder = self._decoder.to(scores_BK.device, scores_BK.dtype)
-        decoded_BK: Tensor = decoder(scores_BK.softmax(1))
+        decoder = self._decoder.to(scores_BK.device)
+        decoded_BK: Tensor = decoder(scores_BK.float().softmax(1))
         return decoded_BK

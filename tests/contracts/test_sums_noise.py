@@ -77,6 +77,9 @@ def test_noise_that_was_not_agreed_or_does_not_fit_is_refused(choice: str) -> No
         (none.astype(np.int32), "got int32"),
         (none.astype(np.float64), "got float64"),
         (none.T, "of shape"),
+        (none[:1], "of shape"),
+        (none.tolist(), "got list"),
+        (0, "got int"),
         (none + largest_noise(NOISE) + 1, "lies beyond"),
         (none - largest_noise(NOISE) - 1, "lies beyond"),
     )

@@ -132,3 +132,11 @@ def test_other_deviations_are_refused(deviation: object) -> None:
 def test_a_short_key_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="32 bytes"):
         discrete_gaussian(b"short", deviation=1, shape=(2,))
+
+
+def test_recorded_noise_is_drawn_again() -> None:
+    """Vectors: another implementation of the sampler must find the same."""
+    wide = discrete_gaussian(KEY, b"vector", deviation=1000, shape=(2, 4))
+    narrow = discrete_gaussian(KEY, b"vector", deviation=2, shape=(12,))
+    assert wide.tolist() == [[-968, 5, -417, 1832], [-379, -1170, -28, 1407]]
+    assert narrow.tolist() == [1, 0, -3, -3, 1, 0, -3, 4, 1, 2, -2, 1]
