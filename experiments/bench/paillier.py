@@ -34,7 +34,7 @@ class PackedPaillier:
 
     def __init__(self, *, passives: int) -> None:
         # phe ships no types and is imported only where it is installed
-        from phe import paillier  # type: ignore[import-not-found, unused-ignore]
+        from phe import paillier  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
         self._public, self._private = paillier.generate_paillier_keypair(n_length=_KEY_BITS)
         self._encrypted_number = paillier.EncryptedNumber

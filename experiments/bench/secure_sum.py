@@ -8,7 +8,7 @@ adds to short times, and more to some than to others); the tutorial is CKKS with
 zeros were encrypted before the clock starts; with recovery, nobody falls silent. Longer runs
 add other M and D. `share/NAME` is what one sum adds to a training step of APFed-C on
 Fashion-MNIST in batches of 128, when passives encrypt at the same time: one contribution,
-combine and decode over the step.
+combine and decode over the step; `share` is its `ratio` once more, 0.05 for 5 %.
 """
 
 import itertools
@@ -136,7 +136,11 @@ def _shares(*, repetitions: int) -> Iterator[Row]:
             seconds=min(spent),
             peer="training step",
             ratio=min(spent) / min(steps[1:]),
-            more={"peer_seconds": min(steps[1:]), "images": images},
+            more={
+                "share": min(spent) / min(steps[1:]),
+                "peer_seconds": min(steps[1:]),
+                "images": images,
+            },
         )
 
 

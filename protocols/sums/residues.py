@@ -53,9 +53,7 @@ class Residues:
         """
         if not self._is_plain(blob):
             self.shape.check(blob, sender=sender)
-        elif len(blob) != SEAL_HEADER + self.shape.content or blob != self._sealed(
-            blob[SEAL_HEADER:]
-        ):
+        elif len(blob) != SEAL_HEADER + self.shape.content or not _states(blob, len(blob)):
             raise _refused(sender, "states a wrong length")
 
     def add(self, contributions: Mapping[str, Sequence[bytes]], vectors: int) -> list[bytes]:
@@ -90,7 +88,9 @@ class Residues:
 
     def blob(self, numbers: Numbers) -> bytes:
         """An uncompressed ciphertext of these numbers, as SEAL loads it."""
-        return self._sealed(self.prefix + numbers.tobytes())
+        length = SEAL_HEADER + len(self.prefix) + numbers.nbytes
+        size = length.to_bytes(_WORD, "little")
+        return b"".join((self.shape.uncompressed, size, self.prefix, numbers.data))
 
     def own_numbers(self, blob: bytes) -> Numbers:
         """The numbers of a ciphertext that this party's SEAL serialised just now; read-only."""
@@ -103,13 +103,15 @@ class Residues:
             RemoteProtocolError: the blob is malformed or of other parameters.
         """
         self.check(blob, sender=sender)
-        try:
-            content = blob[SEAL_HEADER:] if self._is_plain(blob) else unpacked(blob)
-        except zstandard.ZstdError as error:
-            raise _refused(sender, "holds a damaged Zstandard frame") from error
-        if len(content) != self.shape.content or not content.startswith(self.prefix):
+        start = SEAL_HEADER
+        if not self._is_plain(blob):
+            try:
+                blob, start = unpacked(blob), 0
+            except zstandard.ZstdError as error:
+                raise _refused(sender, "holds a damaged Zstandard frame") from error
+        if len(blob) - start != self.shape.content or not blob.startswith(self.prefix, start):
             raise _refused(sender, "is of another scale, level or size")
-        numbers: Numbers = np.frombuffer(content, dtype="<u8", offset=len(self.prefix))
+        numbers: Numbers = np.frombuffer(blob, dtype="<u8", offset=start + len(self.prefix))
         if int(numbers.max()) >= self.modulus:
             raise _refused(sender, "holds numbers beyond the modulus")
         return numbers
@@ -117,9 +119,9 @@ class Residues:
     def _is_plain(self, blob: bytes) -> bool:
         return blob[: len(self.shape.seal)] == self.shape.uncompressed
 
-    def _sealed(self, content: bytes) -> bytes:
-        size = (SEAL_HEADER + len(content)).to_bytes(8, "little")
-        return b"".join((self.shape.uncompressed, size, content))
+
+def _states(blob: bytes, length: int) -> bool:
+    return int.from_bytes(blob[SEAL_HEADER - _WORD : SEAL_HEADER], "little") == length
 
 
 def _refused(sender: str, why: str) -> RemoteProtocolError:
