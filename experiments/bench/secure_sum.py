@@ -135,12 +135,8 @@ def _shares(*, repetitions: int) -> Iterator[Row]:
             case=f"share/{name}",
             seconds=min(spent),
             peer="training step",
-            ratio=min(spent) / min(steps[1:]),
-            more={
-                "share": min(spent) / min(steps[1:]),
-                "peer_seconds": min(steps[1:]),
-                "images": images,
-            },
+            ratio=(share := min(spent) / min(steps[1:])),
+            more={"share": share, "peer_seconds": min(steps[1:]), "images": images},
         )
 
 
