@@ -19,6 +19,7 @@ from attacks.isolation import Isolation
 from attacks.label_gradients import LabelGradients
 from attacks.membership import Membership
 from attacks.model_completion import ModelCompletion
+from attacks.representation_network import RepresentationNetwork
 from attacks.semi_supervised import SemiSupervised
 from attacks.spectral import Spectral
 from attacks.temporal import Temporal
@@ -39,6 +40,7 @@ _ENTRIES: tuple[type[Attack], ...] = (
     Spectral,
     # Features, from the representations that a victim released.
     InverseNetwork,
+    RepresentationNetwork,
     # Who trained the model, from its answers.
     Membership,
     # The passives' features, from the sums that the active decoded.

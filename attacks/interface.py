@@ -72,6 +72,7 @@ class Attack(Settings, ABC):
         target: what it guesses, which decides how it is scored.
         roles: who mounts it.
         behaviour: whether that party must have deviated from the protocol.
+        white_box: whether the adversary is told the victim's network.
         suite: the options under which it is mounted where nobody names any.
 
     Attributes:
@@ -88,6 +89,7 @@ class Attack(Settings, ABC):
     target: ClassVar[Target]
     roles: ClassVar[tuple[Role, ...]]
     behaviour: ClassVar[Behaviour] = "curious"
+    white_box: ClassVar[bool] = False
     suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
 
     coalition: Literal["single", "all"] = "single"

@@ -4,7 +4,8 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 `attacks.view` and never this module (a test holds them to it).
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,7 +31,15 @@ from secure_apfed.methods.terms import objective_of, settings_of
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import derive_seed
 
-__all__ = ["Truth", "class_priors", "reveal_features", "reveal_labels", "truth_of", "view_of"]
+__all__ = [
+    "Truth",
+    "class_priors",
+    "reveal_encoder",
+    "reveal_features",
+    "reveal_labels",
+    "truth_of",
+    "view_of",
+]
 
 # Adversaries that hold no table; their names say their roles.
 _ROLES: Mapping[str, Role] = {
@@ -132,6 +141,21 @@ def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> 
         np.sort(draw.permutation(_trained_in_own_order(recording).numpy())[:rows])
     )
     return KnownRows(positions, truth.features[victim][positions])
+
+
+def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tensor] | None:
+    """Return the victim's network behind a function of rows of features, if it was recorded."""
+    network = recording.encoders.get(victim)
+    if network is None:
+        return None
+    network = copy.deepcopy(network).requires_grad_(False)
+    dtype = next(network.parameters()).dtype
+
+    def encode(features_N: Tensor) -> Tensor:
+        h_ND: Tensor = network(features_N.to(dtype))
+        return h_ND.flatten(1)
+
+    return encode
 
 
 def _trained_in_own_order(recording: Recording) -> Tensor:

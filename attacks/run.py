@@ -16,6 +16,7 @@ from attacks.interface import Attack, AttackError, AttackResult, Guess
 from attacks.recorded import (
     Truth,
     class_priors,
+    reveal_encoder,
     reveal_features,
     reveal_labels,
     truth_of,
@@ -228,5 +229,6 @@ class _Trial:
             labels=reveal_labels(recording, attack.labels_per_class, self.seed),
             priors=class_priors(truth) if attack.priors else None,
             shadow=reveal_features(recording, self.victim, attack.shadow_rows, self.seed),
+            encoder=reveal_encoder(recording, self.victim) if attack.white_box else None,
         )
         return knowledge, truth

@@ -199,6 +199,7 @@ def _declared(view: AdversaryView) -> dict[str, int | bool]:
         "priors": knowledge.priors is not None,
         "shadow_rows": len(knowledge.shadow),
         "architecture": knowledge.architecture is not None,
+        "encoder": knowledge.encoder is not None,
         "own_features": sum(own[0].numel() for own in view.features.values()),
         "epochs": len(view.epochs),
         "iterations": view.budget.iterations,

@@ -85,6 +85,8 @@ class Knowledge:
         priors: the share of each class among the training rows; None: unknown to it.
         shadow: rows of which it knows the victim's features, for paired inversion.
         architecture: the victim's networks; None: unknown to it.
+        encoder: the victim's network itself, rows of features -> representations, as in a
+            white-box attack; None: unknown to it.
         candidates: people of whom it wants to know whether they trained the model.
     """
 
@@ -94,6 +96,7 @@ class Knowledge:
     priors: tuple[float, ...] | None = None
     shadow: KnownRows = field(default_factory=KnownRows)
     architecture: ModelSettings | None = None
+    encoder: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     candidates: Candidates | None = None
 
 

@@ -185,6 +185,11 @@ class TvflPassive(Party):
         self._sent_BD: Tensor | None = None
         self._penalty: Tensor | None = None
 
+    @property
+    def encoder(self) -> nn.Module:
+        """Its network, features -> representation."""
+        return self._modules["encoder"]
+
     def represent(self, envelope: Envelope) -> Envelope:
         """Encode and guard the rows that the active asked for.
 

@@ -33,6 +33,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.model = path / "model.safetensors"
         self.card = path / "model.json"
+        self.encoders = path / "encoders.safetensors"
         self.alignment = path / "alignment.safetensors"
         self.transcript = path / "transcript.msgpack"
         self.flows = path / "transcript.json"

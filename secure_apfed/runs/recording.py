@@ -1,7 +1,7 @@
 """What an experimenter holds after a run: everything, for attacks and reports. Not a party."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
@@ -13,6 +13,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
 from secure_apfed.runs.checkpoint import load_tensors
+from secure_apfed.runs.encoders import load_encoders
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.solo import load_model
 
@@ -29,6 +30,7 @@ class Recording:
         transcript: every flow, and the payloads that were kept.
         model: the active's, which predicts alone, features -> class scores, on the CPU; None
             where the method has none.
+        encoders: passive -> its network, where passives send representations.
     """
 
     config: Config
@@ -36,6 +38,7 @@ class Recording:
     alignment: Mapping[str, Tensor]
     transcript: Transcript
     model: nn.Module | None = None
+    encoders: Mapping[str, nn.Module] = field(default_factory=dict)
 
 
 def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording:
@@ -58,10 +61,12 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
         alignment = load_tensors(folder.alignment.read_bytes())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: the transcript or alignment is damaged") from error
+    data = data or load_data(config.data, seed=config.seed)
     return Recording(
         config=config,
-        data=data or load_data(config.data, seed=config.seed),
+        data=data,
         alignment=alignment,
         transcript=transcript,
         model=load_model(path).network if folder.model.exists() else None,
+        encoders=load_encoders(folder, config, data),
     )

@@ -24,6 +24,7 @@ from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.guarantee import contributions_told, guarantee_of
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
+from secure_apfed.runs.encoders import encoders_of
 from secure_apfed.runs.opening import Opening
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.recording import Recording
@@ -86,7 +87,7 @@ def _play(
     method = session.method
     recording = Recording(
         config=config, data=data, alignment=method.alignment, transcript=method.transcript,
-        model=predictor_of(method.solo()),
+        model=predictor_of(method.solo()), encoders=encoders_of(method),
     )  # fmt: skip
     if writer:
         guarantee = guarantee_of(

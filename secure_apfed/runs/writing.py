@@ -19,6 +19,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Method
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.checkpoint import save_tensors
+from secure_apfed.runs.encoders import save_encoders
 from secure_apfed.runs.folder import RunFolder, write_atomically
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import save_model
@@ -121,8 +122,7 @@ class RunWriter:
             self._board.close()
         card = self._card(method, recording, accuracy, privacy, guarantee)
         save_model(folder, method.solo(), card, self._config.model)
-        write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
-        write_atomically(folder.transcript, msgpack.packb(transcript.state_dict()), private=True)
+        self._keep(recording)
         folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
         aligned = recording.alignment.get(recording.data.active.name)
         folder.write_json(
@@ -146,6 +146,13 @@ class RunWriter:
         )
         # A finished run needs no checkpoint, and the noise keys in it should not outlive it.
         folder.checkpoint.unlink()
+
+    def _keep(self, recording: Recording) -> None:
+        """Write what only the experimenter holds, for attacks on the finished run."""
+        folder, transcript = self.folder, msgpack.packb(recording.transcript.state_dict())
+        save_encoders(folder, recording.encoders)
+        write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
+        write_atomically(folder.transcript, transcript, private=True)
 
     def _card(
         self,

@@ -1,0 +1,62 @@
+"""The passives' encoders after training, for attacks by an adversary that is told a network.
+
+Kept by: the experimenter, who plays all parties; no real party holds another's network. In the
+run folder they lie in a file that its owner alone can read.
+"""
+
+import copy
+from collections.abc import Mapping
+
+import safetensors
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
+from secure_apfed.errors import CheckpointError
+from secure_apfed.methods import Method, Tvfl
+from secure_apfed.methods.terms import model_of
+from secure_apfed.models import family_for
+from secure_apfed.parties.descent import named_below, under
+from secure_apfed.runs.checkpoint import save_tensors
+from secure_apfed.runs.folder import RunFolder, write_atomically
+
+__all__ = ["encoders_of", "load_encoders", "save_encoders"]
+
+
+def encoders_of(method: Method) -> Mapping[str, nn.Module]:
+    """Copies on the CPU of the networks whose output passives send; empty where none do."""
+    if not isinstance(method, Tvfl):
+        return {}
+    return {one.name: copy.deepcopy(one.encoder).cpu().eval() for one in method.passives}
+
+
+def save_encoders(folder: RunFolder, encoders: Mapping[str, nn.Module]) -> None:
+    """Write them, if there are any."""
+    if encoders:
+        state: dict[str, Tensor] = {}
+        for name, encoder in encoders.items():
+            state |= under(name, encoder.state_dict())
+        write_atomically(folder.encoders, save_tensors(state), private=True)
+
+
+def load_encoders(folder: RunFolder, config: Config, data: VerticalData) -> Mapping[str, nn.Module]:
+    """Return what `save_encoders` wrote; empty where it wrote nothing.
+
+    Raises:
+        CheckpointError: a damaged file.
+    """
+    if not folder.encoders.exists():
+        return {}
+    try:
+        tensors = load(folder.encoders.read_bytes())
+        encoders = {}
+        for table in data.passives:
+            features, model = tuple(table.features.shape[1:]), model_of(config, table.name)
+            encoder = family_for(model, features).encoder(features, model)
+            state = named_below(table.name, tensors)
+            encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
+            encoders[table.name] = encoder.eval()
+    except (RuntimeError, StopIteration, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{folder.encoders} does not hold the encoders: {error}") from error
+    return encoders
