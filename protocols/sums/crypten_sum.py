@@ -67,7 +67,7 @@ class CryptenSum:
 
     @cached_property
     def fixed_point(self) -> FixedPoint:
-        """The shared quantiser; at most 1024 values of 24 bits are far below 2^63."""
+        """The shared quantiser; what an agreement allows at most is far below 2^63."""
         return FixedPoint.of(self.agreement)
 
     def receiver(self) -> "CryptenReceiver":

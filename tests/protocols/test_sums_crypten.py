@@ -12,9 +12,11 @@ if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
 from protocols.crypten.ring import draw_share, sum_at_first
+from protocols.discrete_gaussian import MAX_DEVIATION
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import CryptenSum, StepBinding
 from protocols.sums.crypten_sum import CryptenContributor, CryptenReceiver
+from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import Frame
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 from tests.crypten_threads import as_threads
@@ -248,6 +250,11 @@ def test_a_step_is_answered_once(played: Parties) -> None:
     played.contributors["passive_1"].answer(requests["passive_1"])
     with pytest.raises(LocalProtocolError, match="each step is answered once"):
         played.contributors["passive_1"].answer(requests["passive_1"])
+
+
+def test_no_agreement_leaves_the_ring() -> None:
+    largest = FixedPoint(clip_norm=1.0, bits=24, contributors=1024, noise=MAX_DEVIATION)
+    assert largest.field_bits < 64
 
 
 def test_a_single_passive_works_only_by_name() -> None:
