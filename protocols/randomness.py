@@ -26,6 +26,7 @@ __all__ = [
 
 KEY_BYTES = 32
 _NONCE_BYTES = 16
+_COUNTER = modes.CTR(bytes(_NONCE_BYTES))
 _ZEROS = bytes(2**16)
 
 
@@ -60,7 +61,7 @@ def keystream(key: bytes, *context: bytes, length: int) -> bytes:
     """
     if length < 0:
         raise LocalProtocolError(f"a keystream has a length of at least 0, got {length}")
-    cipher = Cipher(algorithms.AES(derive_key(key, *context)), modes.CTR(bytes(_NONCE_BYTES)))
+    cipher = Cipher(algorithms.AES(derive_key(key, *context)), _COUNTER)
     return cipher.encryptor().update(bytes(length))
 
 
@@ -70,7 +71,7 @@ def keystream_chunks(key: bytes, *context: bytes, length: int) -> Iterator[memor
     For long streams that are used up at once: they stay in the processor's cache. Pieces have
     64 KiB, the last may have less.
     """
-    cipher = Cipher(algorithms.AES(derive_key(key, *context)), modes.CTR(bytes(_NONCE_BYTES)))
+    cipher = Cipher(algorithms.AES(derive_key(key, *context)), _COUNTER)
     encryptor, buffer = cipher.encryptor(), bytearray(len(_ZEROS) + _NONCE_BYTES)
     for start in range(0, length, len(_ZEROS)):
         size = min(len(_ZEROS), length - start)
