@@ -157,14 +157,17 @@ def _point(
     label = f"{name} {strength}".strip()
     file_name = "".join(letter if letter.isalnum() else "-" for letter in label.lower())
     overrides = [f"{path}={json.dumps(value)}" for path, value in {**study.set, **changes}.items()]
-    configs = tuple(
-        load_config_text(
-            study.base,
-            source=f"study {study.name}, {label}",
-            overrides=[*overrides, f"seed={seed}", f"name={study.name}-{file_name}-seed{seed}"],
+    try:
+        configs = tuple(
+            load_config_text(
+                study.base,
+                source="base",
+                overrides=[*overrides, f"seed={seed}", f"name={study.name}-{file_name}-seed{seed}"],
+            )
+            for seed in range(study.seeds)
         )
-        for seed in range(study.seeds)
-    )
+    except ConfigError as error:
+        raise ConfigError(f"study {study.name}, {label}: {error}") from None
     return Point(
         defence=name, strength=strength, undefended=undefended, reference=reference, configs=configs
     )
