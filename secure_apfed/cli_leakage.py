@@ -62,7 +62,7 @@ def report_if_possible(folder: Path) -> Path | None:
     try:
         from experiments.report import write_report
     except ModuleNotFoundError as error:
-        if error.name not in ("matplotlib", "jinja2"):
+        if error.name not in ("matplotlib", "jinja2", "adjustText"):
             raise
         terminal.show_note(
             f"no report: {error.name} is not installed; "

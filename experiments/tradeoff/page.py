@@ -6,8 +6,10 @@ from itertools import cycle
 from pathlib import Path
 
 import matplotlib as mpl
+from adjustText import adjust_text
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from experiments.report.page import fill, inside
 from experiments.report.picture_style import ATTACK, OTHER, STYLE
@@ -56,7 +58,7 @@ def _picture(board: Board, target: str, folder: Path) -> Picture:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.0, 5.2), layout="constrained")
         axes = figure.subplots()
-        _draw_points(axes, shown, target)
+        labels = _draw_points(axes, shown, target)
         _draw_front(axes, on_the_front(shown, target), target)
         _draw_references(axes, [e for e in board.entries if e.point.reference])
         metric = next(iter(shown)).leakage[target].metric.replace("_", " ")
@@ -67,6 +69,8 @@ def _picture(board: Board, target: str, folder: Path) -> Picture:
             ylabel="test accuracy, per cent",
         )
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
+        figure.draw_without_rendering()
+        adjust_text(labels, ax=axes, arrowprops={"arrowstyle": "-", "color": OTHER, "lw": 0.6})
         path = folder / f"pareto-{target}.png"
         figure.savefig(path)
     return Picture(
@@ -77,8 +81,8 @@ def _picture(board: Board, target: str, folder: Path) -> Picture:
     )
 
 
-def _draw_points(axes: Axes, shown: Sequence[Entry], target: str) -> None:
-    """One colour and marker a defence, its strengths joined in the order of the study."""
+def _draw_points(axes: Axes, shown: Sequence[Entry], target: str) -> list[Text]:
+    """One colour and marker a defence; returns the points' labels, which may still overlap."""
     styles = dict(
         zip(
             dict.fromkeys(e.point.defence for e in shown),
@@ -87,6 +91,7 @@ def _draw_points(axes: Axes, shown: Sequence[Entry], target: str) -> None:
         )
     )
     named: set[str] = set()
+    labels: list[Text] = []
     for entry in shown:
         colour, marker = styles[entry.point.defence]
         leak, accuracy = entry.leakage[target].advantage, entry.accuracy
@@ -98,10 +103,10 @@ def _draw_points(axes: Axes, shown: Sequence[Entry], target: str) -> None:
             label=entry.point.defence if entry.point.defence not in named else None,
         )  # fmt: skip
         named.add(entry.point.defence)
-        axes.annotate(
-            _told(entry), (leak.mean, 100 * accuracy.mean), xytext=(6, 5),
-            textcoords="offset points", fontsize=7.5, color=colour,
-        )  # fmt: skip
+        labels.append(
+            axes.text(leak.mean, 100 * accuracy.mean, _told(entry), fontsize=7.5, color=colour)
+        )
+    return labels
 
 
 def _arms(mean: float, low: float, high: float, scale: float) -> list[list[float]] | None:
