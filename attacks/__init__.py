@@ -20,6 +20,7 @@ from attacks.label_gradients import LabelGradients
 from attacks.membership import Membership
 from attacks.model_completion import ModelCompletion
 from attacks.representation_network import RepresentationNetwork
+from attacks.reversed_hijack import ReversedHijack
 from attacks.semi_supervised import SemiSupervised
 from attacks.spectral import Spectral
 from attacks.temporal import Temporal
@@ -43,6 +44,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     RepresentationNetwork,
     # Who trained the model, from its answers.
     Membership,
+    # The same, by a passive that deviates while all train (attacks.live).
+    ReversedHijack,
     # The passives' features, from the sums that the active decoded.
     ContrastiveInversion,
     # The same, by an active that deviates: these are played in live runs (attacks.live).

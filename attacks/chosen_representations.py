@@ -8,7 +8,8 @@ loss itself give the rest. With several passives the same holds of the sum of th
 of the sum.
 
 Own derivation from Eqs. (14) to (16) of APFed. Where the protocol refuses representations that
-are too much alike, `spread` makes them differ; the answers are then explained numerically.
+are too much alike, `spread` makes them differ, and the answers are explained numerically; or
+`decoys` fill the batch.
 
 Letters: B batch, N people asked about, D numbers of a representation.
 """
@@ -25,7 +26,14 @@ from torch import Tensor
 from attacks.contrastive_inversion import Question, explain_sums, why_not_contrastive
 from attacks.interface import Guess
 from attacks.regression import guess_features
-from attacks.strategy import ActiveAttack, ActiveSeat, notes_of, people_to_ask, why_not_played
+from attacks.strategy import (
+    ActiveAttack,
+    ActiveSeat,
+    ask_among_decoys,
+    notes_of,
+    people_to_ask,
+    why_not_played,
+)
 from attacks.view import AdversaryView, Agreed, Knowledge
 from secure_apfed.objectives import ContrastiveSettings
 from secure_apfed.seeds import derive_seed
@@ -41,14 +49,11 @@ class ChosenRepresentations(ActiveAttack):
     Without rules both directions go into one batch, every person twice; under the protocol they
     are two steps, between which the passives train.
 
-    Attributes:
-        spread: how far the rows of one question are apart, relative to their norm; 0: not at
-            all.
+    With decoys only what is the same for all rows of a direction is used, not the loss itself.
     """
 
     name: ClassVar[str] = "chosen_representations"
 
-    spread: float = Field(0.0, ge=0)
     iterations: int = Field(500, ge=1)
 
     def applicable(self, view: AdversaryView) -> str | None:
@@ -69,6 +74,7 @@ class ChosenRepresentations(ActiveAttack):
             noise_BD = torch.randn(rows, size, generator=draw, dtype=torch.float64) / size**0.5
             return length * F.normalize(axis_D + self.spread * noise_BD, dim=1)
 
+        chunk = int(seat.batch_size * (1 - self.decoys))
         sent, opened = [], []
         if not seat.protected:
             both_BD = torch.cat([question(axis_D, len(people_N)) for axis_D in axes_2D])
@@ -77,10 +83,12 @@ class ChosenRepresentations(ActiveAttack):
             sent, opened = list(both_BD.chunk(2)), list(found_BD.chunk(2))
         else:
             for axis_D in axes_2D:
-                parts = [question(axis_D, len(rows)) for rows in people_N.split(seat.batch_size)]
+                parts = [question(axis_D, len(rows)) for rows in people_N.split(chunk)]
                 answers = [
-                    seat.ask(rows, part.reshape(-1, *seat.terms.shape)).flatten(1)
-                    for rows, part in zip(people_N.split(seat.batch_size), parts, strict=True)
+                    ask_among_decoys(
+                        seat, rows, part.reshape(-1, *seat.terms.shape), self.decoys, draw
+                    ).flatten(1)
+                    for rows, part in zip(people_N.split(chunk), parts, strict=True)
                 ]
                 sent.append(torch.cat(parts))
                 opened.append(torch.cat(answers))
@@ -88,7 +96,7 @@ class ChosenRepresentations(ActiveAttack):
             "people": people_N,
             "sent": torch.stack(sent),
             "opened": torch.stack(opened).double(),
-            "batch": torch.tensor(len(people_N) * 2 if not seat.protected else seat.batch_size),
+            "batch": torch.tensor(len(people_N) * 2 if not seat.protected else chunk),
         }
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
@@ -101,7 +109,9 @@ class ChosenRepresentations(ActiveAttack):
         )  # fmt: skip
 
     def representations(self, view: AdversaryView) -> tuple[Tensor, Tensor]:
-        """Return people (N,) and, for one passive, its unit z (N, D); for several, the centred sum.
+        """Return people (N,) and, for one passive, its unit z (N, D).
+
+        For several, the sum of theirs, centred on the mean of each batch; so too with decoys.
 
         Raises:
             AttackError: the view is not of a live run of this attack.
@@ -114,7 +124,7 @@ class ChosenRepresentations(ActiveAttack):
         for at in torch.arange(len(people_N)).split(chunk):
             sent, opened = notes["sent"][:, at], notes["opened"][:, at]
             differences_BD = _differences(sent, opened, contributors)
-            if len(contributors) > 1:
+            if len(contributors) > 1 or self.decoys:
                 found.append(differences_BD)
                 continue
             if together:

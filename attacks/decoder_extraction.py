@@ -10,7 +10,7 @@ features: the secure sum hides them as far as D numbers cannot hold them all.
 
 Own derivation from Eq. (12) of APFed. Without rules everything is asked in one batch, in which a
 row may occur twice, so no passive trains in between; under the protocol a row occurs once a
-step, and `spread` keeps representations from being all alike.
+step, and `spread` or `decoys` keep a batch from being near-constant.
 
 Letters: B batch, N people asked about, D numbers of a representation, F features.
 """
@@ -28,7 +28,14 @@ from torch import Tensor
 
 from attacks.interface import Guess, Prediction
 from attacks.regression import Regression, guess_features
-from attacks.strategy import ActiveAttack, ActiveSeat, notes_of, people_to_ask, why_not_played
+from attacks.strategy import (
+    ActiveAttack,
+    ActiveSeat,
+    ask_among_decoys,
+    notes_of,
+    people_to_ask,
+    why_not_played,
+)
 from attacks.view import AdversaryView, Knowledge
 from secure_apfed.seeds import derive_seed
 
@@ -43,14 +50,11 @@ class DecoderExtraction(ActiveAttack):
 
     Attributes:
         length: norm of the point that it asks at, within what the contract allows.
-        spread: how far the rows of one question are apart, relative to their norm; 0: not at
-            all.
     """
 
     name: ClassVar[str] = "decoder_extraction"
 
     length: float = Field(1.0, gt=0)
-    spread: float = Field(0.0, ge=0)
 
     def applicable(self, view: AdversaryView) -> str | None:
         """It needs to have been played against reconstructing passives."""
@@ -69,12 +73,13 @@ class DecoderExtraction(ActiveAttack):
         if not seat.protected:
             return self._ask_at_once(seat, people_N, length * point_D / point_D.norm())
         sent, opened = [], []
-        for rows_B in people_N.split(seat.batch_size):
+        for rows_B in people_N.split(int(seat.batch_size * (1 - self.decoys))):
             noise_BD = torch.randn(len(rows_B), size, generator=draw, dtype=torch.float64)
             far_BD = point_D / point_D.norm() + self.spread * noise_BD / size**0.5
             sent.append(length * far_BD / far_BD.norm(dim=1, keepdim=True))
             shaped = sent[-1].reshape(-1, *seat.terms.shape)
-            opened.append(seat.ask(rows_B, shaped).flatten(1).double())
+            answers = ask_among_decoys(seat, rows_B, shaped, self.decoys, draw)
+            opened.append(answers.flatten(1).double())
         return {"people": people_N, "sent": torch.cat(sent), "opened": torch.cat(opened)}
 
     def _ask_at_once(

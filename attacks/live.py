@@ -7,7 +7,7 @@ for. A refusal ends the run, as it ends a real one.
 Letters: B batch, D numbers of a representation.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -15,15 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.interface import AttackError, AttackResult
+from attacks.answering import AnsweringPassive
+from attacks.interface import AttackError
 from attacks.questioning import Question, QuestioningActive
-from attacks.run import result_of
-from attacks.strategy import ActiveAttack
+from attacks.strategy import Answering
 from attacks.unprotected import ALL_RULES, Rule, UnprotectedPassive
 from protocols.errors import LocalProtocolError
 from protocols.sums import PlainSum
 from protocols.sums.fixed_point import clip_rows
-from protocols.sums.interface import FloatArray, StepBinding, SumAgreement, SumContributor
+from protocols.sums.interface import (
+    FloatArray,
+    IntArray,
+    StepBinding,
+    SumAgreement,
+    SumContributor,
+)
 from secure_apfed.config import Config
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
@@ -35,7 +41,7 @@ from secure_apfed.parties.descent import named_below
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import shuffled
 
-__all__ = ["LiveRun", "play"]
+__all__ = ["LiveRun"]
 
 
 @dataclass
@@ -45,9 +51,14 @@ class _Watched:
     end: SumContributor
     seen: FloatArray | None = None
 
-    def contribute(self, values_BD: FloatArray, binding: StepBinding) -> bytes:
+    def contribute(
+        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
+    ) -> bytes:
         self.seen = values_BD
-        return self.end.contribute(values_BD, binding)
+        return self.end.contribute(values_BD, binding, noise_BD)
+
+    def answer(self, request: bytes) -> bytes:
+        return self.end.answer(request)
 
 
 class LiveRun:
@@ -92,6 +103,13 @@ class LiveRun:
         for passive in self.method.passives:
             watched = _Watched(passive.contributor)
             passive.contributor = watched  # type: ignore[assignment]  # its set-up is done
+
+    def hand_over(self, passive: str, strategy: Answering) -> None:
+        """Let an adversary play this passive from now on."""
+        self.method.passives = [
+            AnsweringPassive(one, strategy) if one.name == passive else one
+            for one in self.method.passives
+        ]
 
     @property
     def trained(self) -> Tensor:
@@ -161,15 +179,27 @@ class LiveRun:
             transcript=self.method.transcript,
         )
 
-    def train(self, epochs: int) -> None:
-        """Let everybody train honestly, as in any run."""
+    def train(
+        self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, people: None
+    ) -> None:
+        """Let everybody train honestly, as in any run.
+
+        Args:
+            epochs: how many more.
+            before: called before each step with its number and the people that will be sent.
+        """
+        position_N = torch.full((len(self.data.active.ids),), -1, dtype=torch.int64)
+        aligned = self.method.alignment[self.data.active.name]
+        position_N[aligned] = torch.arange(len(aligned))
         for _ in range(epochs):
             self._begin_epoch()
             rows = self.method.training_rows
             order = shuffled(rows, self.config.seed, "batches", self._epoch - 1)
             for rows_B in order.split(self.config.train.batch_size):
                 if len(rows_B) >= self.method.smallest_batch:
-                    self.method.step(self._next_step(), rows_B)
+                    step, people = self._next_step(), position_N[rows_B]
+                    before(step, people[people >= 0])
+                    self.method.step(step, rows_B)
         self._asking = False
 
     def ask(
@@ -202,6 +232,7 @@ class LiveRun:
         finally:
             active.question = None
             self.method.passives = everybody
+            self.method.roll.left.clear()
         assert active.opened is not None
         return active.opened
 
@@ -210,6 +241,8 @@ class LiveRun:
         self.method.passives = [one for one in self.method.passives if one.name in participants]
         if Rule.PARTICIPANTS in self.rules:
             return
+        left = [name for name in self.passives if name not in participants]
+        self.method.roll.left.update(dict.fromkeys(left, self._step))
         contract = self.method.contract
         if self.method.secure_sum.get("backend") != PlainSum.name:
             _refuse_to_simulate()
@@ -243,40 +276,3 @@ def _refuse_to_simulate() -> NoReturn:
         "only a plain sum can be taken over other participants than agreed; the secure ones have "
         "no such mode"
     )
-
-
-def play(
-    attack: ActiveAttack,
-    config: Config,
-    *,
-    victims: Sequence[str] | None = None,
-    rules: Collection[Rule] = ALL_RULES,
-    honest_epochs: int = 1,
-    data: VerticalData | None = None,
-    seed: int = 0,
-) -> tuple[AttackResult, ...]:
-    """Play the attack against each victim, in a session of its own; score it like any other.
-
-    A run that a party refused gives a result that does not apply, whose reason starts with
-    "the protocol refused".
-
-    Args:
-        attack: by the active.
-        config: of the runs.
-        victims: passives; None: each of them.
-        rules: what the protocol holds the active to.
-        honest_epochs: of training before the active deviates.
-        data: of the runs, where it is loaded already.
-        seed: of the known rows and of the attack.
-    """
-    data = data or load_data(config.data, seed=config.seed)
-    alignment: Mapping[str, Tensor] | None = None
-    results = []
-    for victim in victims or [table.name for table in data.passives]:
-        run = LiveRun(config, data, rules=rules, alignment=alignment)
-        alignment = run.method.alignment
-        run.train(honest_epochs)
-        results.append(
-            result_of(attack, run.recording, (data.active.name,), victim, seed=seed, seat=run)
-        )
-    return tuple(results)

@@ -29,7 +29,7 @@ from secure_apfed.exchange import Flow
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.terms import objective_of, settings_of
 from secure_apfed.runs import Recording
-from secure_apfed.seeds import derive_seed
+from secure_apfed.seeds import derive_seed, shuffled
 
 __all__ = [
     "Truth",
@@ -37,6 +37,7 @@ __all__ = [
     "reveal_encoder",
     "reveal_features",
     "reveal_labels",
+    "reveal_public",
     "truth_of",
     "view_of",
 ]
@@ -156,6 +157,19 @@ def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tens
         return h_ND.flatten(1)
 
     return encode
+
+
+def reveal_public(
+    recording: Recording, parties: Sequence[str], rows: int, seed: int
+) -> dict[str, Tensor]:
+    """Choose up to `rows` aligned people outside the training, whose features become known."""
+    truth = truth_of(recording)
+    names = (recording.data.active.name, *parties)
+    outside = positions_of(
+        recording.alignment[recording.data.active.name], recording.data.test_rows
+    )
+    chosen = shuffled(outside, seed, "attacks", "public")[:rows]
+    return {name: truth.features[name][chosen] for name in dict.fromkeys(names)}
 
 
 def _trained_in_own_order(recording: Recording) -> Tensor:

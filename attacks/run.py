@@ -19,12 +19,13 @@ from attacks.recorded import (
     reveal_encoder,
     reveal_features,
     reveal_labels,
+    reveal_public,
     truth_of,
     view_of,
 )
 from attacks.recorded_members import reveal_candidates
 from attacks.scoring import not_applicable, score
-from attacks.strategy import ActiveAttack, ActiveSeat
+from attacks.strategy import ActiveAttack, ActiveSeat, PassiveAttack
 from attacks.view import AdversaryView, Budget, Knowledge, Played
 from protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
@@ -32,7 +33,15 @@ from secure_apfed.config_problems import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs import Recording
 
-__all__ = ["full_suite", "headlines", "mount", "prepare", "result_of"]
+__all__ = [
+    "full_suite",
+    "headlines",
+    "knowledge_of",
+    "mount",
+    "prepare",
+    "result_of",
+    "result_of_passive",
+]
 
 
 def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...]:
@@ -125,6 +134,27 @@ def result_of(
         view = trial.view(ignorant)
         return not_applicable(attack, view, f"the protocol refused: {refusal}", seed)
     return replace(trial, played=Played(attack.name, notes)).result()
+
+
+def knowledge_of(
+    attack: PassiveAttack, recording: Recording, passive: str, *, seed: int
+) -> Knowledge:
+    """Return what a malicious passive is declared to know when it begins."""
+    active = recording.data.active.name
+    return _Trial(attack, recording, (passive,), active, None, seed, "cpu", None).known()[0]
+
+
+def result_of_passive(
+    attack: PassiveAttack,
+    recording: Recording,
+    passive: str,
+    *,
+    seed: int,
+    notes: Mapping[str, Tensor],
+) -> AttackResult:
+    """Return the result of a malicious passive that played its part in this run."""
+    played, active = Played(attack.name, notes), recording.data.active.name
+    return _Trial(attack, recording, (passive,), active, None, seed, "cpu", None, played).result()
 
 
 def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
@@ -230,5 +260,12 @@ class _Trial:
             priors=class_priors(truth) if attack.priors else None,
             shadow=reveal_features(recording, self.victim, attack.shadow_rows, self.seed),
             encoder=reveal_encoder(recording, self.victim) if attack.white_box else None,
+            public=self._public(),
         )
         return knowledge, truth
+
+    def _public(self) -> Mapping[str, Tensor]:
+        """Outsiders whom the adversary knows wholly, where its attack needs some."""
+        if not isinstance(self.attack, PassiveAttack):
+            return {}
+        return reveal_public(self.recording, self.parties, self.attack.people, self.seed)

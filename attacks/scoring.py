@@ -200,6 +200,7 @@ def _declared(view: AdversaryView) -> dict[str, int | bool]:
         "shadow_rows": len(knowledge.shadow),
         "architecture": knowledge.architecture is not None,
         "encoder": knowledge.encoder is not None,
+        "public_rows": max(map(len, knowledge.public.values()), default=0),
         "own_features": sum(own[0].numel() for own in view.features.values()),
         "epochs": len(view.epochs),
         "iterations": view.budget.iterations,

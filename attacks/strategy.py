@@ -20,7 +20,16 @@ from attacks.interface import Attack, AttackError, Target
 from attacks.view import AdversaryView, Behaviour, Knowledge, Role
 from secure_apfed.contract import RepresentationTerms
 
-__all__ = ["ActiveAttack", "ActiveSeat", "notes_of", "people_to_ask", "why_not_played"]
+__all__ = [
+    "ActiveAttack",
+    "ActiveSeat",
+    "Answering",
+    "PassiveAttack",
+    "ask_among_decoys",
+    "notes_of",
+    "people_to_ask",
+    "why_not_played",
+]
 
 
 class ActiveSeat(Protocol):
@@ -81,6 +90,9 @@ class ActiveAttack(Attack):
 
     Attributes:
         people: how many it asks about, known ones among them.
+        spread: how far the rows of one question are apart, relative to their norm; 0: not at
+            all.
+        decoys: share of a batch in random directions, so that the rest may be alike.
         shadow_rows: pairs that the adversary has.
         hidden, components: of the regression, as in `inverse_network`.
     """
@@ -90,6 +102,8 @@ class ActiveAttack(Attack):
     behaviour: ClassVar[Behaviour] = "malicious"
 
     people: int = Field(128, ge=4)
+    spread: float = Field(0.0, ge=0)
+    decoys: float = Field(0.0, ge=0, lt=1)
     shadow_rows: int = Field(50, ge=2)
     hidden: int = Field(128, ge=1)
     components: int = Field(256, ge=2)
@@ -101,6 +115,57 @@ class ActiveAttack(Attack):
         Raises:
             RemoteProtocolError: a party refused.
         """
+
+
+class Answering(Protocol):
+    """What a malicious passive does in place of its objective."""
+
+    def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+        """Return the "gradient" (B, D) that it contributes; its end of the sum clips the rows."""
+        ...
+
+    def notes(self) -> Mapping[str, Tensor]:
+        """What the adversary keeps, for `view.played`."""
+        ...
+
+
+class PassiveAttack(Attack):
+    """Base of the attacks by a malicious passive on the active's features.
+
+    It answers every step of the others' honest training.
+
+    Attributes:
+        people: outsiders whom it knows wholly, at most.
+        hidden: width of its networks.
+    """
+
+    target: ClassVar[Target] = "features"
+    roles: ClassVar[tuple[Role, ...]] = ("passive",)
+    behaviour: ClassVar[Behaviour] = "malicious"
+
+    people: int = Field(2_000, ge=4)
+    hidden: int = Field(256, ge=1)
+
+    @abstractmethod
+    def begin(self, terms: RepresentationTerms, knowledge: Knowledge, seed: int) -> Answering:
+        """Return what plays the passive from now on."""
+
+
+def ask_among_decoys(
+    seat: ActiveSeat, rows_B: Tensor, z_BD: Tensor, decoys: float, draw: torch.Generator
+) -> Tensor:
+    """Ask about these people in one batch with others in random directions; return their answers.
+
+    `decoys`, below 1, is the share of the batch that the others make up.
+    """
+    others = seat.trained[~torch.isin(seat.trained, rows_B)]
+    others = others[: round(len(rows_B) * decoys / (1 - decoys))]
+    if not len(others):
+        return seat.ask(rows_B, z_BD)
+    noise_CD = torch.randn(len(others), *z_BD.shape[1:], generator=draw, dtype=z_BD.dtype)
+    scale = z_BD.flatten(1).norm(dim=1).mean() / noise_CD.flatten(1).norm(dim=1).mean()
+    both = torch.cat([rows_B, others]), torch.cat([z_BD, noise_CD * scale])
+    return seat.ask(*both)[: len(rows_B)]
 
 
 def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
@@ -129,6 +194,6 @@ def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
     if view.played is None or view.played.attack != attack.name:
         return (
             "this run was recorded while every party kept to the protocol; a malicious attack is "
-            "played in a live run (attacks.live.play)"
+            "played in a live run (attacks.play)"
         )
     return None

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
 from protocols.sums.interface import StepBinding
-from secure_apfed.contract import AGGREGATOR, RepresentationTerms
-from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
+from secure_apfed.contract import RepresentationTerms
+from secure_apfed.exchange import Envelope, TensorSpec, unpack
 from secure_apfed.parties import PassiveParty
-from secure_apfed.parties.rules import bind_step, read_representations
+from secure_apfed.parties.rules import bind_step, check_norms, check_rows, check_spread
 
 __all__ = ["ALL_RULES", "Rule", "UnprotectedPassive", "unbound"]
 
@@ -29,15 +28,16 @@ _UNBOUNDED = 1e30
 class Rule(StrEnum):
     """What a passive, or the sum, holds a malicious active to.
 
-    NORMS: a row of z has a norm between two bounds. BATCH: rows are distinct, not too few, and
-    their representations not too much alike. ALLOWANCE: a step is answered once, a row once an
-    epoch, a batch is no larger than agreed. WEIGHT: lambda_p is the contract's. BINDING: a
-    contribution adds up only with answers to the same representations. PARTICIPANTS: a sum holds
-    one contribution of every passive.
+    NORMS: a row of z has a norm between two bounds. BATCH: rows are distinct and not too few.
+    SPREAD: their representations differ in direction. ALLOWANCE: a step is answered once, a row
+    once an epoch, a batch is no larger than agreed. WEIGHT: lambda_p is the contract's. BINDING:
+    a contribution adds up only with answers to the same representations. PARTICIPANTS: a sum
+    holds one contribution of every passive.
     """
 
     NORMS = "norms"
     BATCH = "batch"
+    SPREAD = "spread"
     ALLOWANCE = "allowance"
     WEIGHT = "weight"
     BINDING = "binding"
@@ -58,40 +58,34 @@ class UnprotectedPassive(PassiveParty):
         # Everything that the honest party holds is this party's.
         vars(self).update(vars(honest))
         self._rules = frozenset(rules)
+        self._asked = self.terms.weight
 
-    def contribute(self, envelope: Envelope) -> Envelope:
-        """Answer as an honest passive does, without the checks that are left out."""
-        rows_B, z_BD, asked = self._read(envelope)
-        if Rule.ALLOWANCE in self._rules:
-            self.gate.enter(envelope)
-            self._allowance.take(rows_B, sender=envelope.sender)
-        scale = 1.0 if self.terms.weight == 0 else asked / self.terms.weight
-        gradient_BD = self._gradient(envelope.step, rows_B, z_BD) * scale
-        if Rule.BINDING in self._rules:
-            binding = bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
-        else:
-            binding = unbound(self.contract.session, envelope.step)
-        body = self.contributor.contribute(gradient_BD.flatten(1).cpu().numpy(), binding)
-        return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)
-
-    def _read(self, envelope: Envelope) -> tuple[Tensor, Tensor, float]:
-        """Return rows (B,), z (B, D) and the weight to use."""
-        terms = self.terms.representation
-        if Rule.NORMS not in self._rules:
+    def _accept(self, envelope: Envelope) -> tuple[Tensor, Tensor]:
+        terms, rules = self.terms.representation, self._rules
+        if Rule.NORMS not in rules:
             terms = terms.model_copy(update={"minimum_norm": 0.0, "maximum_norm": _UNBOUNDED})
         rows_B, z_BD, meta = _parse(envelope, terms)
-        if Rule.BATCH in self._rules:
-            read_representations(
-                envelope,
-                terms,
-                aligned=len(self._features_N),
-                minimum=self.contract.minimum_batch,
-            )
-        elif Rule.NORMS in self._rules:
-            _check_norms(z_BD, terms, sender=envelope.sender)
-        if Rule.WEIGHT in self._rules:
-            return rows_B, z_BD, self.terms.weight
-        return rows_B, z_BD, float(meta.get("weights", {}).get(self.name, self.terms.weight))
+        if Rule.BATCH in rules:
+            aligned, minimum = len(self._features_N), self.contract.minimum_batch
+            check_rows(rows_B, aligned=aligned, minimum=minimum, sender=envelope.sender)
+        check_norms(z_BD, terms, sender=envelope.sender)
+        if Rule.SPREAD in rules:
+            check_spread(z_BD, terms, sender=envelope.sender)
+        if Rule.ALLOWANCE in rules:
+            self.gate.enter(envelope)
+            self._allowance.take(rows_B, sender=envelope.sender)
+        asked = {} if Rule.WEIGHT in rules else meta.get("weights", {})
+        self._asked = float(asked.get(self.name, self.terms.weight))
+        return rows_B, z_BD
+
+    def _gradient(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
+        scale = self._asked / self.terms.weight if self.terms.weight else 1.0
+        return super()._gradient(step, rows_B, sent_BD) * scale
+
+    def _binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
+        if Rule.BINDING in self._rules:
+            return super()._binding(envelope, rows_B)
+        return unbound(self.contract.session, envelope.step)
 
 
 def unbound(session: str, step: int) -> StepBinding:
@@ -110,14 +104,3 @@ def _parse(
     }
     tensors, meta = unpack(envelope.payload, expected, sender=envelope.sender)
     return tensors["rows"], tensors["z"], meta
-
-
-def _check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Refuse rows whose norm is not within the agreed bounds.
-
-    Raises:
-        RemoteProtocolError: one is not.
-    """
-    norm_B = z_BD.flatten(1).double().norm(dim=1)
-    if not terms.minimum_norm <= float(norm_B.min()) <= float(norm_B.max()) <= terms.maximum_norm:
-        raise RemoteProtocolError(f"{sender} sent representations beyond the agreed norms")

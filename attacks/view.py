@@ -88,6 +88,8 @@ class Knowledge:
         encoder: the victim's network itself, rows of features -> representations, as in a
             white-box attack; None: unknown to it.
         candidates: people of whom it wants to know whether they trained the model.
+        public: party -> (P, ...) features of P people outside the training, whom the adversary
+            knows wholly; row k is the same person in each.
     """
 
     classes: int
@@ -98,6 +100,7 @@ class Knowledge:
     architecture: ModelSettings | None = None
     encoder: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     candidates: Candidates | None = None
+    public: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

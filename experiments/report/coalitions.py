@@ -126,7 +126,12 @@ LIMITS: tuple[Limit, ...] = (
         methods=("apfed",), noisy=False,
         sentence="Gradients carry no noise: what the active may compute from their sum has no "
         "epsilon. One that chooses its representations reads more of them than one that follows "
-        "the protocol, though batches that point in one direction or in few are refused.",
+        "the protocol. Batches that point in one direction or in few are refused; one of which "
+        "less than half does, or that spreads a little more, is not. Where a row of a "
+        "representation has as many numbers as the passives that reconstruct have features "
+        "together, an active that knows about as many people wholly reads the others out of the "
+        "sum almost exactly (`python -m experiments.leaks`): send a smaller projection, or have "
+        "gradients noised.",
     ),
     Limit(
         methods=("apfed", "tvfl"),

@@ -72,7 +72,7 @@ class Apfed:
     smallest_batch: int = 2
 
     def __post_init__(self) -> None:
-        self._attendance = Attendance(self.contract)
+        self.roll = Attendance(self.contract)
         for passive in self.passives:
             passive.wait()
 
@@ -86,14 +86,14 @@ class Apfed:
         if not envelopes or aggregator is None:
             return active.update(None)
         for envelope in envelopes:
-            if envelope.receiver in self._attendance.present:
+            if envelope.receiver in self.roll.present:
                 channel.send(envelope)
         for passive in self._present():
             received = channel.receive(
                 passive.name, sender=active.name, kind=Kind.REPRESENTATIONS, step=step
             )
             channel.send(passive.contribute(received))
-        bodies = self._attendance.gather(channel, Kind.CONTRIBUTION, step)
+        bodies = self.roll.gather(channel, Kind.CONTRIBUTION, step)
         if self.rounds == 2:
             for request in aggregator.ask(bodies):
                 channel.send(request)
@@ -102,7 +102,7 @@ class Apfed:
                     passive.name, sender=AGGREGATOR, kind=Kind.SUM_REQUEST, step=step
                 )
                 channel.send(passive.answer(received))
-            bodies = self._attendance.gather(channel, Kind.SUM_ANSWER, step)
+            bodies = self.roll.gather(channel, Kind.SUM_ANSWER, step)
         channel.send(aggregator.combine(bodies))
         for passive in self._present():
             passive.wait()
@@ -111,16 +111,16 @@ class Apfed:
         )
         if active.opened is not None:
             channel.keep_opened(step, active.opened)
-        self._attendance.finish_step()
+        self.roll.finish_step()
         return loss
 
     def _present(self) -> list[PassiveParty]:
         """The passives that take part still."""
-        return [passive for passive in self.passives if passive.name in self._attendance.present]
+        return [passive for passive in self.passives if passive.name in self.roll.present]
 
     def attendance(self) -> Mapping[str, object]:
         """Who fell silent in this session, and how many steps went on without somebody."""
-        return self._attendance.facts() if self.passives else {}
+        return self.roll.facts() if self.passives else {}
 
     def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
         """Accuracy of the active alone; needs no exchange."""

@@ -159,10 +159,12 @@ def make_sum(start: Start, passives: Sequence[str], *, noise: int | None = None)
         LocalProtocolError: parameters that do not fit, or a single passive.
     """
     settings = start.config.secure_sum
-    if len(passives) == 1 and not settings.allow_single_passive:
+    helping = [name for name in passives if settings_of(start.config, name).weight > 0]
+    if 1 in (len(passives), len(helping)) and not settings.allow_single_passive:
         raise ConfigError(
-            "secure_sum.allow_single_passive: a sum over one passive hides nothing, the active "
-            "reads its gradient; take more passives, or say true and accept that"
+            "secure_sum.allow_single_passive: a sum to which one passive alone adds hides nothing, "
+            "the active reads its gradient; take more passives with a weight above 0, or say true "
+            "and accept that"
         )
     if settings.clip is None and settings.protocol != PlainSum.name:
         raise ConfigError(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from protocols.sums import SumContributor
+from protocols.sums.interface import StepBinding
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope, Kind
@@ -85,6 +86,19 @@ class PassiveParty(Party):
             RemoteProtocolError: the batch breaks a rule of the contract; nothing is computed.
             BudgetExhaustedError: contributing would exceed its budget; nothing is sent.
         """
+        rows_B, sent_BD = self._accept(envelope)
+        gradient_BD = self._gradient(envelope.step, rows_B, sent_BD)
+        gradient_BD = self._defences.protect(gradient_BD, Leaving(envelope.step, AGGREGATOR))
+        values_BD = gradient_BD.flatten(1).cpu().numpy()
+        body = self.contributor.contribute(
+            values_BD,
+            self._binding(envelope, rows_B),
+            self._draw(envelope.step, rows_B, values_BD),
+        )
+        return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)
+
+    def _accept(self, envelope: Envelope) -> tuple[Tensor, Tensor]:
+        """Return rows (B,) and representations (B, *shape) that keep to every rule."""
         rows_B, sent_BD = read_representations(
             envelope,
             self.terms.representation,
@@ -94,14 +108,11 @@ class PassiveParty(Party):
         check_spread(sent_BD, self.terms.representation, sender=envelope.sender)
         self.gate.enter(envelope)
         self._allowance.take(rows_B, sender=envelope.sender)
-        gradient_BD = self._gradient(envelope.step, rows_B, sent_BD)
-        gradient_BD = self._defences.protect(gradient_BD, Leaving(envelope.step, AGGREGATOR))
-        binding = bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
-        values_BD = gradient_BD.flatten(1).cpu().numpy()
-        body = self.contributor.contribute(
-            values_BD, binding, self._draw(envelope.step, rows_B, values_BD)
-        )
-        return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)
+        return rows_B, sent_BD
+
+    def _binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
+        """What the contribution answers: exactly what was received."""
+        return bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
 
     def wait(self) -> None:
         """Use the time until the next batch comes; sends nothing.

@@ -22,6 +22,7 @@ __all__ = [
     "Allowance",
     "StepGate",
     "bind_step",
+    "check_norms",
     "check_rows",
     "check_spread",
     "read_representations",
@@ -125,15 +126,24 @@ def read_representations(
             f"{envelope.sender} sent {len(rows_B)} row positions for {len(z_BD)} representations"
         )
     check_rows(rows_B, aligned=aligned, minimum=minimum, sender=envelope.sender)
+    check_norms(z_BD, terms, sender=envelope.sender)
+    return rows_B, z_BD
+
+
+def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
+    """Refuse rows whose L2 norm is outside the contract's bounds, or not a number.
+
+    Raises:
+        RemoteProtocolError: names the sender, the bounds and the extremes.
+    """
     norm_B = torch.linalg.vector_norm(z_BD.flatten(1).double(), dim=1)
     low, high = terms.minimum_norm, terms.maximum_norm * (1 + _NORM_SLACK)
     if not bool(((norm_B >= low) & (norm_B <= high)).all()):
         raise RemoteProtocolError(
-            f"{envelope.sender} sent representations whose norm is not within "
+            f"{sender} sent representations whose norm is not within "
             f"{terms.minimum_norm:g} to {terms.maximum_norm:g}, as the contract says "
             f"(smallest {float(norm_B.min()):g}, largest {float(norm_B.max()):g})"
         )
-    return rows_B, z_BD
 
 
 def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:

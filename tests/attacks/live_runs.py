@@ -29,6 +29,7 @@ def live_config(method: str, *, views: int = 4, **changes: dict[str, Any]) -> Co
         "guard": {"mechanism": "none"},
     }  # fmt: skip
     merged = {
-        key: value if key == "data" else {**base[key], **value} for key, value in changes.items()
+        key: value if key == "data" else {**base.get(key, {}), **value}
+        for key, value in changes.items()
     }
     return Config.model_validate(base | merged)

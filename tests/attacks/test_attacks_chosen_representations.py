@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from attacks.chosen_representations import ChosenRepresentations
-from attacks.live import LiveRun, play
+from attacks.live import LiveRun
+from attacks.play import play
 from attacks.recorded import reveal_features, view_of
 from attacks.run import mount
 from attacks.unprotected import ALL_RULES
@@ -64,7 +65,7 @@ def test_an_honest_run_is_not_one_of_this_attack(make_recording: Any) -> None:
 
 
 def test_reconstructing_passives_are_not_its_victims() -> None:
-    for result in play(ChosenRepresentations(people=64), live_config("apfed_r")):
+    for result in play(ChosenRepresentations(people=64), live_config("apfed_r"), rules=UNPROTECTED):
         assert not result.applicable
         assert result.reason is not None
         assert "another objective" in result.reason
@@ -81,3 +82,21 @@ def test_leaving_rules_out_changes_nothing_in_an_honest_run() -> None:
         for name, value in one.items():
             if not name.startswith("allowance"):  # which an unprotected passive does not count
                 assert torch.equal(value, states[1][party][name]), (party, name)
+
+
+@pytest.mark.parametrize("views", [2, 4])
+def test_the_protocol_refuses_one_direction(views: int) -> None:
+    results = play(ChosenRepresentations(people=64), live_config("apfed_c", views=views))
+    for result in results:
+        assert result.reason is not None
+        assert result.reason.startswith("the protocol refused: active sent a near-constant batch")
+
+
+@pytest.mark.parametrize("evasion", [{"spread": 0.2}, {"decoys": 0.55}])
+def test_what_spreads_a_little_more_is_answered_and_tells(evasion: dict[str, float]) -> None:
+    run = LiveRun(live_config("apfed_c", views=2))
+    run.train(2)
+    found, (truth,) = _recovered(run, ChosenRepresentations(people=28, **evasion))
+    # An honest limit of the rule: centred, well above what a guess at the mean gives (0).
+    middle = [one - one.mean(dim=0) for one in (found, truth)]
+    assert float(torch.nn.functional.cosine_similarity(*middle).mean()) > 0.5

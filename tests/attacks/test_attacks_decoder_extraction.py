@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from attacks.decoder_extraction import DecoderExtraction
-from attacks.live import play
+from attacks.play import play
 from attacks.run import mount
 from secure_apfed.config import AttackChoice
 from tests.attacks.live_runs import TWO_TABLES, live_config
@@ -37,6 +37,23 @@ def test_fewer_pairs_than_numbers_do_not_fix_the_answer() -> None:
 def test_a_sum_of_three_is_affine_in_all_their_features() -> None:
     result = _play([32], pairs=90)
     assert result.variants["affine on answers"]["r2"] > 0.95
+
+
+def test_the_protocol_refuses_one_point() -> None:
+    config = live_config("apfed_r")
+    (result,) = play(DecoderExtraction(people=60), config, victims=["passive-1"])
+    assert result.reason is not None
+    assert result.reason.startswith("the protocol refused: active sent a near-constant batch")
+
+
+def test_one_point_among_decoys_is_answered_and_tells() -> None:
+    # An honest limit of the rule and of the sum: 64 numbers a row hold three passives' 48 features.
+    config = live_config("apfed_r", secure_sum={"protocol": "masked", "clip": 1.0})
+    attack = DecoderExtraction(people=120, shadow_rows=70, decoys=0.55)
+    (result,) = play(attack, config, victims=["passive-1"])
+    assert result.variants["ridge on answers"]["r2"] > 0.7
+    assert result.advantage is not None
+    assert result.advantage > 0.3
 
 
 @pytest.mark.parametrize("method", ["apfed_r", "apfed_c"])

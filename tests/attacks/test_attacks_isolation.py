@@ -5,11 +5,13 @@ import pytest
 from torch import Tensor
 
 from attacks.isolation import Isolation
-from attacks.live import LiveRun, play
+from attacks.live import LiveRun
+from attacks.play import play
 from attacks.recorded import reveal_features
 from attacks.unprotected import ALL_RULES, Rule
 from attacks.view import Knowledge
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from secure_apfed.errors import ConfigError
 from tests.attacks.live_runs import live_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -51,7 +53,7 @@ def test_without_rules_a_passive_is_isolated(way: str, error: float) -> None:
 
 @pytest.mark.parametrize("protocol", ["plain", "ckks", "masked"])
 @pytest.mark.parametrize(
-    ("way", "refusal"), [("unequal", "norm is not within"), ("subset", "needs one contribution")]
+    ("way", "refusal"), [("unequal", "norm is not within"), ("subset", "nothing came")]
 )
 def test_the_protocol_refuses(protocol: str, way: str, refusal: str) -> None:
     with pytest.raises(RemoteProtocolError, match=refusal):
@@ -105,3 +107,14 @@ def test_a_single_passive_needs_no_isolation() -> None:
 def test_secure_sums_offer_no_sum_over_fewer() -> None:
     with pytest.raises(LocalProtocolError, match="only a plain sum"):
         _error(UNPROTECTED, sums={"protocol": "masked", "clip": 1.0}, way="subset")
+
+
+def test_no_contract_gives_weight_to_one_passive_alone() -> None:
+    alone = {"passive-1": {}, "default": {"weight": 0.0}}
+    config = live_config("apfed_c", passives=alone, secure_sum={"allow_single_passive": False})
+    with pytest.raises(ConfigError, match="one passive alone adds hides nothing"):
+        LiveRun(config)
+    all_zero = live_config(
+        "apfed_c", passives={"default": {"weight": 0.0}}, secure_sum={"allow_single_passive": False}
+    )
+    assert len(LiveRun(all_zero).method.passives) == 3

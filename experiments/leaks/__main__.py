@@ -1,0 +1,70 @@
+"""`python -m experiments.leaks`: five tables, of live runs of all parties.
+
+`inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
+`chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
+(APFed-R). `isolation`: one passive's part of the sum, rule by rule. `degradation`: what a malicious
+passive does to the active's accuracy on people of its choice.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated
+
+import torch
+import typer
+
+from experiments.leaks.degradation import degradation
+from experiments.leaks.inversion import inversion
+from experiments.leaks.isolation import isolation
+from experiments.leaks.questions import chosen, decoder
+from experiments.leaks.sessions import Row
+from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.errors import NarrowBatchWarning
+
+__all__ = ["PARTS", "as_markdown", "main"]
+
+PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
+    "inversion": inversion,
+    "chosen": chosen,
+    "decoder": decoder,
+    "isolation": isolation,
+    "degradation": degradation,
+}
+
+
+def main(
+    only: Annotated[str | None, typer.Option(help=f"One of {', '.join(PARTS)}.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no tables.")] = False,
+) -> None:
+    """Play the attacks and print what they reach."""
+    if only is not None and only not in PARTS:
+        raise typer.BadParameter(f"no part is called {only!r}; there are {', '.join(PARTS)}")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
+    warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
+    found = {name: list(part()) for name, part in PARTS.items() if only in (None, name)}
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for name, rows in found.items():
+        typer.echo(f"\n{name}\n")
+        typer.echo(as_markdown(rows))
+
+
+def as_markdown(rows: list[Row]) -> str:
+    """A table; columns that no row has are left out."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[_shown(row.get(key)) for key in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    typer.run(main)
