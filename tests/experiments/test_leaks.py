@@ -1,0 +1,48 @@
+"""The tables of what an active reads: their form, and that sessions are what they say."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+
+from attacks.unprotected import ALL_RULES
+from experiments.leaks.__main__ import PARTS, as_markdown, main
+from experiments.leaks.sessions import UNPROTECTED, centred_cosine, live_config, sum_for
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_columns_are_those_that_occur_and_gaps_stay_empty() -> None:
+    table = as_markdown([{"a": 1, "b": 0.12345}, {"a": None, "c": "x"}])
+    assert table.splitlines() == [
+        "| a | b | c |", "| --- | --- | --- |", "| 1 | 0.123 |  |", "|  |  | x |",
+    ]  # fmt: skip
+
+
+def test_an_unknown_part_is_named() -> None:
+    with pytest.raises(
+        typer.BadParameter, match="no part is called 'nothing'; there are inversion"
+    ):
+        main(only="nothing")
+
+
+def test_the_stored_figures_are_of_every_part() -> None:
+    stored = json.loads((DOCS / "leaks.json").read_bytes())
+    assert set(stored) == set(PARTS)
+    assert all(rows for rows in stored.values())
+
+
+def test_rules_decide_which_sum_protects() -> None:
+    assert sum_for("digits", "apfed_r", 3, UNPROTECTED).secure_sum.clip is None
+    protected = sum_for("digits", "apfed_r", 3, ALL_RULES).secure_sum
+    assert (protected.protocol, protected.clip) == ("masked", 1.0)
+    assert live_config("digits", "apfed_c", projection=16).model.projection == 16
+
+
+def test_a_common_mean_is_no_agreement() -> None:
+    draw = torch.Generator().manual_seed(0)
+    one, other = torch.randn(2, 200, 8, generator=draw)
+    assert abs(centred_cosine(one + 50, other + 50)) < 0.1
+    assert centred_cosine(one + 50, one - 3) == pytest.approx(1, abs=1e-4)
