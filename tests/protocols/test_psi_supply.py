@@ -1,5 +1,7 @@
 """Triples dealt before the IDs are known, and agreed sizes that hide the true ones."""
 
+import copy
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -133,6 +135,22 @@ def test_a_supply_is_used_once() -> None:
         play(supplies)
     with pytest.raises(LocalProtocolError, match="p: this supply of triples is in use"):
         supplies["p"].to_bytes()
+
+
+def test_copies_of_a_supply_are_not_used_beside_it() -> None:
+    supplies, kept = stock(), {}
+    for name, supply in supplies.items():
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(LocalProtocolError, match="never copied"):
+                copied(supply)
+        kept[name] = supply.to_bytes()
+        with pytest.raises(LocalProtocolError, match="or was stored already"):
+            supply.to_bytes()
+    with pytest.raises(LocalProtocolError, match="hub: a supply of triples is used once"):
+        play(supplies)  # what was stored is used from the store only
+    check(play({name: Supply.from_bytes(each) for name, each in kept.items()})[0])
+    with pytest.raises(LocalProtocolError, match="hub: a supply of triples is used once"):
+        play({name: Supply.from_bytes(each) for name, each in kept.items()})  # read twice
 
 
 def test_supplies_of_others_are_refused() -> None:

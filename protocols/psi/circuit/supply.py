@@ -4,12 +4,15 @@ Run by: hub, members and dealer of `protocols.psi.circuit.backend`, under the ag
 intersection to come. It names the sizes that the parties will announce, from which the
 number of triples follows; sets may turn out smaller. Protects as the dealing within
 an intersection does. A supply is as secret as the IDs, and is used once: whoever used it for
-two intersections would show the exclusive or of what it masked.
+two intersections would show the exclusive or of what it masked. So a process uses no supply
+twice, however often it reads the bytes. It cannot know what another process did with a copy of
+them: who keeps a supply on the disk deletes it first.
 """
 
 import hashlib
 import struct
 from collections.abc import Generator, Sequence
+from typing import ClassVar
 
 from protocols.errors import LocalProtocolError
 from protocols.psi.circuit.bits import WORD
@@ -37,6 +40,9 @@ class Supply:
         bodies: of the chunks.
     """
 
+    _used: ClassVar[set[bytes]] = set()
+    """Digests of the supplies that this process used."""
+
     def __init__(self, agreement: bytes, me: str, bodies: Sequence[bytes] = ()) -> None:
         self._agreement, self._me, self._bodies = agreement, me, list(bodies)
         self._claimed = False
@@ -46,13 +52,19 @@ class Supply:
         self._bodies.append(body)
 
     def to_bytes(self) -> bytes:
-        """Return it for a file that nobody else can read.
+        """Return it for a file that nobody else can read; from now on only that can be used.
 
         Raises:
-            LocalProtocolError: it is in use already.
+            LocalProtocolError: it is in use, or in a file, already.
         """
         if self._claimed:
-            raise LocalProtocolError(f"{self._me}: this supply of triples is in use")
+            raise LocalProtocolError(
+                f"{self._me}: this supply of triples is in use, or was stored already"
+            )
+        self._claimed = True
+        return self._stored()
+
+    def _stored(self) -> bytes:
         name = self._me.encode()
         framed = b"".join(_LENGTH.pack(len(body)) + body for body in self._bodies)
         stored = _HEAD.pack(self._agreement, len(name), len(self._bodies)) + name + framed
@@ -85,13 +97,18 @@ class Supply:
         Raises:
             LocalProtocolError: it was used before, or is another party's or agreement's.
         """
-        if self._claimed:
+        digest = self._stored()[-_CHECK_BYTES:]
+        if self._claimed or digest in Supply._used:
             raise LocalProtocolError(f"{me}: a supply of triples is used once; deal another")
         if (self._agreement, self._me) != (agreement.digest, me):
             raise LocalProtocolError(
                 f"{me}: this supply of triples was dealt to {self._me}, or under another agreement"
             )
         self._claimed = True
+        Supply._used.add(digest)
+
+    def __reduce__(self) -> str:
+        raise LocalProtocolError("a supply of triples is never copied; store it with to_bytes")
 
     def take(self, length: int) -> bytes:
         """Return the next body, which must have this length."""
