@@ -40,6 +40,7 @@ _FRESH_TAIL = 15.5
 _GAUSSIAN_TAIL = 10.0
 _MODULUS_MARGIN = 1 + 2**-10
 _MAX_SCALE_BITS = 40
+_MOST_PRIME_BITS = 60  # of SEAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +118,12 @@ def solve_ckks(
 
 
 def _require_secure(poly_degree: int, primes: tuple[int, ...]) -> None:
+    least = (2 * poly_degree).bit_length()  # a prime is 1 modulo 2N
+    if len(primes) not in (1, 2) or not all(least <= p <= _MOST_PRIME_BITS for p in primes):
+        raise LocalProtocolError(
+            f"one prime for the data and at most one more, of {least} to {_MOST_PRIME_BITS} bits "
+            f"for ring degree {poly_degree}; got {list(primes)}"
+        )
     limit = SECURE_MODULUS_BITS.get(poly_degree)
     if limit is None or sum(primes) > limit:
         fits = [str(n) for n, bits in SECURE_MODULUS_BITS.items() if bits >= sum(primes)]

@@ -58,6 +58,20 @@ def test_insecure_parameters_are_refused() -> None:
         solve_ckks(fixed_point(2), poly_degree=1000)
 
 
+@pytest.mark.parametrize(
+    "primes", [(), (0, 0), (-10, 60), (61,), (109,), (60, 12), (36, 36, 37), (60, 49, 0)]
+)
+def test_primes_that_no_ciphertext_has_are_refused(primes: tuple[int, ...]) -> None:
+    with pytest.raises(LocalProtocolError, match="one prime for the data and at most one more"):
+        solve_ckks(fixed_point(2), poly_degree=4096, primes=primes)
+
+
+@pytest.mark.parametrize("degree", [0, -4096, 3000, 2**20])
+def test_other_degrees_are_refused(degree: int) -> None:
+    with pytest.raises(LocalProtocolError, match="ring degree"):
+        solve_ckks(fixed_point(2), poly_degree=degree, primes=(60,))
+
+
 def test_what_does_not_fit_says_what_would() -> None:
     with pytest.raises(LocalProtocolError, match=r"values of 24 bits do not fit .* 13 bits would"):
         solve_ckks(fixed_point(16, 24), primes=(36, 36))
