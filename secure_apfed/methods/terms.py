@@ -287,4 +287,5 @@ def whole_training(
         updates=private.ledger,
         delta=config.guard.delta,
         budget=config.dp_sgd.epsilon,
+        seeded=config.guard.noise != "secret",
     )

@@ -37,6 +37,7 @@ from secure_apfed.parties import (
     accuracy_of,
 )
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
+from secure_apfed.privacy.guarantee import joint_releases_told
 from secure_apfed.seeds import seeded
 
 __all__ = ["Tvfl", "open_tvfl"]
@@ -202,7 +203,9 @@ def open_tvfl(start: Start) -> Tvfl:
         ),
         passives=passives,
         ledgers={passive.name: passive.ledger for passive in passives},
-        guarantee=guard_for(start, passives[0].name).statement(),
+        guarantee=joint_releases_told(
+            guard_for(start, passives[0].name).statement(), len(passives)
+        ),
         secure_sum={},
         training_rows=positions_of(aligned, data.train_rows),
         test_rows=data.test_rows,

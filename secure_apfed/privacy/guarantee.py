@@ -8,7 +8,13 @@ from collections.abc import Sequence
 
 from secure_apfed.privacy.label_mechanism import LabelMechanism
 
-__all__ = ["LABEL_ASSUMPTIONS", "NOTHING_RELEASED", "contributions_told", "guarantee_of"]
+__all__ = [
+    "LABEL_ASSUMPTIONS",
+    "NOTHING_RELEASED",
+    "contributions_told",
+    "guarantee_of",
+    "joint_releases_told",
+]
 
 NOTHING_RELEASED = "nothing is released"
 
@@ -26,14 +32,36 @@ _SEEDED = (
 
 _CONTRIBUTIONS = (
     "contribution guarantee: each passive's epsilon speaks of one person's features at that "
-    "passive, its networks held fixed, by the noise of honest passives"
+    "passive, its networks held fixed, by the noise of honest passives, against whoever reads the "
+    "sums alone; a step that is played again counts once, which needs that all of them repeat it"
 )
+_SINGLE = {
+    "plain": "not against the aggregator, which reads each contribution",
+    "ckks": "not against active and aggregator together, who read each contribution",
+    "ckks_fast": "not against active and aggregator together, who read each contribution",
+}
 
 
-def contributions_told(*, seeded: bool) -> str:
-    """What noise under the sum gives; `seeded`: whether it is derived from the run's seed."""
-    without = ", against somebody who does not know the run's seed"
-    return _CONTRIBUTIONS + (without if seeded else "")
+def contributions_told(protocol: str, *, seeded: bool) -> str:
+    """What noise under the sum gives.
+
+    Args:
+        protocol: of the sum.
+        seeded: whether the noise is derived from the run's seed.
+    """
+    seed = (
+        "only against somebody who does not know the run's seed, and while no step is played "
+        "twice with other numbers"
+    )
+    more = [_SINGLE[protocol]] if protocol in _SINGLE else []
+    return "; ".join([_CONTRIBUTIONS, *more, *([seed] if seeded else [])])
+
+
+def joint_releases_told(released: str, passives: int) -> str:
+    """What the guards of several passives promise, who all send rows of the same people."""
+    if passives < 2:
+        return released
+    return f"{released}; epsilon_x is of one passive's row, and those of one person add up"
 
 
 def guarantee_of(

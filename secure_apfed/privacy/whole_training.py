@@ -25,8 +25,12 @@ from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism
 __all__ = ["WholeTraining", "calibrate_updates"]
 
 _ASSUMPTIONS = (
-    "replace-one; IDs, alignment, batches, the encoding of features, row numbers and settings "
-    "are taken as public; training losses and checkpoints stay with the active"
+    "replace-one; IDs, alignment, the split, batches, the encoding of features, row numbers and "
+    "settings are taken as public; training losses and checkpoints stay with the active"
+)
+_SEEDED = (
+    "; and all of it only against somebody who does not know the run's seed, since the noise is "
+    "derived from it, and while no step is played twice with other numbers"
 )
 
 
@@ -37,12 +41,14 @@ class WholeTraining:
         releases, updates: the ledgers; their largest counts are taken as one record's.
         delta: in (0, 1), of every epsilon here.
         budget: the largest epsilon_model; None never stops.
+        seeded: whether the noise is derived from the run's seed, which the statement then says.
     """
 
     def __init__(
         self, *, releases: PrivacyLedger, updates: PrivacyLedger, delta: float,
-        budget: float | None,
+        budget: float | None, seeded: bool = False,
     ) -> None:  # fmt: skip
+        self._assumptions = _ASSUMPTIONS + (_SEEDED if seeded else "")
         self._releases, self.updates = releases, updates
         self._delta, self._budget = delta, budget
         for ledger in (releases, updates):
@@ -73,7 +79,8 @@ class WholeTraining:
         )
         return replace(
             spent,
-            epsilon_y=min(spent.epsilon_y, self.epsilon_y),
+            # Zero says that nothing was sent, which leaves out the model, but updates read labels.
+            epsilon_y=min(spent.epsilon_y or math.inf, self.epsilon_y),
             epsilon_model=self.epsilon_model,
             trace=(*spent.trace, *lines),
         )
@@ -87,18 +94,18 @@ class WholeTraining:
         if guard is None:
             return (
                 "private training: the finished model is (epsilon_model, delta)-DP for one record, "
-                f"its label included; nothing is sent; {_ASSUMPTIONS}"
+                f"its label included; nothing is sent; {self._assumptions}"
             )
         if guard.unsafe:
             return (
                 "private training covers labels alone: what the passives receive and the finished "
                 "model together are (epsilon_y, delta)-DP for one label; no guarantee for "
-                f"features: representations are sent as they are; {_ASSUMPTIONS}"
+                f"features: representations are sent as they are; {self._assumptions}"
             )
         return (
             "private training: what all passives receive and the finished model together are "
             "(epsilon_model, delta)-DP for one record, and (epsilon_y, delta)-DP for its label; "
-            f"epsilon_x is its part by releases alone ({guard.statement()}); {_ASSUMPTIONS}"
+            f"epsilon_x is its part by releases alone ({guard.statement()}); {self._assumptions}"
         )
 
     def _check(self, ledger: PrivacyLedger, *, mu: float, step: int) -> None:

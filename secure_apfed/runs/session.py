@@ -90,11 +90,12 @@ def _play(
         model=predictor_of(method.solo()), encoders=encoders_of(method),
     )  # fmt: skip
     if writer:
+        protocol = config.secure_sum.protocol
         guarantee = guarantee_of(
             method.guarantee, opening.labels.mechanism,
             private_training=method.training is not None,
             seeded=(seeded := config.guard.noise != "secret"),
-            also=[*([contributions_told(seeded=seeded)] if method.contributions else []),
+            also=[*([contributions_told(protocol, seeded=seeded)] if method.contributions else []),
                   *statements(config.defences, config.method)],
         )  # fmt: skip
         writer.finish(

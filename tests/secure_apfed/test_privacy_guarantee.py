@@ -5,7 +5,13 @@ from itertools import product
 import pytest
 
 from secure_apfed.privacy import LabelResponse, NoLabelPrivacy
-from secure_apfed.privacy.guarantee import LABEL_ASSUMPTIONS, NOTHING_RELEASED, guarantee_of
+from secure_apfed.privacy.guarantee import (
+    LABEL_ASSUMPTIONS,
+    NOTHING_RELEASED,
+    contributions_told,
+    guarantee_of,
+    joint_releases_told,
+)
 
 ROWS = "row-release guarantee, encoder held fixed"
 NONE, RESPONSE = NoLabelPrivacy(classes=3), LabelResponse(epsilon=1.0, classes=3)
@@ -35,3 +41,21 @@ def test_label_dp_comes_with_its_assumptions(released: str, private: bool, seede
     assert LABEL_ASSUMPTIONS in told
     assert "no label DP" not in told
     assert ("does not know the run's seed" in told) is seeded
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_noise_under_a_sum_is_claimed_against_its_readers_only(seeded: bool) -> None:
+    told = {name: contributions_told(name, seeded=seeded) for name in ("plain", "ckks", "masked")}
+    for text in told.values():
+        assert "whoever reads the sums alone" in text
+        assert ("does not know the run's seed" in text) is seeded
+    assert "not against the aggregator" in told["plain"]
+    assert "not against active and aggregator together" in told["ckks"]
+    assert "not against" not in told["masked"]
+
+
+def test_rows_of_one_person_at_several_passives_add_up() -> None:
+    assert joint_releases_told(ROWS, 1) == ROWS
+    assert joint_releases_told(ROWS, 2) == (
+        f"{ROWS}; epsilon_x is of one passive's row, and those of one person add up"
+    )

@@ -15,6 +15,7 @@ from secure_apfed.privacy import (
     NoPrivacy,
     PrivacyLedger,
     PrivacySpent,
+    RepresentationGuard,
     WholeTraining,
     calibrate_updates,
 )
@@ -72,8 +73,9 @@ def test_nothing_sent_leaves_the_updates_alone() -> None:
     whole, _, updates = training(NoPrivacy(), GaussianRelease(noise_multiplier=4.0))
     charge(updates, 0, 1)
     spent = whole.account(PrivacySpent.nothing(delta=DELTA))
-    assert (spent.epsilon_x, spent.epsilon_y) == (0, 0)
-    assert spent.epsilon_model == gdp_epsilon(0.25, DELTA)
+    assert spent.epsilon_x == 0
+    # The finished model has read the label, whatever was sent.
+    assert spent.epsilon_y == spent.epsilon_model == gdp_epsilon(0.25, DELTA)
 
 
 @pytest.mark.parametrize("releases", [0, 1, 6])
@@ -143,3 +145,19 @@ def test_statements_say_what_is_covered() -> None:
     for text in (guarded, whole.statement(NoGuard()), whole.statement(None)):
         assert "encoding of features" in text
         assert "losses and checkpoints stay with the active" in text
+
+
+@pytest.mark.parametrize("guard", [None, NoGuard(), GaussianGuard(clip=1.0, sigma=3.0, key=KEY)])
+@pytest.mark.parametrize("seeded", [False, True])
+def test_noise_from_the_seed_is_told_whatever_the_guard(
+    guard: RepresentationGuard | None, seeded: bool
+) -> None:
+    releases, updates = (
+        PrivacyLedger(GaussianRelease(noise_multiplier=4.0), delta=DELTA, budget=None, rows=5,
+                      log=None)
+        for _ in range(2)
+    )  # fmt: skip
+    whole = WholeTraining(
+        releases=releases, updates=updates, delta=DELTA, budget=None, seeded=seeded
+    )
+    assert ("does not know the run's seed" in whole.statement(guard)) is seeded
