@@ -24,6 +24,7 @@ from attacks.reversed_hijack import ReversedHijack
 from attacks.semi_supervised import SemiSupervised
 from attacks.spectral import Spectral
 from attacks.temporal import Temporal
+from attacks.unpaired_inversion import UnpairedInversion
 
 __all__ = ["ATTACKS"]
 
@@ -41,6 +42,7 @@ _ENTRIES: tuple[type[Attack], ...] = (
     Spectral,
     # Features, from the representations that a victim released.
     InverseNetwork,
+    UnpairedInversion,
     RepresentationNetwork,
     # Who trained the model, from its answers.
     Membership,

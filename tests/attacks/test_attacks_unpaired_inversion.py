@@ -1,0 +1,86 @@
+"""Unpaired inversion on planted leaks of skewed features, whose shapes say which is which."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attacks.recorded import reveal_features, view_of
+from attacks.run import mount
+from attacks.unpaired_inversion import UnpairedInversion
+from attacks.view import Budget, Knowledge, KnownRows
+from secure_apfed.config import AttackChoice
+from secure_apfed.data import ColumnEncoding
+
+ITERATIONS = 500
+
+
+def _skewed(own: torch.Tensor) -> torch.Tensor:
+    """Two features, one with a long tail above, one below."""
+    return torch.stack([own[:, 1].exp(), -own[:, 2].exp()], dim=1).clamp(-6, 6)
+
+
+def _recording(make_recording: Any, *, released: bool = True) -> Any:
+    """passive-1 holds the skewed features and releases a function of them, or noise."""
+
+    def leak(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
+        x = _skewed(own)
+        if not released:
+            return torch.randn(len(own), 3, generator=draw)
+        mixed = torch.stack([x[:, 1] - 0.3 * x[:, 0], x[:, 0], x[:, 0] + x[:, 1]], dim=1)
+        return torch.tanh(0.2 * mixed)
+
+    recording = make_recording(leak, method="tvfl")
+    data = recording.data
+    table = data.passives[0]
+    encoding = ColumnEncoding.plain(["above", "below"])
+    victim = replace(table, features=_skewed(table.features), encoding=encoding)
+    return replace(recording, data=replace(data, passives=(victim, *data.passives[1:])))
+
+
+def _mount(recording: Any, **options: Any) -> Any:
+    settings = {"iterations": ITERATIONS, "shadow_rows": 90, "hidden": 64, **options}
+    choice = AttackChoice(name="unpaired_inversion", options=settings)
+    return next(r for r in mount(recording, [choice], seed=0) if r.victim == "passive-1")
+
+
+def test_features_are_found_without_a_pair(make_recording: Any) -> None:
+    result = _mount(_recording(make_recording))
+    assert (result.adversary, result.metric) == ("active", "r2")
+    assert result.score["r2"] > 0.5
+    assert result.advantage > 0.5
+    assert set(result.baselines) == {"mean of the public rows", "decoded x"}
+    assert result.counts["known"] == 90
+
+
+def test_without_a_leak_there_is_no_advantage(make_recording: Any) -> None:
+    assert _mount(_recording(make_recording, released=False)).advantage < 0.05
+
+
+def test_whose_the_public_rows_are_makes_no_difference(make_recording: Any) -> None:
+    recording = _recording(make_recording)
+    shadow = reveal_features(recording, "passive-1", 60, 0)
+    attack = UnpairedInversion(iterations=20, starts=1, hidden=16)
+    # The same rows of features in the same order, said to be of the same people in another one.
+    guesses = []
+    for positions in (shadow.positions, shadow.positions.flip(0)):
+        knowledge = Knowledge(
+            classes=3, victim="passive-1", shadow=KnownRows(positions, shadow.values)
+        )
+        view = view_of(recording, ["active"], knowledge=knowledge, budget=Budget(iterations=20))
+        guesses.append(attack.run(view, 0).attacks["decoded h"].values)
+    assert (guesses[0] == guesses[1]).all()
+
+
+@pytest.mark.parametrize("method", ["apfed_c", "single_view"])
+def test_who_releases_nothing_is_no_victim(make_recording: Any, method: str) -> None:
+    result = _mount(make_recording("nothing", method=method), iterations=1)
+    assert not result.applicable
+    assert result.reason
+
+
+def test_too_many_public_rows_are_a_reason_not_a_crash(make_recording: Any) -> None:
+    result = _mount(_recording(make_recording), shadow_rows=1000)
+    assert not result.applicable
+    assert "lower shadow_rows" in result.reason
