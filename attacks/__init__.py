@@ -13,6 +13,7 @@ from attacks.contrastive_inversion import ContrastiveInversion
 from attacks.decoder_extraction import DecoderExtraction
 from attacks.gradient_direction import GradientDirection
 from attacks.gradient_norm import GradientNorm
+from attacks.id_stuffing import IdStuffing
 from attacks.interface import Attack
 from attacks.inverse_network import InverseNetwork
 from attacks.isolation import Isolation
@@ -54,6 +55,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     ChosenRepresentations,
     DecoderExtraction,
     Isolation,
+    # Which IDs a peer has, from the intersection (attacks.stuffing).
+    IdStuffing,
 )
 
 ATTACKS: Mapping[str, type[Attack]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

@@ -29,7 +29,8 @@ def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: T
     share = torch.rand(len(one_BD), *[1] * (one_BD.dim() - 1), device=one_BD.device)
     mixed_BD = torch.lerp(one_BD.detach(), other_BD.detach(), share).requires_grad_()
     (slope_BD,) = torch.autograd.grad(judge(mixed_BD).sum(), mixed_BD, create_graph=True)
-    return (slope_BD.flatten(1).norm(dim=1) - 1).square().mean()
+    penalty: Tensor = (slope_BD.flatten(1).norm(dim=1) - 1).square().mean()
+    return penalty
 
 
 def energy_distance(one_ND: Tensor, other_MD: Tensor) -> float:

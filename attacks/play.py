@@ -9,13 +9,14 @@ from torch import Tensor
 
 from attacks.interface import AttackResult
 from attacks.live import LiveRun
-from attacks.run import knowledge_of, result_of, result_of_passive
-from attacks.strategy import ActiveAttack, PassiveAttack
+from attacks.live_joint import JointRun
+from attacks.run import knowledge_of, result_of, result_of_answers
+from attacks.strategy import ActiveAttack, AnsweringAttack
 from attacks.unprotected import ALL_RULES, Rule
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 
-__all__ = ["play", "play_passive"]
+__all__ = ["play", "play_active", "play_passive"]
 
 
 def play(
@@ -56,7 +57,7 @@ def play(
 
 
 def play_passive(
-    attack: PassiveAttack,
+    attack: AnsweringAttack,
     config: Config,
     passive: str,
     *,
@@ -65,8 +66,31 @@ def play_passive(
 ) -> AttackResult:
     """Train all of the config's epochs with an adversary in this passive's place; score it."""
     run = LiveRun(config, data)
-    knowledge = knowledge_of(attack, run.recording, passive, seed=seed)
+    active = run.data.active.name
+    knowledge = knowledge_of(attack, run.recording, passive, active, seed=seed)
     strategy = attack.begin(run.terms, knowledge, seed)
     run.hand_over(passive, strategy)
     run.train(config.train.epochs)
-    return result_of_passive(attack, run.recording, passive, seed=seed, notes=strategy.notes())
+    return result_of_answers(
+        attack, run.recording, passive, active, seed=seed, notes=strategy.notes()
+    )
+
+
+def play_active(
+    attack: AnsweringAttack,
+    config: Config,
+    victim: str,
+    *,
+    data: VerticalData | None = None,
+    seed: int = 0,
+) -> AttackResult:
+    """Train a config of TVFL with an adversary in the active's place; score it on one passive."""
+    run = JointRun(config, data)
+    active = run.data.active.name
+    knowledge = knowledge_of(attack, run.recording, active, victim, seed=seed)
+    strategy = attack.begin(run.terms(victim), knowledge, seed)
+    run.hand_over(victim, strategy)
+    run.train(config.train.epochs)
+    return result_of_answers(
+        attack, run.recording, active, victim, seed=seed, notes=strategy.notes()
+    )

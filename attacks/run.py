@@ -25,7 +25,7 @@ from attacks.recorded import (
 )
 from attacks.recorded_members import reveal_candidates
 from attacks.scoring import not_applicable, score
-from attacks.strategy import ActiveAttack, ActiveSeat, PassiveAttack
+from attacks.strategy import ActiveAttack, ActiveSeat, AnsweringAttack
 from attacks.view import AdversaryView, Budget, Knowledge, Played
 from protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
@@ -40,7 +40,7 @@ __all__ = [
     "mount",
     "prepare",
     "result_of",
-    "result_of_passive",
+    "result_of_answers",
 ]
 
 
@@ -137,24 +137,24 @@ def result_of(
 
 
 def knowledge_of(
-    attack: PassiveAttack, recording: Recording, passive: str, *, seed: int
+    attack: AnsweringAttack, recording: Recording, party: str, victim: str, *, seed: int
 ) -> Knowledge:
-    """Return what a malicious passive is declared to know when it begins."""
-    active = recording.data.active.name
-    return _Trial(attack, recording, (passive,), active, None, seed, "cpu", None).known()[0]
+    """Return what a malicious party that answers is declared to know when it begins."""
+    return _Trial(attack, recording, (party,), victim, None, seed, "cpu", None).known()[0]
 
 
-def result_of_passive(
-    attack: PassiveAttack,
+def result_of_answers(
+    attack: AnsweringAttack,
     recording: Recording,
-    passive: str,
+    party: str,
+    victim: str,
     *,
     seed: int,
     notes: Mapping[str, Tensor],
 ) -> AttackResult:
-    """Return the result of a malicious passive that played its part in this run."""
-    played, active = Played(attack.name, notes), recording.data.active.name
-    return _Trial(attack, recording, (passive,), active, None, seed, "cpu", None, played).result()
+    """Return the result of a malicious party that answered in this run."""
+    played = Played(attack.name, notes)
+    return _Trial(attack, recording, (party,), victim, None, seed, "cpu", None, played).result()
 
 
 def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
@@ -182,7 +182,8 @@ def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ..
     for role in attack.roles:
         of_role = {"active": (active,), "passive": passives}.get(role, (role,))
         coalitions = [of_role] if attack.coalition == "all" else [(party,) for party in of_role]
-        victims = (active, *passives) if attack.target == "features" else (active,)
+        passives_too = attack.target == "features" or role == "active"
+        victims = (active, *passives) if passives_too else (active,)
         for parties in coalitions:
             for victim in victims:
                 # Parties of one role exchange nothing with each other.
@@ -266,6 +267,7 @@ class _Trial:
 
     def _public(self) -> Mapping[str, Tensor]:
         """Outsiders whom the adversary knows wholly, where its attack needs some."""
-        if not isinstance(self.attack, PassiveAttack):
+        if not isinstance(self.attack, AnsweringAttack):
             return {}
-        return reveal_public(self.recording, self.parties, self.attack.people, self.seed)
+        names = (*self.parties, self.victim)
+        return reveal_public(self.recording, names, self.attack.people, self.seed)

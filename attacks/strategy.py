@@ -24,7 +24,7 @@ __all__ = [
     "ActiveAttack",
     "ActiveSeat",
     "Answering",
-    "PassiveAttack",
+    "AnsweringAttack",
     "ask_among_decoys",
     "notes_of",
     "people_to_ask",
@@ -118,10 +118,10 @@ class ActiveAttack(Attack):
 
 
 class Answering(Protocol):
-    """What a malicious passive does in place of its objective."""
+    """What a malicious party does in place of its objective."""
 
     def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
-        """Return the "gradient" (B, D) that it contributes; its end of the sum clips the rows."""
+        """Return the "gradient" (B, D), row by row; an end of a sum clips the rows."""
         ...
 
     def notes(self) -> Mapping[str, Tensor]:
@@ -129,10 +129,11 @@ class Answering(Protocol):
         ...
 
 
-class PassiveAttack(Attack):
-    """Base of the attacks by a malicious passive on the active's features.
+class AnsweringAttack(Attack):
+    """Base of the attacks on features by a party that answers representations with gradients.
 
-    It answers every step of the others' honest training.
+    A passive of APFed or the active of TVFL does; it answers every step of the others' honest
+    training.
 
     Attributes:
         people: outsiders whom it knows wholly, at most.
@@ -140,7 +141,6 @@ class PassiveAttack(Attack):
     """
 
     target: ClassVar[Target] = "features"
-    roles: ClassVar[tuple[Role, ...]] = ("passive",)
     behaviour: ClassVar[Behaviour] = "malicious"
 
     people: int = Field(2_000, ge=4)
@@ -148,7 +148,7 @@ class PassiveAttack(Attack):
 
     @abstractmethod
     def begin(self, terms: RepresentationTerms, knowledge: Knowledge, seed: int) -> Answering:
-        """Return what plays the passive from now on."""
+        """Return what plays the party from now on."""
 
 
 def ask_among_decoys(

@@ -160,6 +160,14 @@ class _Hub(ResultHolder):
             return []
         return self._open()
 
+    @property
+    def overlaps(self) -> dict[str, Rows]:
+        """Own rows shared with each member, ascending: known to the hub whatever is opened."""
+        return {
+            member: np.array(sorted(pair.place_of_row or {}), np.int64)
+            for member, pair in self._pairs.items()
+        }
+
     def _match(self, sender: str, pair: _Pair, items: bytes) -> dict[int, int]:
         """Return, for each own row shared with `sender`, its place in the list of `sender`."""
         tags = [items[k : k + TAG_BYTES] for k in range(0, len(items), TAG_BYTES)]
