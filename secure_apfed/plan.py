@@ -60,6 +60,7 @@ class Forecast:
         epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.
         epsilon_y: of one training label; infinite without a label mechanism or private training.
         epsilon_model: of one whole record; infinite where none is claimed.
+        epsilon_passives: by passive, of one person's features there, where noise is under the sum.
         warnings: what is worth knowing before the run.
     """
 
@@ -76,6 +77,7 @@ class Forecast:
     epsilon_x: float
     epsilon_y: float
     epsilon_model: float
+    epsilon_passives: Mapping[str, float]
     delta: float
     warnings: tuple[str, ...]
 
@@ -142,6 +144,9 @@ def forecast(config: Config) -> Forecast:
         epsilon_x=epsilon,
         epsilon_y=epsilon_y,
         epsilon_model=epsilon_model,
+        epsilon_passives={
+            name: ledger.would_cost(train.epochs) for name, ledger in played.contributions.items()
+        },
         delta=config.guard.delta,
         warnings=tuple(_warnings(config, played, links, epsilon, len(data.passives))),
     )
@@ -218,7 +223,12 @@ def _epsilons(config: Config) -> tuple[float, float, float]:
 def _warnings(
     config: Config, played: Rehearsal, links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
-    if config.method == "single_view":
+    alone = config.method == "single_view"
+    guarded = config.guard.mechanism != "none" and not alone
+    drawn = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
+    if config.guard.noise != "secret" and drawn:
+        yield "the noise can be taken off by whoever knows the seed (guard.noise)"
+    if alone:
         return
     if played.numbers_per_row > _WIDE:
         yield (
@@ -229,8 +239,6 @@ def _warnings(
         yield "there is no guard: representations leave as they are, epsilon is infinite"
     elif epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
-    if config.guard.noise != "secret" and config.guard.mechanism != "none":
-        yield "the noise can be taken off by whoever knows the seed (guard.noise)"
     if config.method.startswith("apfed"):
         if SECURE_SUMS[config.secure_sum.protocol].unsafe:
             yield f"the sum is {config.secure_sum.protocol}: the aggregator reads every gradient"

@@ -6,7 +6,7 @@ thrown away; no real value enters, so no budget is touched. Letters: N rows.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import Flow, TranscriptSettings
 from secure_apfed.methods import METHODS, Start
+from secure_apfed.privacy import PrivacyLedger
 
 __all__ = ["STEPS", "Rehearsal", "rehearse"]
 
@@ -32,6 +33,7 @@ class Rehearsal:
         setup, training: flows before the first step, and of all `STEPS` steps together.
         step_seconds: of one step; evaluation_seconds: of one test evaluation.
         numbers_per_row: of what is sent of each row; 0 where nothing is.
+        contributions: ledgers of the passives that add noise under the sum.
     """
 
     data: VerticalData
@@ -40,6 +42,7 @@ class Rehearsal:
     step_seconds: float
     evaluation_seconds: float
     numbers_per_row: int
+    contributions: Mapping[str, PrivacyLedger]
 
 
 def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) -> Rehearsal:
@@ -80,6 +83,7 @@ def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) 
         step_seconds=sorted(seconds[1:])[len(seconds[1:]) // 2],
         evaluation_seconds=time.perf_counter() - began,
         numbers_per_row=math.prod(terms[0].representation.shape) if terms else 0,
+        contributions=method.contributions,
     )
 
 

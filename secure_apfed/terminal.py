@@ -262,6 +262,10 @@ def show_forecast(name: str, told: "Forecast") -> None:
                 "not claimed" if math.isinf(told.epsilon_model) else f"{told.epsilon_model:.3g}",
             ),
         ]
+        rows += [
+            (f"epsilon of {passive}, in sums", f"{epsilon:.3g}")
+            for passive, epsilon in told.epsilon_passives.items()
+        ]
     show_rows(f"Forecast of {name}", ("", ""), rows)
     columns = ("from", "to", "kind", "messages", "bytes")
     links = [

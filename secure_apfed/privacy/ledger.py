@@ -188,6 +188,10 @@ class PrivacyLedger:
             trace=trace,
         )
 
+    def would_cost(self, releases: int) -> float:
+        """Return epsilon_x after that many releases of one row; charges nothing."""
+        return self._epsilon(releases)
+
     def account(self) -> dict[str, Any]:
         """What all releases so far cost, in plain values: one mechanism's figures and no others."""
         spent = self.spent()

@@ -125,3 +125,40 @@ def test_what_cannot_be_planned_is_refused(
 ) -> None:
     assert execute(["plan", *arguments, "--json"]) == 2
     assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("method", "epochs"), [("apfed_r", 2), ("apfed_c", 3)])
+def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
+    method: str, epochs: int, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = config.read_text().replace("protocol: plain", "protocol: masked, noise: {sigma: 4.0}")
+    config.write_text(text)
+    changes = ("--set", f"method={method}", "--set", f"train.epochs={epochs}")
+    planned = told(capsys, "plan", config, *changes)["epsilon_passives"]
+    folder = tmp_path / "run"
+    assert execute(["run", str(config), *changes, "--output", str(folder)]) == 0
+    result = json.loads((folder / "result.json").read_text())["contributions"]
+    assert planned == {name: account["epsilon"] for name, account in result.items()}
+    assert len(planned) == 2
+    capsys.readouterr()
+    assert execute(["plan", str(config), *changes]) == 0
+    assert "epsilon of passive-1, in sums" in capsys.readouterr().out
+
+
+def test_without_noise_under_the_sum_no_passive_is_told_an_epsilon(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(capsys, "plan", config)["epsilon_passives"] == {}
+
+
+@pytest.mark.parametrize(
+    "private", ["dp_sgd={noise_multiplier: 4}", "labels={mechanism: lp_mst, epsilon: 1}"]
+)
+@pytest.mark.parametrize("method", ["single_view", "apfed_c"])
+def test_any_noise_from_the_seed_is_warned_of(
+    private: str, method: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ("--set", f"method={method}", "--set", private)
+    for noise, warned in (("reproducible_insecure", True), ("secret", False)):
+        answer = told(capsys, "plan", config, *changes, "--set", f"guard.noise={noise}")
+        assert any("knows the seed" in one for one in answer["warnings"]) is warned
