@@ -46,7 +46,7 @@ _OWN_OBJECTIVES: Mapping[str, ObjectiveSettings] = {
 _PROJECTION = 64
 _PROJECTED_NORM = 1e-3
 _UNGUARDED_NORM = 1e4
-_SPREAD, _SPREAD_NUMBERS = 5e-3, 8
+_SPREAD, _SPREAD_NUMBERS = 5e-4, 8
 
 
 def settings_of(config: Config, passive: str) -> PassiveSettings:
