@@ -14,9 +14,16 @@ COALITIONS: tuple[Coalition, ...] = (
         learns="Every single passive's gradient: the active's key opens what the aggregator holds.",
     ),
     Coalition(
-        methods=("apfed",), sums=("bfv", "masked", "masked_recovery"), passives=(2, 1 << 30),
+        methods=("apfed",), sums=("bfv", "masked"), passives=(2, 1 << 30),
         who="active and aggregator",
         learns="The sum only: the masks among the passives remain.",
+    ),
+    Coalition(
+        methods=("apfed",), sums=("masked_recovery",), passives=(2, 1 << 30),
+        who="active and aggregator",
+        learns="In one step the sum only. But with a threshold below M they can call a passive "
+        "silent that is not, send the same batch again, and read it out of two sums: exactly "
+        "where the others' gradients are the same, and roughly where their networks moved on.",
     ),
     Coalition(
         methods=("apfed",), sums=("crypten",), passives=(2, 1 << 30),

@@ -13,7 +13,9 @@ t shares of its key, never both. One that tells passives different sets may get 
 fewer than t, never of one; and in the next step nobody answers it, for passives seal what
 they were told. Not protected from: an aggregator that calls honest passives silent, so that
 they are left out, or that adds a constant to the sum; coalitions beyond that bound; all
-other passives of a sum and the active together.
+other passives of a sum and the active together. Nor from active and aggregator together over
+several steps: two sums of the same values, the second without a passive that they called
+silent, differ by its contribution. With t = M nobody can be left out.
 
 After Bonawitz et al. 2017, section 4.2 and figure 4, for parties that follow the protocol, with
 fresh keys for each step. They save a round: what is shared for a step travels with the

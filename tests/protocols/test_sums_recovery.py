@@ -309,6 +309,24 @@ def test_passives_who_were_told_different_sets_do_not_answer_again() -> None:
         session.contributors["passive_2"].answer(request)
 
 
+def test_a_passive_called_silent_is_the_difference_of_two_sums() -> None:
+    session = Session(4, 3)
+    values = session.values(session.names)
+    everybody, (left_out, *others) = session.step(values), session.names
+    # It contributes as ever; the aggregator keeps that back.
+    bound = session.next()
+    frames = {me: session.contributors[me].contribute(values[me], bound) for me in values}
+    requests = session.combiner.ask({me: frames[me] for me in others}, bound.digest)
+    answers = {me: session.contributors[me].answer(requests[me]) for me in others}
+    without = session.receiver.decode(session.combiner.combine(answers), SHAPE, bound)
+    own = session.expected({left_out: values[left_out]})
+    assert np.allclose(
+        everybody - without, own, atol=1e-12
+    )  # the limit that the top of the file names
+    with pytest.raises(RemoteProtocolError, match="missing"):
+        Session(4, 4).step({me: values[me] for me in others})
+
+
 def test_keys_that_the_aggregator_swaps_are_noticed() -> None:
     session = Session(3)
     bound = session.next()
