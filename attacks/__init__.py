@@ -13,6 +13,7 @@ from attacks.contrastive_inversion import ContrastiveInversion
 from attacks.decoder_extraction import DecoderExtraction
 from attacks.gradient_direction import GradientDirection
 from attacks.gradient_norm import GradientNorm
+from attacks.hijack import FeatureSpaceHijack
 from attacks.id_stuffing import IdStuffing
 from attacks.interface import Attack
 from attacks.inverse_network import InverseNetwork
@@ -49,6 +50,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     Membership,
     # The same, by a passive that deviates while all train (attacks.live).
     ReversedHijack,
+    # The same, of a passive by the active of joint training that deviates (attacks.live_joint).
+    FeatureSpaceHijack,
     # The passives' features, from the sums that the active decoded.
     ContrastiveInversion,
     # The same, by an active that deviates: these are played in live runs (attacks.live).

@@ -34,6 +34,8 @@ from secure_apfed.seeds import derive_seed, seeded
 
 __all__ = ["Hijack", "HijackAttack"]
 
+_AWAY_FROM_ZERO = 2.0
+
 
 class HijackAttack(AnsweringAttack):
     """Hijack while training; decode the representations of the last epoch.
@@ -96,8 +98,7 @@ class Hijack:
 
     def __init__(self, attack: HijackAttack, size: int, public_PF: Tensor, seed: int) -> None:
         self._attack, self._public_PF, self._seed = attack, public_PF, seed
-        # Behind a ReLU the victim cannot reach a feature space with negative numbers.
-        self._positive = True
+        self._reach_D: Tensor | None = None
         with seeded(seed, "networks"):
             self._networks = _networks(size, public_PF.shape[1], attack.hidden)
         pair = ("simulator", "decoder")
@@ -110,7 +111,9 @@ class Hijack:
     def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Train on this batch; return the gradient, row by row, that makes z look like f(x)."""
         z_BD = z_BD.detach().float()
-        self._positive = self._positive and bool((z_BD >= 0).all())
+        if self._reach_D is None:
+            # What the first batch shows of a victim behind a ReLU: numbers that stay 0.
+            self._reach_D = (z_BD > 0).any(dim=0) if bool((z_BD >= 0).all()) else torch.empty(0)
         with seeded(self._seed, step):
             for _ in range(self._attack.rounds):
                 self._train(z_BD)
@@ -126,9 +129,7 @@ class Hijack:
             self._networks[name] for name in ("simulator", "decoder", "discriminator")
         )
         public_BF = self._public_PF[torch.randint(len(self._public_PF), (len(z_BD),))]
-        simulated_BD = simulator(public_BF)
-        if self._positive:
-            simulated_BD = F.softplus(simulated_BD)
+        simulated_BD = self._within_reach(simulator(public_BF))
         self._autoencoding.zero_grad()
         F.mse_loss(decoder(simulated_BD), public_BF).backward()
         self._autoencoding.step()
@@ -142,6 +143,12 @@ class Hijack:
         self._judging.zero_grad()
         loss.backward()
         self._judging.step()
+
+    def _within_reach(self, simulated_BD: Tensor) -> Tensor:
+        """Keep the space where a ReLU lets the victim go, and far enough from 0 to learn."""
+        if self._reach_D is None or not len(self._reach_D):
+            return simulated_BD
+        return F.softplus(simulated_BD + _AWAY_FROM_ZERO) * self._reach_D
 
     @property
     def decoder(self) -> nn.Module:

@@ -169,7 +169,8 @@ def stuff(
     for _ in range(attack.intersections):
         numbers = [n for n in range(len(candidates)) if n not in stuffed.tried][: max(room, 0)]
         if not numbers:
-            stuffed.refusal = stuffed.refusal or "the agreed size leaves no room for a guess"
+            if not stuffed.tried:
+                stuffed.refusal = "the agreed size leaves no room for a guess"
             break
         session = f"in memory {fresh_key().hex()}"
         guesses = [candidates[number] for number in numbers]

@@ -1,0 +1,114 @@
+"""Feature-space hijacking: live against real passives of joint training, and against none."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from attacks.hijack import FeatureSpaceHijack
+from attacks.live_joint import JointRun
+from attacks.play import play_active
+from attacks.run import mount
+from protocols.errors import RemoteProtocolError
+from secure_apfed.config import AttackChoice
+from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.exchange import Kind
+from tests.attacks.live_runs import live_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+
+PEOPLE = 800
+
+
+def _data() -> VerticalData:
+    """A passive with one skewed feature, whose distribution says which way up it is."""
+    draw = torch.Generator().manual_seed(3)
+    labels = torch.arange(PEOPLE) % 2
+    own = torch.randn(PEOPLE, 3, generator=draw) + labels[:, None]
+    secret = torch.empty(PEOPLE, 1).exponential_(generator=draw).clamp(max=4)
+    other = torch.randn(PEOPLE, 2, generator=draw)
+    ids = tuple(map(str, range(PEOPLE)))
+    tables = [
+        PartyTable(
+            name=name, ids=ids, features=values, labels=labels if name == "active" else None,
+            encoding=ColumnEncoding.plain([f"c{at}" for at in range(values.shape[1])]),
+        )
+        for name, values in (("active", own), ("passive-1", secret), ("passive-2", other))
+    ]  # fmt: skip
+    rows = torch.arange(PEOPLE)
+    return VerticalData(
+        active=tables[0], passives=tuple(tables[1:]), classes=("no", "yes"),
+        train_rows=rows[200:], test_rows=rows[:200],
+    )  # fmt: skip
+
+
+def _everybody() -> dict[str, torch.Tensor]:
+    return {name: torch.arange(PEOPLE) for name in ("active", "passive-1", "passive-2")}
+
+
+def _config(epochs: int) -> Any:
+    return live_config(
+        "tvfl",
+        model={"hidden": [32], "representation": 8},
+        train={"epochs": epochs, "learning_rate": 0.02, "momentum": 0.5},
+    )
+
+
+def _played(strength: float, epochs: int = 100) -> Any:
+    attack = FeatureSpaceHijack(strength=strength, hidden=64, penalty=1.0)
+    return play_active(attack, _config(epochs), "passive-1", data=_data())
+
+
+def test_a_passives_features_are_rebuilt_by_the_gradients_it_gets() -> None:
+    hijacked, quiet = _played(1.0), _played(1e-9, 20)
+    assert (hijacked.adversary, hijacked.victim, hijacked.role) == ("active", "passive-1", "active")
+    assert set(hijacked.baselines) == {"mean of the outsiders", "ridge on x"}
+    assert hijacked.counts["known"] == 0
+    assert hijacked.score["r2"] > 0.7, hijacked.score
+    assert hijacked.advantage > 0.5
+    assert quiet.score["r2"] < 0.3
+
+
+def test_what_others_get_is_the_honest_gradient() -> None:
+    class Silent:
+        def answer(self, step: int, rows_B: Any, z_BD: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(z_BD)
+
+        def notes(self) -> Any:
+            return {}
+
+    data, states = _data(), []
+    for deviates in (False, True):
+        run = JointRun(_config(1), data, alignment=_everybody())
+        if deviates:
+            run.hand_over("passive-1", Silent())
+        run.train(1)
+        (kept,) = run.recording.transcript.kept.values()
+        states.append([item.payload for item in kept if item.kind is Kind.GRADIENTS][:2])
+    (honest, other), (chosen, same) = states
+    assert other == same
+    assert honest != chosen
+
+
+def test_it_is_played_in_joint_training_only(make_recording: Any) -> None:
+    choice = [AttackChoice(name="hijack")]
+    for result in mount(make_recording("nothing"), choice, seed=0):
+        assert "returns no gradient" in (result.reason or "")
+    for result in mount(make_recording("nothing", method="tvfl"), choice, seed=0):
+        assert "played in a live run" in (result.reason or "")
+
+
+def test_a_gradient_that_is_not_finite_is_refused() -> None:
+    run = JointRun(_config(1), _data())
+
+    class Broken:
+        def answer(self, step: int, rows_B: Any, z_BD: Any) -> Any:
+            return z_BD * float("nan")
+
+        def notes(self) -> Any:
+            return {}
+
+    run.hand_over("passive-1", Broken())
+    with pytest.raises(RemoteProtocolError, match="not finite"):
+        run.train(1)
