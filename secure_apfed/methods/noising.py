@@ -107,6 +107,7 @@ def contribution_noise(
         budget=noise.epsilon,
         rows=aligned,
         log=start.logs / f"ledger-{passive}.jsonl" if start.logs else None,
+        seeded=config.guard.noise != "secret",
     )
     key = derive_key(start.noise_keys[passive], b"secure-apfed contributions v1")
     return ContributionNoise(

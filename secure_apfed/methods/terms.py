@@ -229,6 +229,7 @@ def ledger_for(
         budget=guard_settings.epsilon,
         rows=aligned,
         log=start.logs / f"ledger-{party}.jsonl" if start.logs else None,
+        seeded=guard_settings.noise != "secret",
     )
 
 
@@ -272,6 +273,7 @@ def private_updates(
         budget=None,
         rows=rows,
         log=start.logs / f"ledger-{party}-updates.jsonl" if start.logs else None,
+        seeded=config.guard.noise != "secret",
     )
     return PrivateUpdates(gradient_guard, ledger)
 

@@ -90,6 +90,8 @@ class PrivacyLedger:
         log: file of the write-ahead log. It is the truth: what it holds counts, whatever
             checkpoint is loaded. None keeps the account in memory and checkpoints only, so
             that a rolled-back checkpoint forgets what was sent since; for simulations.
+        seeded: whether noise depends on the step alone. Two different releases of one step then
+            differ by no noise at all, so that nothing is claimed after the second.
 
     Raises:
         ConfigError: delta or budget out of range, or a budget without noise.
@@ -104,6 +106,7 @@ class PrivacyLedger:
         budget: float | None,
         rows: int,
         log: Path | None,
+        seeded: bool = False,
     ) -> None:
         if not 0 < delta < 1:
             raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
@@ -120,6 +123,7 @@ class PrivacyLedger:
         self._counts_N = np.zeros(rows, dtype=np.int64)
         self._most = 0
         self._seen: set[bytes] = set()
+        self._seeded, self._bare, self._steps = seeded, False, set[int]()
         self._others: Callable[..., None] | None = None
         about = {"noise_multiplier": _noise_multiplier(mechanism), "rows": rows}
         self._log: ReleaseLog | None = None
@@ -156,7 +160,8 @@ class PrivacyLedger:
             return
         different, times = np.unique(release.rows, return_counts=True)
         most = max(self._most, int((self._counts_N[different] + times).max(initial=0)))
-        epsilon = self._epsilon(most)
+        bare = self._is_bare(release)
+        epsilon = math.inf if bare else self.would_cost(most)
         if self._budget is not None and epsilon > self._budget:
             raise BudgetExhaustedError(
                 f"step {step} was not sent: release {most} of one row would cost epsilon "
@@ -164,7 +169,7 @@ class PrivacyLedger:
                 "stop here, or begin a run with more noise, fewer epochs or a larger budget"
             )
         if self._others and len(different):
-            self._others(self, mu=self._mu(most), step=step)
+            self._others(self, mu=math.inf if bare else self._mu(most), step=step)
         if self._log:
             self._log.append(release)
         self._count(release)
@@ -173,7 +178,7 @@ class PrivacyLedger:
         """Return what all releases so far cost; cheap enough for a progress display."""
         if self._most == 0:
             return PrivacySpent.nothing(delta=self._delta)
-        epsilon = self._epsilon(self._most)
+        epsilon = self.would_cost(self._most)
         trace = (
             f"one release: {self._mechanism}",
             f"releases of one row: {self._most} at most, no amplification by subsampling",
@@ -188,10 +193,6 @@ class PrivacyLedger:
             trace=trace,
         )
 
-    def would_cost(self, releases: int) -> float:
-        """Return epsilon_x after that many releases of one row; charges nothing."""
-        return self._epsilon(releases)
-
     def account(self) -> dict[str, Any]:
         """What all releases so far cost, in plain values: one mechanism's figures and no others."""
         spent = self.spent()
@@ -205,7 +206,7 @@ class PrivacyLedger:
     def cross_check(self) -> dict[str, float]:
         """Return epsilon_x by every accountant that knows the mechanism; takes seconds."""
         if isinstance(self._mechanism, SummedRelease):
-            return {self._accountant: self._epsilon(self._most)}
+            return {self._accountant: self.would_cost(self._most)}
         return {
             name: accountant.epsilon(self._mechanism, releases=self._most, delta=self._delta)
             for name, accountant in ACCOUNTANTS.items()
@@ -264,18 +265,28 @@ class PrivacyLedger:
     def _count(self, release: Release) -> None:
         if release.identity not in self._seen:
             self._seen.add(release.identity)
+            self._bare = self._is_bare(release)
+            self._steps.update([release.step] if len(release.rows) else [])
             np.add.at(self._counts_N, release.rows, 1)
             self._most = max(self._most, int(self._counts_N[release.rows].max(initial=0)))
 
+    def _is_bare(self, release: Release) -> bool:
+        """Whether two releases of one step share noise once this one is made."""
+        again = len(release.rows) > 0 and release.step in self._steps
+        return self._bare or (self._seeded and again)
+
     def _mu(self, releases: int) -> float:
         one = self._mechanism.mu if isinstance(self._mechanism, GaussianRelease) else math.inf
-        return compose(one, releases)
+        return math.inf if self._bare else compose(one, releases)
 
     @property
     def _accountant(self) -> str:
         return "zcdp" if isinstance(self._mechanism, SummedRelease) else _ACCOUNTANT
 
-    def _epsilon(self, releases: int) -> float:
+    def would_cost(self, releases: int) -> float:
+        """Return epsilon_x after that many releases of one row; charges nothing."""
+        if self._bare:
+            return math.inf
         if isinstance(self._mechanism, SummedRelease):
             return self._mechanism.epsilon(releases, self._delta)
         return ACCOUNTANTS[_ACCOUNTANT].epsilon(

@@ -334,3 +334,30 @@ class TestDamage:
     ) -> None:
         with pytest.raises(CheckpointError, match="is the log of another run"):
             ledger_at(log, **other)  # type: ignore[arg-type]  # one other fact at a time
+
+
+def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: Path) -> None:
+    """Noise from the seed depends on the step alone: the difference of the two carries none."""
+
+    def opened(*, seeded: bool, budget: float | None = None) -> PrivacyLedger:
+        mechanism = GaussianRelease(noise_multiplier=2.0)
+        log = tmp_path / f"{seeded}.jsonl"
+        return PrivacyLedger(mechanism, delta=1e-5, budget=budget, rows=4, log=log, seeded=seeded)
+
+    rows, nobody = torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)
+    for seeded in (True, False):
+        ledger = opened(seeded=seeded)
+        ledger.charge(step=0, rows=rows, digest=b"first")
+        ledger.charge(step=0, rows=rows, digest=b"first")
+        ledger.charge(step=0, rows=nobody, digest=b"of nobody")
+        ledger.charge(step=1, rows=rows, digest=b"next")
+        assert ledger.spent().epsilon_x < math.inf
+    with pytest.raises(BudgetExhaustedError, match="epsilon inf"):
+        opened(seeded=True, budget=50.0).charge(step=0, rows=rows, digest=b"second")
+    assert opened(seeded=True).spent().epsilon_x < math.inf
+    for seeded in (True, False):
+        opened(seeded=seeded).charge(step=0, rows=rows, digest=b"second")
+        again = opened(seeded=seeded).spent()
+        assert (again.releases, math.isinf(again.epsilon_x), math.isinf(again.mu)) == (
+            3, seeded, seeded,
+        )  # fmt: skip
