@@ -40,6 +40,7 @@ __all__ = ["GlooCommunicator", "crypten_world"]
 
 _LOOPBACK = "127.0.0.1"
 _ATTEMPT_S = 0.05
+_LONGEST_S = 24 * 3600
 
 
 @contextmanager
@@ -189,11 +190,13 @@ def _meet(rank: int, size: int, place: tuple[str, int], own_address: str, timeou
         LocalProtocolError: an address that cannot be used, or no time to wait.
         RemoteProtocolError: the others did not come in time.
     """
-    if not 0 <= rank < size or timeout_s <= 0:
+    if not 0 <= rank < size or not 0 < timeout_s <= _LONGEST_S:
         raise LocalProtocolError(
-            f"a world has ranks 0 to size - 1 and a positive timeout_s, got rank {rank} of {size} "
-            f"and {timeout_s} s"
+            f"a world has ranks 0 to size - 1 and a timeout_s above 0 and up to {_LONGEST_S}, got "
+            f"rank {rank} of {size} and {timeout_s} s"
         )
+    if not 0 < place[1] < 2**16:
+        raise LocalProtocolError(f"a world meets at a port from 1 to 65535, got {place[1]}")
     limit = timedelta(seconds=timeout_s)
     listener = _listen(place) if rank == 0 else None
     try:

@@ -1,6 +1,7 @@
 """A real CrypTen world on the loopback: exact sums, limits on every wait, nothing left behind."""
 
 import json
+import math
 import os
 import re
 import socket
@@ -284,9 +285,18 @@ def test_a_port_in_use_and_bad_ranks_are_named() -> None:
         crypten_world(0, 1, port=taken.getsockname()[1]),
     ):
         pass
-    for rank, size, timeout_s in ((2, 2, 1.0), (-1, 2, 1.0), (0, 1, 0.0)):
+    for rank, size, timeout_s in (
+        (2, 2, 1.0), (-1, 2, 1.0), (0, 1, 0.0),
+        (0, 1, math.nan), (0, 1, math.inf), (1, 2, 1e12),
+    ):  # fmt: skip
         with (
             pytest.raises(LocalProtocolError, match="ranks 0 to size - 1"),
             crypten_world(rank, size, port=free_port(), timeout_s=timeout_s),
+        ):
+            pass
+    for port in (-1, 0, 2**16):
+        with (
+            pytest.raises(LocalProtocolError, match="a port from 1 to 65535"),
+            crypten_world(0, 1, port=port, timeout_s=1),
         ):
             pass
