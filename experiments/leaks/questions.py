@@ -27,6 +27,7 @@ def chosen() -> Iterator[Row]:
     ways: tuple[tuple[str, frozenset[Rule], Row], ...] = (
         ("no rules", UNPROTECTED, {"people": 128}),
         ("all rules", ALL_RULES, {}),
+        ("all rules", ALL_RULES, {"spread": 0.02}),
         ("all rules", ALL_RULES, {"spread": 0.06}),
         ("all rules", ALL_RULES, {"spread": 0.3}),
         ("all rules", ALL_RULES, {"decoys": 0.52}),
