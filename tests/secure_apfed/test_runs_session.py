@@ -120,7 +120,9 @@ def test_private_training_resumes_bit_for_bit_and_refunds_nothing(
     assert_same_run(tmp_path / "whole", tmp_path / "run")
     spent = json.loads((tmp_path / "run" / "result.json").read_bytes())["privacy"]
     assert 11.99 < spent["epsilon_model"] <= 12.0
-    assert spent["epsilon_y"] < spent["epsilon_model"]
+    # Where nothing is sent, the updates are all that either figure counts.
+    label = spent["epsilon_y"]
+    assert label == spent["epsilon_model"] if method == "single_view" else label < 12.0 - 0.1
 
 
 def test_private_training_that_resumes_with_other_noise_is_charged_again(tmp_path: Path) -> None:
