@@ -80,6 +80,34 @@ def test_noise_of_one_party_counted_for_two_is_found_out_exactly() -> None:
     assert exact_delta(5, 1, 10, claimed) > DELTA
 
 
+@pytest.mark.parametrize(("deviation", "honest"), [(1, 2), (1, 3), (1, 5), (2, 2)])
+def test_a_sum_is_as_near_to_one_discrete_gaussian_as_its_excess_says(
+    deviation: int, honest: int
+) -> None:
+    """By convolution: the sum's probabilities, and its zero-concentrated DP at several orders."""
+    x = np.arange(-10 * deviation, 10 * deviation + 1)
+    one = np.exp(-(x**2) / (2 * deviation**2))
+    summed = one = one / one.sum()
+    for _ in range(honest - 1):
+        summed = np.convolve(summed, one)
+    value = np.arange(len(summed)) - len(summed) // 2
+    variance = honest * deviation**2
+    ideal = np.exp(-(value**2) / (2 * variance))
+    ideal /= ideal.sum()
+    near = abs(value) <= 3 * math.sqrt(variance)
+    apart = abs(np.log(summed[near] / ideal[near])).max()
+    assert apart <= excess_of_sum(deviation, honest) + 1e-14
+    for shift in (1, 2, 3):
+        release = SummedRelease(
+            deviation=deviation, honest=honest, sensitivity=float(shift), numbers=1
+        )
+        left, right = np.log(summed[shift:]), np.log(summed[:-shift])
+        for order in (1.01, 1.5, 2.0, 4.0):
+            moment = np.exp(order * left + (1 - order) * right).sum()
+            renyi = math.log(float(moment)) / (order - 1)
+            assert renyi <= order * release.rho * (1 + 1e-9)
+
+
 def test_the_excess_of_a_sum_vanishes_quickly() -> None:
     assert excess_of_sum(1, 1) == 0
     assert excess_of_sum(1, 2) == pytest.approx(10 * math.exp(-(math.pi**2)))
