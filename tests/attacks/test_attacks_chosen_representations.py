@@ -93,7 +93,7 @@ def test_the_protocol_refuses_one_direction(views: int) -> None:
 
 
 @pytest.mark.parametrize("evasion", [{"spread": 0.2}, {"decoys": 0.55}])
-def test_what_spreads_a_little_more_is_answered_and_tells(evasion: dict[str, float]) -> None:
+def test_what_spreads_a_little_more_is_answered_and_tells(evasion: dict[str, Any]) -> None:
     run = LiveRun(live_config("apfed_c", views=2))
     run.train(2)
     found, (truth,) = _recovered(run, ChosenRepresentations(people=28, **evasion))

@@ -64,4 +64,4 @@ def test_an_honest_run_is_not_one_of_this_attack(make_recording: Any, method: st
     for result in mount(recording, [AttackChoice(name="decoder_extraction")], seed=0):
         assert not result.applicable
         expected = "played in a live run" if method == "apfed_r" else "another objective"
-        assert expected in result.reason
+        assert expected in (result.reason or "")
