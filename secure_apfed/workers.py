@@ -8,12 +8,30 @@ party is killed.
 
 import os
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
+from typing import Any
 
 __all__ = ["close_workers", "open_worker", "pays"]
 
 _open: set[ProcessPoolExecutor] = set()
+
+
+class _Worker(ProcessPoolExecutor):
+    """A pool of one process that is found broken even when killed in the middle of a result.
+
+    Python keeps the process's end of the pipe of results open here too, so half a result would be
+    waited for without end, at the latest when the pool is shut down.
+    """
+
+    def submit(self, task: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        future = super().submit(task, *args, **options)
+        queue = vars(self).get("_result_queue")
+        writer = getattr(queue, "_writer", None)
+        if writer is not None and not writer.closed:  # its one process has its own by now
+            writer.close()
+        return future
 
 
 def pays() -> bool:
@@ -24,9 +42,7 @@ def pays() -> bool:
 
 def open_worker() -> ProcessPoolExecutor:
     """A worker of one process, which starts with the first task."""
-    worker = ProcessPoolExecutor(
-        1, mp_context=get_context("spawn"), initializer=_end_with_the_parent
-    )
+    worker = _Worker(1, mp_context=get_context("spawn"), initializer=_end_with_the_parent)
     _open.add(worker)
     return worker
 
