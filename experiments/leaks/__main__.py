@@ -1,9 +1,10 @@
-"""`python -m experiments.leaks`: five tables, of live runs of all parties.
+"""`python -m experiments.leaks`: eight tables, of live runs of all parties.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
 (APFed-R). `isolation`: one passive's part of the sum, rule by rule. `degradation`: what a malicious
-passive does to the active's accuracy on people of its choice.
+passive does to the active's accuracy on people of its choice. `joint_inversion` and `hijacking`:
+what a curious and a malicious active of TVFL rebuild. `stuffing`: guessed IDs in intersections.
 """
 
 import json
@@ -17,8 +18,10 @@ import typer
 from experiments.leaks.degradation import degradation
 from experiments.leaks.inversion import inversion
 from experiments.leaks.isolation import isolation
+from experiments.leaks.joint_training import hijacking, joint_inversion
 from experiments.leaks.questions import chosen, decoder
 from experiments.leaks.sessions import Row
+from experiments.leaks.stuffing import stuffing
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.errors import NarrowBatchWarning
 
@@ -30,6 +33,9 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
     "decoder": decoder,
     "isolation": isolation,
     "degradation": degradation,
+    "joint_inversion": joint_inversion,
+    "hijacking": hijacking,
+    "stuffing": stuffing,
 }
 
 

@@ -40,6 +40,7 @@ _DATA: Mapping[str, Mapping[str, Any]] = {
     "fashion_mnist in 6": {
         "dataset": "fashion_mnist", "views": 6, "active_view": 3, "overlap": 1.0, "limit": 2000,
     },
+    "mnist in 2": {"dataset": "mnist", "views": 2, "overlap": 1.0, "limit": 2000},
     "breast_cancer": {"dataset": "breast_cancer", "overlap": 1.0},
 }  # fmt: skip
 

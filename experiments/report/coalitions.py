@@ -104,7 +104,15 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         methods=("apfed", "tvfl"),
         sentence="A party that lies about its own IDs, features or gradients is not detected while "
-        "its messages keep to the rules: a passive can worsen the model, any party can try IDs.",
+        "its messages keep to the rules: a passive can worsen the model, any party can try IDs "
+        "(`alignment.maximum_ids` bounds how many in one intersection, an `AlignmentHistory`, "
+        "where one is kept, how many in all; under `ecdh` no minimum keeps the active from "
+        "learning of them).",
+    ),
+    Limit(
+        methods=("tvfl",),
+        sentence="A passive cannot tell the gradient of the task from one that makes its encoder "
+        "easier to invert (attack `hijack`).",
     ),
     Limit(
         methods=("apfed",), guarded=True,
