@@ -42,6 +42,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     BatchLabels,
     # Labels, from the passives' own representations in joint training.
     Spectral,
+    # Pseudo-labels of MMVFL and FedMV (Z_k by argmax or matching, then a few labels): here, once
+    # those methods exist.
     # Features, from the representations that a victim released.
     InverseNetwork,
     UnpairedInversion,

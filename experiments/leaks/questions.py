@@ -4,6 +4,7 @@ Letters: N people, D numbers of a representation.
 """
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -32,13 +33,16 @@ def chosen() -> Iterator[Row]:
         ("all rules", ALL_RULES, {"spread": 0.3}),
         ("all rules", ALL_RULES, {"decoys": 0.52}),
     )
-    for passives in (1, 3):
+    for data, passives in product(("digits in 6", "fashion_mnist in 6"), (1, 2, 5)):
         for rules_name, rules, options in ways:
             attack = ChosenRepresentations(people=options.get("people", 30), **_without(options))
-            run = open_run(sum_for("digits", "apfed_c", passives, rules), passives, rules)
+            run = open_run(sum_for(data, "apfed_c", passives, rules), passives, rules)
             everybody = torch.arange(len(run.method.alignment[run.data.active.name]))
             truth = torch.stack([run.representations(name, everybody) for name in run.passives])
-            row: Row = {"M": passives, "rules": rules_name, **_without(options)}
+            row: Row = {
+                "data": data.removesuffix(" in 6"), "M": passives, "rules": rules_name,
+                **_without(options),
+            }  # fmt: skip
             try:
                 people, found = _read(run, attack)
             except RemoteProtocolError as refusal:
