@@ -27,7 +27,7 @@ __all__ = [
 KEY_BYTES = 32
 _NONCE_BYTES = 16
 _COUNTER = modes.CTR(bytes(_NONCE_BYTES))
-_ZEROS = bytes(2**16)
+_ZEROS = bytes(2**17)
 
 
 def fresh_key() -> bytes:
@@ -69,14 +69,16 @@ def keystream_chunks(key: bytes, *context: bytes, length: int) -> Iterator[memor
     """Yield the bytes of `keystream` piece by piece, each in the same memory as the one before.
 
     For long streams that are used up at once: they stay in the processor's cache. Pieces have
-    64 KiB, the last may have less.
+    128 KiB, the last may have less.
     """
     cipher = Cipher(algorithms.AES(derive_key(key, *context)), _COUNTER)
-    encryptor, buffer = cipher.encryptor(), bytearray(len(_ZEROS) + _NONCE_BYTES)
+    encryptor = cipher.encryptor()
+    # Memory that numpy does not clear first.
+    buffer = np.empty(min(length, len(_ZEROS)) + _NONCE_BYTES, dtype=np.uint8).data
     for start in range(0, length, len(_ZEROS)):
         size = min(len(_ZEROS), length - start)
         encryptor.update_into(_ZEROS[:size], buffer)
-        yield memoryview(buffer)[:size]
+        yield buffer[:size]
 
 
 def random_permutation(count: int) -> NDArray[np.int64]:

@@ -40,6 +40,9 @@ class FrameKind(IntEnum):
         return ("an " if self is FrameKind.ANSWER else "a ") + self.name.lower()
 
 
+_KINDS = frozenset(FrameKind)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Frame:
     """One message of a secure sum.
@@ -102,7 +105,7 @@ class Frame:
         )
         if magic != _MAGIC or version != _VERSION:
             raise _malformed(sender, f"is no frame of version {_VERSION}; run the same release")
-        if kind not in set(FrameKind) or rows * columns > _MAX_VALUES:
+        if kind not in _KINDS or rows * columns > _MAX_VALUES:
             raise _malformed(sender, "has an unknown kind or an impossible shape")
         return cls(
             kind=FrameKind(kind),

@@ -90,8 +90,10 @@ class MaskedSum:
         """
         names = self.agreement.contributors
         addends = [elements(frame, names[frame.party], self.word) for frame in frames]
-        total = addends[0].copy()
-        for addend in addends[1:]:
+        if len(addends) == 1:
+            return addends[0]
+        total = addends[0] + addends[1]
+        for addend in addends[2:]:
             total += addend
         return total
 
@@ -134,7 +136,9 @@ class MaskedContributor(PairwiseSeeds, OneRoundContributor):
     ) -> bytes:
         """See `SumContributor`."""
         agreement, word = self._masked.agreement, self._masked.word
-        total_BD = self._masked.fixed_point.quantise_narrow(values_BD, noise_BD).astype(word)
+        narrow_BD = self._masked.fixed_point.quantise_narrow(values_BD, noise_BD)
+        fits = narrow_BD.dtype.itemsize == word.itemsize
+        total_BD = narrow_BD.view(word) if fits else narrow_BD.astype(word)
         rows, columns = values_BD.shape
         self.require_finished()
         self._frames.begin_step(binding)
