@@ -55,9 +55,15 @@ class _Memory(nn.Module):
 
 
 @pytest.mark.parametrize("bound", [None, 0.5])
-def test_all_models_at_once_are_the_models_one_by_one(bound: float | None) -> None:
+@pytest.mark.parametrize("between", [nn.ReLU, nn.Tanh])  # a chain of products, and through vmap
+def test_all_models_at_once_are_the_models_one_by_one(
+    bound: float | None, between: type[nn.Module]
+) -> None:
     features, labels = _rows()
     shadows, rows_SH = _shadows(max_gradient_norm=bound), halves(6, 40, 0)
+    shadows = replace(
+        shadows, make=lambda: nn.Sequential(nn.Linear(3, 5), between(), nn.Linear(5, 2))
+    )
     together = shadows.scores(features, labels, rows_SH)
     apart = shadows.one_by_one(features, labels, rows_SH)
     assert together.shape == (6, 40, 2)
