@@ -55,7 +55,7 @@ def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
     """
     wide_BD = values_BD.astype(np.float64)
     with np.errstate(over="ignore"):
-        norm_B = np.sqrt(np.einsum("bd,bd->b", wide_BD, wide_BD))
+        norm_B = np.sqrt(np.vecdot(wide_BD, wide_BD))
     huge_B = ~np.isfinite(norm_B)
     if huge_B.any():
         wide_BD[huge_B] /= np.abs(wide_BD[huge_B]).max(axis=1, keepdims=True)
