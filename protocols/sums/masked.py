@@ -90,9 +90,7 @@ class MaskedSum:
         """
         names = self.agreement.contributors
         addends = [elements(frame, names[frame.party], self.word) for frame in frames]
-        if len(addends) == 1:
-            return addends[0]
-        total = addends[0] + addends[1]
+        total = addends[0] + addends[1] if len(addends) > 1 else addends[0].copy()
         for addend in addends[2:]:
             total += addend
         return total
