@@ -23,7 +23,7 @@ from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacks.completion import LabelProbe, chosen_positions, guess_labels, own_columns, standardised
+from attacks.completion import LabelProbe, chosen_positions
 from attacks.interface import Guess, Prediction
 from attacks.label_gradients import gradient_epochs, why_no_gradients
 from attacks.metrics import name_clusters_by_priors
@@ -64,10 +64,7 @@ class BatchLabels(LabelProbe):
         """Guess the labels of the rows that got a gradient and are not known."""
         observed = collect(partial(gradients, view), gradient_epochs(view))
         positions = chosen_positions(view, observed.positions, self.most_rows, seed)
-        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
-        guess = guess_labels(
-            view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
-        )
+        guess = self.from_own_columns(view, positions, seed)
         fits = [
             explain_labels(
                 observed.at(positions), view.knowledge.classes, rate=self.rate,

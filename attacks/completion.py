@@ -34,6 +34,7 @@ __all__ = [
     "guess_labels",
     "own_columns",
     "standardised",
+    "why_nothing_of_victim",
     "why_nothing_to_read",
 ]
 
@@ -71,6 +72,13 @@ class LabelProbe(Attack):
     most_rows: int = Field(5_000, ge=2)
     components: int = Field(256, ge=2)
 
+    def from_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> Guess:
+        """Guess from the own features x alone: the baselines of an attack that scores by itself."""
+        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
+        return guess_labels(
+            view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
+        )
+
 
 def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view gives `attack`, on released representations, nothing to read."""
@@ -84,6 +92,15 @@ def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
             "the transcript kept no representations; set transcript.keep to first_and_last or all"
         )
     return None
+
+
+def why_nothing_of_victim(attack: Attack, view: AdversaryView) -> str | None:
+    """Return why `attack`, on the victim's representations, has none of them to read."""
+    reason = why_nothing_to_read(attack, view)
+    victim = view.knowledge.victim
+    if reason is None and victim not in view.senders(view.epochs[-1]):
+        return f"{view.method}: {victim} releases no representation to {view.name}"
+    return reason
 
 
 def chosen_positions(view: AdversaryView, seen: Tensor, most: int, seed: int) -> Tensor:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from attacks.completion import LabelProbe, chosen_positions, guess_labels, own_columns, standardised
+from attacks.completion import LabelProbe, chosen_positions
 from attacks.interface import Guess, Prediction
 from attacks.label_gradients import gradient_epochs, why_no_gradients
 from attacks.reading import Observed, collect, gradients
@@ -46,10 +46,7 @@ class GradientDirection(LabelProbe):
         epochs, read = gradient_epochs(view), partial(gradients, view)
         first, last = collect(read, epochs), collect(read, reversed(epochs))
         positions = chosen_positions(view, first.positions, self.most_rows, seed)
-        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
-        guess = guess_labels(
-            view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
-        )
+        guess = self.from_own_columns(view, positions, seed)
         return replace(
             guess,
             attacks={

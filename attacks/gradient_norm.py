@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from attacks.completion import LabelProbe, chosen_positions, guess_labels, own_columns, standardised
+from attacks.completion import LabelProbe, chosen_positions
 from attacks.interface import Guess, Prediction
 from attacks.label_gradients import gradient_epochs, why_no_gradients
 from attacks.reading import collect, gradients
@@ -50,10 +50,7 @@ class GradientNorm(LabelProbe):
         read = partial(gradients, view)
         first, last = collect(read, epochs), collect(read, reversed(epochs))
         positions = chosen_positions(view, first.positions, self.most_rows, seed)
-        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
-        guess = guess_labels(
-            view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
-        )
+        guess = self.from_own_columns(view, positions, seed)
         priors_K = np.array(view.knowledge.priors)
         lengths = {
             "length in the first epoch": first.at(guess.positions).norm(dim=1),

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from attacks.completion import chosen_positions, own_columns, standardised, why_nothing_to_read
+from attacks.completion import chosen_positions, own_columns, standardised, why_nothing_of_victim
 from attacks.interface import Attack, Guess, Target
 from attacks.reading import collect, representations
 from attacks.regression import Regression
@@ -47,11 +47,7 @@ class InverseNetwork(Attack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """The adversary needs representations that the victim released to it."""
-        reason = why_nothing_to_read(self, view)
-        victim = view.knowledge.victim
-        if reason is None and victim not in view.senders(view.epochs[-1]):
-            return f"{view.method}: {victim} releases no representation to {view.name}"
-        return reason
+        return why_nothing_of_victim(self, view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the observed rows that are no shadow rows."""

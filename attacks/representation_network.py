@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from attacks.completion import chosen_positions, own_columns, standardised, why_nothing_to_read
+from attacks.completion import chosen_positions, own_columns, standardised, why_nothing_of_victim
 from attacks.interface import Attack, Guess, Prediction, Target
 from attacks.reading import collect, representations
 from attacks.regression import Regression
@@ -69,11 +69,9 @@ class RepresentationNetwork(Attack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """The adversary needs a victim's representations, and the network that made them."""
-        reason = why_nothing_to_read(self, view)
-        victim = view.knowledge.victim
-        if reason is None and victim not in view.senders(view.epochs[-1]):
-            return f"{view.method}: {victim} releases no representation to {view.name}"
+        reason = why_nothing_of_victim(self, view)
         if reason is None and view.knowledge.encoder is None:
+            victim = view.knowledge.victim
             return f"{view.name} is not told the encoder of {victim}: the recording holds none"
         return reason
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from attacks.completion import chosen_positions, own_columns, standardised, why_nothing_to_read
+from attacks.completion import chosen_positions, own_columns, standardised, why_nothing_of_victim
 from attacks.feature_space import energy_distance, layers, slope_penalty
 from attacks.interface import Attack, AttackError, Guess, Prediction, Target
 from attacks.reading import collect, representations
@@ -79,11 +79,7 @@ class UnpairedInversion(Attack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """The adversary needs representations that the victim released to it."""
-        reason = why_nothing_to_read(self, view)
-        victim = view.knowledge.victim
-        if reason is None and victim not in view.senders(view.epochs[-1]):
-            return f"{view.method}: {victim} releases no representation to {view.name}"
-        return reason
+        return why_nothing_of_victim(self, view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the observed rows whose features it does not have."""
