@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
+from experiments import tables
 from experiments.trials import TrialResult, Variant
 
 __all__ = ["HEADER", "Line", "Spread", "as_csv", "as_markdown", "compare"]
@@ -114,8 +115,7 @@ def _bytes(count: float) -> str:
 
 def as_markdown(lines: Sequence[Line]) -> str:
     """The table in Markdown."""
-    rows = [HEADER, tuple("---" for _ in HEADER), *(line.cells() for line in lines)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+    return tables.markdown(HEADER, [line.cells() for line in lines])
 
 
 def as_csv(lines: Sequence[Line]) -> str:

@@ -15,6 +15,7 @@ from typing import Annotated
 import torch
 import typer
 
+from experiments import tables
 from experiments.leaks.degradation import degradation
 from experiments.leaks.inversion import inversion
 from experiments.leaks.isolation import isolation
@@ -55,15 +56,13 @@ def main(
         return
     for name, rows in found.items():
         typer.echo(f"\n{name}\n")
-        typer.echo(as_markdown(rows))
+        typer.echo(as_markdown(rows), nl=False)
 
 
 def as_markdown(rows: list[Row]) -> str:
     """A table; columns that no row has are left out."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [columns, ["---"] * len(columns)]
-    lines += [[_shown(row.get(key)) for key in columns] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return tables.markdown(columns, [[_shown(row.get(key)) for key in columns] for row in rows])
 
 
 def _shown(value: object) -> str:

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from experiments import tables
+from experiments.intervals import Interval
 from experiments.sweep.points import LINES, Line, PointResult
-from experiments.tradeoff.board import Interval
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 
@@ -85,8 +86,7 @@ def _points(
 
 def as_markdown(points: Sequence[PointSummary]) -> str:
     """The table in Markdown."""
-    rows = [HEADER, tuple("---" for _ in HEADER), *(point.cells() for point in points)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+    return tables.markdown(HEADER, [point.cells() for point in points])
 
 
 def stored(base: Config, seeds: Sequence[int], points: Sequence[PointSummary]) -> dict[str, Any]:

@@ -7,47 +7,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import bootstrap
 
+from experiments import tables
+from experiments.intervals import Interval
 from experiments.tradeoff.outcome import Leak, Outcome
 from experiments.tradeoff.study import Point
 
-__all__ = ["BETA", "Board", "Entry", "Interval", "Leakage", "dcs", "on_the_front"]
+__all__ = ["BETA", "Board", "Entry", "Leakage", "dcs", "on_the_front"]
 
 BETA = 0.5
 """Weight of accuracy against leakage in DCS."""
-
-_CONFIDENCE, _RESAMPLES = 0.95, 5000
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean over seeds and its 95 % bootstrap interval; one seed has none (NaN)."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Interval":
-        """Of at least one value (percentile bootstrap, always the same resamples)."""
-        mean = float(np.mean(values))
-        if len(values) < 2:
-            return cls(mean, math.nan, math.nan)
-        if len(set(values)) == 1:
-            return cls(mean, mean, mean)
-        found = bootstrap(
-            (np.asarray(values),), np.mean, confidence_level=_CONFIDENCE,
-            n_resamples=_RESAMPLES, method="percentile", rng=np.random.default_rng(0),
-        ).confidence_interval  # fmt: skip
-        return cls(mean, float(found.low), float(found.high))
-
-    def text(self, *, scale: float = 1.0, digits: int = 1) -> str:
-        """Such as "95.2 [94.8, 95.6]"."""
-        mean, low, high = (
-            f"{scale * value:.{digits}f}" for value in (self.mean, self.low, self.high)
-        )
-        return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,8 +204,7 @@ class Board:
 
     def as_markdown(self) -> str:
         """The leaderboard as a Markdown table."""
-        rows = [self.header, tuple("---" for _ in self.header), *self.cells()]
-        return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+        return tables.markdown(self.header, self.cells())
 
     def as_csv(self) -> str:
         """The leaderboard with plain numbers, nested names joined by dots."""

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from experiments.intervals import Interval
 from experiments.tradeoff import load_study, run_study
-from experiments.tradeoff.board import Board, Interval, dcs, on_the_front
+from experiments.tradeoff.board import Board, dcs, on_the_front
 from experiments.tradeoff.outcome import Leak, Outcome
 from experiments.tradeoff.study import Point, Study, points
 from secure_apfed.errors import CheckpointError, ConfigError
