@@ -51,9 +51,10 @@ def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
 
     The result's norms are at most `clip_norm` times 1 + 1e-15 * sqrt(D), for any finite
     row: one whose squares overflow is first divided by its largest magnitude, and one whose
-    squares vanish is below any bound that an agreement may fix (1e-30 or more).
+    squares vanish is below any bound that an agreement may fix (1e-30 or more). It is a new
+    array, row after row in memory however `values_BD` lies.
     """
-    wide_BD = values_BD.astype(np.float64)
+    wide_BD = values_BD.astype(np.float64, order="C")
     with np.errstate(over="ignore"):
         norm_B = np.sqrt(np.vecdot(wide_BD, wide_BD))
     huge_B = ~np.isfinite(norm_B)
@@ -169,7 +170,7 @@ class FixedPoint:
                 f"noise of {self.noise} steps ends at {largest_noise(self.noise)}; what was given "
                 "lies beyond and could leave the sum's range"
             )
-        return noise_BD
+        return np.ascontiguousarray(noise_BD)
 
     def _levels(self, values_BD: FloatArray) -> NDArray[np.float64]:
         levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)

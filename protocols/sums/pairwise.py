@@ -97,11 +97,19 @@ def add_keystream(
     """Add the stream of one seed and step, as words of `total`'s type, to it in place.
 
     Args:
-        total: contiguous; its shape is part of what the stream is made of.
+        total: row after row in memory; its shape is part of what the stream is made of.
         seed: 32 bytes, a secret of those who may know the stream.
         binding_digest: of the step.
         sign: -1 subtracts.
+
+    Raises:
+        LocalProtocolError: `total` lies otherwise, so that a mask would fall on a copy of it.
     """
+    if not total.flags.c_contiguous:
+        raise LocalProtocolError(
+            f"a mask is added in place to rows that follow each other in memory; got shape "
+            f"{total.shape} with strides {total.strides}"
+        )
     step, flat, start = np.add if sign > 0 else np.subtract, total.reshape(-1), 0
     chunks = keystream_chunks(seed, *_context(binding_digest, total.shape), length=total.nbytes)
     for chunk in chunks:

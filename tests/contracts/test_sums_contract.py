@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,66 @@ def test_rows_are_clipped(choice: str) -> None:
 def test_float32_is_taken(choice: str) -> None:
     total = parties(choice).add([np.full((2, 2), 0.25, dtype=np.float32)] * 3)
     np.testing.assert_allclose(total, 0.75, atol=parties(choice).sum.rounding())
+
+
+def column_major(values_BD: NDArray[Any]) -> NDArray[Any]:
+    return np.asfortranarray(values_BD)
+
+
+def every_second(values_BD: NDArray[Any]) -> NDArray[Any]:
+    wide = np.full((2 * values_BD.shape[0], 2 * values_BD.shape[1]), np.nan, values_BD.dtype)
+    wide[::2, ::2] = values_BD
+    return wide[::2, ::2]
+
+
+def backwards(values_BD: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(values_BD[::-1, ::-1])[::-1, ::-1]
+
+
+def one_row_for_all(values_BD: NDArray[Any]) -> NDArray[Any]:
+    return np.broadcast_to(values_BD[:1], values_BD.shape)
+
+
+def one_column_for_all(values_BD: NDArray[Any]) -> NDArray[Any]:
+    return np.broadcast_to(values_BD[:, :1], values_BD.shape)
+
+
+LAYOUTS = [column_major, every_second, backwards, one_row_for_all, one_column_for_all]
+
+
+@every
+@pytest.mark.parametrize("width", [np.float32, np.float64])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_how_values_lie_in_memory_does_not_matter(
+    choice: str, layout: Callable[[NDArray[Any]], NDArray[Any]], width: type
+) -> None:
+    played = parties(choice)
+    laid = [layout((value / 10).astype(width)) for value in random_values(3, (6, 4))]
+    for value in laid:
+        value.flags.writeable = False
+    straight = [np.array(value, order="C") for value in laid]
+    assert np.array_equal(played.add(laid), played.add(straight))
+    assert all(map(np.array_equal, laid, straight))
+
+
+@secure
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_are_protected_however_they_lie_in_memory(
+    choice: str, layout: Callable[[NDArray[Any]], NDArray[Any]]
+) -> None:
+    """Equal values: where protection fell on a copy, their bytes would repeat."""
+    played = parties(choice)
+    values = layout(np.full((64, 64), 0.01))
+    sent = list(played.contribute([values] * 3, played.next()).values())
+    if choice == "crypten":
+        sent = list(played.combiner.ask(dict(zip(played.names, sent, strict=True))).values())
+        sent = [
+            role.answer(asked)
+            for role, asked in zip(played.contributors.values(), sent, strict=True)
+        ]
+    for frame in sent:
+        words = np.frombuffer(frame[112 : 112 + 4 * 4096], dtype=np.uint8).reshape(-1, 4)
+        assert len(np.unique(words, axis=0)) > 4000
 
 
 @every

@@ -51,6 +51,23 @@ def test_the_sum_is_that_of_values_and_noise(choice: str, passives: int) -> None
 
 
 @exact
+def test_how_noise_lies_in_memory_does_not_matter(choice: str) -> None:
+    values = np.full((6, 4), 0.01)
+    drawn = discrete_gaussian(bytes(32), deviation=NOISE, shape=(6, 4))
+    sums = []
+    for laid in (drawn, np.asfortranarray(drawn), np.repeat(drawn, 2, axis=0)[::2]):
+        played = noisy(choice)
+        bound = played.next()
+        contributions = {
+            name: role.contribute(np.asfortranarray(values), bound, laid)
+            for name, role in played.contributors.items()
+        }
+        sums.append(opened(played, contributions, bound, (6, 4)))
+    assert np.array_equal(sums[0], sums[1])
+    assert np.array_equal(sums[0], sums[2])
+
+
+@exact
 def test_the_largest_values_and_noise_do_not_leave_the_range(choice: str) -> None:
     played = noisy(choice)
     bound, most = played.next(), largest_noise(NOISE)

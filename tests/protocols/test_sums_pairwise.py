@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from protocols.errors import LocalProtocolError
 from protocols.randomness import keystream
 from protocols.sums import MaskedSum, StepBinding
-from protocols.sums.pairwise import PairwiseSeeds
+from protocols.sums.pairwise import PairwiseSeeds, add_keystream
 from tests.contracts.sum_parties import agreement, binding
 
 
@@ -57,3 +58,12 @@ def test_a_stream_added_in_pieces_is_the_whole_stream(shape: tuple[int, int], wo
     assert np.array_equal(total - np.dtype(word).type(7), np.frombuffer(whole, word).reshape(shape))
     ends[1].add_stream("a", bound, total, sign=-1)
     assert (total == 7).all()
+
+
+@pytest.mark.parametrize(
+    "total", [np.zeros((3, 4), order="F", dtype="<u4"), np.zeros((6, 4), dtype="<u4")[::2]]
+)
+def test_a_mask_never_falls_on_a_copy(total: NDArray[np.uint32]) -> None:
+    with pytest.raises(LocalProtocolError, match="rows that follow each other in memory"):
+        add_keystream(total, bytes(32), bytes(32), sign=1)
+    assert not total.any()
