@@ -8,13 +8,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
 from experiments.bench import BENCHES, run_bench
@@ -47,15 +40,8 @@ def main_job(
     jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
 ) -> None:
     """Align, train, protect, attack and report on breast cancer and digits; print the table."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        bar = progress.add_task("runs", total=None)
-        comparisons = run_main_job(
-            output,
-            seeds=range(seeds),
-            jobs=jobs,
-            on_done=lambda done, total: progress.update(bar, completed=done, total=total),
-        )
+    with terminal.counting("runs", quiet=False) as on_done:
+        comparisons = run_main_job(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
     console = Console()
     for comparison in comparisons:
         console.print(_comparison_table(comparison, seeds))
