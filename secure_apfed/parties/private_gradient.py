@@ -98,15 +98,12 @@ class PrivateGradient:
         Raises:
             BudgetExhaustedError: the update would exceed the budget; nothing was changed.
         """
-        taking_part = [one for one in self._parameters if _samples(one) is not None]
-        samples = [_samples(one) for one in taking_part]
-        noisy_P = self._private.guard.release([s for s in samples if s is not None],
-                                              step=step, rows=rows)  # fmt: skip
+        samples = {one: sample for one in self._parameters if (sample := _samples(one)) is not None}
+        noisy_P = self._private.guard.release([*samples.values()], step=step, rows=rows)
         digest = hashlib.sha256(noisy_P.numpy().tobytes()).digest()
         self._private.ledger.charge(step=step, rows=rows, digest=digest)
-        mean_P = noisy_P / len(rows)
-        for one, part in zip(taking_part, mean_P.split([p.numel() for p in taking_part]),
-                             strict=True):  # fmt: skip
+        parts = (noisy_P / len(rows)).split([one.numel() for one in samples])
+        for one, part in zip(samples, parts, strict=True):
             one.grad = part.reshape(one.shape).to(one.device, one.dtype)
         self.forget()
 
