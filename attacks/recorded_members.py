@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attacks.interface import AttackError
 from attacks.view import Candidates
+from secure_apfed.methods.aligning import training_rows
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import shuffled
 
@@ -32,9 +33,8 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
     """
     data, config = recording.data, recording.config
     aligned = recording.alignment.get(data.active.name, torch.empty(0, dtype=torch.int64))
-    trained = data.train_rows
-    if config.method != "single_view" and not config.train.use_unaligned:
-        trained = trained[torch.isin(trained, aligned)]
+    alone = config.method == "single_view"
+    trained = data.train_rows if alone else training_rows(data, aligned, config.train)
     count = min(most // 2, len(trained), len(data.test_rows))
     if count < 2 or data.active.labels is None:
         raise AttackError(
