@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from attacks.interface import Attack, Guess, Prediction, Target
 from attacks.shadow import Shadows, halves
-from attacks.view import AdversaryView, Candidates, Role
-from secure_apfed.models import ModelSettings, family_for, output_shape
+from attacks.view import AdversaryView, Role
+from secure_apfed.models import ModelSettings, encoder_and_head
 
 __all__ = ["Membership", "likelihood_ratio", "logit_confidence"]
 
@@ -108,9 +108,11 @@ class Membership(Attack):
         train = candidates.train
         if self.epochs is not None:
             train = train.model_copy(update={"epochs": self.epochs})
+        model = knowledge.architecture or ModelSettings()
+        shape = tuple(candidates.features.shape[1:])
         rows_SH = halves(self.shadow_models, len(candidates), seed)
         shadows = Shadows(
-            make=lambda: _network(candidates, knowledge.architecture, knowledge.classes),
+            make=lambda: nn.Sequential(*encoder_and_head(model, shape, knowledge.classes)),
             train=train,
             seed=seed,
             device=torch.device(view.budget.device),
@@ -137,12 +139,3 @@ class Membership(Attack):
 
 def _scored(values_N: _Array) -> Prediction:
     return Prediction(values_N[:, None])
-
-
-def _network(candidates: Candidates, model: ModelSettings | None, classes: int) -> nn.Module:
-    settings = model or ModelSettings()
-    shape = tuple(candidates.features.shape[1:])
-    family = family_for(settings, shape)
-    encoder = family.encoder(shape, settings)
-    size = int(np.prod(output_shape(encoder, shape)))
-    return nn.Sequential(encoder, family.head(size, classes, settings))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from experiments.audit.retraining import Protection, Task
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.data.settings import DataSettings
-from secure_apfed.models import ModelSettings, family_for, projection_to
+from secure_apfed.models import ModelSettings, encoder_and_head, projection_to
 from secure_apfed.objectives import ReconstructionSettings, make_objective
 from secure_apfed.privacy.gdp import gdp_mu
 from secure_apfed.seeds import seeded, shuffled
@@ -87,13 +87,9 @@ CASES: Mapping[str, Case] = {
 
 def networks() -> tuple[dict[str, nn.Module], nn.Module]:
     """The active's networks and the passive's objective, at the start that all retrainings have."""
-    family = family_for(_MODEL, (10,))
     with seeded(_SEED, "audit", "networks"):
-        modules = {
-            "encoder": family.encoder((10,), _MODEL),
-            "head": family.head(4, 2, _MODEL),
-            "projection": projection_to(4, (4,)),
-        }
+        encoder, head = encoder_and_head(_MODEL, (10,), 2)
+        modules = {"encoder": encoder, "head": head, "projection": projection_to(4, (4,))}
         objective = make_objective(
             ReconstructionSettings(), representation=(4,), features=(10,), model=_MODEL
         )

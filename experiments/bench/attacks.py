@@ -18,7 +18,7 @@ from experiments.bench.rows import Row, interleave, median_ratio
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.exchange import Transcript
-from secure_apfed.models import family_for
+from secure_apfed.models import encoder_and_head
 from secure_apfed.parties.party import find_device
 from secure_apfed.runs import Recording
 
@@ -42,14 +42,9 @@ def bench(quick: bool) -> Iterator[Row]:
     )  # fmt: skip
     candidates, _ = reveal_candidates(recording, 4_000, 0)
     shape = tuple(candidates.features.shape[1:])
-    family = family_for(config.model, shape)
 
     def make() -> nn.Module:
-        classes = len(recording.data.classes)
-        encoder = family.encoder(shape, config.model)
-        return nn.Sequential(
-            encoder, family.head(config.model.representation, classes, config.model)
-        )
+        return nn.Sequential(*encoder_and_head(config.model, shape, len(recording.data.classes)))
 
     for models in (16,) if quick else (16, 64):
         yield _row(models, Shadows(make, config.train, 0, find_device("auto")), candidates)

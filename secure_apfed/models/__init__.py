@@ -1,6 +1,9 @@
 """Networks of the papers and for tables. A new family is one file and one line in the table."""
 
+import math
 from collections.abc import Mapping
+
+from torch import nn
 
 from secure_apfed.models.convolutional import CONV_CIFAR, CONV_MNIST
 from secure_apfed.models.network import NetworkFamily, Shape, output_shape, projection_to
@@ -12,6 +15,7 @@ __all__ = [
     "ModelSettings",
     "NetworkFamily",
     "Shape",
+    "encoder_and_head",
     "family_for",
     "output_shape",
     "projection_to",
@@ -37,3 +41,19 @@ def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
         if min(features[1:]) >= least:
             return NETWORKS[name]
     return NETWORKS["mlp"]
+
+
+def encoder_and_head(
+    settings: ModelSettings, features: Shape, classes: int
+) -> tuple[nn.Module, nn.Module]:
+    """The two networks that predict alone, features -> representation -> class scores.
+
+    Their weights are drawn from torch's generator, the encoder's first.
+
+    Raises:
+        ModelError: the network cannot take such rows.
+    """
+    family = family_for(settings, features)
+    encoder = family.encoder(features, settings)
+    size = math.prod(output_shape(encoder, features))
+    return encoder, family.head(size, classes, settings)

@@ -6,7 +6,6 @@ features are encoded, and what the run promised about privacy.
 
 import copy
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from secure_apfed.data import FeatureEncoding, parse_encoding
 from secure_apfed.errors import ModelError
-from secure_apfed.models import ModelSettings, family_for, output_shape
+from secure_apfed.models import ModelSettings, encoder_and_head
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.runs.folder import RunFolder, write_atomically
 
@@ -97,7 +96,8 @@ def load_model(path: Path) -> SoloModel:
     try:
         encoding = parse_encoding(card["encoding"])
         settings = ModelSettings.model_validate_json(json.dumps(card["model"]))
-        network = _network(encoding.shape, len(card["classes"]), settings)
+        encoder, head = encoder_and_head(settings, encoding.shape, len(card["classes"]))
+        network = nn.ModuleDict({"encoder": encoder, "head": head})
         tensors = load(folder.model.read_bytes())
         network.to(next(iter(tensors.values())).dtype).load_state_dict(tensors)
     except FileNotFoundError:
@@ -107,15 +107,8 @@ def load_model(path: Path) -> SoloModel:
             f"{folder.model} and {folder.card.name} do not make a model: {error}"
         ) from error
     return SoloModel(
-        nn.Sequential(network["encoder"], network["head"]).eval(),
+        nn.Sequential(encoder, head).eval(),
         tuple(card["classes"]),
         encoding,
         card,
     )
-
-
-def _network(features: tuple[int, ...], classes: int, settings: ModelSettings) -> nn.ModuleDict:
-    family = family_for(settings, features)
-    encoder = family.encoder(features, settings)
-    size = math.prod(output_shape(encoder, features))
-    return nn.ModuleDict({"encoder": encoder, "head": family.head(size, classes, settings)})
