@@ -18,13 +18,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from secure_apfed.config import Config
+from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import PartyTensors
 from secure_apfed.runs.folder import read_sealed, write_sealed
 
-__all__ = ["Checkpoint", "config_digest", "load_tensors", "save_tensors"]
+__all__ = ["Checkpoint", "config_digest", "load_tensors", "save_tensors", "table_digests"]
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class Checkpoint:
 
     Attributes:
         config: digest of the run's configuration; another one is refused.
+        tables: by party, digest of who stands in which row; others are refused.
         epoch, step: the next ones.
         noise_keys: by party; secrets.
         parties: tensors by party; alignment: positions by party.
@@ -41,6 +43,7 @@ class Checkpoint:
     """
 
     config: str
+    tables: Mapping[str, str]
     epoch: int
     step: int
     noise_keys: Mapping[str, bytes] = field(repr=False)
@@ -56,6 +59,7 @@ class Checkpoint:
         content = {
             "version": _VERSION,
             **{name: getattr(self, name) for name in ("config", "epoch", "step", "seconds")},
+            "tables": dict(self.tables),
             "noise_keys": dict(self.noise_keys),
             "parties": {name: save_tensors(tensors) for name, tensors in self.parties.items()},
             "alignment": save_tensors(self.alignment),
@@ -90,6 +94,38 @@ class Checkpoint:
                 "config.yaml that lies beside it"
             )
         return checkpoint
+
+    def check_tables(self, data: VerticalData) -> None:
+        """Refuse to go on with other people, or the same in other places.
+
+        Alignment, ledgers and frozen rows speak of positions: in another table they would be
+        of other people, whose releases nobody would have counted.
+
+        Raises:
+            CheckpointError: names the party.
+        """
+        for name, digest in table_digests(data).items():
+            if self.tables.get(name) != digest:
+                raise CheckpointError(
+                    f"the table of {name} is not the one that the run began with: its IDs, their "
+                    "order, its labels or the split into training and test rows are others, and "
+                    "the run counts by positions; put the table back, or begin a new run"
+                )
+
+
+def table_digests(data: VerticalData) -> dict[str, str]:
+    """SHA-256 (hex) by party of its IDs in order and, at the active, of labels and split.
+
+    Features are left out: they may differ in the last bits on another machine, and steps that
+    are played again with others are charged again.
+    """
+    split = save_tensors({"train": data.train_rows, "test": data.test_rows})
+    return {table.name: _digest_of(table, split) for table in (data.active, *data.passives)}
+
+
+def _digest_of(table: PartyTable, split: bytes) -> str:
+    labels = [] if table.labels is None else [table.labels.numpy().astype("<i8").tobytes(), split]
+    return hashlib.sha256(msgpack.packb([table.ids, *labels])).hexdigest()
 
 
 def config_digest(config: Config) -> str:

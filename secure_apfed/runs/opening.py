@@ -13,7 +13,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS, Method, Start, noise_key
 from secure_apfed.parties.descent import named_below
-from secure_apfed.runs.checkpoint import Checkpoint
+from secure_apfed.runs.checkpoint import Checkpoint, table_digests
 from secure_apfed.runs.training_labels import TrainingLabels
 
 __all__ = ["Opening"]
@@ -26,13 +26,19 @@ class Opening:
         config, data: of the run.
         checkpoint: to go on from, or None.
         logs: folder of the ledgers' logs, or None.
+
+    Raises:
+        CheckpointError: a checkpoint of other tables or labels.
     """
 
     def __init__(
         self, config: Config, data: VerticalData, checkpoint: Checkpoint | None, *,
         logs: Path | None,
     ) -> None:  # fmt: skip
+        if checkpoint:
+            checkpoint.check_tables(data)
         self.config, self._data, self._logs = config, data, logs
+        self.tables = table_digests(data)
         names = (data.active.name, *(table.name for table in data.passives))
         self.noise_keys: Mapping[str, bytes] = (
             checkpoint.noise_keys if checkpoint else {n: noise_key(config, n) for n in names}

@@ -272,6 +272,7 @@ class _Session:
         parties[active] = dict(parties[active]) | under("labels", self._labels.tensors())
         return Checkpoint(
             config=config_digest(self._config),
+            tables=self._opening.tables,
             epoch=self._epoch,
             step=self._step,
             noise_keys=self._opening.noise_keys,

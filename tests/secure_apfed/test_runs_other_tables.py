@@ -1,0 +1,105 @@
+"""A run goes on with the tables that it began with: positions in others are other people."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from secure_apfed.config import Config
+from secure_apfed.errors import CheckpointError
+from secure_apfed.privacy import BudgetExhaustedError
+from secure_apfed.runs import run
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+ROWS = 60
+PARTIES = ("bank", "shop", "clinic")
+
+
+def write_tables(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, ROWS)
+    for name in PARTIES:
+        columns: dict[str, Any] = {"id": [f"person-{row}" for row in range(ROWS)]}
+        columns |= {f"{name}-x": rng.normal(size=ROWS) + label, f"{name}-y": rng.random(ROWS)}
+        columns |= {"label": label} if name == "bank" else {}
+        pd.DataFrame(columns).to_csv(folder / f"{name}.csv", index=False)
+
+
+def config_of(folder: Path, guard: dict[str, Any]) -> Config:
+    settings: dict[str, Any] = {
+        "name": "test",
+        "method": "apfed_c",
+        "data": {
+            "dataset": "tables", "folder": folder, "active": "bank",
+            "parties": {name: {"file": f"{name}.csv"} for name in PARTIES},
+        },
+        "model": {"hidden": [8], "representation": 4, "projection": 4},
+        "train": {"epochs": 4, "batch_size": 16, "learning_rate": 0.01, "device": "cpu"},
+        "secure_sum": {"protocol": "plain"},
+        "guard": guard,
+    }  # fmt: skip
+    return Config.model_validate(settings)
+
+
+def interrupted(config: Config, folder: Path, *, at_step: int) -> None:
+    def stop(progress: Any) -> None:
+        if progress.step == at_step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, folder, on_progress=stop)
+
+
+def reversed_rows(table: pd.DataFrame) -> pd.DataFrame:
+    return table[::-1]
+
+
+def one_more_person(table: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([table, table[:1].assign(id="somebody else")])
+
+
+def another_name(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(id=["somebody else", *table["id"][1:]])
+
+
+def labels_moved(table: pd.DataFrame) -> pd.DataFrame:
+    return table.assign(label=1 - table["label"])
+
+
+@pytest.mark.parametrize(
+    ("party", "change"),
+    [
+        ("bank", reversed_rows),
+        ("shop", reversed_rows),
+        ("clinic", one_more_person),
+        ("shop", another_name),
+        ("bank", labels_moved),
+    ],
+)
+@pytest.mark.parametrize("mechanism", ["gaussian", "frozen_gaussian"])
+def test_other_people_or_labels_are_refused(
+    mechanism: str, party: str, change: Callable[[pd.DataFrame], pd.DataFrame], tmp_path: Path
+) -> None:
+    """The ledger counts positions, and a frozen guard keeps rows by them."""
+    write_tables(tmp_path)
+    config = config_of(tmp_path, {"mechanism": mechanism, "sigma": 1.0})
+    interrupted(config, tmp_path / "run", at_step=5)
+    file = tmp_path / f"{party}.csv"
+    change(pd.read_csv(file)).to_csv(file, index=False)
+    with pytest.raises(CheckpointError, match=f"the table of {party} .* positions"):
+        run(config, tmp_path / "run", resume=True)
+
+
+def test_changed_features_are_charged_again_and_get_other_noise(tmp_path: Path) -> None:
+    """The noise depends on what it hides: the steps after the checkpoint are played anew."""
+    write_tables(tmp_path)
+    config = config_of(tmp_path, {"mechanism": "gaussian", "epsilon": 8.0})
+    interrupted(config, tmp_path / "run", at_step=5)
+    table = pd.read_csv(tmp_path / "bank.csv")
+    table.assign(**{"bank-x": -table["bank-x"]}).to_csv(tmp_path / "bank.csv", index=False)
+    with pytest.raises(BudgetExhaustedError, match="release 5 of one row"):
+        run(config, tmp_path / "run", resume=True)
