@@ -291,7 +291,7 @@ def _passive_parties(
                 seed=config.seed,
                 held_N=rows >= 0,
                 noise=noising.contribution_noise(
-                    start, table.name, shape, plan=noise, aligned=len(rows)
+                    start, table.name, shape, plan=noise, aligned=len(rows), contract=stage.contract
                 ),
                 waiting=waiting_of(settings, contributor, batch, worker),
                 defences=gradient_chain(config.defences, surroundings_of(start, table.name, shape)),

@@ -14,6 +14,7 @@ from protocols.randomness import derive_key
 from protocols.sums import SecureSum
 from protocols.sums.fixed_point import FixedPoint
 from secure_apfed.config import Config
+from secure_apfed.contract import Contract
 from secure_apfed.defences import DEFENCES, GradientDefence
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.method import Start
@@ -88,7 +89,13 @@ def accounts_of(passives: Sequence[PassiveParty]) -> dict[str, PrivacyLedger]:
 
 
 def contribution_noise(
-    start: Start, passive: str, shape: Shape, *, plan: NoisePlan | None, aligned: int
+    start: Start,
+    passive: str,
+    shape: Shape,
+    *,
+    plan: NoisePlan | None,
+    aligned: int,
+    contract: Contract,
 ) -> ContributionNoise | None:
     """One passive's noise and its account; None where none is agreed."""
     config = start.config
@@ -111,7 +118,12 @@ def contribution_noise(
     )
     key = derive_key(start.noise_keys[passive], b"secure-apfed contributions v1")
     return ContributionNoise(
-        deviation=plan.steps, key=key, ledger=ledger, secret=config.guard.noise == "secret"
+        deviation=plan.steps,
+        key=key,
+        ledger=ledger,
+        secret=config.guard.noise == "secret",
+        # Holds keys that each party draws anew, its own among them: nobody can repeat a session.
+        session=contract.digest if contract.when_a_party_leaves == "recover" else b"",
     )
 
 

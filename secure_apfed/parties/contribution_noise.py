@@ -22,17 +22,25 @@ class ContributionNoise:
 
     A resumed run that computes the same contribution adds the same noise, which tells nobody
     anything new and is free; one that computes another adds other noise and is charged again.
+    That holds where every sum has all passives. Where one may be missing, two sums of one step
+    with the same noise would differ by its contribution, under its own noise alone: then each
+    session has its own noise, and pays for it.
 
     Args:
         deviation: in steps of fixed point, as agreed.
         key: 32 secret bytes of this party.
         ledger: of this party.
         secret: without it noise depends on the step alone, so that runs repeat with the seed.
+        session: names this session where a sum may lack passives; empty elsewhere.
     """
 
-    def __init__(self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool) -> None:
+    def __init__(
+        self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool,
+        session: bytes = b"",
+    ) -> None:  # fmt: skip
         self.ledger = ledger
         self._deviation, self._key, self._secret = deviation, key, secret
+        self._session = session
 
     def __reduce__(self) -> str:
         raise LocalProtocolError("noise keys are secrets of their party and never serialised")
@@ -51,7 +59,8 @@ class ContributionNoise:
         Raises:
             BudgetExhaustedError: contributing would exceed the budget; nothing may be sent.
         """
-        content = hashlib.blake2b(rows_B.cpu().numpy().tobytes())
+        content = hashlib.blake2b(self._session)
+        content.update(rows_B.cpu().numpy().tobytes())
         content.update(np.ascontiguousarray(values_BD).tobytes())
         digest = content.digest()
         self.ledger.charge(step=step, rows=rows_B[held_B], digest=digest)

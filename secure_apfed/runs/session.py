@@ -16,15 +16,14 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.defences import statements
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import Method
 from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacyLedger, PrivacySpent
-from secure_apfed.privacy.guarantee import contributions_told, guarantee_of
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
 from secure_apfed.runs.encoders import encoders_of
+from secure_apfed.runs.guarantee_text import guarantee_text
 from secure_apfed.runs.opening import Opening
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.recording import Recording
@@ -90,14 +89,7 @@ def _play(
         model=predictor_of(method.solo()), encoders=encoders_of(method),
     )  # fmt: skip
     if writer:
-        protocol = config.secure_sum.protocol
-        guarantee = guarantee_of(
-            method.guarantee, opening.labels.mechanism,
-            private_training=method.training is not None,
-            seeded=(seeded := config.guard.noise != "secret"),
-            also=[*([contributions_told(protocol, seeded=seeded)] if method.contributions else []),
-                  *statements(config.defences, config.method)],
-        )  # fmt: skip
+        guarantee = guarantee_text(config, method, opening.labels.mechanism)
         writer.finish(
             method, recording, accuracy, privacy, guarantee=guarantee, seconds=session.seconds
         )

@@ -15,7 +15,8 @@ from protocols.sums.recovery_contributor import RecoveryContributor
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, InMemoryTransport, Kind
-from secure_apfed.methods import stage
+from secure_apfed.methods import Start, stage
+from secure_apfed.methods.apfed import open_apfed
 from secure_apfed.runs import RunResult, run
 from tests.secure_apfed.test_methods_apfed import (
     CONTRASTIVE,
@@ -217,3 +218,45 @@ def test_a_run_on_digits_that_may_not_go_on_stops_and_resumes_with_all(
     run(digits(None), tmp_path / "run", resume=True)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["attendance"] == {"left": {}, "steps_without_all": 0}
+
+
+@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.parametrize("threshold", [3, 4])
+def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribution(
+    threshold: int, deaths: dict[str, tuple[int, Kind]], tmp_path: Path
+) -> None:
+    """Two sums of one step with the same noise would differ by it, under its own noise alone."""
+    sums = {
+        "protocol": "masked_recovery", "clip": 0.5, "threshold": threshold, "noise": {"sigma": 0.5},
+    }  # fmt: skip
+    config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
+    data = vertical_data(4)
+    names = [data.active.name, *(table.name for table in data.passives)]
+    keys = {name: bytes([index]) * 32 for index, name in enumerate(names)}
+    method: Any = None
+    alignment: Any = None
+    agreement: Any = None
+    opened_sums: list[torch.Tensor] = []
+    recorded: dict[int, Any] = {}
+    for session in range(2):
+        if session and threshold == 3:
+            deaths["passive-4"] = (0, BEFORE_CONTRIBUTING)
+        start = Start(config=config, data=data, noise_keys=keys, logs=tmp_path, alignment=alignment)
+        method = open_apfed(start)
+        alignment = method.alignment
+        agreement = method.active.receiver._masked.agreement
+        last = method.passives[-1]
+        last.contributor = recorder = Recorder(last.contributor, agreement)
+        method.step(0, torch.arange(16))
+        opened_sums.append(method.active.opened)
+        recorded = recorded or recorder.integers
+    paid = {name: ledger.spent().releases for name, ledger in method.contributions.items()}
+    first, second = opened_sums
+    if threshold == 4:  # nobody may be missing, so all repeat what they said: nothing new
+        assert torch.equal(first, second)
+        assert set(paid.values()) == {1}
+        return
+    alone = torch.from_numpy(FixedPoint.of(agreement).dequantise(recorded[0]))
+    assert not torch.allclose(first - second, alone, atol=1e-9)
+    # The others noised anew, and so they paid anew.
+    assert set(paid.values()) == {2}

@@ -21,6 +21,7 @@ from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.runs import run
+from tests.secure_apfed.seats import contract
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -154,6 +155,7 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
         (4,),
         plan=noising.NoisePlan(steps=agreed["steps"], honest=agreed["honest"]),
         aligned=result["aligned_rows"],
+        contract=contract(),
     )
     assert noise is not None
     assert noise.ledger.account() == result["contributions"]["passive-1"]
