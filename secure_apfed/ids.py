@@ -16,6 +16,11 @@ from secure_apfed.settings import Settings
 
 __all__ = ["IdColumn", "IdNormalisation", "encode_ids"]
 
+_MOST_COLUMNS = 2**16 - 1
+# Python refuses to write longer numbers in decimal, unless it is told otherwise.
+_MOST_DIGITS = 4000
+_HUGE = 10**_MOST_DIGITS
+
 
 @runtime_checkable
 class _Column(Protocol):
@@ -76,6 +81,11 @@ def encode_ids(
     canonical: list[bytes] = []
     empty: list[int] = []
     for row, columns in enumerate(_rows(party, ids)):
+        if len(columns) > _MOST_COLUMNS:
+            raise DataError(
+                f"{party}, row {row}: an ID of {len(columns)} columns, at most {_MOST_COLUMNS} "
+                "are taken; give one ID a row"
+            )
         parts = [_part(party, row, value, normalisation) for value in columns]
         if not any(parts):
             empty.append(row)
@@ -109,6 +119,11 @@ def _part(party: str, row: int, value: object, normalisation: IdNormalisation) -
     if isinstance(value, bytes):
         return value
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        if abs(int(value)) >= _HUGE:
+            raise DataError(
+                f"{party}, row {row}: an ID is a number of more than {_MOST_DIGITS} digits; "
+                "turn it into text first"
+            )
         return str(int(value)).encode()
     if value is None:
         return b""

@@ -20,6 +20,7 @@ is seen only by who holds the ID. The multiplication itself takes the same time 
 """
 
 import hashlib
+import os
 import signal
 import struct
 import sys
@@ -75,13 +76,21 @@ def work(job: bytes) -> bytes:
 
 
 def _serve(jobs: BinaryIO, results: BinaryIO) -> None:
-    """Do one job after the other until the pipe of jobs is closed."""
+    """Do one job after the other until the pipe of jobs is closed, or nobody reads results."""
     while len(head := jobs.read(LENGTH.size)) == LENGTH.size:
-        results.write(work(jobs.read(*LENGTH.unpack(head))))
+        (length,) = LENGTH.unpack(head)
+        job = jobs.read(length)
+        if len(job) < length:
+            return
+        results.write(work(job))
         results.flush()
 
 
 if __name__ == "__main__":
     # Who presses Ctrl-C means the party; when it ends, the pipes close.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _serve(sys.stdin.buffer, sys.stdout.buffer)
+    try:
+        _serve(sys.stdin.buffer, sys.stdout.buffer)
+    except BrokenPipeError:
+        # The party was killed. What is left in the buffer would be written once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -69,7 +69,11 @@ class Workers:
             return b"".join(_counted(map(ladder.work, orders), report))
         self._start(helpers)
         with ThreadPoolExecutor(helpers) as threads:
-            return b"".join(_counted(threads.map(self._ask, orders), report))
+            try:
+                return b"".join(_counted(threads.map(self._ask, orders), report))
+            finally:
+                # where this ends early, jobs that no helper has begun are not done any more
+                threads.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
         """End the helpers; the next work starts others."""

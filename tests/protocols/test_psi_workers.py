@@ -2,9 +2,11 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -119,11 +121,72 @@ def test_helpers_end_when_the_party_is_killed() -> None:
         assert party.stdout is not None
         processes = [int(word) for word in party.stdout.readline().split()]
         party.kill()
+    assert len(processes) == 2
+    assert all_end(processes)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_helpers_of_a_party_that_ends_at_work_end_without_a_word(signal_number: int) -> None:
+    script = (
+        "import signal\n"
+        "from protocols.psi import ladder\n"
+        "from protocols.psi.workers import Workers\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "two, told = Workers(2), []\n"
+        "def tell(done):\n"
+        "    if not told:\n"
+        "        print(*(helper.pid for helper in two._helpers), flush=True)\n"
+        "    told.append(done)\n"
+        "two.work(ladder.DIGESTS, bytes(32), bytes(32 * 300_000), tell)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    ) as party:  # fmt: skip
+        assert party.stdout is not None
+        assert party.stderr is not None
+        processes = [int(word) for word in party.stdout.readline().split()]
+        began = time.monotonic()
+        if signal_number == signal.SIGINT:
+            os.killpg(party.pid, signal_number)  # as a terminal does it
+        else:
+            party.kill()
+        # until all who hold the pipe have closed it, so the helpers too
+        complaint = party.stderr.read()
+        assert time.monotonic() - began < 10
+    assert len(processes) == 2
+    assert all_end(processes)
+    assert "BrokenPipeError" not in complaint
+    assert complaint.count("Traceback") == (signal_number == signal.SIGINT)
+
+
+def test_work_that_is_called_off_stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_POINTS_OF_A_JOB", 3)
+    helpers, asked, real = Workers(2), list[int](), workers._answer
+
+    def counted(helper: subprocess.Popen[bytes], job: bytes) -> bytes:
+        asked.append(1)
+        time.sleep(0.01)  # else they may all be done before the first is reported
+        return real(helper, job)
+
+    def call_off(_done: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "_answer", counted)
+    with pytest.raises(KeyboardInterrupt):
+        helpers.work(ladder.DIGESTS, SCALAR, DIGESTS * 50, call_off)
+    assert len(asked) < 300  # of 684
+    assert helpers.work(ladder.DIGESTS, SCALAR, DIGESTS) == POINTS
+    helpers.close()
+
+
+def all_end(processes: Sequence[int]) -> bool:
+    """Whether they end within 20 s."""
     deadline = time.monotonic() + 20
     while any(map(is_at_work, processes)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(processes) == 2
-    assert not any(map(is_at_work, processes))
+    return not any(map(is_at_work, processes))
 
 
 def is_at_work(process: int) -> bool:
