@@ -98,6 +98,9 @@ class SealedLink:
         )
         return AESGCM(key.agree(peer_public, salt=salt, info=b"secure-apfed link v1" + names))
 
+    def __reduce__(self) -> str:
+        raise LocalProtocolError("a link holds keys and counts its nonces; it is never copied")
+
     @property
     def next_sequence(self) -> int:
         """The sequence number that the next sealed message must carry."""

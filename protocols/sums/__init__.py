@@ -2,18 +2,12 @@
 
 from collections.abc import Mapping
 
+from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.bfv import BfvSum
 from protocols.sums.ckks import CkksSum
 from protocols.sums.ckks_fast import CkksFastSum
 from protocols.sums.crypten_sum import CryptenSum
-from protocols.sums.interface import (
-    SecureSum,
-    StepBinding,
-    SumAgreement,
-    SumCombiner,
-    SumContributor,
-    SumReceiver,
-)
+from protocols.sums.interface import SecureSum, SumCombiner, SumContributor, SumReceiver
 from protocols.sums.joining import join_sum
 from protocols.sums.masked import MaskedSum
 from protocols.sums.masked_recovery import MaskedRecoverySum

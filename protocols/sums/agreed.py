@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.frame import Frame, FrameKind
-from protocols.sums.interface import StepBinding, SumAgreement
 
 __all__ = ["AgreedFrames", "KeepsSecrets", "NoSetup", "fingerprint"]
 
@@ -191,9 +191,10 @@ class AgreedFrames:
         """Return the frame of the sum that answers `binding`; its step is used then.
 
         Raises:
-            LocalProtocolError: the step was opened before.
+            LocalProtocolError: the step was opened before, or `shape` is none.
             RemoteProtocolError: the frame is malformed or answers something else.
         """
+        _require_shape(shape)
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
         self.check(frame, sender, FrameKind.SUM)
@@ -275,3 +276,11 @@ class AgreedFrames:
                     f"{frame.step}; {self.agreement.receiver} may have sent them different "
                     "representations"
                 )
+
+
+def _require_shape(shape: object) -> None:
+    sizes = shape if isinstance(shape, tuple) else ()
+    if len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+        raise LocalProtocolError(
+            f"the shape of a sum is two numbers (rows, columns) above 0, got {shape!r}"
+        )

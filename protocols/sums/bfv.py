@@ -21,10 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
+from protocols.sums.agreed import AgreedFrames
+from protocols.sums.agreement import StepBinding
 from protocols.sums.coefficients import CoefficientSum
 from protocols.sums.homomorphic import Encrypter
-from protocols.sums.interface import StepBinding
 from protocols.sums.pairwise import PairwiseSeeds
+from protocols.sums.seal_scheme import SealContext
+from protocols.sums.zeros import ZeroPool
 
 __all__ = ["BfvContributor", "BfvSum"]
 
@@ -63,9 +66,13 @@ class BfvContributor(Encrypter):
     def finished(self) -> bool:
         return super().finished and self._seeds.finished
 
+    def _ready(self) -> tuple[SealContext, AgreedFrames, ZeroPool]:
+        ready = super()._ready()
+        self._seeds.require_finished()
+        return ready
+
     def _masked(self, slots_VS: NDArray[np.int64], binding: StepBinding) -> NDArray[np.int64]:
         """Add the pairwise masks; only the lowest k bits of the result count."""
-        self._seeds.require_finished()
         mine = self._contributors.index(self.me)
         words_VS = slots_VS.view(np.uint64)
         for position, peer in enumerate(self._contributors):

@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.errors import RemoteProtocolError
+from protocols.sums.agreement import SumAgreement
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.flavours import Ckks
 from protocols.sums.headroom import ROUNDING_TOLERANCE, CkksHeadroom, solve_ckks
 from protocols.sums.homomorphic import Encrypter, HomomorphicSum
-from protocols.sums.interface import SumAgreement
 from protocols.sums.seal_scheme import SealScheme
 
 __all__ = ["CkksSum", "nearest_integers"]

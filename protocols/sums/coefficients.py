@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.sums.agreement import SumAgreement
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.flavours import Coefficients
 from protocols.sums.headroom import CoefficientHeadroom, solve_coefficients
 from protocols.sums.homomorphic import Encrypter, HomomorphicSum
-from protocols.sums.interface import SumAgreement
 from protocols.sums.seal_scheme import SealScheme
 
 __all__ = ["CoefficientSum"]

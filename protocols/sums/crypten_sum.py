@@ -35,9 +35,10 @@ from protocols.crypten.shim import load_crypten
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from protocols.sums.agreed import NoSetup, fingerprint
+from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import frame_bytes
-from protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
+from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.rounds import TwoRoundFrames
 from protocols.sums.step_seals import SEAL_OVERHEAD_BYTES, StepSeals
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from protocols.discrete_gaussian import largest_noise
 from protocols.errors import LocalProtocolError
-from protocols.sums.interface import FloatArray, IntArray, SumAgreement
+from protocols.sums.agreement import SumAgreement
+from protocols.sums.interface import FloatArray, IntArray
 
 __all__ = ["FixedPoint", "Packing", "checked_matrix", "clip_rows"]
 
@@ -30,9 +31,14 @@ def checked_matrix(values_BD: object) -> FloatArray:
     Raises:
         LocalProtocolError: it is anything else.
     """
-    if not isinstance(values_BD, np.ndarray) or values_BD.dtype not in (np.float32, np.float64):
-        kind = getattr(values_BD, "dtype", type(values_BD).__name__)
+    # Not a subclass: masked arrays and matrices add, reshape and copy in other ways.
+    if type(values_BD) is not np.ndarray:
+        kind = type(values_BD).__name__
         raise LocalProtocolError(f"a contribution is a float32 or float64 array, got {kind}")
+    if values_BD.dtype not in (np.float32, np.float64):
+        raise LocalProtocolError(
+            f"a contribution is a float32 or float64 array, got {values_BD.dtype}"
+        )
     if values_BD.ndim != 2 or values_BD.size == 0:
         raise LocalProtocolError(
             f"a contribution is a non-empty matrix (rows, columns), got shape {values_BD.shape}"
@@ -154,7 +160,8 @@ class FixedPoint:
                 f"the agreement says noise of {self.noise} steps on each value, but "
                 f"{'none' if noise_BD is None else 'some'} was given to a contribution"
             )
-        kind = getattr(noise_BD, "dtype", type(noise_BD).__name__)
+        plain = type(noise_BD) is np.ndarray
+        kind = noise_BD.dtype if plain else type(noise_BD).__name__
         if kind != np.int64 or noise_BD.shape != shape:
             raise LocalProtocolError(
                 f"noise is an int64 array of shape {shape} like the contribution, got {kind} of "

@@ -96,8 +96,13 @@ class Frame:
         """Read a frame that `sender` sent.
 
         Raises:
+            LocalProtocolError: no bytes; a buffer that its owner may change is none either.
             RemoteProtocolError: anything but the canonical bytes of a frame of this version.
         """
+        if type(data) is not bytes:
+            raise LocalProtocolError(
+                f"a frame of a secure sum is bytes, got {type(data).__name__} from {sender}"
+            )
         if len(data) < _HEADER.size:
             raise _malformed(sender, f"has {len(data)} bytes, its header alone {_HEADER.size}")
         (magic, version, kind, party, name, step, rows, columns, binding, fingerprint, count) = (

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.agreed import AgreedFrames, KeepsSecrets, fingerprint
+from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.frame import Frame, frame_bytes
-from protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement, SumContributor
+from protocols.sums.interface import FloatArray, IntArray, SumContributor
 from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
 from protocols.sums.seal_scheme import SealContext, SealScheme
 from protocols.sums.zeros import ZeroPool
@@ -211,7 +212,7 @@ class Encrypter(KeepsSecrets, OneRoundContributor):
                 serve from when they have come.
 
         Raises:
-            LocalProtocolError: the public key did not come yet.
+            LocalProtocolError: the setup is not finished.
         """
         _, _, zeros = self._ready()
         zeros.fill(contributions * self._sum.packing.vectors(shape[0] * shape[1]), worker)
@@ -222,7 +223,7 @@ class Encrypter(KeepsSecrets, OneRoundContributor):
         """The same, up to `contributions` in all, counting zeros that are there or on their way.
 
         Raises:
-            LocalProtocolError: the public key did not come yet, or the worker died.
+            LocalProtocolError: the setup is not finished, or the worker died.
         """
         _, _, zeros = self._ready()
         zeros.top_up(contributions * self._sum.packing.vectors(shape[0] * shape[1]), worker)

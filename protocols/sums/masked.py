@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.agreed import AgreedFrames, NoSetup, fingerprint
+from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import Frame, frame_bytes
-from protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
+from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.pairwise import PairwiseSeeds
 from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
 

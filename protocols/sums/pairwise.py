@@ -22,7 +22,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.randomness import keystream_chunks
 from protocols.seal import fresh_run_key
 from protocols.sums.agreed import AgreedFrames, KeepsSecrets
-from protocols.sums.interface import StepBinding
+from protocols.sums.agreement import StepBinding
 
 __all__ = ["PairwiseSeeds", "add_keystream"]
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from protocols.sums.agreed import AgreedFrames, NoSetup, fingerprint
+from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint, checked_matrix, clip_rows
 from protocols.sums.frame import Frame, frame_bytes
-from protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
+from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
 
 __all__ = ["PlainCombiner", "PlainContributor", "PlainReceiver", "PlainSum"]
@@ -96,7 +97,6 @@ class PlainContributor(NoSetup, OneRoundContributor):
         """See `SumContributor`; float32 travels as 4 bytes a value, float64 as 8."""
         agreement = self._plain.agreement
         values_BD = checked_matrix(values_BD)
-        self._frames.begin_step(binding)
         if self._plain.quantise:
             integers_BD = FixedPoint.of(agreement).quantise(values_BD, noise_BD)
             blob = integers_BD.astype(_INTEGER_TYPE).tobytes()
@@ -105,6 +105,7 @@ class PlainContributor(NoSetup, OneRoundContributor):
                 raise LocalProtocolError("no noise was agreed for this sum, but some was given")
             sent_BD = clip_rows(values_BD, agreement.clip_norm) if self._plain.clip else values_BD
             blob = sent_BD.astype(values_BD.dtype.newbyteorder("<")).tobytes()
+        self._frames.begin_step(binding)
         rows, columns = values_BD.shape
         return self._frames.contribution(self.me, binding, (rows, columns), (blob,))
 

@@ -12,7 +12,8 @@ from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.seal import SealedLink, fresh_run_key
 from protocols.sums.agreed import KeepsSecrets
-from protocols.sums.interface import FloatArray, IntArray, StepBinding
+from protocols.sums.agreement import StepBinding
+from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.masked import Elements, MaskedSum
 from protocols.sums.pairwise import PairwiseSeeds, add_keystream
 from protocols.sums.roster import pack_names, parse_names

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from itertools import pairwise
 
 from protocols.errors import RemoteProtocolError
-from protocols.sums.interface import SumAgreement
+from protocols.sums.agreement import SumAgreement
 
 __all__ = ["pack_names", "parse_names"]
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.agreed import AgreedFrames
+from protocols.sums.agreement import StepBinding
 from protocols.sums.frame import Frame, FrameKind
-from protocols.sums.interface import StepBinding
 
 __all__ = ["OneRoundCombiner", "OneRoundContributor", "TwoRoundFrames"]
 

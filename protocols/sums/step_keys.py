@@ -21,7 +21,7 @@ from protocols.errors import RemoteProtocolError
 from protocols.randomness import fresh_key
 from protocols.seal import SEAL_OVERHEAD_BYTES, RunKey
 from protocols.sums.agreed import KeepsSecrets
-from protocols.sums.interface import SumAgreement
+from protocols.sums.agreement import SumAgreement
 from protocols.sums.shares import SECRET_BYTES, join, split
 
 __all__ = [

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from protocols.errors import RemoteProtocolError
 from protocols.randomness import derive_key
 from protocols.seal import SEAL_OVERHEAD_BYTES
-from protocols.sums.interface import StepBinding
+from protocols.sums.agreement import StepBinding
 from protocols.sums.pairwise import PairwiseSeeds
 
 __all__ = ["SEAL_OVERHEAD_BYTES", "StepSeals"]

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -289,6 +290,12 @@ def test_parties_under_another_agreement_are_refused(choice: str) -> None:
         (np.array([[np.inf, -np.inf]]), "2 of 2 values of a contribution are NaN"),
         (np.zeros((2, 2), dtype=np.int64), "float32 or float64 array, got int64"),
         ([[1.0]], "float32 or float64 array, got list"),
+        (np.zeros((2, 2), dtype=np.float16), "float32 or float64 array, got float16"),
+        (np.zeros((2, 2), dtype=np.complex128), "float32 or float64 array, got complex128"),
+        (np.zeros((2, 2), dtype=">f8" if sys.byteorder == "little" else "<f8"), "array, got .f8"),
+        (np.ma.MaskedArray(np.zeros((2, 2)), np.eye(2, dtype=bool)), "array, got MaskedArray"),
+        (np.zeros((2, 2)).view(np.recarray), "array, got recarray"),
+        (None, "array, got NoneType"),
     ],
 )
 def test_bad_values_are_refused_and_cost_no_step(choice: str, values: Any, message: str) -> None:
@@ -297,6 +304,30 @@ def test_bad_values_are_refused_and_cost_no_step(choice: str, values: Any, messa
     with pytest.raises(LocalProtocolError, match=message):
         played.contributors["passive_1"].contribute(values, bound)
     played.contributors["passive_1"].contribute(np.zeros((1, 1)), bound)
+
+
+@every
+@pytest.mark.parametrize(
+    "shape", [(3,), (3, 5, 1), (0, 5), (-3, -5), (3.0, 5), ("3", 5), [3, 5], 15, None]
+)
+def test_a_shape_that_is_none_is_our_own_fault(choice: str, shape: Any) -> None:
+    played = parties(choice)
+    bound = played.next()
+    combined = played.combine(played.contribute(random_values(3), bound))
+    with pytest.raises(LocalProtocolError, match="the shape of a sum is two numbers"):
+        played.receiver.decode(combined, shape, bound)
+    assert played.receiver.decode(combined, (3, 5), bound).shape == (3, 5)
+
+
+@every
+@pytest.mark.parametrize("as_other", [bytearray, memoryview, list, lambda _: None])
+def test_frames_are_bytes(choice: str, as_other: Callable[[bytes], Any]) -> None:
+    """A buffer could change after it was checked."""
+    played = parties(choice)
+    frames = played.contribute(random_values(3), played.next())
+    frames["passive_2"] = as_other(frames["passive_2"])
+    with pytest.raises(LocalProtocolError, match="a frame of a secure sum is bytes, got"):
+        played.combine(frames)
 
 
 @every

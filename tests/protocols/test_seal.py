@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -165,10 +166,12 @@ def test_a_run_key_is_neither_shown_nor_copied() -> None:
             spread(key)
 
 
-def test_a_link_is_not_pickled() -> None:
+@pytest.mark.parametrize("spread", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_link_is_neither_pickled_nor_copied(spread: Callable[[object], object]) -> None:
+    """A copy would count its nonces from the same number on."""
     alice, _ = ends()
-    with pytest.raises((TypeError, LocalProtocolError)):
-        pickle.dumps(alice)
+    with pytest.raises(LocalProtocolError, match="never copied"):
+        spread(alice)
 
 
 def test_run_keys_are_fresh() -> None:
