@@ -1,25 +1,14 @@
 """The points of a sweep: what each line changes in the shipped configuration, and running one."""
 
-import hashlib
-import json
 import math
-import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from experiments.sweep.centralised import centralise
-from protocols.errors import UnsafeChoiceWarning
+from experiments.measured import Measured, Measurement, measure
 from secure_apfed.config import Config
-from secure_apfed.data import load_data
-from secure_apfed.errors import CheckpointError
-from secure_apfed.plain_json import to_json
 from secure_apfed.privacy import GuardSettings, LabelSettings
-from secure_apfed.runs import run
 
 __all__ = ["CONFIGS", "EPSILONS", "LINES", "Line", "Point", "PointResult", "points_of", "run_point"]
 
@@ -100,29 +89,22 @@ class Point:
     file: Path
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of the settings that differ from the defaults; the code is not in it."""
-        told = self.config.model_dump_json(exclude_defaults=True) + str(self.line.centralised)
-        return hashlib.sha256(told.encode()).hexdigest()
+    def measurement(self) -> Measurement:
+        """What is run for it."""
+        return Measurement(config=self.config, file=self.file, centralised=self.line.centralised)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointResult:
+class PointResult(Measured):
     """What a sweep keeps of one run.
 
     Attributes:
         epsilon: asked for; infinite where nothing was.
-        epsilon_x, epsilon_y, releases: as the run's account says.
     """
 
     line: str
     epsilon: float
     seed: int
-    accuracy: float
-    epsilon_x: float
-    epsilon_y: float
-    releases: int
-    settings: str
 
 
 def points_of(
@@ -144,39 +126,9 @@ def run_point(point: Point) -> PointResult:
     Raises:
         CheckpointError: the file is damaged or of a run with other settings.
     """
-    if point.file.exists():
-        return _read(point)
-    torch.set_num_threads(1)
-    data = load_data(point.config.data, seed=point.config.seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnsafeChoiceWarning)  # a plain sum gives the same sums
-        result = run(point.config, None, data=centralise(data) if point.line.centralised else data)
-    found = PointResult(
+    return PointResult(
         line=point.line.key,
         epsilon=point.epsilon,
         seed=point.config.seed,
-        accuracy=result.accuracy[point.config.method],
-        epsilon_x=result.privacy.epsilon_x,
-        epsilon_y=result.privacy.epsilon_y,
-        releases=result.privacy.releases,
-        settings=point.digest,
+        **asdict(measure(point.measurement)),
     )
-    point.file.parent.mkdir(parents=True, exist_ok=True)
-    half = point.file.with_suffix(f".{os.getpid()}.part")
-    half.write_text(to_json(asdict(found)), encoding="utf-8")
-    half.replace(point.file)
-    return found
-
-
-def _read(point: Point) -> PointResult:
-    try:
-        told: Mapping[str, Any] = json.loads(point.file.read_bytes())
-        numbers = {name: float(told[name]) for name in ("epsilon", "epsilon_x", "epsilon_y")}
-        found = PointResult(**{**told, **numbers})
-    except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{point.file} is damaged; remove it and sweep again") from error
-    if found.settings != point.digest:
-        raise CheckpointError(
-            f"{point.file} is of a run with other settings; remove it, or choose another folder"
-        )
-    return found

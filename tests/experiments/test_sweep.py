@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.centralised import centralise
 from experiments.main_job import base_config
 from experiments.sweep import CONFIGS, LINES, points_of, run_point, run_sweep, summarise
-from experiments.sweep.centralised import centralise
 from experiments.sweep.points import Point, PointResult
 from experiments.sweep.summary import as_markdown
 from secure_apfed.config import Config
@@ -69,7 +69,11 @@ def test_every_line_has_its_points_and_changes_one_thing(tmp_path: Path) -> None
     base = small()
     every = list(points_of(base, tmp_path, seeds=[0, 1], epsilons=[1.0, 4.0]))
     assert len(every) == 2 * (3 + 5 * 2)
-    assert len({point.file for point in every}) == len({point.digest for point in every}) == 26
+    assert (
+        len({point.file for point in every})
+        == len({point.measurement.digest for point in every})
+        == 26
+    )
     for point in every:
         told, plain = point.config.model_dump(), base.model_dump()
         changed = {key for key, value in told.items() if value != plain[key]}
@@ -97,7 +101,7 @@ def test_a_point_is_run_once_and_read_afterwards(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("run again")
 
-    monkeypatch.setattr("experiments.sweep.points.run", never)
+    monkeypatch.setattr("experiments.measured.run", never)
     assert run_point(point) == first
 
 
