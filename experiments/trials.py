@@ -31,6 +31,7 @@ __all__ = [
     "Variant",
     "finish_trial",
     "read_trial",
+    "refuse_another_run",
     "run_trial",
     "trials",
 ]
@@ -134,10 +135,7 @@ def finish_trial(config: Config, path: Path) -> None:
     """
     torch.set_num_threads(1)
     folder = RunFolder(path)
-    if folder.result.exists() and load_config(folder.config) != config:
-        raise CheckpointError(
-            f"{path} holds a run with other settings; remove it, or choose another folder"
-        )
+    refuse_another_run(config, path)
     with warnings.catch_warnings():
         # The plain variants are unsafe by name, and the tables say so.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
@@ -145,6 +143,20 @@ def finish_trial(config: Config, path: Path) -> None:
             run(config, path, resume=folder.checkpoint.exists())
         if not (path / "attacks.json").exists():
             mount_attacks(path)
+
+
+def refuse_another_run(config: Config, path: Path) -> None:
+    """Raise where the folder holds a run, finished or not, that these settings did not start.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    folder = RunFolder(path)
+    begun = folder.result.exists() or folder.checkpoint.exists()
+    if begun and load_config(folder.config) != config:
+        raise CheckpointError(
+            f"{path} holds a run with other settings; remove it, or choose another folder"
+        )
 
 
 def read_trial(trial: Trial) -> TrialResult:

@@ -153,9 +153,16 @@ def tradeoff(
     with terminal.counting(f"{study.name}: trials", quiet=as_json) as on_done:
         board = run_study(study, folder, jobs=jobs, backend=backend, on_done=on_done)
     if as_json:
-        terminal.print_json({"study": study.name, "points": board.as_json(), "folder": folder})
-        return
-    terminal.show_rows(
-        f"Trade-off {study.name}: accuracy, and the worst attack's advantage", *board.summary()
-    )
-    typer.echo(folder / "index.html")
+        failures = {one.trial: one.message for one in board.failures}
+        terminal.print_json({
+            "study": study.name, "points": board.as_json(), "failures": failures, "folder": folder,
+        })  # fmt: skip
+    else:
+        terminal.show_rows(
+            f"Trade-off {study.name}: accuracy, and the worst attack's advantage", *board.summary()
+        )
+        for one in board.failures:
+            terminal.show_note(f"failed, its point left out: {one.trial}: {one.message}")
+        typer.echo(folder / "index.html")
+    if board.failures:
+        raise typer.Exit(3)  # as for data or files; the same command tries them again

@@ -6,6 +6,6 @@ a leaderboard (CSV, Markdown), pictures and one self-contained page.
 
 from experiments.tradeoff.board import Board
 from experiments.tradeoff.run import run_study
-from experiments.tradeoff.study import Study, load_study
+from experiments.tradeoff.study import Study, StudyError, load_study
 
-__all__ = ["Board", "Study", "load_study", "run_study"]
+__all__ = ["Board", "Study", "StudyError", "load_study", "run_study"]

@@ -12,6 +12,7 @@ from experiments import tables
 from experiments.intervals import Interval
 from experiments.tradeoff.outcome import Leak, Outcome
 from experiments.tradeoff.study import Point
+from experiments.tradeoff.trial import Failure
 
 __all__ = ["BETA", "Board", "Entry", "Leakage", "dcs", "on_the_front"]
 
@@ -143,18 +144,27 @@ def on_the_front(entries: Iterable[Entry], target: str) -> list[Entry]:
 
 @dataclass(frozen=True)
 class Board:
-    """All points of a finished study, references first, the others by `dcs_baseline`."""
+    """All points of a finished study, references first, the others by `dcs_baseline`.
+
+    Attributes:
+        failures: trials that ended with an error; their points are left out.
+    """
 
     entries: tuple[Entry, ...]
+    failures: tuple[Failure, ...] = ()
 
     @classmethod
-    def of(cls, results: Sequence[tuple[Point, Sequence[Outcome]]]) -> "Board":
+    def of(
+        cls,
+        results: Sequence[tuple[Point, Sequence[Outcome]]],
+        failures: Sequence[Failure] = (),
+    ) -> "Board":
         """Average over the seeds, compare with the undefended point, and rank."""
         entries = [_entry(point, outcomes) for point, outcomes in results]
         undefended = next(one for one in entries if one.point.undefended)
         scored = [_with_dcs(one, undefended.accuracy.mean) for one in entries]
         scored.sort(key=lambda one: (not one.point.reference, -(one.dcs_baseline or 0.0)))
-        return cls(tuple(scored))
+        return cls(tuple(scored), tuple(failures))
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -204,7 +214,9 @@ class Board:
 
     def as_markdown(self) -> str:
         """The leaderboard as a Markdown table."""
-        return tables.markdown(self.header, self.cells())
+        table = tables.markdown(self.header, self.cells())
+        failed = "".join(f"- {one.trial}: {one.message}\n" for one in self.failures)
+        return f"{table}\nFailed, and their points left out:\n\n{failed}" if failed else table
 
     def as_csv(self) -> str:
         """The leaderboard with plain numbers, nested names joined by dots."""

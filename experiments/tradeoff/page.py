@@ -26,10 +26,13 @@ READING = (
     "adversary, minus its best baseline with the same knowledge; it is chosen by the mean over "
     "seeds, so it is a little optimistic for the attack. An advantage near 0 means that these "
     "attacks found nothing, not that there is nothing. Labels say (ε_x, ε_y, T): of one row's T "
-    "releases with the encoder held fixed, and of labels. DCS is defined in docs/trade-off.md."
+    "releases with the encoder held fixed, and of labels. Lines: the active alone is the "
+    "floor; one table of all features, which nobody holds, is what the same network reaches with "
+    "them; TVFL needs all parties to predict. DCS is defined in docs/trade-off.md."
 )
 # Colour-blind safe (Okabe and Ito, 2008), without the colours of the reference lines.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+_DASHES = ((0, (1, 2)), (0, (6, 2)), (0, (6, 2, 1, 2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -47,7 +50,9 @@ def write_page(study: Study, board: Board, folder: Path) -> Path:
         reports=[
             (entry.point.label, f"{entry.point.configs[0].name}/report.html")
             for entry in board.entries
+            if not entry.point.centralised
         ],
+        failures=board.failures,
     )
     page.write_text(content, encoding="utf-8")
     return page
@@ -77,7 +82,8 @@ def _picture(board: Board, target: str, folder: Path) -> Picture:
         path=path,
         title=f"Accuracy against leakage of {target}",
         caption=f"Leakage of {target}: means with 95 % bootstrap intervals. The thin line joins "
-        "the points that no other beats in both. Dotted: accuracy of SingleVL and of TVFL.",
+        "the points that no other beats in both. Grey lines: accuracy of the active alone, of one "
+        "table of all features, and of TVFL.",
     )
 
 
@@ -136,7 +142,7 @@ def _draw_references(axes: Axes, references: Sequence[Entry]) -> None:
     axes.margins(0.14)
     low, high = axes.get_ylim()
     room = (high - low) / 2
-    for entry, style in zip(references, ((0, (1, 2)), (0, (5, 2))), strict=False):
+    for entry, style in zip(references, _DASHES, strict=False):
         percent = 100 * entry.accuracy.mean
         if not low - room <= percent <= high + room:
             place = "above" if percent > high else "below"

@@ -1,6 +1,6 @@
 """Runs a study: every trial that is not done yet, in several processes, then its pages."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -9,13 +9,12 @@ from joblib import Parallel, delayed, parallel_config
 
 from experiments.report import write_report
 from experiments.tradeoff.board import Board
-from experiments.tradeoff.outcome import Outcome, read_outcome
+from experiments.tradeoff.outcome import Outcome
 from experiments.tradeoff.page import write_page
-from experiments.tradeoff.study import Study, points
-from experiments.trials import finish_trial
-from secure_apfed.config import Config
-from secure_apfed.config_file import dump_settings
-from secure_apfed.errors import ConfigError
+from experiments.tradeoff.study import Point, Study, StudyError, points
+from experiments.tradeoff.trial import Failure, Trial, attempt, trials_of
+from secure_apfed.config_file import dump_settings, load_settings_text, read_text
+from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import write_atomically
 
@@ -32,7 +31,8 @@ def run_study(
 ) -> Board:
     """Run what is missing, and write the leaderboard, the pictures and the page.
 
-    Every trial is a run folder of its own below `folder`; finished ones are not run again.
+    Every trial is a run folder of its own below `folder`; finished ones are not run again. A
+    trial that ends with an error is named in the board's failures, and its point left out.
 
     Args:
         study: as `load_study` returns it.
@@ -44,24 +44,27 @@ def run_study(
 
     Raises:
         ConfigError: a defence that no run accepts, or Ray is not installed.
-        CheckpointError: a trial's folder holds a run with other settings.
+        CheckpointError: the folder holds something else, or a trial's has other settings;
+            nothing was run.
+        StudyError: the undefended point failed, with which all others are compared.
     """
-    every = list(points(study))
-    work = [(config, folder / config.name) for point in every for config in point.configs]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "study.yaml", dump_settings(study).encode())
-    outcomes: dict[str, Outcome] = {}
+    every = [(point, trials_of(point, folder)) for point in points(study)]
+    work = [trial for _, trials in every for trial in trials]
     with _processes(backend):
+        _claim(folder, study, work)
+        found: dict[str, Outcome | Failure] = {}
         finished = Parallel(n_jobs=jobs, return_as="generator_unordered")(
-            delayed(_finished)(config, path) for config, path in work
+            delayed(attempt)(trial) for trial in work
         )
-        for name, outcome in finished:
-            outcomes[name] = outcome
-            on_done(len(outcomes), len(work))
+        for name, one in finished:
+            found[name] = one
+            on_done(len(found), len(work))
+        board = _board_of(study, every, found)
         Parallel(n_jobs=jobs)(
-            delayed(write_report)(folder / point.configs[0].name) for point in every
+            delayed(write_report)(folder / entry.point.configs[0].name)
+            for entry in board.entries
+            if not entry.point.centralised
         )
-    board = Board.of([(point, [outcomes[c.name] for c in point.configs]) for point in every])
     write_atomically(folder / "leaderboard.csv", board.as_csv().encode())
     write_atomically(folder / "leaderboard.md", board.as_markdown().encode())
     write_atomically(folder / "points.json", to_json(board.as_json(), indent=2).encode())
@@ -69,9 +72,44 @@ def run_study(
     return board
 
 
-def _finished(config: Config, path: Path) -> tuple[str, Outcome]:
-    finish_trial(config, path)
-    return config.name, read_outcome(path)
+def _claim(folder: Path, study: Study, work: Sequence[Trial]) -> None:
+    """Make the folder the study's, unless anything in it is not."""
+    told = folder / "study.yaml"
+    if told.is_file():
+        past = load_settings_text(Study, read_text(told), source=str(told)).name
+        if past != study.name:
+            raise CheckpointError(
+                f"{folder} holds the study {past!r}, this one is {study.name!r}; choose another "
+                "--output"
+            )
+    elif (folder / "config.yaml").exists():
+        raise CheckpointError(f"{folder} holds a run, not a study; choose another --output")
+    for trial in work:
+        trial.refuse_another_run()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(told, dump_settings(study).encode())
+
+
+def _board_of(
+    study: Study,
+    every: Sequence[tuple[Point, Sequence[Trial]]],
+    found: Mapping[str, Outcome | Failure],
+) -> Board:
+    """The points of which every seed is there, and what failed."""
+    whole: list[tuple[Point, list[Outcome]]] = []
+    failures: list[Failure] = []
+    for point, trials in every:
+        results = [found[trial.config.name] for trial in trials]
+        failed = [one for one in results if isinstance(one, Failure)]
+        if failed and point.undefended:
+            raise StudyError(
+                f"study {study.name}: {point.label!r}, which the others are compared with, failed "
+                f"in {len(failed)} of {len(results)} seeds. {failed[0].trial}: {failed[0].message}"
+            )
+        failures += failed
+        if not failed:
+            whole.append((point, [one for one in results if isinstance(one, Outcome)]))
+    return Board.of(whole, failures)
 
 
 @contextmanager

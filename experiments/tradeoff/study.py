@@ -1,25 +1,48 @@
 """What a trade-off study compares: one base run, changed by defences at several strengths."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from attacks.run import prepare
 from secure_apfed.config import Config
 from secure_apfed.config_file import load_config_text, load_settings_text, read_text
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.settings import Settings
 
-__all__ = ["Defence", "Point", "Study", "load_study", "points"]
+__all__ = ["Defence", "Point", "Study", "StudyError", "load_study", "points"]
 
-_REFERENCES: dict[str, dict[str, Any]] = {
-    "SingleVL (the active alone)": {"method": "single_view", "attacks": []},
-    "TVFL (all parties predict)": {"method": "tvfl", "attacks": []},
+Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    """A reference: what a run changes in the undefended one."""
+
+    label: str
+    set: Mapping[str, Any]
+    centralised: bool = False
+
+
+_REFERENCES: Mapping[Reference, _Line] = {
+    "single_view": _Line(label="SingleVL (the active alone)", set={"method": "single_view"}),
+    "centralised": _Line(
+        # One table has everybody's features of all the active's people.
+        label="centralised (one table of all features)",
+        set={"method": "single_view", "data.overlap": 1.0},
+        centralised=True,
+    ),
+    "tvfl": _Line(label="TVFL (all parties predict)", set={"method": "tvfl"}),
 }
+
+
+class StudyError(ApfedError):
+    """A study cannot say what it was asked; its finished trials are kept."""
 
 
 class Defence(Settings):
@@ -58,8 +81,8 @@ class Study(Settings):
             ships with `experiments`.
         set: settings that every run of the study changes in the base, by dotted path.
         seeds: runs of each point, with seeds 0, 1, ...
-        references: also run the active alone, and TVFL with all parties predicting, which see
-            the least and the most features; drawn as lines.
+        references: what bounds the comparison, drawn as lines: the active alone, one table of
+            all features (both trained as SingleVL), TVFL with all parties predicting.
         defences: what is compared.
     """
 
@@ -67,7 +90,7 @@ class Study(Settings):
     base: str
     set: dict[str, Any] = {}
     seeds: int = Field(5, ge=1)
-    references: bool = True
+    references: tuple[Reference, ...] = tuple(_REFERENCES)
     defences: tuple[Defence, ...] = Field(min_length=1)
 
     @field_validator("defences")
@@ -91,6 +114,7 @@ class Point:
     Attributes:
         strength: the knob's value in words; empty without a knob.
         reference: drawn as a line, takes no part in the comparison.
+        centralised: trained on one table of all features.
         configs: by seed.
     """
 
@@ -99,6 +123,7 @@ class Point:
     undefended: bool
     reference: bool
     configs: tuple[Config, ...]
+    centralised: bool = False
 
     @property
     def label(self) -> str:
@@ -124,36 +149,48 @@ def load_study(path: Path) -> Study:
     return study.model_copy(update={"base": text})
 
 
-def points(study: Study) -> Iterator[Point]:
-    """Yield every point, references first; all configs are checked here.
+def points(study: Study) -> list[Point]:
+    """Return every point, references first; all configs and attacks are checked here.
 
     Raises:
-        ConfigError: a change that no run accepts.
+        ConfigError: a change that no run accepts, an unknown attack, or two points alike.
     """
-    if study.references:
-        for name, changes in _REFERENCES.items():
-            undefended = next(one for one in study.defences if one.undefended)
-            yield _point(study, name, {**undefended.set, **changes}, reference=True)
+    every = list(_points(study))
+    past: dict[str, str] = {}
+    for point in every:
+        name = point.configs[0].name
+        if name in past:
+            raise ConfigError(
+                f"study {study.name}: {past[name]!r} and {point.label!r} would share the folder "
+                f"{name}; give each strength once, and defences names that differ in their letters"
+            )
+        past[name] = point.label
+        for choice in point.configs[0].attacks:
+            try:
+                prepare(choice)
+            except ConfigError as error:
+                raise ConfigError(f"study {study.name}, {point.label}: {error}") from None
+    return every
+
+
+def _points(study: Study) -> Iterator[Point]:
+    undefended = next(one for one in study.defences if one.undefended)
+    for key in dict.fromkeys(study.references):
+        line = _REFERENCES[key]
+        changes = {**undefended.set, **line.set, "attacks": []}
+        point = _point(study, line.label, changes)
+        yield replace(point, reference=True, centralised=line.centralised)
     for defence in study.defences:
         for value in defence.values or (None,):
             changes = dict(defence.set)
             if defence.knob is not None:
                 changes[defence.knob] = value
             strength = "" if value is None else f"{(defence.knob or '').rpartition('.')[2]} {value}"
-            yield _point(
-                study, defence.name, changes, strength=strength, undefended=defence.undefended
-            )
+            point = _point(study, defence.name, changes, strength=strength)
+            yield replace(point, undefended=defence.undefended)
 
 
-def _point(
-    study: Study,
-    name: str,
-    changes: dict[str, Any],
-    *,
-    strength: str = "",
-    undefended: bool = False,
-    reference: bool = False,
-) -> Point:
+def _point(study: Study, name: str, changes: Mapping[str, Any], *, strength: str = "") -> Point:
     label = f"{name} {strength}".strip()
     file_name = "".join(letter if letter.isalnum() else "-" for letter in label.lower())
     overrides = [f"{path}={json.dumps(value)}" for path, value in {**study.set, **changes}.items()]
@@ -169,5 +206,5 @@ def _point(
     except ConfigError as error:
         raise ConfigError(f"study {study.name}, {label}: {error}") from None
     return Point(
-        defence=name, strength=strength, undefended=undefended, reference=reference, configs=configs
+        defence=name, strength=strength, undefended=False, reference=False, configs=configs
     )

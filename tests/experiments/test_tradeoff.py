@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.intervals import Interval
-from experiments.tradeoff import load_study, run_study
+from experiments.tradeoff import StudyError, load_study, run_study
 from experiments.tradeoff.board import Board, dcs, on_the_front
 from experiments.tradeoff.outcome import Leak, Outcome
 from experiments.tradeoff.study import Point, Study, points
@@ -80,14 +80,29 @@ def test_intervals_of_one_of_equal_and_of_several_values() -> None:
 def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
     listed = list(points(load_study(study_file)))
     assert [point.label for point in listed] == [
-        "SingleVL (the active alone)", "TVFL (all parties predict)", "none",
-        "noise, epsilon 1.0", "noise, epsilon 50.0",
+        "SingleVL (the active alone)", "centralised (one table of all features)",
+        "TVFL (all parties predict)", "none", "noise, epsilon 1.0", "noise, epsilon 50.0",
     ]  # fmt: skip
-    assert [point.reference for point in listed] == [True, True, False, False, False]
+    assert [point.reference for point in listed] == [True, True, True, False, False, False]
     names = [config.name for point in listed for config in point.configs]
-    assert len(set(names)) == len(names) == 10
-    assert listed[3].configs[1].guard.epsilon == 1.0
-    assert listed[3].configs[1].seed == 1
+    assert len(set(names)) == len(names) == 12
+    assert listed[4].configs[1].guard.epsilon == 1.0
+    assert listed[4].configs[1].seed == 1
+    whole = listed[1]
+    assert whole.centralised
+    assert [(one.method, one.data.overlap, one.attacks) for one in whole.configs] == [
+        ("single_view", 1.0, ())
+    ] * 2
+
+
+def test_references_are_chosen_by_name(study_file: Path) -> None:
+    study_file.write_text(STUDY + "references: [tvfl, single_view]\n")
+    listed = points(load_study(study_file))
+    assert [point.label for point in listed if point.reference] == [
+        "TVFL (all parties predict)", "SingleVL (the active alone)",
+    ]  # fmt: skip
+    study_file.write_text(STUDY + "references: []\n")
+    assert not any(point.reference for point in points(load_study(study_file)))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +116,8 @@ def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
         ("seeds: 2", "seeds: 0", "seeds"),
         ("values: [1.0, 50.0]", "values: []", "knob and values"),
         ("seeds: 2", "seed: 2", "did you mean 'seeds'"),
+        ("seeds: 2", "references: [tvlf]", "references"),
+        ("seeds: 2", "seeds: [", "study.yaml"),
     ],
 )
 def test_a_wrong_study_is_refused(study_file: Path, old: str, new: str, told: str) -> None:
@@ -115,14 +132,35 @@ def test_a_change_that_no_run_accepts_names_the_defence(study_file: Path) -> Non
         list(points(load_study(study_file)))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("knob: guard.epsilon", "knob: guard.epsilonn", r"noise epsilonn 1\.0: .*epsilonn"),
+        ("values: [1.0, 50.0]", "values: [one]", "noise epsilon one: "),
+        ("values: [1.0, 50.0]", "values: [.nan]", "noise epsilon nan: "),
+        ("values: [1.0, 50.0]", "values: [2.0, 2.0]", "would share the folder"),
+        ("undefended: true}", "undefended: true}\n  - {name: None}", "would share the folder"),
+        ("seeds: 2", "set: {attacks: [{name: temporall}]}", "none: .*did you mean 'temporal'"),
+        ("seeds: 2", "set: {attacks: [{name: temporal, options: {x: 1}}]}", "none: .*options: x"),
+    ],
+)
+def test_what_no_run_could_do_is_refused_before_the_first(
+    study_file: Path, tmp_path: Path, old: str, new: str, told: str
+) -> None:
+    study_file.write_text(STUDY.replace(old, new))
+    with pytest.raises(ConfigError, match=told):
+        run_study(load_study(study_file), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Path) -> None:
     board = _board(load_study(study_file), none=(0.9, 0.4), noise=(0.88, 0.0))
-    assert [entry.point.reference for entry in board.entries] == [True, True, False, False, False]
-    assert [entry.point.defence for entry in board.entries[2:]] == ["noise", "noise", "none"]
+    assert [entry.point.reference for entry in board.entries] == [True] * 3 + [False] * 3
+    assert [entry.point.defence for entry in board.entries[3:]] == ["noise", "noise", "none"]
     undefended = board.entries[-1]
     assert undefended.dcs_baseline == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.4**2)))
     assert undefended.dcs_vflair == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.9**2)))
-    assert board.as_markdown().count("\n") == 2 + 5
+    assert board.as_markdown().count("\n") == 2 + 6
     assert "dcs_baseline" in board.as_csv().splitlines()[0]
 
 
@@ -140,17 +178,21 @@ def test_a_study_runs_resumes_and_writes_its_page(study_file: Path, tmp_path: Pa
     study, folder = load_study(study_file), tmp_path / "out"
     told: list[tuple[int, int]] = []
     board = run_study(study, folder, on_done=lambda done, total: told.append((done, total)))
-    assert told[-1] == (10, 10)
+    assert told[-1] == (12, 12)
     assert board.targets == ("features", "labels")
     page = (folder / "index.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     for link in (part.split('"')[0] for part in page.split('href="')[1:]):
         assert (folder / link).is_file()
+    labels = [entry.point.label for entry in board.entries]
+    assert labels[1] == "centralised (one table of all features)"
+    assert board.entries[1].accuracy.mean > board.entries[0].accuracy.mean + 0.02
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
-    assert len(stamps) == 10
+    stamps |= {path: path.stat().st_mtime_ns for path in folder.glob("*seed*.json")}
+    assert len(stamps) == 10 + 2
     again = run_study(study, folder)
     assert again.as_json() == board.as_json()
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")} == stamps
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert json.loads((folder / "points.json").read_bytes())[0]["seeds"] == 2
 
 
@@ -161,3 +203,41 @@ def test_a_folder_of_another_study_is_refused(study_file: Path, tmp_path: Path) 
     (tmp_path / "base.yaml").write_text(BASE.replace("epochs: 2", "epochs: 1"))
     with pytest.raises(CheckpointError, match="run with other settings"):
         run_study(load_study(study_file), tmp_path / "out")
+
+
+def _short(text: str = STUDY) -> str:
+    return text.replace("seeds: 2", "seeds: 1\nreferences: []").replace("[1.0, 50.0]", "[1.0]")
+
+
+def test_the_folder_of_another_study_or_of_a_run_is_refused(
+    study_file: Path, tmp_path: Path
+) -> None:
+    study_file.write_text(_short())
+    study, out = load_study(study_file), tmp_path / "out"
+    run_study(study, out)
+    before = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
+    with pytest.raises(CheckpointError, match="holds the study 'tiny', this one is 'other'"):
+        run_study(study.model_copy(update={"name": "other"}), out)
+    assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
+    with pytest.raises(CheckpointError, match="holds a run, not a study"):
+        run_study(study, out / "tiny-none-seed0")
+
+
+def test_a_trial_that_fails_leaves_its_point_out_and_the_others_whole(
+    study_file: Path, tmp_path: Path
+) -> None:
+    diverging = "{name: diverging, set: {train: {learning_rate: 1.0e+30, device: cpu}}}"
+    study_file.write_text(f"{_short()}  - {diverging}\n")
+    board = run_study(load_study(study_file), tmp_path / "out")
+    assert [entry.point.label for entry in board.entries] == ["noise, epsilon 1.0", "none"]
+    assert [one.trial for one in board.failures] == ["tiny-diverging-seed0"]
+    for name in ("leaderboard.md", "index.html"):
+        assert "tiny-diverging-seed0: " in (tmp_path / "out" / name).read_text()
+
+
+def test_without_the_undefended_point_there_is_no_board(study_file: Path, tmp_path: Path) -> None:
+    undefended = "undefended: true, set: {train: {learning_rate: 1.0e+30}}"
+    study_file.write_text(_short().replace("undefended: true", undefended))
+    with pytest.raises(StudyError, match="'none', which the others are compared with, failed"):
+        run_study(load_study(study_file), tmp_path / "out")
+    assert (tmp_path / "out" / "tiny-noise-epsilon-1-0-seed0" / "result.json").exists()
