@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from protocols.conversation import Conversation, Outgoing, converse
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.circuit import bits, hashing, messages
+from protocols.psi.circuit import dealer as dealing
 from protocols.psi.circuit.backend import CircuitIntersection
 from protocols.psi.circuit.dealer import deal_request
 from protocols.psi.circuit.messages import Kind
@@ -423,6 +424,42 @@ def test_a_party_that_floods_is_refused() -> None:
         assert dealer.receive("p0", framed(Kind.COUNT, bytes(8))) == []
     with pytest.raises(RemoteProtocolError, match="p0 is too far ahead"):
         dealer.receive("p0", framed(Kind.COUNT, bytes(8)))
+
+
+def ordered(agreement: IntersectionAgreement, *orders: tuple[int, int]) -> None:
+    """Let a hub order from the dealer: words of bins and slots, time and again."""
+    dealer = CircuitIntersection(agreement).dealer("hub", ["p0"])
+    dealer.start()
+    framing = Framing(agreement, 130, dict.fromkeys(map(int, Kind), 1), 2**32 - 1)
+    for words, slots in orders:
+        dealer.receive("hub", framing.pack(Kind.DEAL, deal_request(words, [slots])))
+
+
+def test_a_hub_cannot_order_more_than_the_agreed_sizes_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """10 million IDs in one word of bins take 473,928 slots."""
+    dealt: list[int] = []
+    real = bits.deal_triples
+
+    def noted(parties: int, count: int) -> tuple[Sequence[bytes], bytes]:
+        dealt.append(count)
+        return real(parties, min(count, 64))
+
+    monkeypatch.setattr(dealing, "deal_triples", noted)
+    agreement = IntersectionAgreement(session="s", maximum_ids=10**7, dealer="d")
+    ordered(agreement, (1, 473_928))
+    assert max(dealt) == 63 * 473_928
+    with pytest.raises(RemoteProtocolError, match="or one word of bins with at most 473928"):
+        ordered(agreement, (1, 473_929))
+    assert max(dealt) == 63 * 473_928
+
+
+def test_a_hub_cannot_order_without_end() -> None:
+    words = hashing.bins_for(AGREEMENT.maximum_ids) // 64
+    ordered(AGREEMENT, *[(1, 5)] * words)
+    with pytest.raises(RemoteProtocolError, match="1408 bins, more than the agreed 1000 IDs take"):
+        ordered(AGREEMENT, *[(1, 5)] * (words + 1))
 
 
 def test_nothing_is_taken_after_the_end() -> None:

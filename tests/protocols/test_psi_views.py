@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Conversation
 from protocols.psi import SET_INTERSECTIONS, curve, ladder
-from protocols.psi.circuit import bits
+from protocols.psi.circuit import bits, meeting
 from protocols.psi.interface import Aligner, IntersectionAgreement
 from tests.with_crypten import usable
 
@@ -146,6 +146,76 @@ def test_with_ecdh_the_hub_learns_pairwise_overlaps() -> None:
         assert len(pairs["p"].place_of_row) == overlap
     assert any("pairwise" in leak for leak in SET_INTERSECTIONS["ecdh"].leaks)
     assert not any("pairwise" in leak for leak in SET_INTERSECTIONS["circuit"].leaks)
+
+
+# Views bit by bit: the same small sets again and again, under one hash key, which the member knows
+
+SMALL_FOR_A_MEMBER = (
+    {HUB: ids_of("c", range(2)) + ids_of("hub", range(4)), "p": ids_of("c", range(5))},
+    {
+        HUB: ids_of("c", range(2)) + [bytes([k + 2]) * 40 for k in range(4)],
+        "p": ids_of("c", range(5)),
+    },
+)
+SMALL_FOR_THE_HUB = (
+    {HUB: ids_of("h", range(5)), "p": ids_of("h", range(5)), "q": ids_of("q", range(5))},
+    {HUB: ids_of("h", range(5)), "p": ids_of("p", range(5)), "q": ids_of("q", range(5))},
+)
+RUNS = 60
+
+
+def bits_seen(backend: str, sets: Sets, party: str) -> NDArray[np.int64]:
+    """Return how often each bit of what `party` receives is one, in so many runs."""
+    views, blocks = [], list[bytes]()
+    for _ in range(RUNS):
+        bodies = [b[HEADER:] for _, receiver, b in play(backend, sets)[1] if receiver == party]
+        views.append(np.frombuffer(b"".join(bodies), np.uint8))
+        long = [body for body in bodies if len(body) >= 100]
+        blocks += [body[k : k + 16] for body in long for k in range(0, len(body) - 15, 16)]
+    assert len(set(blocks)) == len(blocks) > RUNS, "what is secret is made anew in each run"
+    ones: NDArray[np.int64] = np.unpackbits(np.stack(views), axis=1).sum(axis=0, dtype=np.int64)
+    return ones
+
+
+def largest_difference(backend: str, worlds: Sequence[Sets], party: str) -> float:
+    """The most conspicuous bit, in standard deviations of two samples of a fair coin."""
+    one, other = (bits_seen(backend, sets, party).astype(float) for sets in worlds)
+    assert len(one) == len(other) > 1000
+    return float(np.abs(one - other).max() / np.sqrt(RUNS / 2))
+
+
+@pytest.fixture
+def one_hash_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All else, such as triples and shares, stays random."""
+    monkeypatch.setattr(meeting, "fresh_key", lambda: b"k" * 32)
+
+
+# 1e5 bits: one above 6.5 comes by chance once in 10,000 tests
+CHANCE = 6.5
+
+
+@BACKENDS
+@pytest.mark.usefixtures("one_hash_key")
+def test_no_bit_that_a_member_sees_depends_on_the_hubs_other_ids(backend: str) -> None:
+    assert largest_difference(backend, SMALL_FOR_A_MEMBER, "p") < CHANCE
+
+
+@pytest.mark.usefixtures("one_hash_key")
+def test_no_bit_that_the_hub_sees_depends_on_one_members_overlap() -> None:
+    assert largest_difference("circuit", SMALL_FOR_THE_HUB, HUB) < CHANCE
+
+
+@pytest.mark.usefixtures("one_hash_key")
+def test_one_word_without_its_mask_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = bits.random_words
+
+    def forgetful(seed: bytes, purpose: bytes, count: int) -> bits.Words:
+        words = real(seed, purpose, count).copy()
+        words[: purpose == b"a"] = 0
+        return words
+
+    monkeypatch.setattr(bits, "random_words", forgetful)
+    assert largest_difference("circuit", SMALL_FOR_A_MEMBER, "p") > CHANCE
 
 
 @BACKENDS

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from protocols.errors import RemoteProtocolError
+from protocols.psi.circuit import hashing
 from protocols.psi.circuit.bits import deal_triples
 from protocols.psi.circuit.hashing import BITS
 from protocols.psi.circuit.messages import (
@@ -47,6 +48,11 @@ def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
     while not desk.agreement.ahead and desk.kind_of(inbox, hub) is Kind.DEAL:
         words, turn = _fill_order(desk, hub, members, inbox)
         total += words
+        if total * BITS > hashing.bins_for(desk.agreement.maximum_ids):
+            raise RemoteProtocolError(
+                f"{hub} orders triples for {total * BITS} bins, more than the agreed "
+                f"{desk.agreement.maximum_ids} IDs take"
+            )
         inbox = yield turn
     verdict = yield from _count(desk, hub, members, inbox, total)
     yield desk.turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
@@ -78,11 +84,13 @@ def _fill_order(desk: Desk, hub: str, members: Sequence[str], inbox: Inbox) -> t
 
 
 def _check_order(desk: Desk, hub: str, words: int, slots: Sequence[int]) -> None:
-    single_bins = words == 1 and max(slots) <= 3 * desk.agreement.maximum_ids
+    # the smallest table has one word of bins, where a large set takes many slots
+    most = hashing.slots_for(desk.agreement.maximum_ids, BITS)
+    single_bins = words == 1 and max(slots) <= most
     if not words or not min(slots) or (words * BITS * max(slots) > CHUNK_SLOTS and not single_bins):
         raise RemoteProtocolError(
             f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk has "
-            f"1 to {CHUNK_SLOTS} slots"
+            f"1 to {CHUNK_SLOTS} slots, or one word of bins with at most {most}"
         )
 
 

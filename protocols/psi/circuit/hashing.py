@@ -2,7 +2,10 @@
 
 Run by: hub and members of `protocols.psi.circuit.backend`, each on its own IDs. Both use one key,
 so an ID that both hold has the same tag and the same three bins at both; the hub keeps it
-in one of the three, a member in all of them: they meet exactly once.
+in one of the three, a member in all of them: they meet exactly once. Tags have 63 bits: two
+different IDs pass for equal with probability at most B K 2^-63, which is 2^-38 for two sets of a
+million, and 2^-34 for ten million. Where rows open to all, the members notice; else there is one
+common ID too many.
 
 B bins (a multiple of 64), K slots of a member's bin, n IDs.
 Source: Pinkas, Schneider and Zohner, ACM TOPS 2018, sections 3.1 and 5 (bins and slots).
