@@ -33,7 +33,7 @@ from protocols.sums.interface import (
 from secure_apfed.config import Config
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.methods import METHODS, Apfed, Start, noise_key
+from secure_apfed.methods import Apfed, open_method
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.objectives import Contrastive, make_objective
@@ -80,10 +80,7 @@ class LiveRun:
     ) -> None:
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
-        names = [table.name for table in (self.data.active, *self.data.passives)]
-        keys = {name: noise_key(config, name) for name in names}
-        start = Start(config=config, data=self.data, noise_keys=keys, alignment=alignment)
-        method = METHODS[config.method](start)
+        method = open_method(config, self.data, alignment=alignment)
         if not isinstance(method, Apfed) or not method.passives:
             raise AttackError(f"a malicious active is played in APFed, not in {config.method}")
         self.method = method
@@ -172,12 +169,7 @@ class LiveRun:
     @property
     def recording(self) -> Recording:
         """What the experimenter holds so far."""
-        return Recording(
-            config=self.config,
-            data=self.data,
-            alignment=self.method.alignment,
-            transcript=self.method.transcript,
-        )
+        return Recording.so_far(self.config, self.data, self.method)
 
     def train(
         self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, people: None

@@ -14,7 +14,7 @@ from secure_apfed.config import Config
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Envelope, pack
-from secure_apfed.methods import METHODS, Start, Tvfl, noise_key
+from secure_apfed.methods import Tvfl, open_method
 from secure_apfed.parties import TvflActive
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import shuffled
@@ -66,10 +66,7 @@ class JointRun:
     ) -> None:
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
-        names = [table.name for table in (self.data.active, *self.data.passives)]
-        keys = {name: noise_key(config, name) for name in names}
-        start = Start(config=config, data=self.data, noise_keys=keys, alignment=alignment)
-        method = METHODS[config.method](start)
+        method = open_method(config, self.data, alignment=alignment)
         if not isinstance(method, Tvfl):
             raise AttackError(f"encoders are hijacked in TVFL, not in {config.method}")
         self.method = method
@@ -96,9 +93,4 @@ class JointRun:
     @property
     def recording(self) -> Recording:
         """What the experimenter holds so far."""
-        return Recording(
-            config=self.config,
-            data=self.data,
-            alignment=self.method.alignment,
-            transcript=self.method.transcript,
-        )
+        return Recording.so_far(self.config, self.data, self.method)

@@ -230,7 +230,7 @@ def view_of(
 
 def _tables(recording: Recording) -> dict[str, PartyTable]:
     data = recording.data
-    return {party.name: party for party in (data.active, *data.passives)}
+    return {party.name: party for party in data.tables}
 
 
 def _agreed(recording: Recording) -> dict[str, Agreed]:

@@ -129,7 +129,7 @@ def forecast(config: Config) -> Forecast:
     evaluations = -(-train.epochs // train.evaluate_every)
     evaluation = played.evaluation_seconds * len(data.test_rows) / len(played.data.test_rows)
     return Forecast(
-        rows={table.name: len(table.ids) for table in (data.active, *data.passives)},
+        rows={table.name: len(table.ids) for table in data.tables},
         aligned_rows=counts.common,
         train_rows=counts.train,
         test_rows=len(data.test_rows),
@@ -165,7 +165,7 @@ def _steps(config: Config, rows: int, *, classes: int) -> int:
 
 def _links(played: Rehearsal, data: VerticalData, steps: int) -> Iterator[Link]:
     """Scale the rehearsal's flows: alignment by IDs, training by steps; set-up stays."""
-    real = {table.name: len(table.ids) for table in (data.active, *data.passives)}
+    real = {table.name: len(table.ids) for table in data.tables}
     rehearsed = len(played.data.active.ids)
     for flow in played.setup:
         rows = [real[name] for name in (flow.sender, flow.receiver) if name in real]
@@ -186,13 +186,13 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
     """Time an intersection of the rehearsal's IDs, and scale it by the number of real ones."""
     if config.method == "single_view":
         return 0.0
-    tables = (played.data.active, *played.data.passives)
+    tables = played.data.tables
     ids = {table.name: table.ids for table in tables}
     settings = config.alignment.model_copy(update={"minimum_rows": 1})
     began = time.perf_counter()
     align(ids, hub=played.data.active.name, settings=settings)
     seconds = time.perf_counter() - began
-    real = sum(len(table.ids) for table in (data.active, *data.passives))
+    real = sum(len(table.ids) for table in data.tables)
     return seconds * real / sum(map(len, ids.values()))
 
 

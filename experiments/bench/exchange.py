@@ -20,7 +20,7 @@ from experiments.bench.rows import Row, interleave, median_ratio
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.methods import METHODS, Method, Start, noise_key
+from secure_apfed.methods import Method, open_method
 from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.objectives import contrastive_loss
 from secure_apfed.seeds import shuffled
@@ -56,9 +56,7 @@ def bench(quick: bool) -> Iterator[Row]:
 def _our_step(config: Config, data: VerticalData) -> tuple[Callable[[], float], Method]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        names = (data.active.name, *(table.name for table in data.passives))
-        keys = {name: noise_key(config, name) for name in names}
-        method = METHODS[config.method](Start(config=config, data=data, noise_keys=keys))
+        method = open_method(config, data)
     batches = _batches(method.training_rows)
     steps = itertools.count()
     method.transcript.begin_epoch(0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from experiments.bench.images import image_run
 from protocols.errors import UnsafeChoiceWarning
-from secure_apfed.methods import METHODS, Start, noise_key
+from secure_apfed.methods import open_method
 
 __all__ = ["training_step"]
 
@@ -20,9 +20,7 @@ def training_step() -> tuple[Callable[[], float], str]:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        names = (data.active.name, *(table.name for table in data.passives))
-        keys = {name: noise_key(config, name) for name in names}
-        method = METHODS[config.method](Start(config=config, data=data, noise_keys=keys))
+        method = open_method(config, data)
     rows = method.training_rows[:_BATCH]
     steps = itertools.count()
     method.transcript.begin_epoch(0)

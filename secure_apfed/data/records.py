@@ -86,8 +86,13 @@ class VerticalData:
     train_rows: torch.Tensor = field(repr=False)
     test_rows: torch.Tensor = field(repr=False)
 
+    @property
+    def tables(self) -> tuple[PartyTable, ...]:
+        """Of all parties, the active's first."""
+        return (self.active, *self.passives)
+
     def __post_init__(self) -> None:
-        names = [self.active.name, *(passive.name for passive in self.passives)]
+        names = [table.name for table in self.tables]
         if len(set(names)) != len(names):
             raise DataError(f"two parties have one name among {', '.join(names)}; rename one")
         for passive in self.passives:

@@ -5,12 +5,25 @@ A new method is one file and one line in the table.
 
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
 from secure_apfed.methods.apfed import Apfed, open_apfed, open_single_view
 from secure_apfed.methods.method import Method, PartyTensors, Start
-from secure_apfed.methods.terms import noise_key
+from secure_apfed.methods.terms import noise_keys
 from secure_apfed.methods.tvfl import Tvfl, open_tvfl
 
-__all__ = ["METHODS", "Apfed", "Method", "PartyTensors", "Start", "Tvfl", "noise_key"]
+__all__ = [
+    "METHODS",
+    "Apfed",
+    "Method",
+    "PartyTensors",
+    "Start",
+    "Tvfl",
+    "noise_keys",
+    "open_method",
+]
 
 METHODS: Mapping[str, Callable[[Start], Method]] = {
     "apfed": open_apfed,
@@ -19,3 +32,18 @@ METHODS: Mapping[str, Callable[[Start], Method]] = {
     "tvfl": open_tvfl,
     "single_view": open_single_view,
 }
+
+
+def open_method(
+    config: Config, data: VerticalData, *, alignment: Mapping[str, Tensor] | None = None
+) -> Method:
+    """Open the config's method with new noise keys, its ledgers in memory.
+
+    Args:
+        config: of the run.
+        data: of the run.
+        alignment: of an earlier session with the same data; None: intersect now.
+    """
+    keys = noise_keys(config, data)
+    start = Start(config=config, data=data, noise_keys=keys, alignment=alignment)
+    return METHODS[config.method](start)

@@ -8,6 +8,7 @@ from protocols.randomness import fresh_key
 from protocols.sums import SECURE_SUMS, MaskedRecoverySum, PlainSum, SecureSum, SumAgreement
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
+from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.method import Start
 from secure_apfed.models import ModelSettings, Shape
@@ -29,7 +30,7 @@ __all__ = [
     "ledger_for",
     "make_sum",
     "model_of",
-    "noise_key",
+    "noise_keys",
     "objective_of",
     "passive_terms",
     "private_updates",
@@ -205,8 +206,12 @@ def _threshold(settings: SumSettings, passives: int) -> int | None:
     return least
 
 
-def noise_key(config: Config, party: str) -> bytes:
-    """A fresh secret of `party`, or one from the run's seed where the configuration insists."""
+def noise_keys(config: Config, data: VerticalData) -> dict[str, bytes]:
+    """Each party's fresh secret, or one from the run's seed where the configuration insists."""
+    return {table.name: _noise_key(config, table.name) for table in data.tables}
+
+
+def _noise_key(config: Config, party: str) -> bytes:
     if config.guard.noise == "secret":
         return fresh_key()
     return hashlib.sha256(f"noise of {party}, seed {config.seed}".encode()).digest()

@@ -177,7 +177,7 @@ def open_tvfl(start: Start) -> Tvfl:
     """Set up TVFL between all parties of the data; raises as `open_apfed`."""
     config, data = start.config, start.data
     check_passives(config, [table.name for table in data.passives])
-    encoders = {table.name: _encoder(start, table) for table in (data.active, *data.passives)}
+    encoders = {table.name: _encoder(start, table) for table in data.tables}
     terms = {table.name: _terms(start, table, encoders) for table in data.passives}
     head = _head(start, encoders)
     stage = set_stage(start, terms=terms, secure_sum={})
@@ -226,8 +226,7 @@ def _head(start: Start, encoders: Mapping[str, nn.Module]) -> nn.Module:
     """The head over all parties' representations, concatenated: fc(views x d, ...)."""
     config, data = start.config, start.data
     size = sum(
-        math.prod(output_shape(encoders[table.name], _features_of(table)))
-        for table in (data.active, *data.passives)
+        math.prod(output_shape(encoders[table.name], _features_of(table))) for table in data.tables
     )
     family = family_for(config.model, _features_of(data.active))
     with seeded(config.seed, data.active.name, "head"):

@@ -120,7 +120,7 @@ def table_digests(data: VerticalData) -> dict[str, str]:
     are played again with others are charged again.
     """
     split = save_tensors({"train": data.train_rows, "test": data.test_rows})
-    return {table.name: _digest_of(table, split) for table in (data.active, *data.passives)}
+    return {table.name: _digest_of(table, split) for table in data.tables}
 
 
 def _digest_of(table: PartyTable, split: bytes) -> str:

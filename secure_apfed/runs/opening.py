@@ -11,7 +11,7 @@ from torch import Tensor
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods import METHODS, Method, Start, noise_key
+from secure_apfed.methods import METHODS, Method, Start, noise_keys
 from secure_apfed.parties.descent import named_below
 from secure_apfed.runs.checkpoint import Checkpoint, table_digests
 from secure_apfed.runs.training_labels import TrainingLabels
@@ -39,9 +39,8 @@ class Opening:
             checkpoint.check_tables(data)
         self.config, self._data, self._logs = config, data, logs
         self.tables = table_digests(data)
-        names = (data.active.name, *(table.name for table in data.passives))
         self.noise_keys: Mapping[str, bytes] = (
-            checkpoint.noise_keys if checkpoint else {n: noise_key(config, n) for n in names}
+            checkpoint.noise_keys if checkpoint else noise_keys(config, data)
         )
         active = data.active.name
         self.labels = TrainingLabels(

@@ -12,6 +12,7 @@ from secure_apfed.config_file import load_config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
+from secure_apfed.methods import Method
 from secure_apfed.runs.checkpoint import load_tensors
 from secure_apfed.runs.encoders import load_encoders
 from secure_apfed.runs.folder import RunFolder
@@ -39,6 +40,13 @@ class Recording:
     transcript: Transcript
     model: nn.Module | None = None
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    @classmethod
+    def so_far(cls, config: Config, data: VerticalData, method: Method) -> "Recording":
+        """Of a session that goes on, without its networks."""
+        return cls(
+            config=config, data=data, alignment=method.alignment, transcript=method.transcript
+        )
 
 
 def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording:

@@ -40,7 +40,7 @@ def test_a_centralised_table_holds_everybodys_features_of_the_same_people(name: 
     assert whole.active.ids == data.active.ids
     assert whole.active.labels is data.active.labels
     cut = 2 if name == "sweep-digits" else 1
-    widths = [table.features.shape[cut] for table in (data.active, *data.passives)]
+    widths = [table.features.shape[cut] for table in data.tables]
     assert whole.active.features.shape[cut] == sum(widths)
     # One person's row, put together by hand.
     person = data.active.ids[7]

@@ -124,7 +124,7 @@ def test_tables_can_be_cut_by_names_and_numbers() -> None:
     data = load(
         "breast_cancer", columns={"passive-1": [1, "worst area"], "active": ["mean radius"]}
     )
-    names = [table.encoding.feature_name(0) for table in (data.active, *data.passives)]
+    names = [table.encoding.feature_name(0) for table in data.tables]
     assert names == ["mean radius", "mean texture"]
     assert data.passives[0].encoding.feature_name(1) == "worst area"
 

@@ -14,7 +14,7 @@ from protocols.sums import SumReceiver
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.methods import METHODS, Apfed, Start, noise_key
+from secure_apfed.methods import Apfed, open_method
 from tests.with_crypten import usable
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -67,9 +67,7 @@ def config_of(method: str = "apfed", **changes: Any) -> Config:
 
 
 def opened(config: Config, data: VerticalData) -> Apfed:
-    names = [data.active.name, *(table.name for table in data.passives)]
-    keys = {name: noise_key(config, name) for name in names}
-    method = METHODS[config.method](Start(config=config, data=data, noise_keys=keys))
+    method = open_method(config, data)
     assert isinstance(method, Apfed)
     return method
 

@@ -14,7 +14,7 @@ from protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
-from secure_apfed.methods import METHODS, Apfed, Start, aligning, noise_key
+from secure_apfed.methods import Apfed, aligning, open_method
 from secure_apfed.methods.aligning import place_rows
 from secure_apfed.runs import run
 
@@ -62,9 +62,7 @@ def config_of(mode: str = "pairwise", **changes: Any) -> Config:
 
 
 def opened(config: Config, data: VerticalData) -> Apfed:
-    names = [data.active.name, *(table.name for table in data.passives)]
-    keys = {name: noise_key(config, name) for name in names}
-    method = METHODS[config.method](Start(config=config, data=data, noise_keys=keys))
+    method = open_method(config, data)
     assert isinstance(method, Apfed)
     return method
 

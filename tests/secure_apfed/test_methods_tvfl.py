@@ -12,7 +12,7 @@ from protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.methods import METHODS, Start, noise_key
+from secure_apfed.methods import open_method
 from secure_apfed.methods.tvfl import FILLS, Tvfl
 from secure_apfed.parties import TvflPassive
 from tests.secure_apfed.seats import cloned, same
@@ -55,9 +55,7 @@ def config(**changes: Any) -> Config:
 
 def opened(data: VerticalData, settings: Config | None = None) -> Tvfl:
     settings = settings or config()
-    names = [data.active.name, *(table.name for table in data.passives)]
-    keys = {name: noise_key(settings, name) for name in names}
-    method = METHODS["tvfl"](Start(config=settings, data=data, noise_keys=keys))
+    method = open_method(settings, data)
     assert isinstance(method, Tvfl)
     return method
 
@@ -84,7 +82,7 @@ class Monolith:
         self.data = data
 
     def scores(self, people: list[int]) -> Tensor:
-        tables = (self.data.active, *self.data.passives)
+        tables = self.data.tables
         parts = []
         for encoder, table in zip(self.encoders, tables, strict=True):
             own = [table.ids.index(self.data.active.ids[person]) for person in people]
