@@ -8,14 +8,14 @@ key; and from an active that sends different representations to different passiv
 
 import hashlib
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 
-from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.frame import Frame, FrameKind
 
-__all__ = ["AgreedFrames", "KeepsSecrets", "NoSetup", "fingerprint"]
+__all__ = ["AgreedFrames", "fingerprint"]
 
 
 def fingerprint(
@@ -27,33 +27,11 @@ def fingerprint(
     return hashlib.sha256(b"secure-apfed sum v1" + agreement.digest + parts).digest()
 
 
-class KeepsSecrets:
-    """Base of what holds keys or unprotected values: never serialised, never copied."""
-
-    def __reduce__(self) -> str:
-        raise LocalProtocolError(
-            f"{type(self).__name__} holds secrets of its party and is never serialised"
-        )
-
-
-class NoSetup:
-    """The conversation of a role that needs no setup message."""
-
-    def start(self) -> Sequence[Outgoing]:
-        return ()
-
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        raise RemoteProtocolError(f"{sender} sent {len(body)} bytes of setup, but none is expected")
-
-    @property
-    def finished(self) -> bool:
-        return True
-
-
 class AgreedFrames:
     """Writes and checks one role's frames of one backend under one agreement.
 
-    Steps only go up: a step at or below the last one is refused.
+    Steps only go up: a step at or below the last one is refused, and so is any step in a forked
+    process, whose copy of the role would use it a second time.
 
     Args:
         agreement: what the parties fixed.
@@ -79,13 +57,16 @@ class AgreedFrames:
         self.fingerprint = fingerprint
         self.least = contributors if least is None else least
         self._last_step = -1
+        self._process = os.getpid()
 
     def begin_step(self, binding: StepBinding) -> None:
         """Mark the step of `binding` as used by this role.
 
         Raises:
-            LocalProtocolError: another session, or a step that is not above the last one.
+            LocalProtocolError: another session, a step that is not above the last one, or
+                another process.
         """
+        self.require_own_process()
         if binding.session != self.agreement.session:
             raise LocalProtocolError(
                 f"the binding names session {binding.session!r}, the agreement "
@@ -97,6 +78,15 @@ class AgreedFrames:
                 "party used; each step is used once"
             )
         self._last_step = binding.step
+
+    def require_own_process(self) -> None:
+        """Raise LocalProtocolError in a process that holds a copy of this role by a fork."""
+        if os.getpid() != self._process:
+            raise LocalProtocolError(
+                f"this role of {self.backend} belongs to the process that made it; a copy would "
+                "use its steps, keys and masks a second time. Make the role in the process that "
+                "uses it"
+            )
 
     def setup(self, *blobs: bytes) -> bytes:
         """Frame a setup message."""

@@ -34,11 +34,12 @@ from protocols.crypten.ring import Shares, add_shares, complete, draw_share, tot
 from protocols.crypten.shim import load_crypten
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key
-from protocols.sums.agreed import NoSetup, fingerprint
+from protocols.sums.agreed import fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import frame_bytes
 from protocols.sums.interface import FloatArray, IntArray
+from protocols.sums.roles import NoSetup
 from protocols.sums.rounds import TwoRoundFrames
 from protocols.sums.step_seals import SEAL_OVERHEAD_BYTES, StepSeals
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.agreed import AgreedFrames, KeepsSecrets, fingerprint
+from protocols.sums.agreed import AgreedFrames, fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, IntArray, SumContributor
-from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
+from protocols.sums.roles import KeepsSecrets, OneRoundCombiner, OneRoundContributor
 from protocols.sums.seal_scheme import SealContext, SealScheme
 from protocols.sums.zeros import ZeroPool
 

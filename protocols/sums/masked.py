@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.agreed import AgreedFrames, NoSetup, fingerprint
+from protocols.sums.agreed import AgreedFrames, fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.pairwise import PairwiseSeeds
-from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
+from protocols.sums.roles import NoSetup, OneRoundCombiner, OneRoundContributor
 
 __all__ = [
     "Elements",

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
-from protocols.sums.agreed import AgreedFrames, NoSetup, fingerprint
+from protocols.sums.agreed import AgreedFrames, fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint, checked_matrix, clip_rows
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, IntArray
-from protocols.sums.rounds import OneRoundCombiner, OneRoundContributor
+from protocols.sums.roles import NoSetup, OneRoundCombiner, OneRoundContributor
 
 __all__ = ["PlainCombiner", "PlainContributor", "PlainReceiver", "PlainSum"]
 

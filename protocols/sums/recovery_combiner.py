@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.agreed import KeepsSecrets
 from protocols.sums.frame import Frame
 from protocols.sums.masked import Elements, MaskedSum, require_blobs
 from protocols.sums.pairwise import add_keystream
+from protocols.sums.roles import KeepsSecrets
 from protocols.sums.roster import pack_names
 from protocols.sums.rounds import TwoRoundFrames
 from protocols.sums.shares import SECRET_BYTES

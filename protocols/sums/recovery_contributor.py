@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.seal import SealedLink, fresh_run_key
-from protocols.sums.agreed import KeepsSecrets
 from protocols.sums.agreement import StepBinding
 from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.masked import Elements, MaskedSum
 from protocols.sums.pairwise import PairwiseSeeds, add_keystream
+from protocols.sums.roles import KeepsSecrets
 from protocols.sums.roster import pack_names, parse_names
 from protocols.sums.rounds import TwoRoundFrames
 from protocols.sums.step_keys import Held, StepKeys, pair_seed

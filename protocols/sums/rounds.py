@@ -1,10 +1,8 @@
-"""One round or two: what a contributor and a combiner do after the contributions.
+"""Frames of a second round: what a backend asks and answers after the contributions.
 
-Run by: every role of a sum. Backends of one round take `OneRoundContributor` and
-`OneRoundCombiner`; those of two write and check their second round with `TwoRoundFrames`.
-Protects from: requests and answers of another step, message or party, and a second answer
-to one step; the frames remember the contribution that is under way, and forget it with
-the answer.
+Run by: every role of a sum of two rounds. Protects from: requests and answers of another step,
+message or party, and a second answer to one step; the frames remember the contribution that
+is under way, and forget it with the answer.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,30 +13,7 @@ from protocols.sums.agreed import AgreedFrames
 from protocols.sums.agreement import StepBinding
 from protocols.sums.frame import Frame, FrameKind
 
-__all__ = ["OneRoundCombiner", "OneRoundContributor", "TwoRoundFrames"]
-
-
-class OneRoundContributor:
-    """The second round of a contributor that has none."""
-
-    def answer(self, request: bytes) -> bytes:
-        raise LocalProtocolError(
-            f"{type(self).__name__} has one round: its contribution is all that it sends, and a "
-            f"request of {len(request)} bytes has no answer"
-        )
-
-
-class OneRoundCombiner:
-    """The second round of a combiner that has none."""
-
-    def ask(
-        self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
-    ) -> Mapping[str, bytes]:
-        del binding_digest
-        raise LocalProtocolError(
-            f"{type(self).__name__} has one round: combine the {len(contributions)} contributions, "
-            "nobody is asked anything"
-        )
+__all__ = ["TwoRoundFrames"]
 
 
 class TwoRoundFrames(AgreedFrames):
@@ -89,8 +64,9 @@ class TwoRoundFrames(AgreedFrames):
         """Frame the answer of `me`; nothing waits for a request then.
 
         Raises:
-            LocalProtocolError: the step was answered before.
+            LocalProtocolError: the step was answered before, or by another process.
         """
+        self.require_own_process()
         body = self._about_underway(FrameKind.ANSWER, me, blobs)
         self._underway = None
         return body

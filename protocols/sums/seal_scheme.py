@@ -17,9 +17,9 @@ import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.agreed import KeepsSecrets
 from protocols.sums.flavours import Flavour
 from protocols.sums.residues import Residues
+from protocols.sums.roles import KeepsSecrets
 from protocols.sums.scratch import scratch_file
 from protocols.sums.seal_blobs import BlobShape
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from protocols.errors import RemoteProtocolError
 from protocols.randomness import fresh_key
 from protocols.seal import SEAL_OVERHEAD_BYTES, RunKey
-from protocols.sums.agreed import KeepsSecrets
 from protocols.sums.agreement import SumAgreement
+from protocols.sums.roles import KeepsSecrets
 from protocols.sums.shares import SECRET_BYTES, join, split
 
 __all__ = [

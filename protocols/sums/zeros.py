@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from protocols.errors import LocalProtocolError
-from protocols.sums.agreed import KeepsSecrets
 from protocols.sums.flavours import Flavour
+from protocols.sums.roles import KeepsSecrets
 from protocols.sums.seal_scheme import SealContext, SealScheme
 
 __all__ = ["ZeroPool"]

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import SECURE_SUMS, PlainSum, StepBinding
-from protocols.sums.agreed import NoSetup, fingerprint
+from protocols.sums.agreed import fingerprint
 from protocols.sums.frame import Frame, FrameKind
 from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.plain import PlainReceiver
+from protocols.sums.roles import NoSetup
 from protocols.sums.rounds import TwoRoundFrames
 from tests.contracts.sum_parties import Parties, agreement, make, random_values
 

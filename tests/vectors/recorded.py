@@ -23,7 +23,7 @@ from protocols.seal import RunKey
 from protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
 from protocols.sums.homomorphic import HomomorphicSum, KeyHolder
 from protocols.sums.pairwise import PairwiseSeeds
-from protocols.sums.rounds import OneRoundCombiner
+from protocols.sums.roles import OneRoundCombiner
 from protocols.sums.scratch import scratch_file
 from protocols.sums.seal_scheme import SealContext
 
