@@ -83,11 +83,14 @@ class Parties:
     def combine(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> bytes:
-        """The aggregator's part, and the passives' second round where there is one."""
+        """The aggregator's part, and the passives' second round where there is one.
+
+        Answers come in the order of the contributions.
+        """
         if self.sum.rounds == 1:
             return self.combiner.combine(contributions, binding_digest)
         requests = self.combiner.ask(contributions, binding_digest)
-        answers = {name: self.contributors[name].answer(requests[name]) for name in requests}
+        answers = {name: self.contributors[name].answer(requests[name]) for name in contributions}
         return self.combiner.combine(answers, binding_digest)
 
     def add(self, values: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -98,18 +101,18 @@ class Parties:
 
 
 @cache
-def _shared(choice: str, passives: int) -> Parties:
-    return Parties(make(choice, agreement(passives)))
+def _shared(choice: str, passives: int, bits: int) -> Parties:
+    return Parties(make(choice, agreement(passives, bits=bits)))
 
 
-def parties(choice: str, passives: int = 3) -> Parties:
+def parties(choice: str, passives: int = 3, bits: int = 16) -> Parties:
     """Parties that tests share; each sum takes a fresh step.
 
     Those of two rounds are not shared: a step that a test leaves unfinished ends their session.
     """
     if SECURE_SUMS.get(choice, PlainSum).rounds == 2:
-        return Parties(make(choice, agreement(passives)))
-    return _shared(choice, passives)
+        return Parties(make(choice, agreement(passives, bits=bits)))
+    return _shared(choice, passives, bits)
 
 
 def random_values(passives: int, shape: tuple[int, int] = (3, 5), seed: int = 0) -> list[Any]:

@@ -57,10 +57,15 @@ def integer_sum(agreed: SumAgreement, values: list[NDArray[Any]]) -> NDArray[np.
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_sum_is_the_integer_sum_of_the_quantised_inputs(choice: str, data: st.DataObject) -> None:
-    passives = data.draw(st.sampled_from([2, 3, 5]))
+    """Whatever the values, their bits, and the order in which contributions arrive."""
+    passives, bits = data.draw(st.sampled_from([2, 3, 5])), data.draw(st.sampled_from([2, 16, 24]))
     values = data.draw(addends(passives))
-    played = parties(choice, passives)
-    assert np.array_equal(played.add(values), integer_sum(played.sum.agreement, values))
+    played = parties(choice, passives, bits)
+    bound = played.next()
+    frames = played.contribute(values, bound)
+    arrived = {name: frames[name] for name in data.draw(st.permutations(played.names))}
+    total = played.receiver.decode(played.combine(arrived), values[0].shape, bound)
+    assert np.array_equal(total, integer_sum(played.sum.agreement, values))
 
 
 @exact
@@ -70,6 +75,19 @@ def test_sum_is_exact_at_full_range(choice: str, passives: int) -> None:
     signs = np.where(np.arange(4200) % 3 == 0, -1.0, 1.0)[:, None]
     for sign in (1.0, -1.0, signs):
         values = [np.full((4200, 1), 1e300) * sign] * passives
+        assert np.array_equal(played.add(values), integer_sum(played.sum.agreement, values))
+
+
+@pytest.mark.slow
+@exact
+@pytest.mark.parametrize("bits", [16, 24])
+def test_sum_of_many_is_exact_at_full_range(choice: str, bits: int) -> None:
+    """Where pairs of passives agree on keys, setting up more takes minutes."""
+    many = {"ckks": 1024, "ckks_fast": 1024, "plain, quantised": 1024, "masked": 256}
+    passives = many.get(choice, 64)
+    played = parties(choice, passives, bits)
+    for sign in (1.0, -1.0, np.array([[1.0], [-1.0], [1.0]])):
+        values = [np.full((3, 1), 1e300) * sign] * passives
         assert np.array_equal(played.add(values), integer_sum(played.sum.agreement, values))
 
 

@@ -1,6 +1,7 @@
 """Errors drawn in bulk: their distributions are SEAL's, and SEAL decrypts what they hide."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from protocols.sums import CkksFastSum
 from protocols.sums.bulk_scheme import BulkScheme, centred_binomial, ternary
 from protocols.sums.flavours import Coefficients
+from protocols.sums.scratch import scratch_file
 from protocols.sums.seal_scheme import SealScheme
 from tests.contracts.sum_parties import agreement
 
@@ -68,6 +70,54 @@ def test_the_noise_is_as_large_as_seals(scheme_type: type[SealScheme]) -> None:
     deviation = math.sqrt(10.5 * (1 + 4 * 4096 / 3))
     most, least = (60 - 1 - 46 - math.log2(factor * deviation) for factor in (3, 7))
     assert math.floor(least) <= min(budgets) <= max(budgets) <= math.ceil(most)
+
+
+def in_coefficients(scheme: BulkScheme, ciphertext: Any) -> NDArray[np.int64]:
+    """The two polynomials of a ciphertext that is a product in SEAL's transformed form."""
+    vars(scheme)["_evaluator"].transform_from_ntt_inplace(ciphertext)
+    with scratch_file() as scratch:
+        blob = scratch.save(ciphertext)
+    return scheme.ciphertext.own_numbers(blob).reshape(2, -1).astype(np.int64)
+
+
+def times_ternary(a_N: NDArray[np.int64], u_N: NDArray[np.int64], q: int) -> NDArray[np.int64]:
+    """The product modulo X^N + 1 and q, term by term."""
+    product_N = np.zeros_like(a_N)
+    for power in np.flatnonzero(u_N):
+        shifted_N = np.concatenate((-a_N[len(a_N) - power :], a_N[: len(a_N) - power]))
+        product_N = (product_N + u_N[power] * shifted_N) % q
+    return product_N
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
+    monkeypatch: pytest.MonkeyPatch, pooled: bool
+) -> None:
+    """c0 = b u + e0 and c1 = a u + e1: no draw is left out, halved or used for two ciphertexts."""
+    drawn: dict[str, list[NDArray[np.int64]]] = {"ternary": [], "centred_binomial": []}
+    for name, draw in (("ternary", ternary), ("centred_binomial", centred_binomial)):
+
+        def recorded(count: int, name: str = name, draw: Any = draw) -> NDArray[np.int64]:
+            drawn[name].append(draw(count))
+            return drawn[name][-1].copy()
+
+        monkeypatch.setattr(f"protocols.sums.bulk_scheme.{name}", recorded)
+    scheme = BulkScheme(FLAVOUR)
+    keys, q = scheme.key_pair(), scheme.ciphertext.modulus
+    for numbers in drawn.values():
+        numbers.clear()
+    zeros = [scheme.zero(keys) for _ in range(3)] if pooled else []
+    blobs = scheme.encrypt(keys, np.zeros((3, 4096), dtype=np.int64), zeros)
+    u_VN = np.concatenate(drawn["ternary"]).reshape(3, 4096)
+    e_V2N = np.concatenate(drawn["centred_binomial"]).reshape(3, 2, 4096)
+    assert len(np.unique(u_VN, axis=0)) == 3
+    assert len(np.unique(e_V2N.reshape(6, 4096), axis=0)) == 6
+    key_2N = in_coefficients(scheme, keys.public_key.data())
+    for blob, u_N, e_2N in zip(blobs, u_VN, e_V2N, strict=True):
+        sent_2N = scheme.ciphertext.numbers(blob, sender="the test").reshape(2, -1)
+        expected_2N = [(times_ternary(half, u_N, q) + e_N) % q
+                       for half, e_N in zip(key_2N, e_2N, strict=True)]  # fmt: skip
+        assert np.array_equal(sent_2N.astype(np.int64), expected_2N)
 
 
 def test_a_ciphertext_looks_uniform_and_hides_what_it_holds() -> None:

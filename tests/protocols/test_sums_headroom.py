@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums.ckks import nearest_integers
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.flavours import Ckks, Coefficients
 from protocols.sums.headroom import (
@@ -92,15 +93,27 @@ def slots_of_sum(found: CkksHeadroom, slot: int, addends: int = 1) -> NDArray[np
     return scheme.decrypt(keys, scheme.add(parts, 1), 1, sender="the test")
 
 
-def test_two_bits_more_scale_wrap_around() -> None:
-    """The solver leaves less than two bits of the modulus unused."""
-    wanted = fixed_point(8)
+def test_one_bit_more_scale_wraps_around() -> None:
+    """The solver leaves less than one bit of the modulus unused."""
+    wanted = fixed_point(7)
     found = solve_ckks(wanted)
     one = wanted.levels * (1 + 2**found.packing.field_bits)
-    exact = slots_of_sum(found, one, 8)
-    assert np.array_equal(np.rint(exact), np.full(found.packing.slots, 8.0 * one))
-    wrapped = slots_of_sum(replace(found, scale_bits=found.scale_bits + 2), one, 8)
-    assert np.abs(wrapped - 8 * one).min() > 2**20
+    exact = slots_of_sum(found, one, 7)
+    assert np.array_equal(np.rint(exact), np.full(found.packing.slots, 7.0 * one))
+    wrapped = slots_of_sum(replace(found, scale_bits=found.scale_bits + 1), one, 7)
+    assert np.abs(wrapped - 7 * one).min() > 2**20
+
+
+@pytest.mark.parametrize(("fewer", "exact"), [(0, True), (4, False)])
+def test_the_noise_limit_of_the_scale_is_real(fewer: int, exact: bool) -> None:
+    """The solver stays twenty deviations below the tolerance; four bits less leave three."""
+    found = solve_ckks(fixed_point(16))
+    slots = slots_of_sum(replace(found, scale_bits=found.scale_bits - fewer), 1, 16)
+    if exact:
+        assert (nearest_integers(slots, sender="the test") == 16).all()
+        return
+    with pytest.raises(RemoteProtocolError, match="does not decrypt to integers"):
+        nearest_integers(slots, sender="the test")
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import MaskedSum, StepBinding
+from protocols.sums import MaskedRecoverySum, MaskedSum, StepBinding
 from protocols.sums.frame import Frame
 from protocols.sums.masked import MaskedReceiver
 from tests.contracts.sum_parties import Parties, agreement, binding, parties
@@ -93,6 +93,24 @@ def test_the_ring_must_hold_the_sum() -> None:
         MaskedSum(agreement(257, bits=24))
     with pytest.raises(LocalProtocolError, match="32 or 64, got 16"):
         MaskedSum(agreement(), ring_bits=16)
+
+
+@pytest.mark.parametrize("kind", [MaskedSum, MaskedRecoverySum])
+@pytest.mark.parametrize(("bits", "exact"), [(31, True), (32, False)])
+def test_one_bit_more_leaves_the_ring(
+    kind: type[MaskedSum], bits: int, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No agreement says so many bits; forced, the last that fits is exact and one more is not."""
+    agreed = agreement(2)
+    object.__setattr__(agreed, "bits", bits)
+    if not exact:
+        with pytest.raises(LocalProtocolError, match="need 33 bits, the ring has 32"):
+            kind(agreed)
+        monkeypatch.setattr(kind, "__post_init__", lambda _: None)
+    values = np.array([[1.0], [-1.0]])
+    played, levels = Parties(kind(agreed)), 2 ** (bits - 1) - 1
+    total = np.rint(played.add([values, values]) * levels)
+    assert np.array_equal(total, 2 * levels * values) == exact
 
 
 @pytest.mark.parametrize("bits", [2, 16, 24])
