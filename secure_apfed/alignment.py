@@ -13,8 +13,9 @@ Example:
     [(1, 1), (2, 0)]
 """
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,7 @@ from protocols.psi.interface import (
     SetIntersection,
 )
 from protocols.randomness import fresh_key
+from secure_apfed.alignment_history import AlignmentHistory
 from secure_apfed.errors import DataError
 from secure_apfed.ids import IdColumn, IdNormalisation, encode_ids
 from secure_apfed.settings import Settings
@@ -58,7 +60,7 @@ _MANY_IDS = 20_000
 
 
 class AlignmentSettings(Settings):
-    """How rows are matched; all parties must agree, but for `processes`.
+    """How rows are matched; all parties must agree, but for the last three.
 
     Attributes:
         protocol: a key of `protocols.psi.SET_INTERSECTIONS`.
@@ -70,6 +72,9 @@ class AlignmentSettings(Settings):
         maximum_ids: the largest set accepted from a peer.
         normalisation: how IDs become bytes.
         processes: how many processes this party computes with; None lets the protocol choose.
+        history: folder that outlives runs, in which a party notes its intersections in a file
+            `NAME.jsonl` (see `secure_apfed.alignment_history`); None: it keeps none.
+        runs_with_a_peer: how many intersections any one peer gets; goes with `history`.
     """
 
     protocol: str = "ecdh"
@@ -78,6 +83,8 @@ class AlignmentSettings(Settings):
     maximum_ids: int = Field(default=DEFAULT_MAXIMUM_IDS, ge=1, lt=2**32)
     normalisation: IdNormalisation = IdNormalisation()
     processes: int | None = Field(default=None, ge=1)
+    history: Path | None = None
+    runs_with_a_peer: int | None = Field(default=None, ge=1)
 
     @field_validator("protocol")
     @classmethod
@@ -94,6 +101,25 @@ class AlignmentSettings(Settings):
                 f"minimum_rows ({self.minimum_rows}) is above maximum_ids ({self.maximum_ids})"
             )
         return self
+
+    @model_validator(mode="after")
+    def _history_has_a_limit(self) -> "AlignmentSettings":
+        if (self.history is None) != (self.runs_with_a_peer is None):
+            raise ValueError(
+                "history (a folder) and runs_with_a_peer (how many intersections a peer gets) go "
+                "together: give both, or neither"
+            )
+        return self
+
+    def terms(self) -> dict[str, Any]:
+        """What goes into a contract: all but a party's own choices."""
+        own = {"processes", "history", "runs_with_a_peer"}
+        return self.model_dump(mode="json", exclude=own)
+
+    def for_a_trial(self) -> "AlignmentSettings":
+        """The same for tables of random IDs: any overlap will do, and no history counts it."""
+        trial = {"minimum_rows": 1, "history": None, "runs_with_a_peer": None}
+        return self.model_copy(update=trial)
 
 
 def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> list[bytes]:
@@ -131,8 +157,17 @@ def intersection(
     what opens. With `circuit`, `sizes` are what the parties announce in place of their true
     numbers of IDs, and `ahead` says that the dealer dealt before, see `docs/alignment.md`. All
     parties must agree on all of these. `progress` is told of this party's work.
-    The IDs must come from `canonical_ids`; peers with another normalisation are refused.
+    The IDs must come from `canonical_ids`; peers with another normalisation are refused. Where the
+    settings name a history, making a role notes it, and raises DataError where a peer had all its
+    runs or the session was used before.
     """
+
+    def admit(me: str, peers: Sequence[str]) -> None:
+        folder, runs = settings.history, settings.runs_with_a_peer
+        if folder is not None and runs is not None:
+            history = AlignmentHistory.of_party(folder, me, runs_with_a_peer=runs)
+            history.admit(session=session, peers=peers)
+
     agreement = IntersectionAgreement(
         session=session,
         minimum_rows=settings.minimum_rows,
@@ -144,7 +179,7 @@ def intersection(
         ahead=ahead,
     )
     return SET_INTERSECTIONS[settings.protocol](
-        agreement, processes=settings.processes, progress=progress
+        agreement, processes=settings.processes, progress=progress, admit=admit
     )
 
 

@@ -4,6 +4,7 @@ Kept by: each party for itself, in one file. A peer that puts guessed IDs into i
 in each run which of up to `maximum_ids` guesses are right (ID stuffing, attack A10); over
 many runs it could try out a whole population. With at most R runs a peer tries out at most
 R times `maximum_ids` IDs. Protects from nothing if the file is deleted: it is this party's own.
+Peers are known by the names that the links authenticate: who has two names has twice the runs.
 
 Example:
     >>> from tempfile import TemporaryDirectory
@@ -18,12 +19,17 @@ Example:
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from secure_apfed.errors import CheckpointError, DataError
 
 __all__ = ["AlignmentHistory"]
+
+_PATIENCE_S = 30
 
 
 class AlignmentHistory:
@@ -41,12 +47,19 @@ class AlignmentHistory:
         if runs_with_a_peer < 1:
             raise DataError(f"runs_with_a_peer is at least 1, got {runs_with_a_peer}")
         self._path, self._limit = path, runs_with_a_peer
-        self._sessions: set[str] = set()
-        self._runs: Counter[str] = Counter()
-        for number, line in enumerate(
-            path.read_text("utf-8").splitlines() if path.exists() else []
-        ):
-            self._note(*self._read(line, number + 1))
+        self._load()
+
+    @classmethod
+    def of_party(cls, folder: Path, party: str, *, runs_with_a_peer: int) -> "AlignmentHistory":
+        """The history of `party` in a folder that may hold those of others, as in simulations.
+
+        Raises:
+            DataError: its name cannot name a file.
+            CheckpointError: the file is damaged.
+        """
+        if not party or Path(party).name != party or "\0" in party:
+            raise DataError(f"{party!r} cannot name the file of a history; rename the party")
+        return cls(folder / f"{party}.jsonl", runs_with_a_peer=runs_with_a_peer)
 
     def admit(self, *, session: str, peers: Sequence[str]) -> None:
         """Note a run on the disk before anything is sent.
@@ -57,25 +70,49 @@ class AlignmentHistory:
 
         Raises:
             DataError: the session was used before, or a peer had all its runs; nothing is noted.
+            CheckpointError: the file is damaged, or another process holds it.
         """
-        if session in self._sessions:
-            raise DataError(f"session {session!r} was used before; give every run a new name")
-        for peer in peers:
-            if self._runs[peer] >= self._limit:
-                raise DataError(
-                    f"{peer} aligned {self._runs[peer]} time(s) with this party already, and the "
-                    f"limit is {self._limit}; a peer that aligns again and again can try out IDs"
-                )
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"session": session, "peers": list(peers)}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._note(session, peers)
+        with self._alone():
+            sessions, runs = self._load()
+            if session in sessions:
+                raise DataError(f"session {session!r} was used before; give every run a new name")
+            for peer in peers:
+                if runs[peer] >= self._limit:
+                    raise DataError(
+                        f"{peer} aligned {runs[peer]} time(s) with this party already, and the "
+                        f"limit is {self._limit}; a peer that aligns again and again can try out "
+                        "IDs"
+                    )
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"session": session, "peers": list(peers)}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
 
-    def _note(self, session: str, peers: Sequence[str]) -> None:
-        self._sessions.add(session)
-        self._runs.update(set(peers))
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep this party's other processes out, so that two cannot take the last run."""
+        lock = FileLock(self._path.with_name(f"{self._path.name}.lock"))
+        try:
+            lock.acquire(timeout=_PATIENCE_S)
+        except Timeout:
+            raise CheckpointError(
+                f"another process has held {lock.lock_file} for {_PATIENCE_S} s; end it"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _load(self) -> tuple[set[str], Counter[str]]:
+        """Read all sessions, and how many of them each peer took part in."""
+        sessions, runs = set[str](), Counter[str]()
+        lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
+        for number, line in enumerate(lines, 1):
+            session, peers = self._read(line, number)
+            sessions.add(session)
+            runs.update(set(peers))
+        return sessions, runs
 
     def _read(self, line: str, number: int) -> tuple[str, list[str]]:
         try:

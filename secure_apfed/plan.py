@@ -188,7 +188,7 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
         return 0.0
     tables = played.data.tables
     ids = {table.name: table.ids for table in tables}
-    settings = config.alignment.model_copy(update={"minimum_rows": 1})
+    settings = config.alignment.for_a_trial()
     began = time.perf_counter()
     align(ids, hub=played.data.active.name, settings=settings)
     seconds = time.perf_counter() - began

@@ -57,7 +57,7 @@ def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) 
     quiet = config.model_copy(
         update={
             "transcript": TranscriptSettings(keep="none"),
-            "alignment": config.alignment.model_copy(update={"minimum_rows": 1}),
+            "alignment": config.alignment.for_a_trial(),
         }
     )
     data = _random_data(like, batch * STEPS, aligned)

@@ -105,8 +105,8 @@ LIMITS: tuple[Limit, ...] = (
         methods=("apfed", "tvfl"),
         sentence="A party that lies about its own IDs, features or gradients is not detected while "
         "its messages keep to the rules: a passive can worsen the model, any party can try IDs "
-        "(`alignment.maximum_ids` bounds how many in one intersection, an `AlignmentHistory`, "
-        "where one is kept, how many in all; under `ecdh` no minimum keeps the active from "
+        "(`alignment.maximum_ids` bounds how many in one intersection, `alignment.history`, where "
+        "one is kept, the number of intersections; under `ecdh` no minimum keeps the active from "
         "learning of them).",
     ),
     Limit(

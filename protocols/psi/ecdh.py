@@ -33,10 +33,12 @@ from protocols.conversation import Conversation, Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.ecdh_side import LAST, POSITION_BYTES, TAG_BYTES, Kind, Side
 from protocols.psi.interface import (
+    Admit,
     IntersectionAgreement,
     IntersectionTooSmallError,
     Output,
     Progress,
+    check_ids,
     check_parties,
 )
 from protocols.psi.ladder import split_points
@@ -57,6 +59,7 @@ class EcdhIntersection:
             processor when the set has at least `workers.PARALLEL_THRESHOLD` IDs, else none
             but this one.
         progress: told of every few thousand IDs.
+        admit: asked before each role is made.
     """
 
     name: ClassVar[str] = "ecdh"
@@ -73,6 +76,7 @@ class EcdhIntersection:
         *,
         processes: int | None = None,
         progress: Callable[[Progress], None] | None = None,
+        admit: Admit | None = None,
     ) -> None:
         check_choices(self.name, self.outputs, agreement, processes)
         if agreement.sizes:
@@ -80,6 +84,7 @@ class EcdhIntersection:
                 "ecdh shows the true sizes of sets and deals nothing; circuit can use agreed sizes"
             )
         self.agreement, self._processes, self._progress = agreement, processes, progress
+        self._admit = admit
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "_Hub":
         """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
@@ -89,14 +94,17 @@ class EcdhIntersection:
                 f"ecdh counts the IDs common to two parties, here are {1 + len(members)}; "
                 "circuit counts those of more"
             )
-        return _Hub(self._side(me, ids), members)
+        return _Hub(self._side(me, members, ids), members)
 
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> "_Member":
         """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(hub, [me])
-        return _Member(self._side(me, ids), hub)
+        return _Member(self._side(me, [hub], ids), hub)
 
-    def _side(self, me: str, ids: Sequence[bytes]) -> Side:
+    def _side(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> Side:
+        check_ids(me, ids, self.agreement.maximum_ids)
+        if self._admit is not None:
+            self._admit(me, peers)
         return Side(me, ids, self.agreement, processes=self._processes, progress=self._progress)
 
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from protocols.errors import LocalProtocolError
 from protocols.psi import curve, ladder
 from protocols.psi.framing import Framing
-from protocols.psi.interface import IntersectionAgreement, Output, Progress, check_ids
+from protocols.psi.interface import IntersectionAgreement, Output, Progress
 from protocols.psi.workers import Workers
 
 __all__ = ["LAST", "POSITION_BYTES", "TAG_BYTES", "Kind", "Side"]
@@ -64,7 +64,6 @@ class Side:
     ) -> None:
         self.agreement, self._progress = agreement, progress
         self._workers = Workers(processes)
-        check_ids(me, ids, self.agreement.maximum_ids)
         self.me, self.size = me, len(ids)
         self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
         self._digests = curve.digest_ids(ids, session=self.agreement.digest)

@@ -19,6 +19,7 @@ from protocols.errors import LocalProtocolError
 
 __all__ = [
     "DEFAULT_MAXIMUM_IDS",
+    "Admit",
     "Aligner",
     "IntersectionAgreement",
     "IntersectionTooSmallError",
@@ -33,6 +34,10 @@ __all__ = [
 DEFAULT_MAXIMUM_IDS = 10_000_000
 _POSITIONS = 2**32
 _ROWS_SHOWN = 5
+
+
+Admit = Callable[[str, Sequence[str]], None]
+"""Takes a party's own name and those of the peers with IDs; raises if it is not to take part."""
 
 
 class IntersectionTooSmallError(LocalProtocolError):
@@ -190,6 +195,7 @@ class SetIntersection(Protocol):
         *,
         processes: int | None = None,
         progress: Callable[[Progress], None] | None = None,
+        admit: Admit | None = None,
     ) -> None:
         """Describe one party's end.
 
@@ -197,6 +203,7 @@ class SetIntersection(Protocol):
             agreement: equal at all parties.
             processes: this party's own choice; None lets the backend choose.
             progress: called while this party works.
+            admit: asked before each role with IDs is made.
 
         Raises:
             LocalProtocolError: the backend cannot give the agreed output.
@@ -204,11 +211,14 @@ class SetIntersection(Protocol):
         ...
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
+        """The active's side.
+
+        Raises LocalProtocolError on duplicate or empty IDs, and what `admit` raises.
+        """
         ...
 
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
-        """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
+        """A passive's side; as `hub`."""
         ...
 
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:

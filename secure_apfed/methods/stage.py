@@ -113,7 +113,7 @@ def _contract(
             for name, role in roles.items()
         ),
         passives=dict(terms),
-        alignment=config.alignment.model_dump(mode="json", exclude={"processes"}),
+        alignment=config.alignment.terms(),
         secure_sum=dict(secure_sum),
         guard=config.guard.model_dump(mode="json", exclude={"noise"}),
         minimum_batch=config.rules.minimum_batch,

@@ -190,6 +190,38 @@ def test_roles_need_different_parties(backend: str) -> None:
 
 
 @BACKENDS
+def test_each_role_with_ids_asks_whether_it_may_take_part(backend: str) -> None:
+    asked: list[tuple[str, list[str]]] = []
+    agreement = IntersectionAgreement(session="s", dealer=DEALER)
+    protocol = SET_INTERSECTIONS[backend](
+        agreement, admit=lambda me, peers: asked.append((me, list(peers)))
+    )
+    protocol.hub(HUB, ["p", "q"], [b"a"])
+    protocol.member("p", HUB, [b"a"])
+    assert asked == [(HUB, ["p", "q"]), ("p", [HUB])]
+    with pytest.raises(LocalProtocolError, match="repeated ID"):
+        protocol.hub(HUB, ["p"], [b"a", b"a"])
+    assert len(asked) == 2, "a set that is refused anyway costs nothing"
+
+
+class NotAgainError(Exception):
+    """What a party says that has had enough."""
+
+
+@BACKENDS
+def test_a_role_that_is_not_admitted_is_not_made(backend: str) -> None:
+    def refuse(me: str, _peers: Sequence[str]) -> None:
+        raise NotAgainError(me)
+
+    agreement = IntersectionAgreement(session="s", dealer=DEALER)
+    protocol = SET_INTERSECTIONS[backend](agreement, admit=refuse)
+    with pytest.raises(NotAgainError, match=HUB):
+        protocol.hub(HUB, ["p"], [b"a"])
+    with pytest.raises(NotAgainError, match="p"):
+        protocol.member("p", HUB, [b"a"])
+
+
+@BACKENDS
 def test_rows_and_order_of_calls(backend: str) -> None:
     for name, role in make_roles(backend, {HUB: [b"a"], "p": [b"a"]}).aligners.items():
         with pytest.raises(LocalProtocolError, match="not finished"):

@@ -201,6 +201,18 @@ def test_a_supply_that_is_too_short_is_an_error() -> None:
         play(stock() | {"p": Supply(AHEAD.digest, "p")})
 
 
+def test_a_party_that_is_not_admitted_keeps_its_supply() -> None:
+    def refuse(_me: str, _peers: Sequence[str]) -> None:
+        raise PermissionError
+
+    supplies = stock()
+    with pytest.raises(PermissionError):
+        CircuitIntersection(AHEAD, admit=refuse).hub(
+            "hub", MEMBERS, SETS["hub"], supply=supplies["hub"]
+        )
+    check(play(supplies)[0])
+
+
 def test_a_set_above_the_agreed_size_is_an_error() -> None:
     with pytest.raises(LocalProtocolError, match=r"q has 201 IDs, .* that it announces 200"):
         play(stock(), sets=SETS | {"q": [b"%d" % k for k in range(201)]})

@@ -1,13 +1,24 @@
 """Counting runs with each peer, across processes."""
 
 import doctest
+import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+from pydantic import ValidationError
 
 import secure_apfed.alignment_history
+from protocols.psi import SET_INTERSECTIONS
+from secure_apfed import alignment_history
+from secure_apfed.alignment import AlignmentSettings, align, intersection
 from secure_apfed.alignment_history import AlignmentHistory
+from secure_apfed.config import Config
+from secure_apfed.config_file import load_config
 from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.plan import forecast
+from secure_apfed.runs import Progress, run
+from tests.with_crypten import usable
 
 
 def test_the_example_of_the_module_runs() -> None:
@@ -36,6 +47,133 @@ def test_a_session_is_used_once(tmp_path: Path) -> None:
     for known in (history, AlignmentHistory(tmp_path / "history", runs_with_a_peer=9)):
         with pytest.raises(DataError, match="session '1' was used before"):
             known.admit(session="1", peers=["post"])
+
+
+def test_processes_of_one_party_at_once_share_one_count(tmp_path: Path) -> None:
+    """Objects that were made before the others noted anything, each in a thread of its own."""
+    histories = [AlignmentHistory(tmp_path / "history", runs_with_a_peer=3) for _ in range(8)]
+    start, admitted = threading.Barrier(len(histories)), list[int]()
+
+    def admit(number: int) -> None:
+        start.wait()
+        try:
+            histories[number].admit(session=str(number), peers=["shop"])
+        except DataError:
+            return
+        admitted.append(number)
+
+    threads = [threading.Thread(target=admit, args=(k,)) for k in range(len(histories))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(admitted) == 3
+    assert len((tmp_path / "history").read_text().splitlines()) == 3
+
+
+def test_a_process_that_holds_the_file_is_an_error_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alignment_history, "_PATIENCE_S", 0.1)
+    history = AlignmentHistory(tmp_path / "history", runs_with_a_peer=1)
+    with (
+        FileLock(tmp_path / "history.lock"),
+        pytest.raises(CheckpointError, match=r"another process has held .*history.lock for 0.1 s"),
+    ):
+        history.admit(session="1", peers=["shop"])
+
+
+@pytest.mark.parametrize("party", ["../shop", "a/b", "", "nul\0"])
+def test_a_name_that_is_no_file_is_refused(party: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot name the file of a history; rename the party"):
+        AlignmentHistory.of_party(tmp_path, party, runs_with_a_peer=1)
+
+
+# In an alignment
+
+
+def settings_of(folder: Path, protocol: str = "ecdh", runs: int = 2) -> AlignmentSettings:
+    return AlignmentSettings(protocol=protocol, history=folder, runs_with_a_peer=runs)
+
+
+@pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
+def test_an_alignment_counts_at_every_party(protocol: str, tmp_path: Path) -> None:
+    settings = settings_of(tmp_path / "histories", protocol)
+    tables = {"bank": [1, 2, 3], "shop": [2, 3], "post": [3, 2]}
+    for _ in range(2):
+        align(tables, hub="bank", settings=settings)
+    with pytest.raises(DataError, match=r"shop aligned 2 time\(s\) with this party already"):
+        align(tables, hub="bank", settings=settings)
+    noted = {path.stem: path.read_text() for path in (tmp_path / "histories").glob("*.jsonl")}
+    assert {name: text.count('"peers"') for name, text in noted.items()} == dict.fromkeys(tables, 2)
+    assert '["shop", "post"]' in noted["bank"]
+    assert '["bank"]' in noted["post"]
+
+
+def test_a_party_of_its_own_uses_a_session_once(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path)
+    for attempt in range(2):
+        ends = intersection(settings, session="November")
+        if not attempt:
+            ends.member("shop", "bank", [b"a"])
+            continue
+        with pytest.raises(DataError, match="session 'November' was used before"):
+            ends.member("shop", "bank", [b"a"])
+
+
+def test_ids_that_are_refused_do_not_count(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="repeated"):
+        align({"bank": [1, 2], "shop": [2, 2]}, hub="bank", settings=settings_of(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [{"history": "folder"}, {"runs_with_a_peer": 3}])
+def test_folder_and_limit_go_together(given: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="go together: give both, or neither"):
+        AlignmentSettings.model_validate(given)
+
+
+def test_a_history_is_no_part_of_the_contract(tmp_path: Path) -> None:
+    kept, none = settings_of(tmp_path), AlignmentSettings()
+    assert kept.terms() == none.terms()
+    assert {"history", "runs_with_a_peer", "processes"}.isdisjoint(kept.terms())
+    assert intersection(kept, session="s").agreement == intersection(none, session="s").agreement
+    assert kept.for_a_trial() == AlignmentSettings(minimum_rows=1)
+
+
+@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.parametrize("mode", ["all", "pairwise"])
+def test_runs_count_but_neither_resumed_ones_nor_forecasts(mode: str, tmp_path: Path) -> None:
+    histories = tmp_path / "histories"
+    config = Config.model_validate(
+        {
+            "name": "history",
+            "method": "apfed_c",
+            "data": {"dataset": "breast_cancer"},
+            "model": {"hidden": [8], "representation": 4, "projection": 4},
+            "train": {"epochs": 2, "batch_size": 64, "device": "cpu"},
+            "guard": {"mechanism": "none"},
+            "secure_sum": {"protocol": "masked", "allow_single_passive": True},
+            "alignment": {"mode": mode, "history": str(histories), "runs_with_a_peer": 1},
+        }
+    )
+    forecast(config)
+    assert not histories.exists()
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "first", on_progress=stop)
+    run(config, tmp_path / "first", resume=True)
+    lines = {path.stem: len(path.read_text().splitlines()) for path in histories.glob("*.jsonl")}
+    passives = len(lines) - 1
+    assert lines.pop("active") == (passives if mode == "pairwise" else 1)
+    assert set(lines.values()) == {1}
+    with pytest.raises(DataError, match="and the limit is 1; a peer that aligns again"):
+        run(config, tmp_path / "second")
+    assert load_config(tmp_path / "first" / "config.yaml") == config
 
 
 def test_a_limit_below_one_is_refused(tmp_path: Path) -> None:

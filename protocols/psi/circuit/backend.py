@@ -35,6 +35,7 @@ from protocols.psi.circuit.messages import Desk, chunks, triple_words
 from protocols.psi.circuit.opening import open_at_hub, open_at_member
 from protocols.psi.circuit.supply import Supply, hub_triples, member_triples
 from protocols.psi.interface import (
+    Admit,
     IntersectionAgreement,
     Output,
     Progress,
@@ -55,6 +56,7 @@ class CircuitIntersection:
         agreement: equal at all parties; names the dealer.
         processes: at least 1; this backend computes on whole arrays in this process.
         progress: told of every chunk of bins.
+        admit: asked before each role with IDs is made.
     """
 
     name: ClassVar[str] = "circuit"
@@ -71,13 +73,14 @@ class CircuitIntersection:
         *,
         processes: int | None = None,
         progress: Callable[[Progress], None] | None = None,
+        admit: Admit | None = None,
     ) -> None:
         check_choices(self.name, self.outputs, agreement, processes)
         if not agreement.dealer:
             raise LocalProtocolError(
                 "a circuit intersection needs a dealer; name it in the agreement"
             )
-        self.agreement, self._progress = agreement, progress
+        self.agreement, self._progress, self._admit = agreement, progress, admit
 
     def hub(
         self,
@@ -92,8 +95,7 @@ class CircuitIntersection:
         Raises LocalProtocolError on duplicate or empty IDs, and on a supply that does not fit.
         """
         check_parties(me, members, self.agreement.dealer)
-        check_ids(me, ids, self.agreement.maximum_ids)
-        self._claim(me, supply)
+        self._enter(me, members, ids, supply)
         script = _hub_script(self._desk(me), self._gate(), members, ids, supply)
         return self._role(me, [*members, self.agreement.dealer], script)
 
@@ -102,8 +104,7 @@ class CircuitIntersection:
     ) -> ScriptedRole:
         """A passive's side; as `hub`."""
         check_parties(hub, [me], self.agreement.dealer)
-        check_ids(me, ids, self.agreement.maximum_ids)
-        self._claim(me, supply)
+        self._enter(me, [hub], ids, supply)
         script = _member_script(self._desk(me), self._gate(), hub, ids, supply)
         return self._role(me, [hub, self.agreement.dealer], script)
 
@@ -114,12 +115,18 @@ class CircuitIntersection:
         script = dealer_script(Desk(me, self.agreement), hub, members)
         return self._role(me, [hub, *members], script)
 
-    def _claim(self, me: str, supply: Supply | None) -> None:
+    def _enter(
+        self, me: str, peers: Sequence[str], ids: Sequence[bytes], supply: Supply | None
+    ) -> None:
+        """Check all that can be checked before the first message; claim the supply last."""
+        check_ids(me, ids, self.agreement.maximum_ids)
         if (supply is not None) != self.agreement.ahead:
             raise LocalProtocolError(
                 f"{me} has {'a' if supply else 'no'} supply of triples, the agreement says "
                 f"ahead={self.agreement.ahead}"
             )
+        if self._admit is not None:
+            self._admit(me, peers)
         if supply is not None:
             supply.claim(self.agreement, me)
 

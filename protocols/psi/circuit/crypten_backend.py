@@ -13,7 +13,7 @@ from typing import ClassVar
 from protocols.crypten.shim import load_crypten
 from protocols.psi.circuit.backend import CircuitIntersection
 from protocols.psi.circuit.bits import And
-from protocols.psi.interface import IntersectionAgreement, Progress
+from protocols.psi.interface import Admit, IntersectionAgreement, Progress
 
 __all__ = ["CryptenCircuitIntersection"]
 
@@ -33,9 +33,10 @@ class CryptenCircuitIntersection(CircuitIntersection):
         *,
         processes: int | None = None,
         progress: Callable[[Progress], None] | None = None,
+        admit: Admit | None = None,
     ) -> None:
         load_crypten()
-        super().__init__(agreement, processes=processes, progress=progress)
+        super().__init__(agreement, processes=processes, progress=progress, admit=admit)
 
     def _gate(self) -> type[And]:
         # torch takes a second to load, and only here is it needed
