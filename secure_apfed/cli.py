@@ -128,12 +128,13 @@ def _told(
 
 def _show_result(result: "RunResult", results: "Sequence[AttackResult]", page: Path | None) -> None:
     from attacks.run import headlines
+    from secure_apfed.privacy_rows import privacy_rows
 
     rows = [
         (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
     ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
-    rows.append(("epsilon of released rows", f"{result.privacy.epsilon_x:.3g}"))
+    rows += privacy_rows(result.privacy)
     rows += [
         (f"attack {one.attack}", "not applicable" if one.advantage is None
          else f"advantage {one.advantage:+.3f} in {one.metric} by {one.adversary}")

@@ -20,6 +20,7 @@ from secure_apfed.exchange import Flow, Kind
 from secure_apfed.privacy import (
     ACCOUNTANTS,
     GaussianRelease,
+    PrivacySpent,
     calibrate_updates,
     make_guard,
     make_label_mechanism,
@@ -60,7 +61,9 @@ class Forecast:
         epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.
         epsilon_y: of one training label; infinite without a label mechanism or private training.
         epsilon_model: of one whole record; infinite where none is claimed.
+        delta, releases: at which they hold, and T, the planned releases of one row.
         epsilon_passives: by passive, of one person's features there, where noise is under the sum.
+        delta_passives, releases_passives: at which these hold, and T of one person; null without.
         warnings: what is worth knowing before the run.
     """
 
@@ -77,8 +80,11 @@ class Forecast:
     epsilon_x: float
     epsilon_y: float
     epsilon_model: float
-    epsilon_passives: Mapping[str, float]
     delta: float
+    releases: int
+    epsilon_passives: Mapping[str, float]
+    delta_passives: float | None
+    releases_passives: int | None
     warnings: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -118,13 +124,13 @@ def forecast(config: Config) -> Forecast:
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
-    train = config.train
+    train, noise = config.train, config.secure_sum.noise
     batch = min(train.batch_size, counts.train)
     steps = _steps(config, counts.train, classes=len(data.classes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
-        epsilon, epsilon_y, epsilon_model = _epsilons(config)
+        privacy = planned_privacy(config)
     links = tuple(_links(played, data, steps))
     evaluations = -(-train.epochs // train.evaluate_every)
     evaluation = played.evaluation_seconds * len(data.test_rows) / len(played.data.test_rows)
@@ -141,14 +147,17 @@ def forecast(config: Config) -> Forecast:
         + steps * played.step_seconds
         + evaluations * evaluation,
         seconds_per_step=played.step_seconds,
-        epsilon_x=epsilon,
-        epsilon_y=epsilon_y,
-        epsilon_model=epsilon_model,
+        epsilon_x=privacy.epsilon_x,
+        epsilon_y=privacy.epsilon_y,
+        epsilon_model=privacy.epsilon_model,
+        delta=privacy.delta,
+        releases=privacy.releases,
         epsilon_passives={
             name: ledger.would_cost(train.epochs) for name, ledger in played.contributions.items()
         },
-        delta=config.guard.delta,
-        warnings=tuple(_warnings(config, played, links, epsilon, len(data.passives))),
+        delta_passives=noise.delta if noise else None,
+        releases_passives=train.epochs if noise else None,
+        warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
     )
 
 
@@ -196,16 +205,15 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
     return seconds * real / sum(map(len, ids.values()))
 
 
-def _epsilons(config: Config) -> tuple[float, float, float]:
-    """Epsilon_x, _y and _model after every planned epoch: each row is released once in each."""
+def planned_privacy(config: Config) -> PrivacySpent:
+    """What every planned epoch costs together: each row is released once in each."""
     alone, delta, epochs = config.method == "single_view", config.guard.delta, config.train.epochs
     # No noise is drawn here, so any key does.
     guard = make_guard(config.guard, releases=epochs, key=bytes(32))
     releases = 0 if alone else guard.planned(epochs)
     mechanism = guard.mechanism()
     released = ACCOUNTANTS["gdp"].epsilon(mechanism, releases=releases, delta=delta)
-    label = 0.0 if alone else math.inf
-    model = math.inf
+    label = model = math.inf
     if config.dp_sgd is not None:
         noise = config.dp_sgd.noise_multiplier or calibrate_updates(
             config.dp_sgd.epsilon or math.inf, delta, release=mechanism, releases=releases,
@@ -216,8 +224,10 @@ def _epsilons(config: Config) -> tuple[float, float, float]:
         label = gdp_epsilon(updates, delta)
         model = gdp_epsilon(math.hypot(compose(one, releases) if releases else 0, updates), delta)
     if config.labels.epsilon is not None:
-        label = min(label or math.inf, config.labels.epsilon)
-    return released, label, model
+        label = min(label, config.labels.epsilon)
+    return PrivacySpent(
+        epsilon_x=released, epsilon_y=label, epsilon_model=model, delta=delta, releases=releases
+    )
 
 
 def _warnings(

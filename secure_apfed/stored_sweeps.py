@@ -148,8 +148,13 @@ def tell(sweep: StoredSweep, point: StoredPoint) -> str:
     loss, accuracy = point.loss, point.accuracy
     limit = sweep.settings["data"].get("limit")
     rows = f", {limit:,} training rows" if limit else ""
+    strength = (
+        f"epsilon_y {point.epsilon:g}"
+        if point.guard == "none"
+        else f"epsilon_x {point.epsilon:g} (delta {sweep.delta:g}, T {point.releases})"
+    )
     return (
-        f"{point.label} on {sweep.dataset} at epsilon {point.epsilon:g} lost "
+        f"{point.label} on {sweep.dataset} at {strength} lost "
         f"{100 * loss.mean:.1f} points of accuracy [{100 * loss.low:.1f}, {100 * loss.high:.1f}] "
         f"and reached {100 * accuracy.mean:.1f} %, where the active alone reached "
         f"{100 * sweep.alone.mean:.1f} % ({len(sweep.seeds)} seeds, {sweep.epochs} epochs{rows})"

@@ -20,6 +20,7 @@ from rich.text import Text
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import errors
 from secure_apfed.plain_json import to_json
+from secure_apfed.privacy_rows import passive_rows, privacy_rows
 
 if TYPE_CHECKING:
     from secure_apfed.plan import Forecast
@@ -203,7 +204,7 @@ def _figures(progress: "Progress") -> str:
     accuracy = "" if progress.accuracy is None else f"  accuracy {100 * progress.accuracy:.1f} %"
     epsilon = "inf" if math.isinf(progress.epsilon) else f"{progress.epsilon:.3g}"
     megabytes = progress.wire_bytes / 1e6
-    return f"loss {progress.loss:.4f}{accuracy}  epsilon {epsilon}  {megabytes:.1f} MB sent"
+    return f"loss {progress.loss:.4f}{accuracy}  epsilon_x {epsilon}  {megabytes:.1f} MB sent"
 
 
 @contextmanager
@@ -255,17 +256,8 @@ def show_forecast(name: str, told: "Forecast") -> None:
             ("aligned at all parties", f"{told.aligned_rows:,}"),
             ("numbers sent of a row", f"{told.numbers_per_row:,}"),
             ("sent in all", f"about {_size(told.wire_bytes)}"),
-            ("epsilon_x, released rows", f"{told.epsilon_x:.3g} at delta {told.delta:g}"),
-            ("epsilon_y, training labels", f"{told.epsilon_y:.3g}"),
-            (
-                "epsilon_model, whole records",
-                "not claimed" if math.isinf(told.epsilon_model) else f"{told.epsilon_model:.3g}",
-            ),
         ]
-        rows += [
-            (f"epsilon of {passive}, in sums", f"{epsilon:.3g}")
-            for passive, epsilon in told.epsilon_passives.items()
-        ]
+    rows += [*privacy_rows(told), *passive_rows(told)]
     show_rows(f"Forecast of {name}", ("", ""), rows)
     columns = ("from", "to", "kind", "messages", "bytes")
     links = [

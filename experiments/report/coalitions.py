@@ -49,10 +49,19 @@ COALITIONS: tuple[Coalition, ...] = (
     ),
 )  # fmt: skip
 
+_COMPUTED = (
+    "The figures are of real numbers and of noise drawn at random. What is computed is a normal of "
+    "64 pseudo-random bits (AES-256) a number, added in float64 and rounded once to what is sent "
+    "or learnt: against bounded computation, and without a proof for what floating point leaves in "
+    "the low bits (Mironov 2012). That a run stopped everybody sees, and no epsilon covers it: a "
+    "row whose representation is not finite stops it."
+)
+
 LIMITS: tuple[Limit, ...] = (
     Limit(
-        methods=("apfed", "tvfl"), label_dp=False, private=False,
-        sentence="Labels have no differential privacy: epsilon_y is infinite.",
+        label_dp=False, private=False,
+        sentence="Labels have no differential privacy: epsilon_y is infinite, for what is sent and "
+        "for the finished model, which is fitted to them.",
     ),
     Limit(
         label_dp=True,
@@ -67,11 +76,22 @@ LIMITS: tuple[Limit, ...] = (
         "test accuracy was computed from them and has no epsilon.",
     ),
     Limit(
+        sentence="Every epsilon is of this run alone, and of one row. Other runs on the same "
+        "people, a copy of the run's folder that goes on by itself, a person with several IDs, and "
+        "settings that were chosen by training several times cost anew, and nothing here adds that "
+        "up: the squares of mu add up for rows and records, epsilon_y adds up for labels, which "
+        "every run answers anew.",
+    ),
+    Limit(
         methods=("apfed", "tvfl"), guarded=True, private=False,
         sentence="The guarantee is one of row releases with the encoder held fixed. It is not "
-        "differentially private training: the weights are fitted to every row without noise, and a "
-        "changed record moves the representations of other rows.",
+        "differentially private training: the weights, and the encoding of features (means, "
+        "scales, categories), are fitted to every row without noise, and a changed record moves "
+        "the representations of other rows.",
     ),
+    Limit(methods=("apfed", "tvfl"), guarded=True, sentence=_COMPUTED),
+    Limit(guarded=False, private=True, sentence=_COMPUTED),
+    Limit(methods=("single_view",), guarded=True, private=True, sentence=_COMPUTED),
     Limit(
         methods=("apfed",), guarded=False, private=True,
         sentence="Representations are sent without noise, so epsilon_model, which counts what the "
@@ -123,8 +143,8 @@ LIMITS: tuple[Limit, ...] = (
         methods=("apfed",), noisy=True,
         sentence="The noise under the sum bounds what the active learns of one person's features "
         "at one passive, with that passive's networks held fixed, and by the noise of honest "
-        "passives alone. The networks are fitted without noise, and a changed person moves later "
-        "answers for others.",
+        "passives alone. The networks are fitted without noise, as is the encoding of features, "
+        "and a changed person moves later answers for others.",
     ),
     Limit(
         methods=("apfed",), sums=("plain", "ckks", "ckks_fast"), noisy=True,

@@ -33,7 +33,8 @@ _RARE_DEVIATIONS = 8.0
 _ROW_STATEMENT = "row-release guarantee, encoder held fixed"
 _SEED_STATEMENT = (
     f"{_ROW_STATEMENT}; and only against somebody who does not know the run's seed, "
-    "since the noise is derived from it, and while no step is played twice with other numbers"
+    "since the noise is derived from it, and while no step is played twice with other numbers, in "
+    "this run or another of that seed"
 )
 
 

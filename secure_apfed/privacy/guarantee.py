@@ -54,7 +54,7 @@ def contributions_told(protocol: str, *, seeded: bool, recovers: bool) -> str:
     """
     seed = (
         "only against somebody who does not know the run's seed, and while no step is played "
-        "twice with other numbers"
+        "twice with other numbers, in this run or another of that seed"
     )
     more = [_SINGLE[protocol]] if protocol in _SINGLE else []
     again = _PLAYED_ANEW if recovers else _REPEATED

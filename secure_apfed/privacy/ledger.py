@@ -38,9 +38,8 @@ class PrivacySpent:
 
     Attributes:
         epsilon_x: one row's releases together, replace-one, encoder held fixed.
-        epsilon_y: one training label; infinite once anything was sent, unless a label mechanism
-            stood before training (then at delta 0, and for the finished model, too) or training
-            was private.
+        epsilon_y: one training label, in all that is sent and in the finished model; infinite
+            unless a label mechanism stood before training (then at delta 0) or it was private.
         epsilon_model: whole records in the trained model; infinite where nothing is claimed.
         delta: at which epsilon_x holds.
         releases: T, the releases of the row that was sent most often.
@@ -61,16 +60,14 @@ class PrivacySpent:
     def with_labels(self, labels: LabelMechanism) -> "PrivacySpent":
         """The same account of a run that trained on the answers of `labels` only."""
         line = f"labels: {labels.name}, each answered once: epsilon_y {labels.epsilon:.4g}"
-        # Zero says that nothing was sent, which leaves out the model; others are bounds as well.
-        known = self.epsilon_y or math.inf
-        return replace(self, epsilon_y=min(known, labels.epsilon), trace=(*self.trace, line))
+        epsilon_y = min(self.epsilon_y, labels.epsilon)
+        return replace(self, epsilon_y=epsilon_y, trace=(*self.trace, line))
 
     @classmethod
     def nothing(cls, *, delta: float) -> "PrivacySpent":
-        """The account of a party that has sent nothing; a model that it shows is another matter."""
+        """The account of a party that has sent nothing; its model may tell of labels still."""
         return cls(
             epsilon_x=0.0,
-            epsilon_y=0.0,
             delta=delta,
             releases=0,
             mu=0.0,

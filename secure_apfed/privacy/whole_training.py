@@ -30,7 +30,8 @@ _ASSUMPTIONS = (
 )
 _SEEDED = (
     "; and all of it only against somebody who does not know the run's seed, since the noise is "
-    "derived from it, and while no step is played twice with other numbers"
+    "derived from it, and while no step is played twice with other numbers, in this run or another "
+    "of that seed"
 )
 
 
@@ -79,8 +80,7 @@ class WholeTraining:
         )
         return replace(
             spent,
-            # Zero says that nothing was sent, which leaves out the model, but updates read labels.
-            epsilon_y=min(spent.epsilon_y or math.inf, self.epsilon_y),
+            epsilon_y=min(spent.epsilon_y, self.epsilon_y),
             epsilon_model=self.epsilon_model,
             trace=(*spent.trace, *lines),
         )

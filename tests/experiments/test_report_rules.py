@@ -132,6 +132,25 @@ def test_limits_say_what_label_dp_and_private_training_give_and_no_more() -> Non
     assert "not claimed" in told_of(private=True, guarded=False)
 
 
+@pytest.mark.parametrize("method", ["apfed", "tvfl", "single_view"])
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("private", [True, False])
+def test_computed_noise_is_told_once_wherever_a_figure_rests_on_it(
+    method: str, guarded: bool, private: bool
+) -> None:
+    case = Situation(
+        method=method, secure_sum="ckks", guarded=guarded, passives=3, private=private
+    )  # fmt: skip
+    used = private or (guarded and method != "single_view")
+    assert sum("Mironov" in one for one in limits_in(case)) == used
+    assert sum("of this run alone, and of one row" in one for one in limits_in(case)) == 1
+
+
+def test_a_model_of_the_active_alone_tells_of_labels() -> None:
+    case = Situation(method="single_view", secure_sum="plain", guarded=False, passives=0)
+    assert "epsilon_y is infinite" in " ".join(limits_in(case))
+
+
 def test_noise_under_the_sum_is_told_as_what_it_gives_and_no_more() -> None:
     assert "Gradients carry no noise" in told_of()
     told = told_of(noisy=True)

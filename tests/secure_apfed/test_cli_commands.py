@@ -71,8 +71,11 @@ def test_progress_goes_to_stderr_and_the_result_to_stdout(
     arguments = ["run", str(config_file), "--output", str(tmp_path / "r"), "--set", "attacks=[]"]
     assert execute([*arguments, "--set", "train.epochs=1"]) == 0
     out, err = capsys.readouterr()
-    assert re.search(r"epoch 1/1 +loss \d\.\d{4}.* epsilon \S+ +\d+\.\d MB sent", err)
+    assert re.search(r"epoch 1/1 +loss \d\.\d{4}.* epsilon_x \S+ +\d+\.\d MB sent", err)
     assert "accuracy, apfed_c" in out
+    assert re.search(r"epsilon_x, one row's releases +8 at delta 1e-05, T 1", out)
+    assert re.search(r"epsilon_y, one training label +inf", out)
+    assert re.search(r"epsilon_model, one whole record +not claimed", out)
     assert "epoch" not in out
 
 
@@ -211,8 +214,11 @@ def test_a_plan_of_the_active_alone_sends_nothing(
     answer = told(capsys, "plan", config_file, *alone)
     assert answer["wire_bytes"] == 0
     assert answer["links"] == []
-    assert execute(["plan", str(config_file), *alone]) == 0
-    assert "epsilon" not in capsys.readouterr().out
+    assert (answer["epsilon_x"], answer["releases"]) == (0.0, 0)
+    # Nobody receives anything, but the model is fitted to the labels.
+    assert answer["epsilon_y"] == answer["epsilon_model"] == "inf"
+    assert execute(["plan", str(config_file), *alone, "--set", "dp_sgd={epsilon: 4}"]) == 0
+    assert re.search(r"epsilon_y, one training label +4 at delta 1e-05", capsys.readouterr().out)
 
 
 def test_doctor_names_what_is_there_and_how_to_get_the_rest(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_expected_losses_are_those_of_the_stored_sweeps(capsys: pytest.CaptureFi
     found = told(capsys, "plan", "--epsilon", 4, "--epochs", 50)["expected"]
     assert len(found) == 6
     for dataset in ("digits", "breast_cancer", "fashion_mnist"):
-        assert sum(f"on {dataset} at epsilon 4 lost" in one for one in found) == 2
+        assert sum(f"on {dataset} at epsilon_x 4 (delta 1e-05, T " in one for one in found) == 2
     assert told(capsys, "plan", "--epsilon", 100)["expected"] == []
 
 
@@ -142,7 +143,8 @@ def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
     assert len(planned) == 2
     capsys.readouterr()
     assert execute(["plan", str(config), *changes]) == 0
-    assert "epsilon of passive-1, in sums" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert re.search(rf"epsilon of passive-1, in sums +\S+ at delta 1e-05, T {epochs}", shown)
 
 
 def test_without_noise_under_the_sum_no_passive_is_told_an_epsilon(

@@ -79,7 +79,7 @@ class TestCounting:
         for rows in (10, 0):
             spent = ledger_at(None, rows=rows).spent()
             assert spent == PrivacySpent.nothing(delta=DELTA)
-            assert (spent.epsilon_x, spent.epsilon_y, spent.mu) == (0, 0, 0)
+            assert (spent.epsilon_x, spent.epsilon_y, spent.mu) == (0, math.inf, 0)
             charged_nobody = ledger_at(None, rows=rows)
             charge(charged_nobody, 0)
             assert charged_nobody.spent() == spent

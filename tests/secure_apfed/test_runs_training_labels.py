@@ -127,7 +127,12 @@ def test_without_label_dp_the_guarantee_says_so(
 ) -> None:
     changes = {"train": {"epochs": 1, "device": "cpu"}, "labels": {}}
     run(config_of(method, guard=guard, **changes), tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "result.json").read_bytes())["guarantee"] == told
+    result, card = (
+        json.loads((tmp_path / "run" / f"{name}.json").read_bytes()) for name in ("result", "model")
+    )
+    assert result["guarantee"] == card["guarantee"] == told
+    # The finished model is fitted to the labels, whether anything was sent or not.
+    assert result["privacy"]["epsilon_y"] == card["epsilon"]["labels"] == "inf"
 
 
 def interrupted(config: Config, folder: Path, *, at_step: int) -> None:

@@ -61,9 +61,13 @@ def test_what_does_not_fit_is_not_told() -> None:
 def test_a_sentence_names_data_seeds_epochs_and_the_active_alone() -> None:
     ((sweep, one),) = nearest(load_sweeps(text_of(point(4.0))), epsilon=4, guards=("gaussian",))
     assert tell(sweep, one) == (
-        "made up on digits at epsilon 4 lost 50.0 points of accuracy [40.0, 60.0] and reached "
-        "50.0 %, where the active alone reached 50.0 % (2 seeds, 3 epochs, 1,000 training rows)"
+        "made up on digits at epsilon_x 4 (delta 1e-05, T 3) lost 50.0 points of accuracy "
+        "[40.0, 60.0] and reached 50.0 %, where the active alone reached 50.0 % (2 seeds, 3 "
+        "epochs, 1,000 training rows)"
     )
+    labels = load_sweeps(text_of(point(4.0, "none", labels="lp_mst")))
+    ((sweep, one),) = nearest(labels, epsilon=4, labels="lp_mst")
+    assert "at epsilon_y 4 lost" in tell(sweep, one)
 
 
 @pytest.mark.parametrize(
