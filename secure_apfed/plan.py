@@ -130,7 +130,7 @@ def forecast(config: Config) -> Forecast:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
-        privacy = planned_privacy(config)
+        privacy = _privacy(config)
     links = tuple(_links(played, data, steps))
     evaluations = -(-train.epochs // train.evaluate_every)
     evaluation = played.evaluation_seconds * len(data.test_rows) / len(played.data.test_rows)
@@ -205,7 +205,7 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
     return seconds * real / sum(map(len, ids.values()))
 
 
-def planned_privacy(config: Config) -> PrivacySpent:
+def _privacy(config: Config) -> PrivacySpent:
     """What every planned epoch costs together: each row is released once in each."""
     alone, delta, epochs = config.method == "single_view", config.guard.delta, config.train.epochs
     # No noise is drawn here, so any key does.
