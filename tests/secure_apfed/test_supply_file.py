@@ -1,0 +1,120 @@
+"""Supplies of triples on the disk: written privately, taken once, by whomever."""
+
+import doctest
+import multiprocessing
+import stat
+from pathlib import Path
+
+import pytest
+
+import secure_apfed.supply_file
+from protocols.conversation import converse
+from protocols.errors import LocalProtocolError
+from protocols.psi.circuit.backend import CircuitIntersection
+from protocols.psi.circuit.supply import Stocking, Supply
+from protocols.psi.interface import IntersectionAgreement
+from secure_apfed.errors import DataError
+from secure_apfed.supply_file import store_supply, take_supply
+
+AGREEMENT = IntersectionAgreement(
+    session="s", dealer="d", sizes={"hub": 40, "p": 30}, ahead=True, maximum_ids=100
+)
+
+
+def stock() -> dict[str, Supply]:
+    stocking = Stocking(AGREEMENT)
+    hub, member = stocking.hub("hub", ["p"]), stocking.member("p", "hub")
+    converse({"hub": hub, "p": member, "d": stocking.dealer("hub", ["p"])})
+    return {"hub": hub.supply, "p": member.supply}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    stored = {name: tmp_path / name for name in ("hub", "p")}
+    for name, supply in stock().items():
+        store_supply(supply, stored[name])
+    return stored
+
+
+def align(supplies: dict[str, Supply]) -> list[int]:
+    protocol = CircuitIntersection(AGREEMENT)
+    ids = [b"%d" % k for k in range(60)]
+    hub = protocol.hub("hub", ["p"], ids[:40], supply=supplies["hub"])
+    member = protocol.member("p", "hub", ids[30:], supply=supplies["p"])
+    converse({"hub": hub, "p": member, "d": protocol.dealer("hub", ["p"])})
+    return sorted(hub.rows.tolist())
+
+
+def test_the_example_of_the_module_runs() -> None:
+    result = doctest.testmod(secure_apfed.supply_file, optionflags=doctest.ELLIPSIS)
+    assert result.failed == 0
+    assert result.attempted
+
+
+def test_what_was_stored_serves_an_intersection_and_is_gone(files: dict[str, Path]) -> None:
+    assert align({name: take_supply(path) for name, path in files.items()}) == list(range(30, 40))
+    for path in files.values():
+        with pytest.raises(DataError, match="there is no supply of triples in"):
+            take_supply(path)
+
+
+def test_the_owner_alone_can_read_it(files: dict[str, Path]) -> None:
+    for path in files.values():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_copy_that_is_put_back_is_noticed(files: dict[str, Path]) -> None:
+    copy = files["hub"].read_bytes()
+    take_supply(files["hub"])
+    for name in ("hub", "another name"):
+        (files["hub"].parent / name).write_bytes(copy)
+        with pytest.raises(DataError, match=r"was taken before; have another dealt"):
+            take_supply(files["hub"].parent / name)
+
+
+def take(path: Path) -> bool:
+    try:
+        take_supply(path)
+    except DataError:
+        return False
+    return True
+
+
+def test_of_several_processes_one_takes_it(files: dict[str, Path]) -> None:
+    copies = [files["hub"].with_name(f"copy {k}") for k in range(8)]
+    for copy in copies:
+        copy.write_bytes(files["hub"].read_bytes())
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        taken = pool.map(take, [files["hub"], *copies, files["hub"]], 1)
+    assert sum(taken) == 1
+
+
+def test_two_supplies_do_not_share_a_marker(files: dict[str, Path], tmp_path: Path) -> None:
+    store_supply(stock()["hub"], tmp_path / "another")
+    take_supply(files["hub"])
+    take_supply(tmp_path / "another")
+
+
+def test_a_file_is_not_written_over(files: dict[str, Path]) -> None:
+    before, supply = files["hub"].read_bytes(), stock()["hub"]
+    with pytest.raises(DataError, match="exists already; store each supply in a file of its own"):
+        store_supply(supply, files["hub"])
+    assert files["hub"].read_bytes() == before
+    store_supply(supply, files["hub"].with_name("free"))
+
+
+def test_a_damaged_file_is_not_marked_as_taken(files: dict[str, Path]) -> None:
+    whole = files["hub"].read_bytes()
+    files["hub"].write_bytes(whole[:-1])
+    with pytest.raises(LocalProtocolError, match="a stored supply of triples is damaged"):
+        take_supply(files["hub"])
+    files["hub"].write_bytes(whole)
+    take_supply(files["hub"])
+
+
+def test_a_supply_that_was_stored_elsewhere_leaves_no_empty_file(tmp_path: Path) -> None:
+    supply = stock()["hub"]
+    store_supply(supply, tmp_path / "one")
+    with pytest.raises(LocalProtocolError, match="was stored already"):
+        store_supply(supply, tmp_path / "two")
+    assert not (tmp_path / "two").exists()
