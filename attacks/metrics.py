@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.stats import rankdata
 from sklearn.metrics import confusion_matrix, roc_curve
-from torchmetrics.functional.image import structural_similarity_index_measure
 
 __all__ = [
     "explained",
@@ -96,6 +95,9 @@ def structural_similarity(guess_NF: FloatArray, truth_N: FloatArray) -> float | 
     span = float(truth_N.max() - truth_N.min()) if truth_N.size else 0.0
     if truth_N.ndim != 4 or min(truth_N.shape[2:]) < _WINDOW or not span:
         return None
+    # Late: it brings matplotlib along, which every import of the attacks would wait for.
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
     truth = torch.from_numpy(truth_N)
     found = structural_similarity_index_measure(
         torch.from_numpy(guess_NF).reshape(truth.shape).to(truth.dtype), truth,

@@ -1,4 +1,7 @@
-"""One reader for each format of the built-in sets: local files in, a pool out."""
+"""One reader for each format of the built-in sets: local files in, a pool out.
+
+Scikit-learn is imported by the readers of its sets alone: it takes about a second to load.
+"""
 
 import io
 from pathlib import Path
@@ -6,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.datasets import load_breast_cancer, load_digits
 
 from secure_apfed.data.cifar import parse_cifar
 from secure_apfed.data.files import DataFile, check_digest, find_file, read_file
@@ -26,6 +28,8 @@ __all__ = [
 
 def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
     """Digits of scikit-learn: 1797 images of 8x8, values 0 to 16."""
+    from sklearn.datasets import load_digits
+
     bunch = load_digits()
     pixels_NHW = bunch.images.astype(np.uint8)
     return ImagePool(pixels_NHW[:, None], bunch.target.astype(np.int64), maximum=16)
@@ -33,6 +37,8 @@ def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
 
 def read_breast_cancer(dataset: DataSet, folder: Path | None) -> TablePool:
     """Breast cancer (Wisconsin, diagnostic) of scikit-learn: 569 people, 30 columns."""
+    from sklearn.datasets import load_breast_cancer
+
     bunch = load_breast_cancer(as_frame=True)
     return TablePool(bunch.data, bunch.target.to_numpy(dtype=np.int64))
 

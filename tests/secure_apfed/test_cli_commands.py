@@ -266,3 +266,16 @@ def test_help_comes_without_loading_what_commands_need() -> None:
     assert done.returncode == 0, done.stderr
     for command in ("run", "predict", "report", "data", "doctor", "plan"):
         assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("imported", "spared"),
+    [
+        ("secure_apfed.config_file, secure_apfed.runs", {"sklearn", "matplotlib", "opacus"}),
+        ("attacks", {"torchmetrics", "matplotlib"}),
+    ],
+)
+def test_a_run_begins_without_loading_what_its_end_needs(imported: str, spared: set[str]) -> None:
+    code = f"import sys, {imported}\nsys.exit(str({spared} & set(sys.modules) or ''))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == ""
