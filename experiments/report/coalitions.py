@@ -67,8 +67,9 @@ LIMITS: tuple[Limit, ...] = (
         label_dp=True,
         sentence="epsilon_y speaks of one training label of the active being another one. It takes "
         "as public: the features, who is in the table, the class names, the split into training "
-        "and test rows (which the built-in sets without an official split draw class by class) and "
-        "every setting, those chosen by looking at accuracy included.",
+        "and test rows (without an official one it is drawn class by class, so that a label moves "
+        "it, unless data.split is at_random) and every setting, those chosen by looking at "
+        "accuracy included.",
     ),
     Limit(
         label_dp=True,
@@ -101,8 +102,8 @@ LIMITS: tuple[Limit, ...] = (
         private=True,
         sentence="epsilon_model takes as public: who is in the table and aligned, the split, the "
         "batches, every setting, and the encoding of features (means, scales, categories), which "
-        "is fitted to the training rows and stands in the model card. Training losses and "
-        "checkpoints are not covered; test rows are not either.",
+        "is fitted to the training rows unless one was given, and stands in the model card. "
+        "Training losses and checkpoints are not covered; test rows are not either.",
     ),
     Limit(
         private=False,

@@ -72,7 +72,9 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
 def _people(pool: Pool, settings: DataSettings, seed: int) -> Holdings:
     rows = np.arange(len(pool.labels), dtype=np.int64)
     if pool.official_train is None:
-        train, test = split_rows(pool.labels, settings.test_fraction, seed=seed)
+        train, test = split_rows(
+            pool.labels, settings.test_fraction, seed=seed, split=settings.split
+        )
     else:
         train, test = rows[: pool.official_train], rows[pool.official_train :]
     return deal_people(train, test, overlap=settings.overlap, limit=settings.limit, seed=seed)

@@ -77,16 +77,25 @@ def shared_rows(rows: int, overlap: float) -> int:
     return math.floor(Fraction(str(overlap)) * rows)
 
 
-def split_rows(labels_N: Rows, test_fraction: float, *, seed: int) -> tuple[Rows, Rows]:
-    """Return (train, test) rows: of each class, the rounded share goes to the test split.
+def split_rows(
+    labels_N: Rows, test_fraction: float, *, seed: int, split: str = "by_class"
+) -> tuple[Rows, Rows]:
+    """Return (train, test) rows; the rounded share goes to the test split.
+
+    Args:
+        labels_N: of all rows.
+        test_fraction: the share of each class, or under "at_random" of all rows together.
+        seed: of the draw.
+        split: as `DataSettings.split`; under "at_random" labels are counted and not read.
 
     Raises:
         DataError: too few rows for a split with both sides.
     """
     draw = generator(seed, "split")
+    group_N = np.zeros_like(labels_N) if split == "at_random" else labels_N
     test = []
-    for label in np.unique(labels_N):
-        rows = draw.permutation(np.flatnonzero(labels_N == label))
+    for group in np.unique(group_N):
+        rows = draw.permutation(np.flatnonzero(group_N == group))
         test.append(rows[: round(test_fraction * len(rows))])
     test_rows = np.sort(np.concatenate(test)).astype(np.int64) if test else np.empty(0, np.int64)
     train_rows = np.setdiff1d(np.arange(len(labels_N), dtype=np.int64), test_rows)

@@ -1,7 +1,7 @@
 """What a run says about its data: which set, how it is cut between parties, who knows whom."""
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,6 +25,8 @@ class PartySettings(Settings):
         ignore: columns to leave out.
         missing: what to do about empty cells: "error" names them, "mean" takes a numeric
             column's mean and no category, "drop" leaves the row out.
+        encoding: JSON file with the encoding to use, or a model card that holds one; null fits
+            means, scales and categories to the party's own rows, which they then tell of.
     """
 
     file: Path
@@ -33,6 +35,7 @@ class PartySettings(Settings):
     categorical: tuple[str, ...] | None = None
     ignore: tuple[str, ...] = ()
     missing: Missing = "error"
+    encoding: Path | None = None
 
 
 class DataSettings(Settings):
@@ -46,6 +49,8 @@ class DataSettings(Settings):
         overlap: the share of each passive's training people that the active knows too, and
             the other way round; 1 is all. Own tables overlap as they do.
         test_fraction: of the active's rows, where the set has no official split.
+        split: "by_class" takes that share of each class, so that a label moves the split;
+            "at_random" reads no label.
         limit: at most this many training rows at the active, after a seeded shuffle.
         folder: where to look for files; null takes SECURE_APFED_DATA (a list with the
             system's path separator), else ~/.cache/secure-apfed.
@@ -63,6 +68,7 @@ class DataSettings(Settings):
     active_view: int = Field(1, ge=1)
     overlap: float = Field(1.0, gt=0, le=1)
     test_fraction: float = Field(0.25, gt=0, lt=1)
+    split: Literal["by_class", "at_random"] = "by_class"
     limit: int | None = Field(None, ge=1)
     folder: Path | None = None
     columns: dict[str, tuple[int | str, ...]] | None = None

@@ -2,9 +2,11 @@
 
 Run by: each party on its own file; `load_tables` plays all of them for a simulation. A
 party's statistics come from its own rows alone: the active's training rows, all rows of a
-passive. IDs are compared as text, "007" and "7" differ.
+passive; or from elsewhere, where it names an encoding. IDs are compared as text, "007" and
+"7" differ.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from secure_apfed.data.column_encoding import fit_columns
+from secure_apfed.data.column_encoding import ColumnEncoding, fit_columns
+from secure_apfed.data.encoding import parse_encoding
 from secure_apfed.data.frames import read_frame
 from secure_apfed.data.numbers import is_numeric, to_texts
 from secure_apfed.data.partition import generator, split_rows
@@ -74,19 +77,13 @@ def load_active(
     raw = _read(settings, name, label_column=settings.label_column)
     classes = settings.classes or _infer_classes(raw.labels)
     labels = _number(raw.labels, classes, party=name)
-    train, test = split_rows(labels, settings.test_fraction, seed=seed)
+    train, test = split_rows(labels, settings.test_fraction, seed=seed, split=settings.split)
     if settings.limit is not None:
         train = generator(seed, "limit").permutation(train)[: settings.limit]
     kept = np.sort(np.concatenate([train, test]))
     is_train = np.isin(kept, train)
     raw, labels = raw.at(kept), labels[kept]
-    missing = _parties(settings)[name].missing
-    encoding = fit_columns(
-        raw.features.iloc[np.flatnonzero(is_train)],
-        categorical=raw.categorical,
-        missing=missing,
-        source=name,
-    )
+    encoding = _encoding_of(settings, name, raw, rows=np.flatnonzero(is_train))
     features = encoding.encode(raw.features, source=name)
     table = PartyTable(name, raw.ids, features, torch.from_numpy(labels), encoding)
     return table, classes, np.flatnonzero(is_train), np.flatnonzero(~is_train)
@@ -99,9 +96,28 @@ def load_passive(settings: DataSettings, name: str) -> PartyTable:
         DataError: as `load_tables`, and where the file holds the active's label column.
     """
     raw = _read(settings, name, label_column=None)
-    missing = _parties(settings)[name].missing
-    encoding = fit_columns(raw.features, categorical=raw.categorical, missing=missing, source=name)
+    encoding = _encoding_of(settings, name, raw, rows=np.arange(len(raw.ids)))
     return PartyTable(name, raw.ids, encoding.encode(raw.features, source=name), None, encoding)
+
+
+def _encoding_of(
+    settings: DataSettings, name: str, raw: _Raw, *, rows: NDArray[np.int64]
+) -> ColumnEncoding:
+    """The encoding that the party was given, which tells of none of its rows; else fitted."""
+    party = _parties(settings)[name]
+    if party.encoding is None:
+        return fit_columns(
+            raw.features.iloc[rows], categorical=raw.categorical, missing=party.missing, source=name
+        )
+    path = _path(settings, party.encoding)
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        encoding = parse_encoding(told.get("encoding", told))
+    except (OSError, ValueError, AttributeError, DataError) as error:
+        raise DataError(f"{name}: {party.encoding} holds no encoding in JSON: {error}") from error
+    if not isinstance(encoding, ColumnEncoding):
+        raise DataError(f"{name}: {party.encoding} is an encoding of images, its file is a table")
+    return encoding
 
 
 def _parties(settings: DataSettings) -> dict[str, PartySettings]:

@@ -1,6 +1,7 @@
 """The parties' own CSV and Parquet files, and inputs of prediction."""
 
 import gzip
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from secure_apfed.data import ColumnEncoding, DataSettings, ImageEncoding, load_
 from secure_apfed.errors import DataError
 
 ROWS = 40
+IMAGES = ImageEncoding(channels=1, height=4, width=4, first_row=2, end_row=4)
 
 
 def bank() -> pd.DataFrame:
@@ -287,3 +289,55 @@ def test_numbers_too_large_to_standardise_are_named(folder: Path) -> None:
     bank().assign(income=1e300 * np.arange(ROWS)).to_csv(folder / "bank.csv", index=False)
     with pytest.raises(DataError, match="column 'income' are too large"):
         load_data(settings(folder), seed=0)
+
+
+def test_an_encoding_from_elsewhere_does_not_read_the_rows(folder: Path) -> None:
+    """As an encoding fitted to public rows, so that no record moves it."""
+    fitted = load_data(settings(folder), seed=0).active.encoding
+    for told in (fitted.model_dump(mode="json"), {"encoding": fitted.model_dump(mode="json")}):
+        (folder / "encoding.json").write_text(json.dumps(told))
+        bank().assign(income=lambda table: 2 * table["income"]).to_csv(folder / "bank.csv")
+        given = {"file": "bank.csv", "encoding": "encoding.json", "ignore": ["Unnamed: 0"]}
+        parties = {"bank": given, "shop": {"file": "shop.parquet"}}
+        active = load_data(settings(folder, parties=parties), seed=0).active
+        assert active.encoding == fitted
+        income = fitted.encode(bank(), source="bank")[:, 0]
+        mean, scale = (getattr(fitted.columns[0], name) for name in ("mean", "scale"))  # type: ignore[union-attr]  # of columns
+        torch.testing.assert_close(active.features[:, 0], 2 * income + mean / scale)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "bank: encoding.json holds no encoding"),
+        ("{", "bank: encoding.json holds no encoding"),
+        ("[]", "bank: encoding.json holds no encoding"),
+        ('{"kind": "columns", "columns": []}', "bank: encoding.json holds no encoding"),
+        ('{"kind": "columns", "columns": [{"kind": "numeric", "name": "age"}]}', "age"),
+        (IMAGES.model_dump_json(), "encoding of images"),
+    ],
+)
+def test_an_encoding_that_does_not_fit_is_refused(
+    text: str | None, said: str, folder: Path
+) -> None:
+    if text is not None:
+        (folder / "encoding.json").write_text(text)
+    parties = {
+        "bank": {"file": "bank.csv", "encoding": "encoding.json"}, "shop": {"file": "shop.parquet"}
+    }  # fmt: skip
+    with pytest.raises(DataError, match=said):
+        load_data(settings(folder, parties=parties), seed=0)
+
+
+@pytest.mark.parametrize(("split", "moves"), [("by_class", True), ("at_random", False)])
+def test_a_split_at_random_reads_no_label(split: str, moves: bool, folder: Path) -> None:
+    def tested() -> list[int]:
+        data = load_data(settings(folder, split=split), seed=0)
+        assert len(data.test_rows) == 10
+        return data.test_rows.tolist()
+
+    before = tested()
+    table = bank()
+    table.loc[[5, 8], "left"] = ["yes", "no"]
+    table.to_csv(folder / "bank.csv", index=False)
+    assert (tested() != before) is moves
