@@ -6,7 +6,7 @@ Guarantee: two runs that differ in one person's representation at one step give 
 of that row that are (2C / sigma)-GDP apart, under replace-one adjacency and WITH THE
 ENCODER HELD FIXED. It is not differential privacy of training: a person's features and
 label also move the encoder, and so all the other rows of later steps. Labels have no
-guarantee. Needs: a key that nobody else has; noise.py says what floating point leaves open.
+guarantee. Needs: a key that nobody else has; noise.py says what floating point costs.
 
 Shapes: B rows of a batch, D numbers of a representation.
 """
@@ -24,7 +24,7 @@ from secure_apfed.privacy.clip import clip_rows
 from secure_apfed.privacy.gdp import calibrate_sigma
 from secure_apfed.privacy.guard import WithoutMemory, check_release
 from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism
-from secure_apfed.privacy.noise import standard_normals
+from secure_apfed.privacy.noise import on_grid, standard_normals
 from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP, GuardSettings
 
 __all__ = ["GaussianGuard"]
@@ -47,7 +47,8 @@ class GaussianGuard(WithoutMemory):
     bound to the step alone could be taken off by subtracting two such releases; that is what
     `noise="reproducible_insecure"` does, so that experiments repeat with the run's seed.
 
-    The gradient of `release` is that of the clip; the noise is a constant to autograd.
+    Under "secret" the noisy numbers are rounded to a grid, see noise.py. The gradient of `release`
+    is that of the clip; noise and rounding are constants to autograd.
 
     Args:
         clip: C, the L2 bound of one row.
@@ -108,12 +109,17 @@ class GaussianGuard(WithoutMemory):
         """Return clipped and noisy representations; see `RepresentationGuard.release`."""
         check_release(h_BD, step=step, rows=rows)
         clipped_BD = clip_rows(h_BD, self.clip)
+        clean = clipped_BD.detach().cpu().numpy()
         context = [step.to_bytes(8, "big")]
         if self.noise == "secret":
-            content = clipped_BD.detach().cpu().numpy().tobytes()
-            context += [rows.cpu().numpy().tobytes(), hashlib.blake2b(content).digest()]
-        noise = self.sigma * standard_normals(self._key, *context, shape=tuple(h_BD.shape))
-        return (clipped_BD + torch.from_numpy(noise).to(h_BD.device)).to(h_BD.dtype)
+            place = rows.cpu().numpy().tobytes()
+            context += [place, hashlib.blake2b(clean.tobytes()).digest()]
+        noise = standard_normals(self._key, *context, shape=clean.shape)
+        noisy = clean + self.sigma * noise
+        if self.noise == "secret":
+            noisy = on_grid(noisy, self.sigma)
+        through_BD = clipped_BD - clipped_BD.detach()  # zeros, with the gradient of the clip
+        return (torch.from_numpy(noisy).to(h_BD.device) + through_BD).to(h_BD.dtype)
 
     def sensitivity(self) -> float:
         """2C: a clipped row moves at most across the ball's diameter."""

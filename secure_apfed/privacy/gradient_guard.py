@@ -9,7 +9,7 @@ Guarantee: replacing one example moves the clipped sum by at most 2C, so that on
 (2C / sigma)-GDP for each example in it, label included, at fixed parameters. No amplification
 by subsampling is claimed: the passives know the batches. Needs: examples that do not enter
 each other's gradients, and a key that nobody else has; noise.py says what floating point
-leaves open. Here the sum and the noise are float64 and rounded to the parameters' type once.
+costs. The sum and the noise are float64, then rounded to noise.py's grid.
 
 Letters: B examples, P parameters.
 """
@@ -26,7 +26,7 @@ from protocols.errors import LocalProtocolError
 from protocols.randomness import KEY_BYTES, derive_key
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.mechanism import GaussianRelease
-from secure_apfed.privacy.noise import standard_normals
+from secure_apfed.privacy.noise import on_grid, standard_normals
 from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP
 
 __all__ = ["GradientGuard", "clipped_sum"]
@@ -95,11 +95,11 @@ class GradientGuard:
         _check(samples, step, rows)
         total_P = clipped_sum(samples, self.clip).numpy()
         context = [step.to_bytes(8, "big")]
-        if self.noise == "secret":
+        if secret := self.noise == "secret":
             place = rows.cpu().numpy().astype("<i8").tobytes()
             context += [place, hashlib.blake2b(total_P.tobytes()).digest()]
-        noise_P = self.sigma * standard_normals(self._key, *context, shape=total_P.shape)
-        return torch.from_numpy(total_P + noise_P)
+        noisy_P = total_P + self.sigma * standard_normals(self._key, *context, shape=total_P.shape)
+        return torch.from_numpy(on_grid(noisy_P, self.sigma) if secret else noisy_P)
 
     def sensitivity(self) -> float:
         """2C: a replaced example moves the sum at most across the ball's diameter."""

@@ -142,7 +142,7 @@ def test_computed_noise_is_told_once_wherever_a_figure_rests_on_it(
         method=method, secure_sum="ckks", guarded=guarded, passives=3, private=private
     )  # fmt: skip
     used = private or (guarded and method != "single_view")
-    assert sum("Mironov" in one for one in limits_in(case)) == used
+    assert sum("what floating point leaves" in one for one in limits_in(case)) == used
     assert sum("of this run alone, and of one row" in one for one in limits_in(case)) == 1
 
 

@@ -1,9 +1,13 @@
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from protocols.errors import LocalProtocolError
-from secure_apfed.privacy.noise import standard_normals
+from secure_apfed.privacy import GaussianGuard, GradientGuard
+from secure_apfed.privacy.noise import on_grid, standard_normals
 
 KEY = bytes(range(32))
 
@@ -67,3 +71,52 @@ def test_an_empty_batch_needs_no_noise() -> None:
 def test_a_short_key_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 5"):
         standard_normals(b"short", shape=(1,))
+
+
+def shares_of_coarse_numbers(guard: GaussianGuard, value: float) -> float:
+    """How many of the released numbers are multiples of 2^-52, as every sum with 1.0 must be."""
+    h_BD = torch.zeros(512, 64, dtype=torch.float64)
+    h_BD[:, 0] = value
+    z_B = guard.release(h_BD, step=0, rows=torch.arange(512))[:, 0] * 2.0**52
+    return float((z_B == z_B.round()).double().mean())
+
+
+@pytest.mark.parametrize(
+    ("noise", "told_apart"), [("secret", False), ("reproducible_insecure", True)]
+)
+def test_low_bits_do_not_tell_what_the_noise_was_added_to(noise: Any, told_apart: bool) -> None:
+    """Mironov 2012: a sum with 1 has no bits below those of 1, one with 0 has."""
+    guard = GaussianGuard(clip=2.0, sigma=0.25, key=KEY, noise=noise)
+    apart = shares_of_coarse_numbers(guard, 1.0) - shares_of_coarse_numbers(guard, 0.0)
+    assert (apart > 0.5) is told_apart
+
+
+@pytest.mark.parametrize("sigma", [1e-100, 1e-6, 0.3, 1.0, 7.0, 2.0**20, 1e12])
+def test_the_grid_is_a_power_of_two_near_a_tenth_of_sigma(sigma: float) -> None:
+    values = sigma * normals(b"grid").ravel()
+    rounded = on_grid(values, sigma)
+    grid = np.abs(rounded[rounded != 0]).min()
+    assert sigma / 16 < grid <= sigma / 8
+    assert np.log2(grid) == np.round(np.log2(grid))
+    assert np.array_equal(rounded / grid, np.round(rounded / grid))
+    assert np.abs(rounded - values).max() <= grid / 2
+    assert scale_fits(rounded, sigma)
+
+
+def test_numbers_beyond_the_grids_reach_stay_as_they_are() -> None:
+    values = np.array([1e300, -1e300, 1.5e9, 0.0, 3.0])
+    assert np.array_equal(on_grid(values, 1e-12), values)
+    assert np.array_equal(on_grid(values, 5e-324), values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_released_rows_and_updates_lie_on_the_grid(dtype: torch.dtype) -> None:
+    h_BD = torch.randn(32, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows = torch.arange(32)
+    guard = GaussianGuard(clip=1.0, sigma=3.0, key=KEY)
+    z_BD = guard.release(h_BD, step=0, rows=rows).double() / 0.25
+    updates = GradientGuard(clip=1.0, noise_multiplier=3.0, key=KEY)
+    u_P = updates.release([h_BD], step=0, rows=rows) / 0.25
+    for released in (z_BD, u_P):
+        assert torch.equal(released, released.round())
+        assert len(released.unique()) > 6
