@@ -103,8 +103,7 @@ def audit_release(
             )
         score_B += (z_BD.double() @ direction_D.double()).reshape(-1, canaries).sum(dim=0)
     surest = score_B.abs().topk(guesses).indices
-    # A tie is a guess like any other: right for half of the bits.
-    is_right_B = torch.where(score_B >= 0, 1, -1) == bits_B
+    is_right_B = torch.where(score_B >= 0, 1, -1) == bits_B  # a tie is a guess like any other
     right, all_right = int(is_right_B[surest].sum()), int(is_right_B.sum())
     level = (1 - confidence) / 3
     mu = mu_below(canaries, guesses, right, level=level)

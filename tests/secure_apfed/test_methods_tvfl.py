@@ -410,6 +410,12 @@ def test_a_passives_releases_are_counted_in_training_and_inference() -> None:
     for _ in range(4):
         method.evaluate(next_step=3, final=False)
     assert {ledger.spent().releases for ledger in method.ledgers.values()} == {3}
+    method.evaluate(next_step=3, final=True)
+    for ledger in method.ledgers.values():
+        counts = ledger.state_dict()["counts"]
+        assert set(counts[method.aligned_test_rows].tolist()) == {1}
+        assert set(counts[rows].tolist()) == {3}
+        assert int(counts.sum()) == 3 * len(rows) + len(method.aligned_test_rows)
 
 
 def test_nothing_is_left_to_predict_alone() -> None:
