@@ -13,7 +13,7 @@ from experiments.report.rules import rule_for
 from protocols.psi import SET_INTERSECTIONS
 from protocols.sums import SECURE_SUMS
 from secure_apfed.data import find_dataset
-from secure_apfed.defences import who_applies
+from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
 from secure_apfed.training import TrainSettings
 
@@ -240,8 +240,10 @@ def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
         ("guard", ", ".join(f"{name} {value_told(value)}" for name, value in guard.items()))
     )
     if config.defences:
-        told = ", ".join(f"{one.kind} ({who_applies(one.kind, config.method)})"
-                         for one in config.defences)  # fmt: skip
+        told = "; ".join(
+            f"{one.kind} ({who_applies(one.kind, config.method)}): {DEFENCES[one.kind].gives}"
+            for one in config.defences
+        )
         rows.append(("defences without a guarantee", told))
     if config.labels.epsilon is not None:
         told = f"{plain(config.labels.mechanism)}, epsilon {config.labels.epsilon:g}"

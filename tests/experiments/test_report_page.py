@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from experiments.report import find_reference, read_run, write_report
+from experiments.report.contents import settings_of
 from experiments.report.words import count, duration, epsilon, number, percent, size
 from secure_apfed.errors import CheckpointError
 from tests.experiments.run_folder import attack_result, config_of, write_run
@@ -201,3 +202,12 @@ def test_the_page_says_who_fell_silent(guarded: Path) -> None:
     (guarded / "result.json").write_text(json.dumps(result))
     told = "passive-2 fell silent in step 17: of the steps from then on 79 went on without all"
     assert told in text_of(guarded)
+
+
+def test_the_settings_say_what_each_defence_does(tmp_path: Path) -> None:
+    config = config_of(defences="[{kind: nopeek}, {kind: compression}]")
+    folder = write_run(tmp_path / "c", config, accuracy={"apfed_c": 0.9})
+    told = dict(settings_of(read_run(folder)))["defences without a guarantee"]
+    assert told.startswith("nopeek (the active): NoPeek lowers the distance correlation of ")
+    assert told.endswith("; compression (every passive): compression keeps only the largest "
+                         "numbers of each gradient")  # fmt: skip
