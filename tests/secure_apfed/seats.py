@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protocols.sums import PlainSum, SumAgreement
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.exchange.outbox import Outbox
@@ -60,6 +61,21 @@ def contract(
             "batch_size": 8,
         }
     )
+
+
+def plain_sum() -> PlainSum:
+    """Of both passives, without a clip."""
+    agreement = SumAgreement(
+        session=SESSION, receiver="active", combiner="aggregator", contributors=PASSIVES,
+        clip_norm=1.0,
+    )  # fmt: skip
+    return PlainSum(agreement, clip=False)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers in double precision."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def seat(name: str, agreed: Contract) -> Seat:

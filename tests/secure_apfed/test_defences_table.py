@@ -28,6 +28,7 @@ from secure_apfed.defences.interface import RepresentationDefence as Layer
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
 from secure_apfed.runs import run
+from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -48,17 +49,12 @@ DOES_NOT = [
 
 
 def config_of(method: str, *defences: dict[str, Any], **changes: Any) -> Config:
-    settings: dict[str, Any] = {
-        "name": "test",
-        "method": method,
-        "data": {"dataset": "breast_cancer", "overlap": 0.8},
-        "model": {"hidden": [8], "representation": 4, "projection": 4},
+    usual: dict[str, Any] = {
         "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
-        "secure_sum": {"protocol": "masked"},
         "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
         "defences": list(defences),
     }
-    return Config.model_validate({**settings, **changes})
+    return small_config(method, **{**usual, **changes})
 
 
 def around(**changes: Any) -> Surroundings:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from protocols.errors import UnsafeChoiceWarning
 from protocols.sums import SumReceiver
 from secure_apfed.config import Config
-from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.methods import Apfed, open_method
+from tests.secure_apfed.single_steps import ROWS, random_data, step_config
 from tests.with_crypten import usable
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
-ROWS, COLUMNS, CLASSES = 40, 5, 3
 RECONSTRUCTION = {"name": "reconstruction"}
 CONTRASTIVE = {"name": "contrastive", "temperature": 0.5}
 ONE_SIDED = {"name": "contrastive", "anchors": "active"}
@@ -32,38 +32,12 @@ OBJECTIVES: Mapping[str, list[dict[str, Any]]] = {
 
 
 def vertical_data(passives: int, *, aligned: int = ROWS) -> VerticalData:
-    """Random tables; the first `aligned` people of the active are known to all, in other orders."""
-    generator = torch.Generator().manual_seed(7)
-
-    def table(name: str, ids: list[str], labels: Tensor | None) -> PartyTable:
-        features = torch.randn(len(ids), COLUMNS, generator=generator)
-        encoding = ColumnEncoding.plain(tuple(f"{name}{column}" for column in range(COLUMNS)))
-        return PartyTable(name, tuple(ids), features, labels, encoding)
-
-    ids = [f"person {row}" for row in range(ROWS)]
-    labels = torch.arange(ROWS) % CLASSES
-    others = []
-    for index in range(passives):
-        own = [*ids[:aligned], *(f"stranger {index} {extra}" for extra in range(5))]
-        order = torch.randperm(len(own), generator=generator).tolist()
-        others.append(table(f"passive-{index + 1}", [own[row] for row in order], None))
-    rows = torch.arange(ROWS)
-    return VerticalData(
-        table("active", ids, labels), tuple(others), ("a", "b", "c"), rows[:32], rows[32:]
-    )
+    """The first `aligned` people of the active are known to all."""
+    return random_data({f"passive-{index + 1}": range(aligned) for index in range(passives)})
 
 
 def config_of(method: str = "apfed", **changes: Any) -> Config:
-    settings: dict[str, Any] = {
-        "name": "test",
-        "method": method,
-        "data": {"dataset": "digits"},
-        "model": {"network": "mlp", "hidden": [6], "representation": 4, "projection": 4},
-        "train": {"precision": "float64", "learning_rate": 0.1, "device": "cpu", "batch_size": 16},
-        "secure_sum": {"protocol": "plain", "clip": None, "allow_single_passive": True},
-        "guard": {"mechanism": "none"},
-    }
-    return Config.model_validate({**settings, **changes})
+    return step_config(method, **changes)
 
 
 def opened(config: Config, data: VerticalData) -> Apfed:

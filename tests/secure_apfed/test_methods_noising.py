@@ -22,6 +22,7 @@ from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_ste
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.runs import run
 from tests.secure_apfed.seats import contract
+from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -31,11 +32,7 @@ NOISE = {"sigma": 3.0}
 def config_of(
     method: str = "apfed_r", noise: dict[str, Any] | None = None, **changes: Any
 ) -> Config:
-    settings: dict[str, Any] = {
-        "name": "test",
-        "method": method,
-        "data": {"dataset": "breast_cancer", "overlap": 0.8},
-        "model": {"hidden": [8], "representation": 4, "projection": 4},
+    usual: dict[str, Any] = {
         "train": {
             "epochs": 3, "batch_size": 64, "learning_rate": 0.01, "max_gradient_norm": 1.0,
             "device": "cpu",
@@ -43,7 +40,7 @@ def config_of(
         "secure_sum": {"protocol": "masked", "noise": noise or NOISE},
         "guard": {"mechanism": "gaussian", "sigma": 1.0, "noise": "reproducible_insecure"},
     }  # fmt: skip
-    return Config.model_validate({**settings, **changes})
+    return small_config(method, **{**usual, **changes})
 
 
 def result_of(config: Config, folder: Path) -> dict[str, Any]:

@@ -12,53 +12,32 @@ from torch import Tensor, nn
 from protocols.errors import RemoteProtocolError
 from protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.config import Config
-from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
 from secure_apfed.methods import Apfed, aligning, open_method
 from secure_apfed.methods.aligning import place_rows
 from secure_apfed.runs import run
+from tests.secure_apfed.single_steps import random_data, step_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
-ROWS, COLUMNS = 40, 5
 OVERLAPS = {"passive-1": range(20), "passive-2": range(12, 30)}
 
 
 def vertical_data(overlaps: dict[str, range] | None = None) -> VerticalData:
-    """Random tables; each passive knows its own range of the active's people, in its own order."""
-    generator = torch.Generator().manual_seed(3)
-
-    def table(name: str, ids: list[str], labels: Tensor | None) -> PartyTable:
-        features = torch.randn(len(ids), COLUMNS, generator=generator)
-        encoding = ColumnEncoding.plain(tuple(f"{name}{column}" for column in range(COLUMNS)))
-        return PartyTable(name, tuple(ids), features, labels, encoding)
-
-    people = [f"person {row}" for row in range(ROWS)]
-    passives = []
-    for name, known in (overlaps or OVERLAPS).items():
-        own = [*(people[row] for row in known), *(f"stranger {name} {k}" for k in range(5))]
-        order = torch.randperm(len(own), generator=generator).tolist()
-        passives.append(table(name, [own[row] for row in order], None))
-    rows = torch.arange(ROWS)
-    active = table("active", people, rows % 3)
-    return VerticalData(active, tuple(passives), ("a", "b", "c"), rows[:32], rows[32:])
+    """Each passive knows its own range of the active's people."""
+    return random_data(overlaps or OVERLAPS)
 
 
-def config_of(mode: str = "pairwise", **changes: Any) -> Config:
-    settings: dict[str, Any] = {
-        "name": "test",
-        "method": "apfed_c",
-        "data": {"dataset": "digits"},
+def config_of(mode: str = "pairwise", method: str = "apfed_c", **changes: Any) -> Config:
+    usual: dict[str, Any] = {
         "model": {
             "network": "mlp", "hidden": [6], "representation": 4, "projection": 4, "dropout": 0,
         },
         "passives": {"passive-1": {"weight": 2.0}, "default": {"weight": 0.3}},
-        "train": {"precision": "float64", "learning_rate": 0.1, "device": "cpu", "batch_size": 16},
         "alignment": {"mode": mode},
-        "secure_sum": {"protocol": "plain", "clip": None, "allow_single_passive": True},
-        "guard": {"mechanism": "none"},
     }  # fmt: skip
-    return Config.model_validate({**settings, **changes})
+    return step_config(method, **{**usual, **changes})
 
 
 def opened(config: Config, data: VerticalData) -> Apfed:

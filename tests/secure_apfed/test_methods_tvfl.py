@@ -10,47 +10,26 @@ from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
-from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.methods import open_method
 from secure_apfed.methods.tvfl import FILLS, Tvfl
 from secure_apfed.parties import TvflPassive
 from tests.secure_apfed.seats import cloned, same
+from tests.secure_apfed.single_steps import CLASSES, ROWS, random_data, step_config
 
-ROWS, ALIGNED, COLUMNS, CLASSES, D = 40, 34, 5, 3, 12
-TRAINED = 28
+ALIGNED, TRAINED, D = 34, 28, 12
 
 
 def vertical_data(passives: int, *, aligned: int = ALIGNED) -> VerticalData:
-    """Random tables; the passives know the first `aligned` people, in orders of their own."""
-    generator = torch.Generator().manual_seed(7)
-
-    def table(name: str, ids: list[str], labels: Tensor | None) -> PartyTable:
-        features = torch.randn(len(ids), COLUMNS, generator=generator)
-        encoding = ColumnEncoding.plain(tuple(f"{name}{column}" for column in range(COLUMNS)))
-        return PartyTable(name, tuple(ids), features, labels, encoding)
-
-    people = [f"person {row}" for row in range(ROWS)]
-    active = table("active", people, torch.arange(ROWS) % CLASSES)
-    others = []
-    for index in range(passives):
-        own = [*people[:aligned], f"stranger {index}"]
-        order = torch.randperm(len(own), generator=generator).tolist()
-        others.append(table(f"passive-{index + 1}", [own[row] for row in order], None))
-    rows = torch.arange(ROWS)
-    return VerticalData(active, tuple(others), ("a", "b", "c"), rows[:TRAINED], rows[TRAINED:])
+    """The passives know the first `aligned` people."""
+    known = {f"passive-{index + 1}": range(aligned) for index in range(passives)}
+    return random_data(known, strangers=1, train=TRAINED)
 
 
 def config(**changes: Any) -> Config:
-    settings: dict[str, Any] = {
-        "name": "test",
-        "method": "tvfl",
-        "data": {"dataset": "digits"},
-        "model": {"network": "mlp", "hidden": [6], "representation": D, "dropout": 0},
-        "train": {"precision": "float64", "learning_rate": 0.1, "device": "cpu", "batch_size": 16},
-        "guard": {"mechanism": "none"},
-    }
-    return Config.model_validate({**settings, **changes})
+    model = {"network": "mlp", "hidden": [6], "representation": D, "dropout": 0}
+    return step_config("tvfl", **{"model": model, **changes})
 
 
 def opened(data: VerticalData, settings: Config | None = None) -> Tvfl:

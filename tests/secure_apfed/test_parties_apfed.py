@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import PlainSum, SumAgreement
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
@@ -28,6 +27,8 @@ from tests.secure_apfed.seats import (
     cloned,
     contract,
     envelope,
+    plain_sum,
+    random,
     representations,
     same,
     seat,
@@ -38,19 +39,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWa
 ROWS, COLUMNS, CLASSES, D = 12, 5, 3, 3
 ALIGNMENT = torch.tensor([7, 2, 9, 4, 0, 11, 5])  # position in the table of each aligned person
 SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float64, (None, D))}
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def plain_sum() -> PlainSum:
-    agreement = SumAgreement(
-        session=SESSION, receiver="active", combiner="aggregator", contributors=PASSIVES,
-        clip_norm=1.0,
-    )  # fmt: skip
-    return PlainSum(agreement, clip=False)
 
 
 class Decoder(nn.Module):

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protocols.sums import PlainSum, SumAgreement
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Envelope, Kind
@@ -30,7 +29,7 @@ from secure_apfed.privacy.gdp import gdp_epsilon
 from secure_apfed.privacy.gradient_guard import clipped_sum
 from secure_apfed.privacy.noise import standard_normals
 from secure_apfed.training import TrainSettings
-from tests.secure_apfed.seats import COMPUTE, PASSIVES, SESSION, contract, seat
+from tests.secure_apfed.seats import COMPUTE, SESSION, contract, plain_sum, random, seat
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -45,24 +44,11 @@ TRAIN = TrainSettings(
 TINY_NOISE = 1e-12
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
 def networks(dropout: float = 0.0) -> ActiveNetworks:
     torch.manual_seed(5)
     encoder = nn.Sequential(nn.Linear(COLUMNS, H), nn.ReLU())
     head = nn.Sequential(nn.Linear(H, 6), nn.ReLU(), nn.Dropout(dropout), nn.Linear(6, CLASSES))
     return ActiveNetworks(encoder, head, nn.Linear(H, D))
-
-
-def plain_sum() -> PlainSum:
-    agreement = SumAgreement(
-        session=SESSION, receiver="active", combiner="aggregator", contributors=PASSIVES,
-        clip_norm=1.0,
-    )  # fmt: skip
-    return PlainSum(agreement, clip=False)
 
 
 def updates(

@@ -12,6 +12,7 @@ from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.privacy import BudgetExhaustedError
 from secure_apfed.runs import run
+from tests.secure_apfed.small_runs import interrupted
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -43,15 +44,6 @@ def config_of(folder: Path, guard: dict[str, Any]) -> Config:
         "guard": guard,
     }  # fmt: skip
     return Config.model_validate(settings)
-
-
-def interrupted(config: Config, folder: Path, *, at_step: int) -> None:
-    def stop(progress: Any) -> None:
-        if progress.step == at_step:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(config, folder, on_progress=stop)
 
 
 def reversed_rows(table: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from secure_apfed.config import Config
 from secure_apfed.config_file import dump_config, load_config
 from secure_apfed.errors import (
     CheckpointError,
@@ -30,21 +29,9 @@ from secure_apfed.privacy import BudgetExhaustedError
 from secure_apfed.runs import RunResult, load_model, load_recording, run
 from secure_apfed.runs.checkpoint import config_digest
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
+from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
-
-
-def config_of(method: str = "apfed_c", **changes: Any) -> Config:
-    settings: dict[str, Any] = {
-        "name": "test",
-        "method": method,
-        "data": {"dataset": "breast_cancer", "overlap": 0.8},
-        "model": {"hidden": [8], "representation": 4, "projection": 4},
-        "train": {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
-        "secure_sum": {"protocol": "masked"},
-        "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
-    }
-    return Config.model_validate({**settings, **changes})
 
 
 def parameters_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -70,34 +57,23 @@ def assert_same_run(one: Path, other: Path) -> None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     folder = tmp_path_factory.mktemp("run") / "whole"
-    return folder, run(config_of(), folder)
-
-
-def interrupted(config: Config, folder: Path, *, at_step: int) -> None:
-    """Start the run and stop it in the middle of a step, as Ctrl-C does."""
-
-    def stop(progress: Any) -> None:
-        if progress.step == at_step:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(config, folder, on_progress=stop)
+    return folder, run(small_config(), folder)
 
 
 @pytest.mark.parametrize("at_step", [1, 6, 7, 23])
 def test_a_stopped_run_resumes_bit_for_bit(
     at_step: int, finished: tuple[Path, RunResult], tmp_path: Path
 ) -> None:
-    interrupted(config_of(), tmp_path / "run", at_step=at_step)
-    run(config_of(), tmp_path / "run", resume=True)
+    interrupted(small_config(), tmp_path / "run", at_step=at_step)
+    run(small_config(), tmp_path / "run", resume=True)
     assert_same_run(finished[0], tmp_path / "run")
 
 
 @pytest.mark.parametrize("method", ["tvfl", "apfed_r", "single_view"])
 def test_every_method_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
-    run(config_of(method), tmp_path / "whole")
-    interrupted(config_of(method), tmp_path / "run", at_step=15)
-    run(config_of(method), tmp_path / "run", resume=True)
+    run(small_config(method), tmp_path / "whole")
+    interrupted(small_config(method), tmp_path / "run", at_step=15)
+    run(small_config(method), tmp_path / "run", resume=True)
     for name, value in json.loads((tmp_path / "whole" / "result.json").read_bytes()).items():
         if name not in ("seconds", "wire_bytes"):
             resumed = json.loads((tmp_path / "run" / "result.json").read_bytes())
@@ -111,7 +87,7 @@ PRIVATE: dict[str, Any] = {"dp_sgd": {"clip": 0.5, "epsilon": 12.0}}
 def test_private_training_resumes_bit_for_bit_and_refunds_nothing(
     method: str, tmp_path: Path
 ) -> None:
-    config = config_of(method, **PRIVATE)
+    config = small_config(method, **PRIVATE)
     run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "run", at_step=15)
     lines = (tmp_path / "run" / "ledger-active-updates.jsonl").read_text().splitlines()
@@ -128,14 +104,14 @@ def test_private_training_resumes_bit_for_bit_and_refunds_nothing(
 def test_private_training_that_resumes_with_other_noise_is_charged_again(tmp_path: Path) -> None:
     """A rolled-back checkpoint refunds nothing; here the replay gives other bytes."""
     noise: dict[str, Any] = {"mechanism": "gaussian", "sigma": 20.0}
-    config = config_of(**PRIVATE, guard={**noise, "noise": "reproducible_insecure"})
+    config = small_config(**PRIVATE, guard={**noise, "noise": "reproducible_insecure"})
     folder = tmp_path / "run"
     interrupted(config, folder, at_step=15)
     ledger = folder / "ledger-active-updates.jsonl"
     before = ledger.read_bytes()
     content = msgpack.unpackb(read_sealed(folder / "checkpoint.bin"), strict_map_key=False)
     content["noise_keys"]["active"] = bytes(32)
-    changed = config_of(**PRIVATE, guard=noise)
+    changed = small_config(**PRIVATE, guard=noise)
     content["config"] = config_digest(changed)
     write_sealed(folder / "checkpoint.bin", msgpack.packb(content))
     with pytest.raises(BudgetExhaustedError, match="training would cost one record epsilon"):
@@ -145,7 +121,7 @@ def test_private_training_that_resumes_with_other_noise_is_charged_again(tmp_pat
 
 def test_secret_noise_is_the_same_after_a_resume(tmp_path: Path) -> None:
     """Steps after the last checkpoint were sent already: sending other noise would cost more."""
-    config = config_of(guard={"mechanism": "gaussian", "epsilon": 8.0})
+    config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0})
     interrupted(config, tmp_path / "run", at_step=9)
     shutil.copytree(tmp_path / "run", tmp_path / "twin")
     for name in ("run", "twin"):
@@ -159,7 +135,7 @@ def test_a_killed_process_resumes_bit_for_bit(
     finished: tuple[Path, RunResult], tmp_path: Path
 ) -> None:
     config, folder = tmp_path / "config.yaml", tmp_path / "run"
-    config.write_text(dump_config(config_of()))
+    config.write_text(dump_config(small_config()))
     script = f"""
         import time, warnings
         from pathlib import Path
@@ -184,7 +160,7 @@ def test_a_killed_process_resumes_bit_for_bit(
 
 def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> None:
     folder, result = finished
-    assert load_config(folder / "config.yaml") == config_of()
+    assert load_config(folder / "config.yaml") == small_config()
     contract = json.loads((folder / "contract.json").read_bytes())
     assert contract["sha256"] == contract["sessions"][-1]
     assert contract["document"]["secure_sum"]["backend"] == "masked"
@@ -201,7 +177,7 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
 
 
 def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
-    config = config_of(guard={"mechanism": "gaussian", "epsilon": 8.0})
+    config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0})
     interrupted(config, tmp_path / "run", at_step=9)
     assert (tmp_path / "run" / "checkpoint.bin").stat().st_mode & 0o077 == 0
     run(config, tmp_path / "run", resume=True)
@@ -229,18 +205,18 @@ def test_the_model_predicts_alone(finished: tuple[Path, RunResult]) -> None:
 
 
 def test_a_tvfl_run_has_no_model_of_its_own(tmp_path: Path) -> None:
-    run(config_of("tvfl", train={"epochs": 1, "device": "cpu"}), tmp_path / "run")
+    run(small_config("tvfl", train={"epochs": 1, "device": "cpu"}), tmp_path / "run")
     with pytest.raises(ModelError, match="needs every party to predict"):
         load_model(tmp_path / "run")
 
 
 @pytest.mark.parametrize("cut", [0, 10, 1000, -1])
 def test_a_truncated_checkpoint_is_named(cut: int, tmp_path: Path) -> None:
-    interrupted(config_of(), tmp_path / "run", at_step=9)
+    interrupted(small_config(), tmp_path / "run", at_step=9)
     path = tmp_path / "run" / "checkpoint.bin"
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(CheckpointError, match=r"checkpoint\.bin is truncated or altered"):
-        run(config_of(), tmp_path / "run", resume=True)
+        run(small_config(), tmp_path / "run", resume=True)
 
 
 def test_a_flipped_bit_in_a_checkpoint_is_seen(tmp_path: Path) -> None:
@@ -256,16 +232,16 @@ def test_a_flipped_bit_in_a_checkpoint_is_seen(tmp_path: Path) -> None:
 
 
 def test_sealed_nonsense_is_no_checkpoint(tmp_path: Path) -> None:
-    interrupted(config_of(), tmp_path / "run", at_step=9)
+    interrupted(small_config(), tmp_path / "run", at_step=9)
     write_sealed(tmp_path / "run" / "checkpoint.bin", b"\x93\x01\x02\x03")
     with pytest.raises(CheckpointError, match="not a checkpoint"):
-        run(config_of(), tmp_path / "run", resume=True)
+        run(small_config(), tmp_path / "run", resume=True)
 
 
 def test_another_configuration_does_not_resume(tmp_path: Path) -> None:
-    interrupted(config_of(), tmp_path / "run", at_step=9)
+    interrupted(small_config(), tmp_path / "run", at_step=9)
     with pytest.raises(CheckpointError, match="another configuration"):
-        run(config_of(seed=1), tmp_path / "run", resume=True)
+        run(small_config(seed=1), tmp_path / "run", resume=True)
 
 
 def test_a_start_that_failed_before_anything_was_sent_is_no_run(tmp_path: Path) -> None:
@@ -274,42 +250,42 @@ def test_a_start_that_failed_before_anything_was_sent_is_no_run(tmp_path: Path) 
     folder.mkdir()
     (folder / "config.yaml").write_text("name: half written")
     (folder / "ledger-active.jsonl").write_text("{}")
-    assert run(config_of(), folder).accuracy
+    assert run(small_config(), folder).accuracy
     assert (folder / "result.json").exists()
 
 
 def test_one_process_at_a_time_runs_in_a_folder(tmp_path: Path) -> None:
     def once_more(progress: Any) -> None:
         with pytest.raises(CheckpointError, match="another process is running"):
-            run(config_of(), tmp_path / "run", resume=True)
+            run(small_config(), tmp_path / "run", resume=True)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(config_of(), tmp_path / "run", on_progress=once_more)
-    assert run(config_of(), tmp_path / "run", resume=True).accuracy
+        run(small_config(), tmp_path / "run", on_progress=once_more)
+    assert run(small_config(), tmp_path / "run", resume=True).accuracy
 
 
 def test_training_alone_does_not_pass_for_training_with_others() -> None:
     with pytest.warns(NoHelpWarning, match="the active trains alone"):
-        run(config_of(rules={"minimum_batch": 1000}), None)
+        run(small_config(rules={"minimum_batch": 1000}), None)
 
 
 def test_settings_for_nobody_are_an_error() -> None:
     with pytest.raises(ConfigError, match=r"passives\.passive-9: no passive has that name"):
-        run(config_of(passives={"passive-9": {"weight": 2.0}}), None)
+        run(small_config(passives={"passive-9": {"weight": 2.0}}), None)
 
 
 def test_nothing_to_resume_and_nothing_to_overwrite(
     finished: tuple[Path, RunResult], tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointError, match="without --resume"):
-        run(config_of(), tmp_path / "new", resume=True)
+        run(small_config(), tmp_path / "new", resume=True)
     with pytest.raises(CheckpointError, match="holds a run already"):
-        run(config_of(), finished[0])
+        run(small_config(), finished[0])
 
 
 def test_an_unfinished_folder_is_not_a_recording(tmp_path: Path) -> None:
-    interrupted(config_of(), tmp_path / "run", at_step=9)
+    interrupted(small_config(), tmp_path / "run", at_step=9)
     with pytest.raises(CheckpointError, match="no finished run"):
         load_recording(tmp_path / "run")
 
@@ -327,7 +303,7 @@ def test_an_empty_intersection_says_what_to_check(finished: tuple[Path, RunResul
         data.active, (stranger, data.passives[1]), data.classes, data.train_rows, data.test_rows
     )
     with pytest.raises((DataError, ValueError), match="same ID column"):
-        run(config_of(), None, data=apart)
+        run(small_config(), None, data=apart)
 
 
 def test_json_has_no_infinity() -> None:

@@ -20,6 +20,7 @@ from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.runs import load_model, run
 from secure_apfed.runs.checkpoint import Checkpoint
 from secure_apfed.runs.training_labels import TrainingLabels
+from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -29,17 +30,7 @@ STAGES = {"mechanism": "lp_mst", "epsilon": 1.0, "stages": 2}
 
 
 def config_of(method: str = "apfed_c", **changes: Any) -> Config:
-    settings: dict[str, Any] = {
-        "name": "test",
-        "method": method,
-        "data": {"dataset": "breast_cancer", "overlap": 0.8},
-        "model": {"hidden": [8], "representation": 4, "projection": 4},
-        "train": {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
-        "secure_sum": {"protocol": "masked"},
-        "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
-        "labels": RESPONSE,
-    }
-    return Config.model_validate({**settings, **changes})
+    return small_config(method, **{"labels": RESPONSE, **changes})
 
 
 @pytest.fixture(name="seen")
@@ -133,15 +124,6 @@ def test_without_label_dp_the_guarantee_says_so(
     assert result["guarantee"] == card["guarantee"] == told
     # The finished model is fitted to the labels, whether anything was sent or not.
     assert result["privacy"]["epsilon_y"] == card["epsilon"]["labels"] == "inf"
-
-
-def interrupted(config: Config, folder: Path, *, at_step: int) -> None:
-    def stop(progress: Any) -> None:
-        if progress.step == at_step:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(config, folder, on_progress=stop)
 
 
 def comparable(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""Random tables of forty people and configs in double precision, for tests of single steps."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secure_apfed.config import Config
+from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
+
+__all__ = ["CLASSES", "COLUMNS", "ROWS", "random_data", "step_config"]
+
+ROWS, COLUMNS, CLASSES = 40, 5, 3
+
+
+def random_data(
+    known: Mapping[str, Sequence[int]], *, strangers: int = 5, train: int = 32
+) -> VerticalData:
+    """Each passive knows these of the active's people and some strangers, in an own order."""
+    generator = torch.Generator().manual_seed(7)
+
+    def table(name: str, ids: list[str], labels: Tensor | None) -> PartyTable:
+        features = torch.randn(len(ids), COLUMNS, generator=generator)
+        encoding = ColumnEncoding.plain(tuple(f"{name}{column}" for column in range(COLUMNS)))
+        return PartyTable(name, tuple(ids), features, labels, encoding)
+
+    people = [f"person {row}" for row in range(ROWS)]
+    rows = torch.arange(ROWS)
+    active = table("active", people, rows % CLASSES)
+    passives = []
+    for name, mine in known.items():
+        own = [*(people[row] for row in mine), *(f"stranger {name} {k}" for k in range(strangers))]
+        order = torch.randperm(len(own), generator=generator).tolist()
+        passives.append(table(name, [own[row] for row in order], None))
+    return VerticalData(active, tuple(passives), ("a", "b", "c"), rows[:train], rows[train:])
+
+
+def step_config(method: str, **changes: Any) -> Config:
+    """A plain sum without clip and no guard; changes replace whole sections."""
+    settings: dict[str, Any] = {
+        "name": "test",
+        "method": method,
+        "data": {"dataset": "digits"},
+        "model": {"network": "mlp", "hidden": [6], "representation": 4, "projection": 4},
+        "train": {"precision": "float64", "learning_rate": 0.1, "device": "cpu", "batch_size": 16},
+        "secure_sum": {"protocol": "plain", "clip": None, "allow_single_passive": True},
+        "guard": {"mechanism": "none"},
+    }
+    return Config.model_validate({**settings, **changes})

@@ -1,0 +1,36 @@
+"""Small runs of breast cancer between two parties, and runs that are stopped, for tests."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_apfed.config import Config
+from secure_apfed.runs import run
+
+__all__ = ["interrupted", "small_config"]
+
+
+def small_config(method: str = "apfed_c", **changes: Any) -> Config:
+    """Seconds of training under a guard whose noise repeats; changes replace whole sections."""
+    settings: dict[str, Any] = {
+        "name": "test",
+        "method": method,
+        "data": {"dataset": "breast_cancer", "overlap": 0.8},
+        "model": {"hidden": [8], "representation": 4, "projection": 4},
+        "train": {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
+        "secure_sum": {"protocol": "masked"},
+        "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
+    }
+    return Config.model_validate({**settings, **changes})
+
+
+def interrupted(config: Config, folder: Path, *, at_step: int) -> None:
+    """Start the run and stop it in the middle of a step, as Ctrl-C does."""
+
+    def stop(progress: Any) -> None:
+        if progress.step == at_step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, folder, on_progress=stop)
