@@ -129,10 +129,11 @@ def _accuracy_tiles(run: RunFolder, reference: RunFolder | None) -> Iterator[Til
 def _epsilon_tile(run: RunFolder) -> Tile:
     privacy = run.outcome.privacy
     delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
+    counted = "" if privacy.releases is None else f"T {words.count(privacy.releases)}, "
     return Tile(
         name="epsilon, released rows",
         value=words.epsilon(privacy.epsilon_x),
-        note=f"{delta}labels {words.epsilon(privacy.epsilon_y)}, "
+        note=f"{delta}{counted}labels {words.epsilon(privacy.epsilon_y)}, "
         f"model {words.model_epsilon(privacy.epsilon_model)}",
     )
 

@@ -43,7 +43,7 @@ def write_page(study: Study, board: Board, folder: Path) -> Path:
     content = fill(
         "tradeoff.html.jinja",
         title=f"Trade-off {study.name}",
-        reading=READING,
+        reading=f"{READING} {_deltas(board)}",
         pictures=[inside(picture) for picture in pictures],
         header=board.header,
         rows=board.cells(),
@@ -119,6 +119,12 @@ def _arms(mean: float, low: float, high: float, scale: float) -> list[list[float
     if math.isnan(low):
         return None
     return [[scale * max(0.0, mean - low)], [scale * max(0.0, high - mean)]]
+
+
+def _deltas(board: Board) -> str:
+    """At which delta the epsilons of rows hold."""
+    deltas = {one.guard.delta for entry in board.entries for one in entry.point.configs}
+    return f"ε_x holds at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}."
 
 
 def _told(entry: Entry) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments import main_job
+from experiments import sweep as sweeps
 from experiments.comparison import HEADER, Spread, as_csv, as_markdown, compare
 from experiments.main_job import CONFIGS, base_config
 from experiments.report.comparison import Part, write_comparison
@@ -100,3 +102,9 @@ def test_the_page_holds_pictures_and_links(tmp_path: Path) -> None:
     assert 'href="a/report.html"' in page
     assert page.count("data:image/png;base64,") == 1
     assert "http" not in page
+
+
+def test_pages_that_name_a_delta_name_that_of_their_configurations() -> None:
+    for reading, names in ((main_job.READING, CONFIGS), (sweeps.READING, sweeps.CONFIGS)):
+        assert "at delta 1e-5" in reading
+        assert {base_config(name).guard.delta for name in names} == {1e-5}

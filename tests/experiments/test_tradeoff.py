@@ -181,6 +181,7 @@ def test_a_study_runs_resumes_and_writes_its_page(study_file: Path, tmp_path: Pa
     assert told[-1] == (12, 12)
     assert board.targets == ("features", "labels")
     page = (folder / "index.html").read_text()
+    assert "ε_x holds at delta 1e-05." in page
     assert page.count("data:image/png;base64,") == 2
     for link in (part.split('"')[0] for part in page.split('href="')[1:]):
         assert (folder / link).is_file()
