@@ -48,7 +48,7 @@ class ZeroPool(KeepsSecrets):
             future = worker.submit(
                 _encrypt_zeros, type(self._scheme), self._scheme.flavour, key, count
             )
-        except BrokenExecutor as error:
+        except RuntimeError as error:  # of a pool that is closed, or broken (a subclass)
             raise _worker_died() from error
         self._coming.append((count, future))
 
@@ -66,8 +66,11 @@ class ZeroPool(KeepsSecrets):
 
     def _collect(self) -> None:
         while self._coming and self._coming[0][1].done():
+            _, future = self._coming.pop(0)
+            if future.cancelled():
+                continue
             try:
-                blobs = self._coming.pop(0)[1].result()
+                blobs = future.result()
             except BrokenExecutor as error:
                 raise _worker_died() from error
             self._ready += self._scheme.zeros_in(blobs)
@@ -75,8 +78,8 @@ class ZeroPool(KeepsSecrets):
 
 def _worker_died() -> LocalProtocolError:
     return LocalProtocolError(
-        "the worker process that encrypts zeros ahead ended on its own (killed, or out of memory); "
-        "start again, or encrypt without one (secure_sum.worker: false)"
+        "the worker process that encrypts zeros ahead ended on its own (killed, or out of "
+        "memory), or was shut down; start again, or encrypt without one (secure_sum.worker: false)"
     )
 
 

@@ -4,6 +4,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,42 @@ def test_how_values_lie_in_memory_does_not_matter(
     straight = [np.array(value, order="C") for value in laid]
     assert np.array_equal(played.add(laid), played.add(straight))
     assert all(map(np.array_equal, laid, straight))
+
+
+@every
+def test_what_the_caller_owns_stays_the_callers(choice: str) -> None:
+    """Values may be overwritten once they are contributed, and sums once they are decoded."""
+    played = parties(choice)
+    given = [value / 10 for value in random_values(3)]
+    expected, values = played.add(given), [value.copy() for value in given]
+    bound = played.next()
+    frames = played.contribute(values, bound)
+    for value in values:
+        value[:] = np.nan
+    first = played.receiver.decode(played.combine(frames), (3, 5), bound)
+    assert np.array_equal(first, expected)
+    kept = first.copy()
+    again = played.add(given)
+    assert np.array_equal(first, kept)
+    first[:] = np.nan
+    assert np.array_equal(again, expected)
+    assert np.array_equal(played.add(given), expected)
+
+
+@every
+def test_sums_of_several_threads_do_not_mix(choice: str) -> None:
+    """Roles of one description share what they encode and encrypt with."""
+    described = make(choice, agreement())
+    all_values = [random_values(3, (40, 300), seed) for seed in range(4)]
+    expected = [Parties(described).add(values) for values in all_values]
+    every_party = [Parties(described) for _ in all_values]
+
+    def add_often(number: int) -> bool:
+        values, played = all_values[number], every_party[number]
+        return all(np.array_equal(played.add(values), expected[number]) for _ in range(5))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(add_often, range(4)))
 
 
 @secure

@@ -2,9 +2,10 @@
 
 import os
 import pickle
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
+from threading import Event
 
 import numpy as np
 import pytest
@@ -241,6 +242,25 @@ def test_a_worker_process_encrypts_zeros_meanwhile() -> None:
     assert [len(pool) for pool in pools] == [0, 0, 0]
     with pytest.raises(LocalProtocolError, match="never serialised"):
         pickle.dumps(pools[0])
+
+
+def test_a_worker_that_is_shut_down_takes_its_zeros_with_it() -> None:
+    played = parties("ckks_fast")
+    values = random_values(3, (10, 10), seed=4)
+    usual = played.add(values)
+    contributor = played.contributors["passive_1"]
+    assert isinstance(contributor, Encrypter)
+    worker = ThreadPoolExecutor(1)
+    hold, begun = Event(), Event()
+    worker.submit(begun.set)
+    worker.submit(hold.wait, 60)
+    begun.wait(60)
+    contributor.prepare((10, 10), worker=worker)
+    worker.shutdown(wait=False, cancel_futures=True)
+    hold.set()
+    assert np.array_equal(played.add(values), usual)
+    with pytest.raises(LocalProtocolError, match=r"worker process .* was shut down"):
+        contributor.prepare((10, 10), worker=worker)
 
 
 def test_preparing_before_the_setup_is_refused(choice: str) -> None:

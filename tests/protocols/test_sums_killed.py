@@ -18,8 +18,8 @@ from protocols.errors import RemoteProtocolError
 from secure_apfed import MaskedRecoverySum, StepBinding, SumAgreement, join_sum
 import numpy as np
 
-PASSIVES = tuple("abcd")
-MOMENT, VICTIMS, STEPS, KILLED_IN = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+PASSIVES, MOMENT, VICTIMS = tuple(sys.argv[1]), sys.argv[2], sys.argv[3]
+STEPS, KILLED_IN = int(sys.argv[4]), int(sys.argv[5])
 SUM = MaskedRecoverySum(SumAgreement(session="killed", receiver="active", combiner="aggregator",
                                      contributors=PASSIVES, clip_norm=10.0, bits=20, threshold=3))
 ABORTED = b""
@@ -125,11 +125,12 @@ if __name__ == "__main__":
 """
 
 
-def played(tmp_path: Path, moment: str, victims: str) -> list[dict[str, Any]]:
+def played(tmp_path: Path, moment: str, victims: str, passives: str) -> list[dict[str, Any]]:
+    """What the parties print; at least three of the passives are needed."""
     script = tmp_path / "killed.py"
     script.write_text(SCRIPT)
     finished = subprocess.run(
-        [sys.executable, str(script), moment, victims, str(STEPS), str(KILLED_IN)],
+        [sys.executable, str(script), passives, moment, victims, str(STEPS), str(KILLED_IN)],
         cwd=ROOT, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, capture_output=True,
         text=True, timeout=120, check=False,
     )  # fmt: skip
@@ -138,33 +139,42 @@ def played(tmp_path: Path, moment: str, victims: str) -> list[dict[str, Any]]:
 
 
 def levels(passives: str) -> float:
-    """What these contribute together: 1/8, 2/8, 4/8 and 8/8, in steps of 10 / (2^19 - 1)."""
+    """What these contribute together: 1/8, 2/8, 4/8 and so on, in steps of 10 / (2^19 - 1)."""
     step = 10 / (2**19 - 1)
-    return sum(round(2.0 ** "abcd".index(me) / 8 / step) for me in passives) * step
+    return sum(round(2.0 ** "abcde".index(me) / 8 / step) for me in passives) * step
 
 
-@pytest.mark.parametrize("victim", ["a", "c"])
+# One of four, and two of five: the most that three of them go on without.
+@pytest.mark.parametrize(
+    ("passives", "victims"), [("abcd", "a"), ("abcd", "c"), ("abcde", "ad"), ("abcde", "ce")]
+)
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_the_others_finish_when_one_is_killed(tmp_path: Path, moment: str, victim: str) -> None:
-    *lines, codes = played(tmp_path, moment, victim)
-    rest = "abcd".replace(victim, "")
+def test_the_others_finish_when_some_are_killed(
+    tmp_path: Path, moment: str, passives: str, victims: str
+) -> None:
+    *lines, codes = played(tmp_path, moment, victims, passives)
+    rest = "".join(me for me in passives if me not in victims)
     last = KILLED_IN - (moment == "before")
-    expected = [levels("abcd" if step <= last else rest) for step in range(STEPS)]
+    expected = [levels(passives if step <= last else rest) for step in range(STEPS)]
     assert [line["step"] for line in lines] == list(range(STEPS))
     for line, sum_of_step in zip(lines, expected, strict=True):
         assert line["sum"] == [pytest.approx(sum_of_step, rel=1e-12)]
-    assert codes["codes"].pop(victim) == -9
+    assert {codes["codes"].pop(victim) for victim in victims} == {-9}
     assert set(codes["codes"].values()) == {0}
 
 
+@pytest.mark.parametrize(("passives", "victims"), [("abcd", "ac"), ("abcde", "bde")])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_all_stop_when_too_few_are_left(tmp_path: Path, moment: str) -> None:
-    *lines, codes = played(tmp_path, moment, "ac")
+def test_all_stop_when_too_few_are_left(
+    tmp_path: Path, moment: str, passives: str, victims: str
+) -> None:
+    *lines, codes = played(tmp_path, moment, victims, passives)
     sums = [line for line in lines if "sum" in line]
     assert [line["step"] for line in sums] == list(range(KILLED_IN))
     (aborted,) = [line for line in lines if "aborted" in line]
     assert aborted["aborted"] == KILLED_IN
     what = "contribution" if moment == "before" else "answer"
-    assert f"one {what} of at least 3 of a, b, c, d; missing: a, c" in aborted["why"]
-    assert codes["codes"].pop("a") == codes["codes"].pop("c") == -9
+    named = f"of {', '.join(passives)}; missing: {', '.join(victims)}"
+    assert f"one {what} of at least 3 {named}" in aborted["why"]
+    assert {codes["codes"].pop(victim) for victim in victims} == {-9}
     assert set(codes["codes"].values()) == {0}
