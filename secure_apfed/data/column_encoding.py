@@ -127,8 +127,7 @@ class ColumnEncoding(Settings):
             if raw.ndim != 2 or raw.shape[1] != len(names):
                 raise DataError(
                     f"{source}: expected {len(names)} columns ({', '.join(names)}), got an array "
-                    "of "
-                    f"shape {raw.shape}"
+                    f"of shape {raw.shape}"
                 )
             return pd.DataFrame(raw, columns=names)
         absent = [name for name in names if name not in raw.columns]
@@ -152,8 +151,7 @@ def _check_complete(frame: pd.DataFrame, *, source: str) -> None:
     if lacking:
         raise DataError(
             f"{source}: empty cells in {', '.join(lacking)}; fill them, or train with missing: "
-            "mean "
-            "or missing: drop"
+            "mean or missing: drop"
         )
 
 

@@ -92,8 +92,7 @@ class ImageEncoding(Settings):
             f"{source}: expected images of {_times(whole)} (channels x height x width), or strips "
             "of "
             f"{_times(cut)}, as arrays or flat ({math.prod(whole)} or {math.prod(cut)} columns); "
-            "got "
-            f"{_times(values.shape[1:]) or 'single numbers'}"
+            f"got {_times(values.shape[1:]) or 'single numbers'}"
         )
 
     def _check_range(self, pixels: NDArray[np.generic], source: str) -> None:
@@ -112,8 +111,7 @@ class ImageEncoding(Settings):
         if self.maximum > 1 and high <= 1 and bool((numbers != np.rint(numbers)).any()):
             raise DataError(
                 f"{source}: pixels run from {low:g} to {high:g} and look scaled to [0, 1] already; "
-                "give "
-                f"the raw values 0 to {self.maximum}"
+                f"give the raw values 0 to {self.maximum}"
             )
 
 

@@ -26,8 +26,7 @@ def to_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
     if wrong.size:
         raise DataError(
             f"{source}: column {column.name!r} is numeric, but {wrong.size} cells are not numbers, "
-            "first "
-            f"in row {wrong[0]} (from 0); mend them, or declare the column categorical"
+            f"first in row {wrong[0]} (from 0); mend them, or declare the column categorical"
         )
     return numbers
 

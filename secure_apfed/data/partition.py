@@ -102,8 +102,7 @@ def split_rows(
     if not len(test_rows) or not len(train_rows):
         raise DataError(
             f"test_fraction {test_fraction} of {len(labels_N)} rows leaves {len(train_rows)} "
-            "training "
-            f"and {len(test_rows)} test rows; both sides need some"
+            f"training and {len(test_rows)} test rows; both sides need some"
         )
     return train_rows, test_rows
 
@@ -132,8 +131,7 @@ def deal_people(
     if not shared:
         raise DataError(
             f"overlap {overlap} of {active} training rows leaves nobody whom all parties know; "
-            "raise "
-            "overlap or limit"
+            "raise overlap or limit"
         )
     return Holdings(
         shared=rows[:shared],

@@ -50,8 +50,7 @@ class PartyTable:
         if tuple(self.features.shape[1:]) != self.encoding.shape:
             raise DataError(
                 f"{self.name}: its encoding gives rows of shape {self.encoding.shape}, the "
-                "features "
-                f"have {tuple(self.features.shape[1:])}"
+                f"features have {tuple(self.features.shape[1:])}"
             )
         self._check_finite()
 
@@ -62,8 +61,7 @@ class PartyTable:
         worst = int(bad_F.argmax())
         raise DataError(
             f"{self.name}: {int(bad_F.sum())} features are NaN or infinite, {int(bad_F[worst])} of "
-            "them "
-            f"in {self.encoding.feature_name(worst)!r}; mend the rows or leave them out"
+            f"them in {self.encoding.feature_name(worst)!r}; mend the rows or leave them out"
         )
 
 
@@ -106,8 +104,7 @@ class VerticalData:
         if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < len(self.active.ids):
             raise DataError(
                 f"{self.active.name}: train and test rows lie in 0 to {len(self.active.ids) - 1}, "
-                "got "
-                f"{int(rows.min())} to {int(rows.max())}"
+                f"got {int(rows.min())} to {int(rows.max())}"
             )
         if len(set(rows.tolist())) != len(rows):
             raise DataError(
@@ -122,14 +119,14 @@ class VerticalData:
         if bool(wrong.any()):
             raise DataError(
                 f"{self.active.name}: {int(wrong.sum())} labels lie outside the "
-                f"{len(self.classes)} "
-                f"classes, first {int(labels_N[wrong][0])}; expected 0 to {len(self.classes) - 1}"
+                f"{len(self.classes)} classes, first {int(labels_N[wrong][0])}; "
+                f"expected 0 to {len(self.classes) - 1}"
             )
         if len(set(labels_N[self.train_rows].tolist())) < 2:
             raise DataError(
                 f"{self.active.name}: the {len(self.train_rows)} training rows are all of one "
-                "class, "
-                "so there is nothing to learn; add rows of another class, or raise data.limit"
+                "class, so there is nothing to learn; add rows of another class, or raise "
+                "data.limit"
             )
 
 

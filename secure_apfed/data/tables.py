@@ -144,8 +144,7 @@ def _read(settings: DataSettings, name: str, *, label_column: str | None) -> _Ra
     if label_column is None and settings.label_column in (*numeric, *categorical):
         raise DataError(
             f"{name}: its column {settings.label_column!r} is called like the active's labels, "
-            "which "
-            "a passive must not train on; put it under ignore or rename it"
+            "which a passive must not train on; put it under ignore or rename it"
         )
     features = frame[[*numeric, *categorical]]
     if party.missing == "drop":
