@@ -94,7 +94,17 @@ def test_empty_batches_pass(shape: tuple[int, int]) -> None:
     assert clip_rows(torch.zeros(shape), 1.0).shape == shape
 
 
-@pytest.mark.parametrize("h", [torch.zeros(3), torch.zeros(2, 2, dtype=torch.float16)])
+@pytest.mark.parametrize(
+    "h",
+    [
+        torch.zeros(3),
+        torch.zeros(2, 2, 2),
+        torch.zeros(2, 2, dtype=torch.float16),
+        torch.zeros(2, 2, dtype=torch.bfloat16),
+        torch.zeros(2, 2, dtype=torch.int64),
+        torch.zeros(2, 2, dtype=torch.complex64),
+    ],
+)
 def test_other_shapes_and_types_are_refused(h: torch.Tensor) -> None:
     with pytest.raises(LocalProtocolError, match="float32 or float64 matrix"):
         clip_rows(h, 1.0)
