@@ -189,11 +189,19 @@ class _Session:
             "epsilon_model": spent.epsilon_model,
             "delta": spent.delta,
             "releases": spent.releases,
-            "epsilon_passives": max(
-                (one.spent().epsilon_x for one in self.method.contributions.values()), default=None
-            ),
+            **self._passives_metrics(),
             "wire_bytes": self.method.transcript.wire_bytes,
             "seconds": self.seconds,
+        }
+
+    def _passives_metrics(self) -> dict[str, float | None]:
+        """What contributions cost the passive that spent most; null without noise under the sum."""
+        each = [one.spent() for one in self.method.contributions.values()]
+        worst = max(each, key=lambda one: one.epsilon_x, default=None)
+        return {
+            "epsilon_passives": worst.epsilon_x if worst else None,
+            "delta_passives": worst.delta if worst else None,
+            "releases_passives": worst.releases if worst else None,
         }
 
     def _warn_without_help(self) -> None:

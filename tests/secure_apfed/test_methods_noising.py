@@ -71,6 +71,7 @@ def test_every_passive_accounts_apart_from_the_active(
     last = json.loads(lines[-1])
     assert last["epsilon_passives"] == result["contributions"]["passive-1"]["epsilon"]
     assert last["epsilon"] != last["epsilon_passives"]
+    assert (last["delta_passives"], last["releases_passives"]) == (1e-5, 3)
 
 
 @pytest.mark.parametrize("protocol", ["plain", "ckks", "masked_recovery"])
