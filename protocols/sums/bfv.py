@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
-from protocols.sums.agreed import AgreedFrames
+from protocols.sums.agreed_frames import AgreedFrames
 from protocols.sums.agreement import StepBinding
 from protocols.sums.coefficients import CoefficientSum
 from protocols.sums.homomorphic import Encrypter

@@ -34,7 +34,7 @@ from protocols.crypten.ring import Shares, add_shares, complete, draw_share, tot
 from protocols.crypten.shim import load_crypten
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key
-from protocols.sums.agreed import fingerprint
+from protocols.sums.agreed_frames import fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import frame_bytes

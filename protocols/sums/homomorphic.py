@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.agreed import AgreedFrames, fingerprint
+from protocols.sums.agreed_frames import AgreedFrames, fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.frame import Frame, frame_bytes

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.agreed import AgreedFrames, fingerprint
+from protocols.sums.agreed_frames import AgreedFrames, fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import Frame, frame_bytes

@@ -30,7 +30,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.agreed import fingerprint
+from protocols.sums.agreed_frames import fingerprint
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.masked import MaskedReceiver, MaskedSum, require_blobs
 from protocols.sums.recovery_combiner import RecoveryCombiner

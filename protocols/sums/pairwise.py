@@ -21,7 +21,7 @@ from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.randomness import keystream_chunks
 from protocols.seal import fresh_run_key
-from protocols.sums.agreed import AgreedFrames
+from protocols.sums.agreed_frames import AgreedFrames
 from protocols.sums.agreement import StepBinding
 from protocols.sums.roles import KeepsSecrets
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
-from protocols.sums.agreed import AgreedFrames, fingerprint
+from protocols.sums.agreed_frames import AgreedFrames, fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint, checked_matrix, clip_rows
 from protocols.sums.frame import Frame, frame_bytes
@@ -51,7 +51,7 @@ class PlainSum:
             )
         warnings.warn(
             f"the plain sum hides nothing: {self.agreement.combiner} reads each contribution; "
-            "choose ckks to protect them",
+            "choose masked to protect them",
             UnsafeChoiceWarning,
             stacklevel=3,
         )

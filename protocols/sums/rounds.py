@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.agreed import AgreedFrames
+from protocols.sums.agreed_frames import AgreedFrames
 from protocols.sums.agreement import StepBinding
 from protocols.sums.frame import Frame, FrameKind
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import SECURE_SUMS, PlainSum, StepBinding
-from protocols.sums.agreed import fingerprint
+from protocols.sums.agreed_frames import fingerprint
 from protocols.sums.frame import Frame, FrameKind
 from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.plain import PlainReceiver

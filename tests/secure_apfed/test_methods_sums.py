@@ -1,0 +1,79 @@
+"""Training does not depend on which secure sum adds, with one passive or several."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protocols.sums import SECURE_SUMS
+from secure_apfed.methods.apfed import Apfed
+from tests.secure_apfed.test_methods_apfed import (
+    CONTRASTIVE,
+    RECONSTRUCTION,
+    config_of,
+    opened,
+    passive_settings,
+    vertical_data,
+)
+from tests.with_crypten import usable
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+OTHERS = [name for name in usable(SECURE_SUMS) if not SECURE_SUMS[name].unsafe and name != "masked"]
+STEPS = 3
+
+
+def trained(passives: int, **secure_sum: Any) -> tuple[Apfed, list[Tensor]]:
+    """A method after some steps, and the sums that its active opened."""
+    method = opened(
+        config_of(
+            passives=passive_settings([RECONSTRUCTION, CONTRASTIVE], passives),
+            secure_sum={"clip": 0.5, "allow_single_passive": passives == 1, **secure_sum},
+        ),
+        vertical_data(passives),
+    )
+    sums = []
+    for step in range(STEPS):
+        method.step(step, torch.arange(16))
+        assert method.active.opened is not None
+        sums.append(method.active.opened.clone())
+    return method, sums
+
+
+@pytest.mark.parametrize("passives", [1, 2])
+@pytest.mark.parametrize("protocol", OTHERS)
+def test_every_secure_sum_trains_the_same_model(protocol: str, passives: int) -> None:
+    usual, expected = trained(passives, protocol="masked")
+    method, sums = trained(passives, protocol=protocol)
+    assert all(map(torch.equal, sums, expected))
+    for mine, other in zip(
+        method.active.networks.encoder.parameters(),
+        usual.active.networks.encoder.parameters(),
+        strict=True,
+    ):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("passives", [1, 2])
+def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
+    _, expected = trained(passives, protocol="plain")
+    method, sums = trained(passives, protocol="masked")
+    rounding = float(str(method.secure_sum["rounding"]))
+    assert 0 < (sums[0] - expected[0]).abs().max() <= rounding + 1e-12
+    torch.testing.assert_close(sums[-1], expected[-1], rtol=0, atol=50 * rounding)
+
+
+@pytest.mark.parametrize("protocol", ["ckks", "ckks_fast", "bfv"])
+def test_zeros_ahead_train_the_same_model_with_one_passive(protocol: str) -> None:
+    _, expected = trained(1, protocol="masked")
+    _, sums = trained(1, protocol=protocol, zero_pool=2, worker=False)
+    assert all(map(torch.equal, sums, expected))
+
+
+@pytest.mark.parametrize("protocol", [*OTHERS, "masked", "plain"])
+def test_one_passive_adds_noise_under_every_sum(protocol: str) -> None:
+    _, quiet = trained(1, protocol="masked")
+    _, sums = trained(1, protocol=protocol, noise={"sigma": 0.01})
+    noise = sums[0] - quiet[0]
+    assert 0.005 < noise.std() < 0.015  # of 64 values: more than five deviations either way
