@@ -71,7 +71,7 @@ class AlignmentSettings(Settings):
         minimum_rows: fewer common rows are not opened; at least 1.
         maximum_ids: the largest set accepted from a peer.
         normalisation: how IDs become bytes.
-        processes: how many processes this party computes with; None lets the protocol choose.
+        threads: how many this party computes with; None lets the protocol choose.
         history: folder that outlives runs, in which a party notes its intersections in a file
             `NAME.jsonl` (see `secure_apfed.alignment_history`); None: it keeps none.
         runs_with_a_peer: how many intersections any one peer gets; goes with `history`.
@@ -82,7 +82,7 @@ class AlignmentSettings(Settings):
     minimum_rows: int = Field(default=2, ge=1)
     maximum_ids: int = Field(default=DEFAULT_MAXIMUM_IDS, ge=1, lt=2**32)
     normalisation: IdNormalisation = IdNormalisation()
-    processes: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1)
     history: Path | None = None
     runs_with_a_peer: int | None = Field(default=None, ge=1)
 
@@ -113,7 +113,7 @@ class AlignmentSettings(Settings):
 
     def terms(self) -> dict[str, Any]:
         """What goes into a contract: all but a party's own choices."""
-        own = {"processes", "history", "runs_with_a_peer"}
+        own = {"threads", "history", "runs_with_a_peer"}
         return self.model_dump(mode="json", exclude=own)
 
     def for_a_trial(self) -> "AlignmentSettings":
@@ -179,7 +179,7 @@ def intersection(
         ahead=ahead,
     )
     return SET_INTERSECTIONS[settings.protocol](
-        agreement, processes=settings.processes, progress=progress, admit=admit
+        agreement, threads=settings.threads, progress=progress, admit=admit
     )
 
 

@@ -9,6 +9,7 @@ this project, and memory is that of the protocol.
 
 import json
 import multiprocessing
+import os
 import resource
 import socket
 import sys
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +25,18 @@ __all__ = ["CASES", "main"]
 
 Measured = dict[str, Any]
 
-_HELPERS = 2
-_ENOUGH_FOR_HELPERS = 20_000
+_THREADS = 2
 _SAMPLE = 20_000
 _PATIENCE_S = 1500
 
 
-def _peak_memory(process: str = "self") -> int:
-    """Peak resident bytes of a process; ru_maxrss would count what its parent held.
-
-    0 for a process that is gone.
-    """
+def _peak_memory() -> int:
+    """Peak resident bytes of this process; ru_maxrss would count what its parent held."""
     try:
-        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return own if process == "self" else 0
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
-
-
-class _Children:
-    """Looks at the helpers whenever the protocol tells of its progress."""
-
-    peak = 0
-
-    def look(self, _progress: object) -> None:
-        """Note the sum of their peaks, where the system tells it."""
-        lists = Path("/proc/self/task").glob("*/children")
-        children = [child for each in lists for child in each.read_text().split()]
-        self.peak = max(self.peak, sum(map(_peak_memory, children)))
 
 
 def _ids(size: int) -> tuple[list[str], list[str]]:
@@ -74,41 +59,36 @@ def _carry(roles: Mapping[str, Any]) -> tuple[int, int]:
     return sent, rounds
 
 
-def _bare_calls(calls: int) -> float:
-    """Seconds of so many multiplications by the library alone, the points being loaded."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+def _floor_seconds(size: int) -> float:
+    """What X25519 alone takes in so many threads: two sets, each multiplied by both parties.
 
-    key = X25519PrivateKey.generate()
-    points = [X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(100)]
-    began = time.perf_counter()
-    for call in range(calls):
-        key.exchange(X25519PublicKey.from_public_bytes(points[call % len(points)]))
-    return time.perf_counter() - began
-
-
-def _floor_seconds(size: int, processes: int) -> float:
-    """What X25519 alone takes on so many processors: two sets, each multiplied by both parties.
-
-    Measured on a sample, in all processes at once.
+    Measured on a sample, in all threads at once.
     """
-    calls = 4 * size // processes
+    from nacl.bindings import crypto_scalarmult
+
+    scalar, points = os.urandom(32), [bytes([k + 9]) + bytes(31) for k in range(100)]
+    calls = 4 * size // _THREADS
     sample = min(calls, _SAMPLE)
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        seconds = pool.map(_bare_calls, [sample] * processes, 1)
-    return max(seconds) * calls / sample
+
+    def multiply(_thread: int) -> None:
+        for call in range(sample):
+            crypto_scalarmult(scalar, points[call % len(points)])
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(_THREADS) as threads:
+        list(threads.map(multiply, range(_THREADS)))
+    return (time.perf_counter() - began) * calls / sample
 
 
 def _ours(protocol: str, size: int) -> Measured:
-    """All parties in one process, `ecdh` with helpers, whose memory is counted in full."""
+    """All parties in one process, `ecdh` with two threads."""
     from protocols.psi import SET_INTERSECTIONS
     from protocols.psi.interface import IntersectionAgreement
 
     hub_ids, member_ids = ([name.encode() for name in names] for names in _ids(size))
     began = time.perf_counter()
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
-    helpers = _HELPERS if size >= _ENOUGH_FOR_HELPERS else 1
-    children = _Children()
-    backend = SET_INTERSECTIONS[protocol](agreement, processes=helpers, progress=children.look)
+    backend = SET_INTERSECTIONS[protocol](agreement, threads=_THREADS)
     hub = backend.hub("hub", ["member"], hub_ids)
     roles: dict[str, Any] = {"hub": hub, "member": backend.member("member", "hub", member_ids)}
     if backend.needs_dealer:
@@ -119,10 +99,10 @@ def _ours(protocol: str, size: int) -> Measured:
         "seconds": seconds,
         "bytes": sent,
         "rounds": rounds,
-        "peak_memory": _peak_memory() + children.peak,
+        "peak_memory": _peak_memory(),
         "common": len(hub.rows),
     }
-    floor = {"floor_seconds": _floor_seconds(size, helpers)} if protocol == "ecdh" else {}
+    floor = {"floor_seconds": _floor_seconds(size)} if protocol == "ecdh" else {}
     return found | floor
 
 

@@ -6,12 +6,14 @@ one after the other in one `bytes`; what is done with them is in `protocols.psi.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from protocols.errors import RemoteProtocolError
-from protocols.psi.ladder import DIGESTS, POINT_BYTES, POINTS, split_points
-from protocols.psi.workers import Workers
+from protocols.psi import ladder
+from protocols.psi.ladder import POINT_BYTES, split_points
+from protocols.psi.threads import in_threads
 
 __all__ = ["blind_digests", "check_points", "digest_ids", "multiply_points"]
 
@@ -44,7 +46,7 @@ def blind_digests(
     scalar: bytes,
     digests: bytes,
     *,
-    workers: Workers | None = None,
+    threads: int | None = None,
     report: Callable[[int], None] | None = None,
 ) -> bytes:
     """Map each 32-byte digest to the curve and multiply the point by `scalar`.
@@ -52,21 +54,21 @@ def blind_digests(
     Args:
         scalar: 32 secret bytes.
         digests: one after the other.
-        workers: who does it; None for this process.
+        threads: how many work at most; None for one for each processor.
         report: called with the number of digests done, as it grows.
     """
-    return (workers or Workers()).work(DIGESTS, scalar, digests, report)
+    return in_threads(partial(ladder.blind, scalar), digests, threads=threads, report=report)
 
 
 def multiply_points(
     scalar: bytes,
     points: bytes,
     *,
-    workers: Workers | None = None,
+    threads: int | None = None,
     report: Callable[[int], None] | None = None,
 ) -> bytes:
     """Multiply each point, checked before by `check_points`, by `scalar`; as `blind_digests`."""
-    return (workers or Workers()).work(POINTS, scalar, points, report)
+    return in_threads(partial(ladder.multiply, scalar), points, threads=threads, report=report)
 
 
 def check_points(sender: str, points: bytes) -> None:

@@ -55,9 +55,7 @@ class EcdhIntersection:
 
     Args:
         agreement: equal at all parties.
-        processes: how many interpreters this party blinds with; None means one for each
-            processor when the set has at least `workers.PARALLEL_THRESHOLD` IDs, else none
-            but this one.
+        threads: how many this party blinds with; None means one for each processor.
         progress: told of every few thousand IDs.
         admit: asked before each role is made.
     """
@@ -74,16 +72,16 @@ class EcdhIntersection:
         self,
         agreement: IntersectionAgreement,
         *,
-        processes: int | None = None,
+        threads: int | None = None,
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
     ) -> None:
-        check_choices(self.name, self.outputs, agreement, processes)
+        check_choices(self.name, self.outputs, agreement, threads)
         if agreement.sizes:
             raise LocalProtocolError(
                 "ecdh shows the true sizes of sets and deals nothing; circuit can use agreed sizes"
             )
-        self.agreement, self._processes, self._progress = agreement, processes, progress
+        self.agreement, self._threads, self._progress = agreement, threads, progress
         self._admit = admit
 
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "_Hub":
@@ -105,7 +103,7 @@ class EcdhIntersection:
         check_ids(me, ids, self.agreement.maximum_ids)
         if self._admit is not None:
             self._admit(me, peers)
-        return Side(me, ids, self.agreement, processes=self._processes, progress=self._progress)
+        return Side(me, ids, self.agreement, threads=self._threads, progress=self._progress)
 
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         """Raise LocalProtocolError: Diffie-Hellman needs no dealer."""
@@ -158,8 +156,6 @@ class _Hub(ResultHolder):
         pair = self._pairs[sender]
         if kind is Kind.BLINDED and pair.theirs is None:
             pair.theirs = _tags(self._side.multiply(sender, pair.scalar, items))
-            if all(each.theirs is not None for each in self._pairs.values()):
-                self._side.rest()
         elif kind is Kind.TAGS and pair.theirs is not None and pair.place_of_row is None:
             pair.place_of_row = self._match(sender, pair, items)
         else:
@@ -234,7 +230,6 @@ class _Member(ResultHolder):
         kind, items = side.unpack(sender, body)
         if kind is Kind.BLINDED and self._hub_size is None:
             tags = _tags(side.multiply(sender, self._scalar, items))
-            side.rest()
             self._hub_size = len(tags)
             if self._output is Output.SIZE:
                 tags = [tags[k] for k in random_permutation(len(tags)).tolist()]

@@ -13,7 +13,6 @@ from protocols.errors import LocalProtocolError
 from protocols.psi import curve, ladder
 from protocols.psi.framing import Framing
 from protocols.psi.interface import IntersectionAgreement, Output, Progress
-from protocols.psi.workers import Workers
 
 __all__ = ["LAST", "POSITION_BYTES", "TAG_BYTES", "Kind", "Side"]
 
@@ -59,11 +58,11 @@ class Side:
         ids: Sequence[bytes],
         agreement: IntersectionAgreement,
         *,
-        processes: int | None,
+        threads: int | None,
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.agreement, self._progress = agreement, progress
-        self._workers = Workers(processes)
+        self._threads = threads
         self.me, self.size = me, len(ids)
         self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
         self._digests = curve.digest_ids(ids, session=self.agreement.digest)
@@ -79,18 +78,14 @@ class Side:
         rows = np.frombuffer(self._digests, np.uint8).reshape(-1, ladder.POINT_BYTES)
         report = self._reporter("blinding its own IDs", self.size)
         return curve.blind_digests(
-            scalar, rows[order].tobytes(), workers=self._workers, report=report
+            scalar, rows[order].tobytes(), threads=self._threads, report=report
         )
 
     def multiply(self, sender: str, scalar: bytes, points: bytes) -> bytes:
         """Check and blind what `sender` sent."""
         curve.check_points(sender, points)
         report = self._reporter(f"blinding the IDs of {sender}", len(points) // ladder.POINT_BYTES)
-        return curve.multiply_points(scalar, points, workers=self._workers, report=report)
-
-    def rest(self) -> None:
-        """Say that this party has nothing more to blind."""
-        self._workers.close()
+        return curve.multiply_points(scalar, points, threads=self._threads, report=report)
 
     def _reporter(self, work: str, total: int) -> Callable[[int], None] | None:
         progress = self._progress

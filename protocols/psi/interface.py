@@ -193,7 +193,7 @@ class SetIntersection(Protocol):
         self,
         agreement: IntersectionAgreement,
         *,
-        processes: int | None = None,
+        threads: int | None = None,
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
     ) -> None:
@@ -201,7 +201,7 @@ class SetIntersection(Protocol):
 
         Args:
             agreement: equal at all parties.
-            processes: this party's own choice; None lets the backend choose.
+            threads: this party's own choice; None lets the backend choose.
             progress: called while this party works.
             admit: asked before each role with IDs is made.
 

@@ -84,15 +84,15 @@ def check_choices(
     backend: str,
     outputs: frozenset[Output],
     agreement: IntersectionAgreement,
-    processes: int | None,
+    threads: int | None,
 ) -> None:
     """Refuse an output that the backend cannot give, or no process to work in.
 
     Raises:
         LocalProtocolError: names what there is.
     """
-    if processes is not None and processes < 1:
-        raise LocalProtocolError(f"processes is at least 1, got {processes}")
+    if threads is not None and threads < 1:
+        raise LocalProtocolError(f"threads is at least 1, got {threads}")
     if agreement.output not in outputs:
         raise LocalProtocolError(
             f"{backend} cannot give the output {agreement.output.value!r}; "

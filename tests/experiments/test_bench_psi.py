@@ -73,16 +73,6 @@ def test_a_peer_that_can_be_imported_is_measured_and_compared(
         list(psi.measure(80, 1))
 
 
-def test_the_memory_of_helpers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psi_case, "_peak_memory", lambda process="self": process != "self")
-    monkeypatch.setattr(psi_case, "_floor_seconds", lambda *_: 1.0)
-    alone = psi_case._ours("ecdh", 200)
-    monkeypatch.setattr(psi_case, "_ENOUGH_FOR_HELPERS", 200)
-    assert alone["peak_memory"] == 0
-    # two of each party: the hub's wait for what the member sends
-    assert psi_case._ours("ecdh", 200)["peak_memory"] == 4
-
-
 def test_a_failing_case_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"circuit/-5 failed: .*"):
         psi._run("circuit", -5)

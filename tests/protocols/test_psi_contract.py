@@ -53,7 +53,7 @@ def make_roles(
     backend: str, sets: Mapping[str, Sequence[bytes]], *, minimum_rows: int = 0, session: str = "s"
 ) -> Cast:
     agreement = IntersectionAgreement(session=session, minimum_rows=minimum_rows, dealer=DEALER)
-    protocol = SET_INTERSECTIONS[backend](agreement, processes=1)
+    protocol = SET_INTERSECTIONS[backend](agreement, threads=1)
     members = [name for name in sets if name != HUB]
     roles = {HUB: protocol.hub(HUB, members, sets[HUB])}
     roles |= {name: protocol.member(name, HUB, sets[name]) for name in members}
@@ -234,9 +234,9 @@ def test_rows_and_order_of_calls(backend: str) -> None:
 
 
 @BACKENDS
-def test_processes_must_be_positive(backend: str) -> None:
-    with pytest.raises(LocalProtocolError, match="processes is at least 1, got 0"):
-        SET_INTERSECTIONS[backend](IntersectionAgreement(session="s", dealer=DEALER), processes=0)
+def test_threads_must_be_positive(backend: str) -> None:
+    with pytest.raises(LocalProtocolError, match="threads is at least 1, got 0"):
+        SET_INTERSECTIONS[backend](IntersectionAgreement(session="s", dealer=DEALER), threads=0)
 
 
 @BACKENDS

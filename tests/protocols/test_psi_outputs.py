@@ -42,7 +42,7 @@ def play(
         session="s", minimum_rows=minimum_rows, dealer=DEALER, output=output
     )
     report = None if progress is None else progress.append
-    protocol = SET_INTERSECTIONS[backend](agreement, processes=1, progress=report)
+    protocol = SET_INTERSECTIONS[backend](agreement, threads=1, progress=report)
     members = [name for name in sets if name != HUB]
     aligners = {HUB: protocol.hub(HUB, members, sets[HUB])}
     aligners |= {name: protocol.member(name, HUB, sets[name]) for name in members}

@@ -24,7 +24,7 @@ Messages = list[tuple[str, str, bytes]]
 def play(backend: str, sets: Sets) -> tuple[dict[str, Aligner], Messages]:
     """Return the roles with rows, and (sender, receiver, body) of every message."""
     agreement = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER)
-    protocol = SET_INTERSECTIONS[backend](agreement, processes=1)
+    protocol = SET_INTERSECTIONS[backend](agreement, threads=1)
     members = [name for name in sets if name != HUB]
     aligners = {HUB: protocol.hub(HUB, members, sets[HUB])}
     aligners |= {name: protocol.member(name, HUB, sets[name]) for name in members}

@@ -172,7 +172,7 @@ def test_the_hub_and_one_more_party_are_needed(ids: dict[str, Sequence[int]]) ->
         ({"protocol": "edch"}, "no set intersection is called 'edch'; there are: "),
         ({"minimum_rows": 0}, "greater than or equal to 1"),
         ({"minimum_rows": 9, "maximum_ids": 8}, "above maximum_ids"),
-        ({"processes": 0}, "greater than or equal to 1"),
+        ({"threads": 0}, "greater than or equal to 1"),
         ({"protocoll": "ecdh"}, "Extra inputs"),
     ],
 )
@@ -190,8 +190,8 @@ def test_organisations_with_different_normalisation_are_refused() -> None:
         converse({"a": hub, "b": member})
 
 
-def test_the_number_of_processes_is_each_partys_own_choice() -> None:
-    one, two = AlignmentSettings(processes=1), AlignmentSettings(processes=2)
+def test_the_number_of_threads_is_each_partys_own_choice() -> None:
+    one, two = AlignmentSettings(threads=1), AlignmentSettings(threads=2)
     hub = intersection(one, session="s").hub("a", ["b"], canonical_ids("a", ["x", "y"], one))
     member = intersection(two, session="s").member("b", "a", canonical_ids("b", ["y", "x"], two))
     converse({"a": hub, "b": member})

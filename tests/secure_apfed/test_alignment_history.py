@@ -136,7 +136,7 @@ def test_folder_and_limit_go_together(given: dict[str, object]) -> None:
 def test_a_history_is_no_part_of_the_contract(tmp_path: Path) -> None:
     kept, none = settings_of(tmp_path), AlignmentSettings()
     assert kept.terms() == none.terms()
-    assert {"history", "runs_with_a_peer", "processes"}.isdisjoint(kept.terms())
+    assert {"history", "runs_with_a_peer", "threads"}.isdisjoint(kept.terms())
     assert intersection(kept, session="s").agreement == intersection(none, session="s").agreement
     assert kept.for_a_trial() == AlignmentSettings(minimum_rows=1)
 

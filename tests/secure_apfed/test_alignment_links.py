@@ -21,7 +21,7 @@ IDS = {"bank": list(range(20)), "shop": list(range(10, 30))}
 
 
 def roles(protocol: str) -> dict[str, Conversation]:
-    settings = AlignmentSettings(protocol=protocol, processes=1)
+    settings = AlignmentSettings(protocol=protocol, threads=1)
     ends = intersection(settings, session="s", dealer="dealer")
     ids = {name: canonical_ids(name, column, settings) for name, column in IDS.items()}
     found: dict[str, Conversation] = {

@@ -84,7 +84,7 @@ def test_every_message_arrives_once_and_in_order(cuts: list[int]) -> None:
 
 
 def test_an_alignment_goes_on_after_breaks() -> None:
-    settings = AlignmentSettings(protocol="ecdh", processes=1)
+    settings = AlignmentSettings(protocol="ecdh", threads=1)
     ends = intersection(settings, session="s")
     ids = {"here": list(range(300)), "there": list(range(200, 500))}
     codes = {name: canonical_ids(name, column, settings) for name, column in ids.items()}

@@ -18,7 +18,7 @@ IDS = {"bank": [1, 2, 3, 4], "shop": [4, 3, 9], "post": [3, 4, 7]}
 
 
 def roles(protocol: str) -> dict[str, Conversation]:
-    settings = AlignmentSettings(protocol=protocol, processes=1)
+    settings = AlignmentSettings(protocol=protocol, threads=1)
     ends = intersection(settings, session="s", dealer="dealer")
     ids = {party: canonical_ids(party, column, settings) for party, column in IDS.items()}
     members = ["shop", "post"]

@@ -54,7 +54,7 @@ class CircuitIntersection:
 
     Args:
         agreement: equal at all parties; names the dealer.
-        processes: at least 1; this backend computes on whole arrays in this process.
+        threads: at least 1; this backend computes on whole arrays in this process.
         progress: told of every chunk of bins.
         admit: asked before each role with IDs is made.
     """
@@ -71,11 +71,11 @@ class CircuitIntersection:
         self,
         agreement: IntersectionAgreement,
         *,
-        processes: int | None = None,
+        threads: int | None = None,
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
     ) -> None:
-        check_choices(self.name, self.outputs, agreement, processes)
+        check_choices(self.name, self.outputs, agreement, threads)
         if not agreement.dealer:
             raise LocalProtocolError(
                 "a circuit intersection needs a dealer; name it in the agreement"

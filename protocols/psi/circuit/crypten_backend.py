@@ -31,12 +31,12 @@ class CryptenCircuitIntersection(CircuitIntersection):
         self,
         agreement: IntersectionAgreement,
         *,
-        processes: int | None = None,
+        threads: int | None = None,
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
     ) -> None:
         load_crypten()
-        super().__init__(agreement, processes=processes, progress=progress, admit=admit)
+        super().__init__(agreement, threads=threads, progress=progress, admit=admit)
 
     def _gate(self) -> type[And]:
         # torch takes a second to load, and only here is it needed

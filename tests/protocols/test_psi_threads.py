@@ -1,0 +1,151 @@
+"""Points in several threads: same results, really at once, and over when it is called off."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+from protocols.errors import LocalProtocolError
+from protocols.psi import curve, ladder, threads
+from protocols.psi.ladder import split_points
+from protocols.psi.threads import in_threads
+
+SCALAR = b"a" * 32
+DIGESTS = curve.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
+POINTS = curve.blind_digests(SCALAR, DIGESTS, threads=1)
+
+
+def test_each_multiplication_is_that_of_another_library() -> None:
+    key = X25519PrivateKey.from_private_bytes(SCALAR)
+    one_by_one = [
+        key.exchange(X25519PublicKey.from_public_bytes(ladder.on_curve(digest)))
+        for digest in split_points(DIGESTS)
+    ]
+    assert split_points(POINTS) == one_by_one
+    random = np.random.default_rng(3).bytes(32 * 200)
+    assert split_points(curve.multiply_points(SCALAR, random)) == [
+        key.exchange(X25519PublicKey.from_public_bytes(point)) for point in split_points(random)
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
+@pytest.mark.parametrize("most", [1, 2, None])
+def test_many_small_pieces_come_back_in_order(
+    count: int, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_POINTS_OF_A_PIECE", 3)
+    some, seen = DIGESTS[: 32 * count], list[int]()
+    found = curve.blind_digests(SCALAR, some, threads=most, report=seen.append)
+    assert found == POINTS[: 32 * count]
+    assert seen == sorted(seen)
+    assert seen[-1] == count
+    again = curve.multiply_points(SCALAR, found, threads=most)
+    assert again == curve.multiply_points(SCALAR, found, threads=1)
+
+
+@pytest.fixture
+def no_switching() -> Iterator[None]:
+    """A thread gives Python's lock away of its own accord only."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("no_switching")
+def test_a_multiplication_leaves_pythons_lock_to_others() -> None:
+    done: list[str] = []
+    points = split_points(POINTS) * 100
+
+    def multiply(name: str) -> None:
+        for point in points:
+            ladder.multiply(SCALAR, point)
+            done.append(name)
+
+    two = [threading.Thread(target=multiply, args=(name,)) for name in "ab"]
+    for thread in two:
+        thread.start()
+    for thread in two:
+        thread.join(60)
+    assert len(done) == 2 * len(points)
+    # with the lock kept all the time, one would be over before the other began
+    assert sum(one != following for one, following in itertools.pairwise(done)) > 5
+
+
+@pytest.mark.parametrize(("most", "expected"), [(None, 3), (2, 2), (1, 1), (9, 7)])
+def test_long_lists_use_a_thread_for_each_processor(
+    most: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    monkeypatch.setattr(threads, "_POINTS_OF_A_PIECE", 6)
+    seen: set[int] = set()
+    together = threading.Barrier(expected)
+
+    def work(blocks: bytes) -> bytes:
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            together.wait(20)
+        return blocks
+
+    assert in_threads(work, DIGESTS, threads=most) == DIGESTS
+    assert len(seen) == expected
+    assert (threading.get_ident() in seen) == (expected == 1)
+
+
+def test_work_that_is_called_off_stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_POINTS_OF_A_PIECE", 3)
+    begun: list[int] = []
+
+    def slow(blocks: bytes) -> bytes:
+        begun.append(1)
+        time.sleep(0.01)  # else they may all be done before the first is reported
+        return blocks
+
+    def call_off(_done: int) -> None:
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        in_threads(slow, DIGESTS * 50, threads=2, report=call_off)
+    assert len(begun) < 300  # of 684
+    assert threading.active_count() == before
+
+
+def test_an_error_in_a_thread_is_raised() -> None:
+    with pytest.raises(RuntimeError, match="library error"):
+        curve.multiply_points(SCALAR, bytes(32) * 5000, threads=2)
+
+
+def test_no_threads_are_refused() -> None:
+    with pytest.raises(LocalProtocolError, match="threads is at least 1, got 0"):
+        in_threads(bytes, DIGESTS, threads=0)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_party_that_is_told_to_end_ends_soon(sent: signal.Signals) -> None:
+    script = (
+        "import signal\n"
+        "from protocols.psi import curve\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "def tell(done):\n"
+        "    if done <= 1000: print('begun', flush=True)\n"
+        "curve.blind_digests(bytes(32), bytes(32 * 300_000), threads=2, report=tell)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as party:
+        assert party.stdout is not None
+        assert party.stdout.readline() == "begun\n"
+        began = time.monotonic()
+        os.kill(party.pid, sent)
+        _, complaint = party.communicate(timeout=60)
+        assert time.monotonic() - began < 10
+    assert complaint.count("Traceback") == (sent == signal.SIGINT)
