@@ -55,8 +55,8 @@ _COMPUTED = (
     "tenth of its deviation, which hides what floating point leaves in the low bits. The error "
     "that remains, below 4e-14 (1 + C / sigma) a number in total variation, costs 1 + e^epsilon "
     "times that in delta and is not added to it; noise that is derived from the seed is not "
-    "rounded. That a run stopped everybody sees, and no epsilon covers it: a row whose "
-    "representation is not finite stops it."
+    "rounded. That a run stopped everybody sees, and no epsilon covers it: without "
+    "DP-SGD a row whose representation is not finite stops it."
 )
 
 LIMITS: tuple[Limit, ...] = (

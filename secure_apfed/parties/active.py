@@ -132,6 +132,7 @@ class ActiveParty(Party):
 
         Raises:
             BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
+            ModelError: representations, or under private training parameters, are not finite.
         """
         self._descent.begin()
         if self._private:
@@ -165,7 +166,10 @@ class ActiveParty(Party):
 
     def _release(self, step: int, rows_B: Tensor, h_BD: Tensor) -> list[Envelope]:
         repeats_B = self._guard.repeats(rows_B)
-        flat_BD = self._guard.release(h_BD.flatten(1), step=step, rows=rows_B)
+        flat_BD = h_BD.flatten(1)
+        if self._private:
+            flat_BD = self._private.finite_rows(flat_BD)
+        flat_BD = self._guard.release(flat_BD, step=step, rows=rows_B)
         z_BD = flat_BD.reshape(h_BD.shape)
         payload = pack({"rows": rows_B, "z": z_BD})
         digest = hashlib.sha256(payload).digest()

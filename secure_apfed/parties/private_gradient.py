@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
@@ -58,7 +59,7 @@ class PrivateGradient:
     def __init__(
         self, owner: str, modules: Mapping[str, nn.Module], private: PrivateUpdates
     ) -> None:
-        self._private = private
+        self._owner, self._private = owner, private
         every = nn.ModuleDict(dict(modules))
         _refuse_what_mixes_examples(owner, every)
         self._parameters = [one for one in every.parameters() if one.requires_grad]
@@ -77,6 +78,23 @@ class PrivateGradient:
                     delattr(layer, left)
         for one in self._parameters:
             one._forward_counter = 0  # type: ignore[attr-defined]  # Opacus' own
+
+    def finite_rows(self, h_BD: Tensor) -> Tensor:
+        """Return flat representations with zeros for every row that is not finite.
+
+        An error would tell everybody of that one record. Parameters are private already, so
+        that an error may tell of them.
+
+        Raises:
+            ModelError: parameters that are not finite.
+        """
+        if not all(bool(one.isfinite().all()) for one in self._parameters):
+            raise ModelError(
+                f"{self._owner}: training diverged, its parameters are not finite; lower "
+                "train.learning_rate, or set train.max_gradient_norm"
+            )
+        finite_B1 = h_BD.detach().isfinite().all(dim=1, keepdim=True)
+        return torch.where(finite_B1, h_BD, 0.0)
 
     @contextmanager
     def watching(self) -> Iterator[None]:

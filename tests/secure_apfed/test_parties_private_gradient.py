@@ -180,6 +180,38 @@ def test_one_record_moves_the_update_by_no_more_than_twice_the_clip(size: float)
     assert 0 < float((one - other).norm()) <= 2 * clip * (1 + 1e-9)
 
 
+def test_a_record_that_overflows_stops_nothing_and_moves_no_more_than_any_other() -> None:
+    """An error would tell everybody of this one record; the claim is about any record."""
+    clip, gradient_AD = 0.25, random(3, D, seed=4)
+    moved = []
+    for overflows in (False, True):
+        guard = GaussianGuard(clip=1.0, sigma=1e-9, key=KEY)
+        party = active(updates(clip), guard=guard)
+        if overflows:
+            weights_F = next(party.networks.encoder.parameters()).detach()[0]
+            party._features_N[9] = 1.7e308 * weights_F.sign()
+            with torch.no_grad():
+                assert not party.networks.encoder(party._features_N[9:10]).isfinite().all()
+        before = parameters(party)
+        sent = party.represent(0, BATCH)
+        assert party._pending is not None
+        z_AD = party._pending.z.detach()
+        assert bool(z_AD.isfinite().all())
+        assert (float(z_AD[0].norm()) < 1e-7) is overflows
+        party.update(answer(sent, torch.tensor([2, 0, 4]), gradient_AD))
+        moved.append((before - parameters(party)) / TRAIN.learning_rate * len(BATCH))
+    assert bool(moved[1].isfinite().all())
+    assert 0 < float((moved[0] - moved[1]).norm()) <= 2 * clip * (1 + 1e-9)
+
+
+def test_parameters_that_diverged_are_an_error() -> None:
+    party = active(updates(), guard=GaussianGuard(clip=1.0, sigma=1.0, key=KEY))
+    with torch.no_grad():
+        next(party.networks.head.parameters()).fill_(math.nan)
+    with pytest.raises(ModelError, match="active: training diverged, its parameters are not"):
+        party.represent(0, BATCH)
+
+
 def test_the_update_carries_noise_of_the_stated_size() -> None:
     gradient_AD = random(3, D, seed=4)
     clip, multiplier = 0.5, 50.0
