@@ -41,7 +41,8 @@ class SumContributor(Conversation, Protocol):
         """Clip each row to C, quantise, add the noise, protect and frame one contribution.
 
         Args:
-            values_BD: float32 or float64, B rows of D numbers.
+            values_BD: float32 or float64, B rows of D numbers, however they lie in memory; they
+                stay as they are.
             binding: what this contribution answers; its step must be above all former ones.
             noise_BD: steps of fixed point, from `protocols.discrete_gaussian` under a key of this
                 party; given exactly where the agreement says noise.

@@ -1,8 +1,11 @@
 """The shared quantiser: clip, range, rounding, packing."""
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.errors import LocalProtocolError
@@ -40,6 +43,27 @@ def test_range_and_rounding(bits: int) -> None:
     assert np.abs(integers).max() <= fixed_point.levels
     error = np.abs(fixed_point.dequantise(integers) - values).max()
     assert fixed_point.rounding / 2 < error <= fixed_point.rounding * (1 + 1e-9)
+
+
+@settings(deadline=None)
+@given(
+    row=st.lists(FULL, min_size=1, max_size=6),
+    bound=st.floats(1e-30, 1e30),
+    bits=st.sampled_from([2, 16, 24]),
+)
+def test_quantised_values_are_those_of_exact_arithmetic(
+    row: list[float], bound: float, bits: int
+) -> None:
+    fixed_point = FixedPoint(clip_norm=bound, bits=bits, contributors=3)
+    exact = [Fraction(value) / Fraction(bound) for value in row]
+    square = sum(value * value for value in exact)
+    # The norm to 20 digits, where it exceeds the bound.
+    shrink = Fraction(10**20, math.isqrt(int(square * 10**40))) if square > 1 else Fraction(1)
+    (integers,) = fixed_point.quantise(np.array([row]))
+    assert np.array_equal(fixed_point.quantise_narrow(np.array([row])), [integers])
+    for integer, value in zip(integers.tolist(), exact, strict=True):
+        error = abs(integer - value * shrink * fixed_point.levels)
+        assert error <= Fraction(1, 2) + Fraction(1, 10**6)
 
 
 def test_the_bound_itself_takes_the_last_level() -> None:
