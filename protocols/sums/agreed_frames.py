@@ -106,6 +106,11 @@ class AgreedFrames:
         self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
     ) -> bytes:
         """Frame the protected values of the contributor called `me`."""
+        return self._contributed(me, binding, shape, blobs).pack()
+
+    def _contributed(
+        self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
+    ) -> Frame:
         return Frame(
             kind=FrameKind.CONTRIBUTION,
             backend=self.backend,
@@ -116,7 +121,7 @@ class AgreedFrames:
             binding=binding.digest,
             fingerprint=self.fingerprint,
             blobs=tuple(blobs),
-        ).pack()
+        )
 
     def open_contributions(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None

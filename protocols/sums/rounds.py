@@ -29,7 +29,7 @@ class TwoRoundFrames(AgreedFrames):
         self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
     ) -> bytes:
         """Frame the protected values of `me`, and expect a request about them."""
-        self._underway = self._header(FrameKind.CONTRIBUTION, me, binding, shape)
+        self._underway = self._contributed(me, binding, shape, blobs=())
         return super().contribution(me, binding, shape, blobs)
 
     def open_contributions(
@@ -103,21 +103,6 @@ class TwoRoundFrames(AgreedFrames):
                 "no contribution waits for a second round; each step is answered once"
             )
         return self._underway
-
-    def _header(
-        self, kind: FrameKind, me: str, binding: StepBinding, shape: tuple[int, int]
-    ) -> Frame:
-        return Frame(
-            kind=kind,
-            backend=self.backend,
-            party=self.agreement.position(me),
-            step=binding.step,
-            rows=shape[0],
-            columns=shape[1],
-            binding=binding.digest,
-            fingerprint=self.fingerprint,
-            blobs=(),
-        )
 
     def _about_underway(self, kind: FrameKind, party: str, blobs: Sequence[bytes]) -> bytes:
         position = self.agreement.position(party)
