@@ -11,7 +11,7 @@ Were the noise exact, that would be post-processing of an exact Gaussian release
 computed differs from it only where its error crosses one of the borders between two points of
 the grid. In units of sigma the error is at most
 
-    e = 1e-15 |n| + 2e-16 (1 + C / sigma) + 2^-64 / phi(n):
+    e = 1e-15 |n| + 2e-16 (1 + C / sigma) + 2^-63 / phi(n):
 
 the inverse CDF (below 7.2e-16 relative, as Cephes states), its argument, the product by sigma
 and the sum; and the 64 bits from which n is drawn, a sign and a tail probability of 63 bits.

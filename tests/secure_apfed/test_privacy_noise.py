@@ -1,5 +1,6 @@
 from typing import Any
 
+import mpmath  # type: ignore[import-untyped]  # it has no types
 import numpy as np
 import pytest
 import torch
@@ -120,3 +121,30 @@ def test_released_rows_and_updates_lie_on_the_grid(dtype: torch.dtype) -> None:
     for released in (z_BD, u_P):
         assert torch.equal(released, released.round())
         assert len(released.unique()) > 6
+
+
+def exact_normals(word: int, near: float) -> list[Any]:
+    """The two ends of the normals that a word's 63 bits stand for, to 160 bits."""
+    ends = [mpmath.mpf(k) / 2**64 for k in (word >> 1, (word >> 1) + 1) if k]
+    return [mpmath.findroot(lambda n, p=p: mpmath.ncdf(n) - p, near) for p in ends]
+
+
+@pytest.mark.parametrize(("sigma", "value"), [(1.0, 0.7), (0.1, -1.0), (7.3, 0.3)])
+def test_the_error_is_what_the_bound_is_derived_from(
+    sigma: float, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    usual = rng.integers(0, 2**63, 60, dtype=np.uint64) * np.uint64(2)  # an even word is negative
+    words = np.concatenate([usual, np.uint64(2) << np.arange(0, 60, 2, dtype=np.uint64)])
+    monkeypatch.setattr(
+        "secure_apfed.privacy.noise.keystream", lambda *_, length: words.astype("<u8").tobytes()
+    )
+    drawn = standard_normals(KEY, shape=words.shape)
+    with mpmath.workprec(160):
+        for word, normal, noisy in zip(words.tolist(), drawn, value + sigma * drawn, strict=True):
+            bound = (
+                1e-15 * abs(normal) + 2e-16 * (1 + abs(value) / sigma)
+                + mpmath.mpf(2) ** -63 / mpmath.npdf(float(normal))
+            )  # fmt: skip
+            for exact in exact_normals(word, float(normal)):
+                assert abs(value + sigma * exact - mpmath.mpf(float(noisy))) / sigma <= bound
