@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi import curve, ladder
 from protocols.psi.framing import Framing
 from protocols.psi.interface import IntersectionAgreement, Output, Progress
@@ -85,7 +85,13 @@ class Side:
         """Check and blind what `sender` sent."""
         curve.check_points(sender, points)
         report = self._reporter(f"blinding the IDs of {sender}", len(points) // ladder.POINT_BYTES)
-        return curve.multiply_points(scalar, points, threads=self._threads, report=report)
+        found = curve.multiply_points(scalar, points, threads=self._threads, report=report)
+        if len(set(ladder.split_points(found))) * ladder.POINT_BYTES < len(found):
+            # they differ by points of low order, which multiplying by a scalar takes away
+            raise RemoteProtocolError(
+                f"{sender} sent one blinded ID in two ways; it does not follow the protocol"
+            )
+        return found
 
     def _reporter(self, work: str, total: int) -> Callable[[int], None] | None:
         progress = self._progress

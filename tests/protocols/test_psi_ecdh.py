@@ -146,6 +146,21 @@ def test_repeated_points_are_refused() -> None:
         hub.receive("p", framed(to_hub, [*points, points[0], points[1]]))
 
 
+def test_one_id_in_two_ways_is_refused() -> None:
+    """Adding the point of order 2 turns u into 1 / u: another number, of the same multiples."""
+    hub, _, to_member, to_hub, _ = played()
+    points = points_of(to_hub)
+    twin = number(pow(int.from_bytes(points[1], "little"), -1, PRIME))
+    scalar = fresh_key()
+    assert curve.multiply_points(scalar, twin) == curve.multiply_points(scalar, points[1])
+    with pytest.raises(RemoteProtocolError, match="p sent one blinded ID in two ways"):
+        hub.receive("p", framed(to_hub, [*points, twin]))
+    fresh = make_roles()[1]
+    fresh.start()
+    with pytest.raises(RemoteProtocolError, match="hub sent one blinded ID in two ways"):
+        fresh.receive("hub", framed(to_member, [points[1], twin]))
+
+
 def test_a_stuffed_set_is_refused_before_it_is_read() -> None:
     hub, _, _, to_hub, _ = played()
     with pytest.raises(RemoteProtocolError, match=r"announces 101 items, .* accepts at most 100"):
