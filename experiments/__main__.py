@@ -13,6 +13,7 @@ from rich.table import Table
 from experiments.bench import BENCHES, run_bench
 from experiments.comparison import HEADER
 from experiments.main_job import READING, Comparison, run_main_job
+from experiments.references import REFERENCES, run_reference
 from experiments.sweep import CONFIGS, run_sweep
 from experiments.sweep import READING as SWEEP_READING
 from experiments.sweep.summary import HEADER as SWEEP_HEADER
@@ -22,7 +23,7 @@ from secure_apfed.errors import ApfedError
 from secure_apfed.parties import Compute
 from secure_apfed.training import TrainSettings
 
-__all__ = ["app", "audit", "bench", "experiments", "main", "main_job", "sweep"]
+__all__ = ["app", "audit", "bench", "experiments", "main", "main_job", "references", "sweep"]
 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -85,6 +86,25 @@ def sweep(
         terminal.show_rows(one.title(seeds), SWEEP_HEADER, rows)
     Console().print(SWEEP_READING, highlight=False)
     Console().print(f"Tables, pictures and page: {output / 'index.html'}", highlight=False)
+
+
+@app.command()
+def references(
+    output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/references"),
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Some of: {', '.join(REFERENCES)}; all unless given.")
+    ] = None,
+) -> None:
+    """Attacks beside figures that others published, over several seeds; stopped ones go on."""
+    unknown = set(only or ()) - set(REFERENCES)
+    if unknown:
+        raise typer.BadParameter(f"no reference is called {', '.join(sorted(unknown))}")
+    for name in only or REFERENCES:
+        with terminal.counting(name, quiet=False) as on_done:
+            table = run_reference(REFERENCES[name], output, jobs=jobs, on_done=on_done)
+        terminal.show_rows(f"{name}, {table.reference.source}", table.header, table.cells())
+        Console().print(f"accuracy of the runs {table.accuracy.text(scale=100)} %", highlight=False)
 
 
 @app.command()
