@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import yaml
 from joblib import Parallel, delayed, parallel_config
 
 from experiments.report import write_report
@@ -13,7 +14,7 @@ from experiments.tradeoff.outcome import Outcome
 from experiments.tradeoff.page import write_page
 from experiments.tradeoff.study import Point, Study, StudyError, points
 from experiments.tradeoff.trial import Failure, Trial, attempt, trials_of
-from secure_apfed.config_file import dump_settings, load_settings_text, read_text
+from secure_apfed.config_file import dump_settings
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import write_atomically
@@ -76,7 +77,7 @@ def _claim(folder: Path, study: Study, work: Sequence[Trial]) -> None:
     """Make the folder the study's, unless anything in it is not."""
     told = folder / "study.yaml"
     if told.is_file():
-        past = load_settings_text(Study, read_text(told), source=str(told)).name
+        past = _name_in(told)
         if past != study.name:
             raise CheckpointError(
                 f"{folder} holds the study {past!r}, this one is {study.name!r}; choose another "
@@ -88,6 +89,14 @@ def _claim(folder: Path, study: Study, work: Sequence[Trial]) -> None:
         trial.refuse_another_run()
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(told, dump_settings(study).encode())
+
+
+def _name_in(file: Path) -> str:
+    """The study's name; whatever else the file says may be of an earlier version."""
+    try:
+        return str(yaml.safe_load(file.read_bytes())["name"])
+    except (yaml.YAMLError, TypeError, KeyError):
+        raise CheckpointError(f"{file} is damaged; remove it, and the study goes on") from None
 
 
 def _board_of(

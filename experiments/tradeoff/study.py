@@ -204,7 +204,8 @@ def _point(study: Study, name: str, changes: Mapping[str, Any], *, strength: str
             for seed in range(study.seeds)
         )
     except ConfigError as error:
-        raise ConfigError(f"study {study.name}, {label}: {error}") from None
+        told = str(error).replace("--set: ", "")  # settings of the study, not of a command line
+        raise ConfigError(f"study {study.name}, {label}: {told}") from None
     return Point(
         defence=name, strength=strength, undefended=False, reference=False, configs=configs
     )

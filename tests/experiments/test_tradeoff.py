@@ -222,6 +222,12 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
     assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
     with pytest.raises(CheckpointError, match="holds a run, not a study"):
         run_study(study, out / "tiny-none-seed0")
+    for damage in ("", "{", "[]", "base: x"):
+        (out / "study.yaml").write_text(damage)
+        with pytest.raises(CheckpointError, match=r"study\.yaml is damaged"):
+            run_study(study, out)
+    (out / "study.yaml").write_text("{name: tiny, of_an_earlier_version: 1}")
+    run_study(study, out)
 
 
 def test_a_trial_that_fails_leaves_its_point_out_and_the_others_whole(
