@@ -193,6 +193,14 @@ def test_an_answer_for_another_step_is_not_opened(played: Parties) -> None:
         played.receiver.decode(replace(fresh, blobs=stale).pack(), (3, 5), again)
 
 
+def test_a_relay_cannot_turn_a_sum_into_another_shape(played: Parties) -> None:
+    bound = played.next()
+    given = answers(played, random_values(3), bound)
+    told = Frame.parse(played.combiner.combine(given), sender="aggregator")
+    with pytest.raises(RemoteProtocolError, match=r"sealed for active .* does not authenticate"):
+        played.receiver.decode(replace(told, rows=5, columns=3).pack(), (5, 3), bound)
+
+
 def test_what_a_lying_passive_seals_is_checked(played: Parties) -> None:
     bound = played.next()
     frames = played.contribute(random_values(3), bound)

@@ -1,5 +1,6 @@
 """The solver's limits are real: what it accepts decodes exactly, one step more does not."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -78,6 +79,20 @@ def test_what_does_not_fit_says_what_would() -> None:
         solve_ckks(fixed_point(16, 24), primes=(36, 36))
     with pytest.raises(LocalProtocolError, match="use a larger data prime"):
         solve_ckks(fixed_point(16, 2), primes=(20, 20))
+
+
+def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
+    """The tails of the error's distribution, from the deviation that the solver reports."""
+    switched, fresh = solve_ckks(fixed_point(16)), solve_ckks(fixed_point(8))
+    assert (len(switched.primes), len(fresh.primes)) == (2, 1)
+    laplace = switched.deviation * 2**switched.scale_bits / slot_noise(4096, 16)
+    assert math.exp(-math.sqrt(2) * laplace) < 2**-40
+    two_products = fresh.deviation * 2**fresh.scale_bits / fresh_noise(4096, 8)
+    assert (1 + two_products) * math.exp(-2 * two_products) < 2**-40
+    found = solve_coefficients(fixed_point(64), poly_degree=4096, primes=(60,))
+    deviation = fresh_noise(4096, 64) / math.sqrt(2048)
+    gaussian = 2 ** (found.prime_bits - 1 - found.plain_bits) / deviation
+    assert math.erfc(gaussian / math.sqrt(2)) < 2**-40
 
 
 def scheme_of(found: CkksHeadroom) -> SealScheme:

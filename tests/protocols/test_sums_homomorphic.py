@@ -342,6 +342,16 @@ def test_damaged_sums_are_refused(
         scheme.decrypt(context, [change(good)], 1, sender="peer")
 
 
+def test_residues_end_below_the_modulus(played: Parties, scheme: SealScheme) -> None:
+    context = vars(played.receiver)["_context"]
+    (good,) = scheme.add({"p": scheme.encrypt(context, constant(played, 1))}, 1)
+    modulus = scheme.ciphertext.modulus
+    largest = good[:-8] + (modulus - 1).to_bytes(8, "little")
+    assert scheme.ciphertext.numbers(largest, sender="peer")[-1] == modulus - 1
+    with pytest.raises(RemoteProtocolError, match="beyond the modulus"):
+        scheme.add({"p": [good[:-8] + modulus.to_bytes(8, "little")]}, 1)
+
+
 @pytest.mark.parametrize("passives", [2, 17, 40])
 def test_residues_add_as_seal_adds_them(played: Parties, scheme: SealScheme, passives: int) -> None:
     """Many addends of 60 bits exceed a word unless each addition is reduced."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -638,6 +638,8 @@ def test_shares_of_other_sizes_are_refused(bad: dict[int, bytes]) -> None:
 
 
 @given(data=st.binary(max_size=12))
+@example(data=bytes(4))
+@example(data=b"\0\1\0\0")
 def test_any_bytes_name_a_set_or_are_refused(data: bytes) -> None:
     agreed: SumAgreement = agreement(5)
     try:
@@ -645,4 +647,5 @@ def test_any_bytes_name_a_set_or_are_refused(data: bytes) -> None:
     except RemoteProtocolError:
         return
     assert pack_names(names, agreed) == data
+    assert len(set(names)) == len(names)
     assert isinstance(MaskedRecoverySum(agreed).contributor("passive_1"), RecoveryContributor)
