@@ -1,5 +1,6 @@
-"""A run goes on with the tables that it began with: positions in others are other people."""
+"""Runs on own tables: resumed with others, and told by whoever spent most."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
-from secure_apfed.privacy import BudgetExhaustedError
+from secure_apfed.methods import Start, terms
+from secure_apfed.privacy import BudgetExhaustedError, GaussianRelease, PrivacyLedger
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted
 
@@ -95,3 +98,44 @@ def test_changed_features_are_charged_again_and_get_other_noise(tmp_path: Path) 
     table.assign(**{"bank-x": -table["bank-x"]}).to_csv(tmp_path / "bank.csv", index=False)
     with pytest.raises(BudgetExhaustedError, match="release 5 of one row"):
         run(config, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(("noise", "ends"), [("reproducible_insecure", True), ("secret", False)])
+@pytest.mark.parametrize("method", ["apfed_c", "single_view"])
+def test_noise_of_the_seed_under_other_features_ends_every_claim(
+    method: str, noise: str, ends: bool, tmp_path: Path
+) -> None:
+    """The steps that are played anew have the same noise: their difference has none."""
+    write_tables(tmp_path)
+    guard = {"mechanism": "gaussian", "sigma": 20.0, "noise": noise}
+    private = {"method": method, "dp_sgd": {"noise_multiplier": 20.0}}
+    config = Config.model_validate(config_of(tmp_path, guard).model_dump() | private)
+    interrupted(config, tmp_path / "run", at_step=5)
+    table = pd.read_csv(tmp_path / "bank.csv")
+    table.assign(**{"bank-x": -table["bank-x"]}).to_csv(tmp_path / "bank.csv", index=False)
+    privacy = run(config, tmp_path / "run", resume=True).privacy
+    sent = method == "apfed_c"
+    assert math.isinf(privacy.epsilon_x) is (ends and sent)
+    assert math.isinf(privacy.epsilon_y) is math.isinf(privacy.epsilon_model) is ends
+    assert privacy.releases == 5 * sent
+
+
+@pytest.mark.parametrize("busy", ["shop", "clinic"])
+def test_the_account_is_that_of_the_passive_that_spent_most(
+    busy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ledger_for(start: Start, party: str, *rest: Any, **more: Any) -> PrivacyLedger:
+        ledger = terms.ledger_for(start, party, *rest, **more)
+        if party == busy:
+            ledger.charge(step=1000, rows=torch.arange(more["aligned"]), digest=b"one more")
+        return ledger
+
+    monkeypatch.setattr("secure_apfed.methods.tvfl.ledger_for", ledger_for)
+    write_tables(tmp_path)
+    guard = {"mechanism": "gaussian", "sigma": 20.0}
+    joint = config_of(tmp_path, guard).model_dump() | {"method": "tvfl"}
+    config = Config.model_validate(joint)
+    result = run(config, None)
+    assert result.privacy.releases == config.train.epochs + 1
+    once = GaussianRelease(noise_multiplier=10.0).mu
+    assert result.privacy.mu == pytest.approx(once * math.sqrt(config.train.epochs + 1))
