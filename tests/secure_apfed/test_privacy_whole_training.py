@@ -1,10 +1,13 @@
 """Whole training: releases and updates of one record in one account and under one budget."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
+from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy import (
     BudgetExhaustedError,
@@ -161,3 +164,40 @@ def test_noise_from_the_seed_is_told_whatever_the_guard(
         releases=releases, updates=updates, delta=DELTA, budget=None, seeded=seeded
     )
     assert ("does not know the run's seed" in whole.statement(guard)) is seeded
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "tvfl"}, "dp_sgd: method tvfl gives the passives more"),
+        ({"train": {"precision": "bfloat16"}}, "dp_sgd: gradients of single examples in bfloat16"),
+        ({"defences": [{"kind": "nopeek"}]}, "dp_sgd: defence nopeek adds a loss of the whole"),
+        ({"defences": [{"kind": "mid"}]}, "dp_sgd: defence mid adds a loss of the whole batch"),
+        (
+            {"guard": {"mechanism": "none"}, "dp_sgd": {"epsilon": 4.0}},
+            "dp_sgd.epsilon cannot be kept where representations are sent without noise",
+        ),
+    ],
+)
+def test_what_the_proof_does_not_cover_is_refused(changes: dict[str, Any], said: str) -> None:
+    settings: dict[str, Any] = {
+        "name": "test", "method": "apfed_c", "data": {"dataset": "digits"},
+        "guard": {"mechanism": "gaussian", "sigma": 1.0}, "dp_sgd": {"noise_multiplier": 1.0},
+    }  # fmt: skip
+    Config.model_validate(settings)
+    with pytest.raises(ValidationError, match=said):
+        Config.model_validate(settings | changes)
+
+
+def test_what_it_does_cover_is_not_refused() -> None:
+    """Nothing is sent, or labels alone are promised, or a defence acts on what passives answer."""
+    settings: dict[str, Any] = {
+        "name": "test", "data": {"dataset": "digits"}, "guard": {"mechanism": "none"},
+    }  # fmt: skip
+    for more in (
+        {"method": "single_view", "dp_sgd": {"epsilon": 4.0}},
+        {"method": "apfed_r", "dp_sgd": {"noise_multiplier": 1.0}},
+        {"method": "apfed_c", "dp_sgd": {"noise_multiplier": 1.0},
+         "defences": [{"kind": "compression"}]},
+    ):  # fmt: skip
+        assert Config.model_validate(settings | more).dp_sgd is not None
