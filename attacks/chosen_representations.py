@@ -32,6 +32,7 @@ from attacks.strategy import (
     ask_among_decoys,
     notes_of,
     people_to_ask,
+    rows_at_once,
     why_not_played,
 )
 from attacks.view import AdversaryView, Agreed, Knowledge
@@ -74,29 +75,19 @@ class ChosenRepresentations(ActiveAttack):
             noise_BD = torch.randn(rows, size, generator=draw, dtype=torch.float64) / size**0.5
             return length * F.normalize(axis_D + self.spread * noise_BD, dim=1)
 
-        chunk = int(seat.batch_size * (1 - self.decoys))
-        sent, opened = [], []
-        if not seat.protected:
-            both_BD = torch.cat([question(axis_D, len(people_N)) for axis_D in axes_2D])
-            shaped = both_BD.reshape(-1, *seat.terms.shape)
-            found_BD = seat.ask(people_N.repeat(2), shaped).flatten(1)
-            sent, opened = list(both_BD.chunk(2)), list(found_BD.chunk(2))
+        sent = [question(axis_D, len(people_N)) for axis_D in axes_2D]
+        if seat.protected:
+            opened = [ask_among_decoys(self, seat, people_N, one, draw) for one in sent]
         else:
-            for axis_D in axes_2D:
-                parts = [question(axis_D, len(rows)) for rows in people_N.split(chunk)]
-                answers = [
-                    ask_among_decoys(
-                        seat, rows, part.reshape(-1, *seat.terms.shape), self.decoys, draw
-                    ).flatten(1)
-                    for rows, part in zip(people_N.split(chunk), parts, strict=True)
-                ]
-                sent.append(torch.cat(parts))
-                opened.append(torch.cat(answers))
+            shaped = torch.cat(sent).reshape(-1, *seat.terms.shape)
+            opened = list(seat.ask(people_N.repeat(2), shaped).flatten(1).double().chunk(2))
         return {
             "people": people_N,
             "sent": torch.stack(sent),
-            "opened": torch.stack(opened).double(),
-            "batch": torch.tensor(len(people_N) * 2 if not seat.protected else chunk),
+            "opened": torch.stack(opened),
+            "batch": torch.tensor(
+                rows_at_once(self, seat) if seat.protected else len(people_N) * 2
+            ),
         }
 
     def run(self, view: AdversaryView, seed: int) -> Guess:

@@ -72,15 +72,11 @@ class DecoderExtraction(ActiveAttack):
         length = min(max(self.length, seat.terms.minimum_norm), seat.terms.maximum_norm)
         if not seat.protected:
             return self._ask_at_once(seat, people_N, length * point_D / point_D.norm())
-        sent, opened = [], []
-        for rows_B in people_N.split(int(seat.batch_size * (1 - self.decoys))):
-            noise_BD = torch.randn(len(rows_B), size, generator=draw, dtype=torch.float64)
-            far_BD = point_D / point_D.norm() + self.spread * noise_BD / size**0.5
-            sent.append(length * far_BD / far_BD.norm(dim=1, keepdim=True))
-            shaped = sent[-1].reshape(-1, *seat.terms.shape)
-            answers = ask_among_decoys(seat, rows_B, shaped, self.decoys, draw)
-            opened.append(answers.flatten(1).double())
-        return {"people": people_N, "sent": torch.cat(sent), "opened": torch.cat(opened)}
+        noise_ND = torch.randn(len(people_N), size, generator=draw, dtype=torch.float64)
+        far_ND = point_D / point_D.norm() + self.spread * noise_ND / size**0.5
+        sent_ND = length * far_ND / far_ND.norm(dim=1, keepdim=True)
+        opened_ND = ask_among_decoys(self, seat, people_N, sent_ND, draw)
+        return {"people": people_N, "sent": sent_ND, "opened": opened_ND}
 
     def _ask_at_once(
         self, seat: ActiveSeat, people_N: Tensor, point_D: Tensor
@@ -130,15 +126,17 @@ def _unrotated(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
 def _procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
     """Turn, scale and shift (N, R) onto the known pairs; return the rows that are guessed (U, F).
 
-    R is at most F; what a decoder of lower rank cannot tell stays at the known pairs' mean.
+    R is at most F. What a decoder of lower rank cannot tell stays at the known pairs' mean, and so
+    does a feature in which these do not vary: they say nothing of how it is turned.
     """
     known = turned_NR[regress.shadow]
     middle, centre = known.mean(axis=0), regress.pairs.mean(axis=0)
     left, sizes, right = np.linalg.svd(
         (known - middle).T @ (regress.pairs - centre), full_matrices=False
     )
-    scale = sizes.sum() / np.square(known - middle).sum()
-    found: FloatArray = (turned_NR[~regress.shadow] - middle) @ (left @ right) * scale + centre
+    told = sizes > _RANK * sizes[0]
+    turn_RF = left[:, told] @ right[told] * sizes.sum() / np.square(known - middle).sum()
+    found: FloatArray = (turned_NR[~regress.shadow] - middle) @ turn_RF + centre
     return found
 
 

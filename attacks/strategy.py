@@ -28,6 +28,7 @@ __all__ = [
     "ask_among_decoys",
     "notes_of",
     "people_to_ask",
+    "rows_at_once",
     "why_not_played",
 ]
 
@@ -93,6 +94,7 @@ class ActiveAttack(Attack):
         spread: how far the rows of one question are apart, relative to their norm; 0: not at
             all.
         decoys: share of a batch in random directions, so that the rest may be alike.
+        repeats: how often it asks the same, which averages noise; only under the protocol.
         shadow_rows: pairs that the adversary has.
         hidden, components: of the regression, as in `inverse_network`.
     """
@@ -104,6 +106,7 @@ class ActiveAttack(Attack):
     people: int = Field(128, ge=4)
     spread: float = Field(0.0, ge=0)
     decoys: float = Field(0.0, ge=0, lt=1)
+    repeats: int = Field(1, ge=1)
     shadow_rows: int = Field(50, ge=2)
     hidden: int = Field(128, ge=1)
     components: int = Field(256, ge=2)
@@ -151,21 +154,56 @@ class AnsweringAttack(Attack):
         """Return what plays the party from now on."""
 
 
-def ask_among_decoys(
-    seat: ActiveSeat, rows_B: Tensor, z_BD: Tensor, decoys: float, draw: torch.Generator
-) -> Tensor:
-    """Ask about these people in one batch with others in random directions; return their answers.
+def rows_at_once(attack: ActiveAttack, seat: ActiveSeat) -> int:
+    """How many people a batch of the largest agreed size asks about; the rest are decoys."""
+    return max(1, int(seat.batch_size * (1 - attack.decoys)))
 
-    `decoys`, below 1, is the share of the batch that the others make up.
+
+def ask_among_decoys(
+    attack: ActiveAttack,
+    seat: ActiveSeat,
+    people_N: Tensor,
+    z_ND: Tensor,
+    draw: torch.Generator,
+) -> Tensor:
+    """Ask about these people, a batch at a time; return answers (N, D), means over the repeats.
+
+    Others in random directions fill up each batch to the attack's share of decoys.
     """
-    others = seat.trained[~torch.isin(seat.trained, rows_B)]
-    others = others[: round(len(rows_B) * decoys / (1 - decoys))]
+    chunk = rows_at_once(attack, seat)
+    shaped_N = z_ND.reshape(-1, *seat.terms.shape)
+    parts = list(zip(people_N.split(chunk), shaped_N.split(chunk), strict=True))
+    rest = seat.trained[~torch.isin(seat.trained, people_N)]
+    # All of them before any again, so that their passives have trained as long on average.
+    asked = []
+    for _ in range(attack.repeats):
+        for rows_B, z_BD in parts:
+            # Not always the same people, since each is answered about once an epoch only.
+            others = torch.cat([
+                rest[torch.randperm(len(rest), generator=draw)],
+                people_N[~torch.isin(people_N, rows_B)],
+            ])  # fmt: skip
+            asked.append(_ask_part(attack, seat, rows_B, z_BD, others, draw))
+    return torch.cat(asked).double().reshape(attack.repeats, len(people_N), -1).mean(dim=0)
+
+
+def _ask_part(
+    attack: ActiveAttack,
+    seat: ActiveSeat,
+    rows_B: Tensor,
+    z_BD: Tensor,
+    others: Tensor,
+    draw: torch.Generator,
+) -> Tensor:
+    """One batch; return answers about `rows_B` (B, D). The first of `others` are decoys."""
+    wanted = round(len(rows_B) * attack.decoys / (1 - attack.decoys))
+    others = others[: min(wanted, seat.batch_size - len(rows_B))]
     if not len(others):
-        return seat.ask(rows_B, z_BD)
+        return seat.ask(rows_B, z_BD).flatten(1)
     noise_CD = torch.randn(len(others), *z_BD.shape[1:], generator=draw, dtype=z_BD.dtype)
     scale = z_BD.flatten(1).norm(dim=1).mean() / noise_CD.flatten(1).norm(dim=1).mean()
     both = torch.cat([rows_B, others]), torch.cat([z_BD, noise_CD * scale])
-    return seat.ask(*both)[: len(rows_B)]
+    return seat.ask(*both)[: len(rows_B)].flatten(1)
 
 
 def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:

@@ -1,25 +1,32 @@
-"""`python -m experiments.leaks`: eight tables, of live runs of all parties.
+"""`python -m experiments.leaks`: ten tables, nearly all of live runs of all parties.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
-(APFed-R). `isolation`: one passive's part of the sum, rule by rule. `degradation`: what a malicious
-passive does to the active's accuracy on people of its choice. `joint_inversion` and `hijacking`:
-what a curious and a malicious active of TVFL rebuild. `stuffing`: guessed IDs in intersections.
+(APFed-R). `noise`: both against noise under the sum. `isolation`: one passive's part of the sum,
+rule by rule. `degradation`: what a malicious passive does to the active's accuracy on people of its
+choice. `labels`: what passives read out of representations, over time. `joint_inversion` and
+`hijacking`: what a curious and a malicious active of TVFL rebuild. `stuffing`: guessed IDs in
+intersections.
 """
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Annotated
 
 import torch
 import typer
 
 from experiments import tables
+from experiments.intervals import Interval
 from experiments.leaks.degradation import degradation
 from experiments.leaks.inversion import inversion
 from experiments.leaks.isolation import isolation
 from experiments.leaks.joint_training import hijacking, joint_inversion
+from experiments.leaks.labels import labels
+from experiments.leaks.noise import noise
 from experiments.leaks.questions import chosen, decoder
 from experiments.leaks.sessions import Row
 from experiments.leaks.stuffing import stuffing
@@ -32,8 +39,10 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
     "inversion": inversion,
     "chosen": chosen,
     "decoder": decoder,
+    "noise": noise,
     "isolation": isolation,
     "degradation": degradation,
+    "labels": labels,
     "joint_inversion": joint_inversion,
     "hijacking": hijacking,
     "stuffing": stuffing,
@@ -52,7 +61,7 @@ def main(
     warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
     found = {name: list(part()) for name, part in PARTS.items() if only in (None, name)}
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(found, default=asdict))
         return
     for name, rows in found.items():
         typer.echo(f"\n{name}\n")
@@ -68,6 +77,9 @@ def as_markdown(rows: list[Row]) -> str:
 def _shown(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, Interval):
+        mean, low, high = (f"{one:.3g}" for one in (value.mean, value.low, value.high))
+        return mean if math.isnan(value.low) else f"{mean} [{low}, {high}]"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

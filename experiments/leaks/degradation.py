@@ -7,36 +7,52 @@ from sklearn.cluster import KMeans
 
 from attacks.cohort_degradation import CohortDegradation
 from attacks.live import LiveRun
+from experiments.leaks.over_seeds import over_seeds
 from experiments.leaks.sessions import VICTIM, Row, live_config, open_run
 
 __all__ = ["degradation"]
 
+_SEEDS = range(5)
 _EPOCHS = 15
 _CLUSTERS = 8
 
 
 def degradation() -> Iterator[Row]:
     """The cohort is a cluster of the adversary's own features: people who look alike to it."""
-    for clip, strength in ((1.0, None), (1.0, 1.0), (1.0, 100.0), (None, 10.0)):
-        config = live_config("digits", "apfed_c", protocol="plain", clip=clip)
-        run = open_run(config, 3)
-        cohort = _cohort(run)
-        if strength is not None:
-            positions = cohort.nonzero().flatten()
-            run.hand_over(VICTIM, CohortDegradation(positions, strength=strength))
-        run.train(_EPOCHS)
-        aligned = run.method.alignment[run.data.active.name]
-        rows = {True: aligned[cohort], False: aligned[~cohort]}
-        yield {
-            "adversary": "none" if strength is None else f"kappa {strength:g}",
-            "clip": clip or "none",
-            "cohort": int(cohort.sum()),
-            **{
-                f"accuracy, {who}, {which}": run.method.active.accuracy(_both(rows[inside], part))
-                for who, inside in (("cohort", True), ("others", False))
-                for which, part in (("train", run.data.train_rows), ("test", run.data.test_rows))
-            },
-        }
+    for data in ("digits", "breast_cancer"):
+        for clip, strengths in ((1.0, (1.0, 100.0)), (None, (10.0,))):
+            honest = [_of_seed(data, clip, None, seed) for seed in _SEEDS]
+            yield _row(data, clip, None, honest)
+            for strength in strengths:
+                spoilt = [_of_seed(data, clip, strength, seed) for seed in _SEEDS]
+                yield _row(data, clip, strength, [
+                    one | {f"{who}, change": one[who] - before[who] for who in one}
+                    for one, before in zip(spoilt, honest, strict=True)
+                ])  # fmt: skip
+
+
+def _row(data: str, clip: float | None, strength: float | None, rows: list[Row]) -> Row:
+    return {
+        "data": data,
+        "adversary": "none" if strength is None else f"kappa {strength:g}",
+        "clip": clip or "none",
+        **over_seeds(rows, same=()),
+    }
+
+
+def _of_seed(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
+    """Test accuracies of the cohort and the others."""
+    run = open_run(live_config(data, "apfed_c", protocol="plain", clip=clip, seed=seed), 3)
+    cohort = _cohort(run)
+    if strength is not None:
+        positions = cohort.nonzero().flatten()
+        run.hand_over(VICTIM, CohortDegradation(positions, strength=strength))
+    run.train(_EPOCHS)
+    aligned = run.method.alignment[run.data.active.name]
+    return {
+        who: run.method.active.accuracy(_both(aligned[inside], run.data.test_rows))
+        for who, inside in (("cohort", cohort), ("others", ~cohort))
+    }
 
 
 def _both(rows: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
@@ -44,7 +60,7 @@ def _both(rows: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
 
 def _cohort(run: LiveRun) -> torch.Tensor:
-    """Which aligned people (A,) are in the cluster of the person with the least ink."""
+    """Which aligned people (A,) are in the cluster of the person whose features sum to least."""
     table = next(one for one in run.data.passives if one.name == VICTIM)
     own = table.features[run.method.alignment[VICTIM]].flatten(1)
     order = own.sum(dim=1).argsort()

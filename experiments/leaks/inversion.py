@@ -16,6 +16,7 @@ from attacks.reading import batches
 from attacks.recorded import view_of
 from attacks.run import mount
 from attacks.view import Knowledge
+from experiments.leaks.over_seeds import over_seeds
 from experiments.leaks.sessions import (
     VICTIM,
     Row,
@@ -29,6 +30,7 @@ from secure_apfed.config import AttackChoice
 
 __all__ = ["inversion"]
 
+_SEEDS = range(3)
 _STEPS = 3
 _ITERATIONS = 300
 
@@ -37,24 +39,27 @@ def inversion() -> Iterator[Row]:
     """A5: z^p out of honest steps, and x^p from there."""
     for name in ("digits in 6", "fashion_mnist in 6"):
         for passives in (1, 2, 5):
-            protocol = "masked" if passives > 1 else "ckks"
-            run = open_run(live_config(name, "apfed_c", protocol=protocol), passives)
-            found, naive, truth = _inverted(run)
-            choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
-            result = next(
-                one for one in mount(run.recording, [choice], seed=0) if one.victim == VICTIM
-            )
-            mean = truth.mean(dim=1)
-            yield {
-                "data": name,
-                "M": passives,
-                "r2 of z": _mean_of(explained, found, truth),
-                "cosine of z": _mean_of(cosine, found, truth),
-                "cosine, centred": _mean_of(centred_cosine, found, truth),
-                "cosine of -G": _mean_of(cosine, naive, truth),
-                "cosine of the mean": _mean_of(cosine, mean.mean(dim=0).expand_as(found), truth),
-                **features_of(result),
-            }
+            rows = [_of_seed(name, passives, seed) for seed in _SEEDS]
+            yield over_seeds(rows, same=("data", "M"))
+
+
+def _of_seed(name: str, passives: int, seed: int) -> Row:
+    protocol = "masked" if passives > 1 else "ckks"
+    run = open_run(live_config(name, "apfed_c", protocol=protocol, seed=seed), passives)
+    found, naive, truth = _inverted(run)
+    choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
+    mounted = mount(run.recording, [choice], seed=seed)
+    mean = truth.mean(dim=1)
+    return {
+        "data": name.removesuffix(" in 6"),
+        "M": passives,
+        "r2 of z": _mean_of(explained, found, truth),
+        "cosine of z": _mean_of(cosine, found, truth),
+        "cosine, centred": _mean_of(centred_cosine, found, truth),
+        "cosine of -G": _mean_of(cosine, naive, truth),
+        "cosine of the mean": _mean_of(cosine, mean.mean(dim=0).expand_as(found), truth),
+        **features_of(next(one for one in mounted if one.victim == VICTIM)),
+    }
 
 
 def _mean_of(figure: Callable[[Any, Any], float | None], found: Tensor, truth: Tensor) -> float:

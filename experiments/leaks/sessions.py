@@ -46,12 +46,23 @@ _DATA: Mapping[str, Mapping[str, Any]] = {
 
 
 def live_config(
-    data: str, method: str, *, protocol: str = "masked", clip: float | None = 1.0, **model: Any
+    data: str,
+    method: str,
+    *,
+    protocol: str = "masked",
+    clip: float | None = 1.0,
+    seed: int = 0,
+    noise: Mapping[str, float] | None = None,
+    **model: Any,
 ) -> Config:
-    """A run of 20 epochs on one of the data sets here, with perceptrons."""
+    """A run of 20 epochs on one of the data sets here, with perceptrons.
+
+    `noise` is that of the passives under the sum, `model` what differs in the networks.
+    """
     return Config.model_validate(
         {
             "name": f"leaks-{data}",
+            "seed": seed,
             "method": method,
             "data": _DATA[data],
             "model": {
@@ -63,20 +74,22 @@ def live_config(
                 "device": "cpu",
             },
             "alignment": {"protocol": "ecdh"},
-            "secure_sum": {"protocol": protocol, "clip": clip, "allow_single_passive": True},
+            "secure_sum": {
+                "protocol": protocol, "clip": clip, "allow_single_passive": True, "noise": noise,
+            },
             "guard": {"mechanism": "none"},
         }
     )  # fmt: skip
 
 
 @cache
-def _data(name: str, passives: int) -> VerticalData:
+def _data(name: str, passives: int, seed: int) -> VerticalData:
     """The data set, with the first of its passives only."""
-    data = load_data(live_config(name, "apfed_c").data, seed=0)
+    data = load_data(live_config(name, "apfed_c").data, seed=seed)
     return replace(data, passives=data.passives[:passives])
 
 
-_ALIGNED: dict[tuple[str, int], Mapping[str, Tensor]] = {}
+_ALIGNED: dict[tuple[str, int, int], Mapping[str, Tensor]] = {}
 
 
 def open_run(
@@ -87,19 +100,21 @@ def open_run(
     kind: type[LiveRun] = LiveRun,
 ) -> LiveRun:
     """A session that has trained for some epochs; the same data is aligned once."""
-    name = config.name.removeprefix("leaks-")
-    known = _ALIGNED.get((name, passives))
-    run = kind(config, _data(name, passives), rules=rules, alignment=known)
-    _ALIGNED[name, passives] = run.method.alignment
+    of_data = config.name.removeprefix("leaks-"), passives, config.seed
+    known = _ALIGNED.get(of_data)
+    run = kind(config, _data(*of_data), rules=rules, alignment=known)
+    _ALIGNED[of_data] = run.method.alignment
     run.train(_HONEST_EPOCHS)
     return run
 
 
-def sum_for(data: str, method: str, passives: int, rules: frozenset[Rule], **model: Any) -> Config:
+def sum_for(
+    data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
+) -> Config:
     """Without rules a plain sum and no clip; with them a protected one."""
     if rules != ALL_RULES:
-        return live_config(data, method, protocol="plain", clip=None, **model)
-    return live_config(data, method, protocol="masked" if passives > 1 else "ckks", **model)
+        return live_config(data, method, protocol="plain", clip=None, **changes)
+    return live_config(data, method, protocol="masked" if passives > 1 else "ckks", **changes)
 
 
 def cosine(found_ND: Tensor, truth_ND: Tensor) -> float:
