@@ -31,6 +31,7 @@ def _recovered(run: LiveRun, attack: ChosenRepresentations) -> tuple[Any, Any]:
     return found, torch.stack([z[people] for z in truth])
 
 
+@pytest.mark.planted("chosen_representations")
 def test_a_single_passives_representations_are_read_exactly() -> None:
     run = LiveRun(live_config("apfed_c", views=2), rules=UNPROTECTED)
     run.train(2)
@@ -46,6 +47,7 @@ def test_of_several_passives_the_centred_sum_is_read_exactly() -> None:
     assert float((found - (total - total.mean(dim=0))).norm(dim=1).max()) < 5e-6
 
 
+@pytest.mark.planted("chosen_representations")
 def test_features_follow_from_a_single_passives_representations() -> None:
     config = live_config("apfed_c", views=2)
     (result,) = play(ChosenRepresentations(people=160, shadow_rows=60), config, rules=UNPROTECTED)
@@ -84,6 +86,7 @@ def test_leaving_rules_out_changes_nothing_in_an_honest_run() -> None:
                 assert torch.equal(value, states[1][party][name]), (party, name)
 
 
+@pytest.mark.refused("chosen_representations")
 @pytest.mark.parametrize("views", [2, 4])
 def test_the_protocol_refuses_one_direction(views: int) -> None:
     results = play(ChosenRepresentations(people=64), live_config("apfed_c", views=views))

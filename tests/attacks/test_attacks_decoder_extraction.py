@@ -1,9 +1,11 @@
 from typing import Any
 
+import numpy as np
 import pytest
 
-from attacks.decoder_extraction import DecoderExtraction
+from attacks.decoder_extraction import DecoderExtraction, _procrustes
 from attacks.play import play
+from attacks.regression import Regression
 from attacks.run import mount
 from secure_apfed.config import AttackChoice
 from tests.attacks.live_runs import TWO_TABLES, live_config
@@ -18,6 +20,7 @@ def _play(hidden: list[int], *, pairs: int, **changes: Any) -> Any:
     return play(attack, config, victims=["passive-1"], rules=UNPROTECTED)[0]
 
 
+@pytest.mark.planted("decoder_extraction")
 def test_a_linear_decoder_gives_ten_features_away_for_eleven_pairs() -> None:
     result = _play([], pairs=11, data=TWO_TABLES)
     assert result.variants["gram"]["mse"] < 1e-6
@@ -27,6 +30,18 @@ def test_a_linear_decoder_gives_ten_features_away_for_eleven_pairs() -> None:
 
 def test_at_one_point_every_decoder_is_affine() -> None:
     assert _play([64], pairs=11, data=TWO_TABLES).variants["affine on answers"]["mse"] < 1e-6
+
+
+def test_a_feature_that_is_the_same_in_all_pairs_stays_there_and_spoils_no_other() -> None:
+    draw = np.random.default_rng(0)
+    x_NF = draw.normal(size=(30, 4))
+    x_NF[:12, 2] = 0.5
+    shadow_N = np.arange(30) < 12
+    turn_FF = np.linalg.qr(draw.normal(size=(4, 4)))[0]
+    regress = Regression(x_NF[:12], shadow_N, hidden=4, iterations=1, seed=0)
+    found = _procrustes(regress, 3 * x_NF @ turn_FF + 7)
+    assert np.abs(found - x_NF[12:])[:, [0, 1, 3]].max() < 1e-12
+    assert np.abs(found[:, 2] - 0.5).max() < 1e-12
 
 
 def test_fewer_pairs_than_numbers_do_not_fix_the_answer() -> None:
@@ -39,6 +54,7 @@ def test_a_sum_of_three_is_affine_in_all_their_features() -> None:
     assert result.variants["affine on answers"]["r2"] > 0.95
 
 
+@pytest.mark.refused("decoder_extraction")
 def test_the_protocol_refuses_one_point() -> None:
     config = live_config("apfed_r")
     (result,) = play(DecoderExtraction(people=60), config, victims=["passive-1"])

@@ -60,6 +60,7 @@ def _played(strength: float, epochs: int = 100) -> Any:
     return play_active(attack, _config(epochs), "passive-1", data=_data())
 
 
+@pytest.mark.planted("hijack")
 def test_a_passives_features_are_rebuilt_by_the_gradients_it_gets() -> None:
     hijacked, quiet = _played(1.0), _played(1e-9, 20)
     assert (hijacked.adversary, hijacked.victim, hijacked.role) == ("active", "passive-1", "active")

@@ -31,6 +31,7 @@ def _play(role: Any = "passive", history: Any = None, **options: Any) -> Any:
     return play_stuffing(attack, TABLES, AlignmentSettings(**options), role=role, history=history)
 
 
+@pytest.mark.planted("id_stuffing")
 @pytest.mark.parametrize("protocol", ["ecdh", "circuit"])
 @pytest.mark.parametrize("role", ROLES)
 def test_without_limits_every_candidate_is_told_apart(role: Any, protocol: str) -> None:

@@ -25,6 +25,7 @@ def leaking(make_recording: Any) -> Any:
     return make_recording(leak)
 
 
+@pytest.mark.planted("inverse_network")
 def test_planted_features_are_rebuilt(leaking: Any) -> None:
     for result in _mount(leaking, shadow_rows=60)[:2]:
         assert result.victim == "active"

@@ -44,6 +44,7 @@ def _error(
     return float((found - run.truth).norm() / run.truth.norm())
 
 
+@pytest.mark.planted("isolation")
 @pytest.mark.parametrize(
     ("way", "error"), [("weight", 1e-6), ("unequal", 1e-5), ("subset", 0.3), ("collusion", 1e-6)]
 )
@@ -51,6 +52,7 @@ def test_without_rules_a_passive_is_isolated(way: str, error: float) -> None:
     assert _error(UNPROTECTED, way=way) < error
 
 
+@pytest.mark.refused("isolation")
 @pytest.mark.parametrize("protocol", ["plain", "ckks", "masked"])
 @pytest.mark.parametrize(
     ("way", "refusal"), [("unequal", "norm is not within"), ("subset", "nothing came")]

@@ -45,6 +45,7 @@ def _two_classes(recording: Any) -> Any:
     return replace(recording, data=relabelled)
 
 
+@pytest.mark.planted("gradient_direction", "batch_labels")
 @pytest.mark.parametrize(
     ("name", "options", "least"),
     [
@@ -62,6 +63,7 @@ def test_labels_are_found_in_gradients(
     assert result.advantage > 0.2
 
 
+@pytest.mark.planted("gradient_norm")
 def test_rare_positives_have_long_gradients(make_recording: Any) -> None:
     def rare(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
         error = torch.where(labels == 1, 0.8, 0.2)[:, None]
@@ -80,6 +82,7 @@ def test_lengths_do_not_tell_three_classes_apart(make_recording: Any) -> None:
     assert "no threshold" in (_mount(two, "gradient_norm", priors=False)[0].reason or "")
 
 
+@pytest.mark.planted("spectral")
 def test_classes_stand_out_in_the_passives_own_representations(make_recording: Any) -> None:
     result = _mount(make_recording(_clustered, method="tvfl"), "spectral")[1]
     assert result.score["balanced_accuracy"] > 0.9

@@ -27,6 +27,7 @@ def leaking(make_recording: Any) -> Any:
     return make_recording("nothing", method="tvfl", gradient=cross_entropy_gradient)
 
 
+@pytest.mark.planted("label_gradients")
 @pytest.mark.parametrize("per_class", [4, 40])
 def test_labels_are_found_in_gradients(leaking: Any, per_class: int) -> None:
     for result in _mount(leaking, labels_per_class=per_class):

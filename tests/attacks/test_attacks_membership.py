@@ -111,6 +111,7 @@ def test_low_false_positive_rates_are_read_off_the_curve() -> None:
     assert true_positives_at(curve, 1 / 7) == 1
 
 
+@pytest.mark.planted("membership")
 def test_a_model_that_learnt_by_heart_gives_its_rows_away(make_recording: Any) -> None:
     recording = make_recording("nothing")
     active, rows = recording.data.active, recording.data.train_rows

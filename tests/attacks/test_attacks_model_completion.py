@@ -15,6 +15,7 @@ def _mount(recording: Any, seed: int = 0, **options: Any) -> Any:
     return mount(recording, [choice], seed=seed)
 
 
+@pytest.mark.planted("model_completion")
 @pytest.mark.parametrize(
     ("per_class", "least", "score"), [(1, 0.2, 0.65), (4, 0.25, 0.8), (40, 0.25, 0.8)]
 )

@@ -39,6 +39,7 @@ def encoder() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 6))
 
 
+@pytest.mark.planted("representation_network")
 def test_features_are_found_through_a_known_encoder(make_recording: Any, encoder: Any) -> None:
     result = _mount(_planted(make_recording, encoder))[0]
     assert (result.adversary, result.victim) == ("active", "passive-1")

@@ -38,6 +38,7 @@ def _explained(strength: float, steps: int) -> float:
     return 1 - error / float((secret - secret.mean()).square().sum())
 
 
+@pytest.mark.planted("reversed_hijack")
 def test_an_encoder_that_only_hears_the_adversary_is_hijacked() -> None:
     assert _explained(1.0, 1000) > 0.8
 

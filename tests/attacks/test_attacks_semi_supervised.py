@@ -13,6 +13,7 @@ def _mount(recording: Any, **options: Any) -> Any:
     return mount(recording, [choice], seed=0)
 
 
+@pytest.mark.planted("semi_supervised")
 def test_labels_are_read_out_of_a_leak(make_recording: Any) -> None:
     result = _mount(make_recording("labels"), labels_per_class=2)[1]
     assert result.score["balanced_accuracy"] > 0.8

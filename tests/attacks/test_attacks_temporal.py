@@ -26,6 +26,7 @@ def _both(recording: Any, **options: Any) -> tuple[Any, Any]:
     return results[1], results[3]
 
 
+@pytest.mark.planted("temporal")
 def test_fresh_noise_averages_out_over_epochs(make_recording: Any) -> None:
     temporal, once = _both(make_recording(fresh_noise, epochs=12), labels_per_class=10)
     assert temporal.applicable

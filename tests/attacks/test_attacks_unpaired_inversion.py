@@ -45,6 +45,7 @@ def _mount(recording: Any, **options: Any) -> Any:
     return next(r for r in mount(recording, [choice], seed=0) if r.victim == "passive-1")
 
 
+@pytest.mark.planted("unpaired_inversion")
 def test_features_are_found_without_a_pair(make_recording: Any) -> None:
     result = _mount(_recording(make_recording))
     assert (result.adversary, result.metric) == ("active", "r2")
