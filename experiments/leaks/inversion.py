@@ -30,7 +30,7 @@ from secure_apfed.config import AttackChoice
 
 __all__ = ["inversion"]
 
-_SEEDS = range(3)
+_SEEDS = range(1)
 _STEPS = 3
 _ITERATIONS = 300
 

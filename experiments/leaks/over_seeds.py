@@ -11,11 +11,15 @@ __all__ = ["over_seeds"]
 def over_seeds(rows: Sequence[Row], *, same: Collection[str]) -> Row:
     """Return the mean of every number over the rows, with its interval; texts are listed.
 
+    A single row is returned as it is.
+
     Args:
         rows: one for each seed; a row that lacks a number (an attack that was refused) takes no
             part in its mean.
         same: columns that say what was run, and hence are the same in all rows.
     """
+    if len(rows) == 1:
+        return dict(rows[0])
     merged: Row = {}
     for column in dict.fromkeys(key for row in rows for key in row):
         values = [row[column] for row in rows if row.get(column) is not None]

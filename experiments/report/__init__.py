@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments.report.audited import audit_of
 from experiments.report.document import privacy_document
 from experiments.report.folder import RunFolder, read_run
 from experiments.report.page import render
@@ -25,9 +26,10 @@ def write_report(folder: Path) -> Path:
     pictures = write_pictures(run, reference, folder / "pictures")
     page = folder / "report.html"
     half = folder / "report.html.part"
-    half.write_text(render(run, reference, pictures), encoding="utf-8")
+    audited = audit_of(run)
+    half.write_text(render(run, reference, pictures, audited), encoding="utf-8")
     half.replace(page)
-    document = to_json(privacy_document(run), indent=2).encode() + b"\n"
+    document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"
     write_atomically(folder / "privacy.json", document)
     return page
 

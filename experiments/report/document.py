@@ -7,16 +7,17 @@ from dataclasses import asdict
 from typing import Any
 
 from experiments.report import contents
+from experiments.report.audited import Audited
 from experiments.report.folder import RunFolder
 
 __all__ = ["privacy_document"]
 
 
-def privacy_document(run: RunFolder) -> dict[str, Any]:
+def privacy_document(run: RunFolder, audited: Audited | None = None) -> dict[str, Any]:
     """Return the threat model, the inventory, the accounting, the attacks and the limits.
 
     "inventory" counts what each party received; "who_learns_what" says what it can read of it;
-    an attack that was not applicable says why.
+    an attack that was not applicable says why. "audit" is null where no guard released anything.
     """
     privacy = run.outcome.privacy
     return {
@@ -50,6 +51,7 @@ def privacy_document(run: RunFolder) -> dict[str, Any]:
             "figures": privacy.model_dump(exclude={"trace"}),
             "trace": list(privacy.trace),
             "charges": dict(run.charges),
+            "audit": asdict(audited) | {"contradicted": audited.contradicted} if audited else None,
             "contributions": {
                 name: one.model_dump() for name, one in run.outcome.contributions.items()
             },

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from experiments.report import contents
 from experiments.report.attack_rows import attacks_of
+from experiments.report.audited import Audited
 from experiments.report.folder import RunFolder
 from experiments.report.names import method_name
 from experiments.report.pictures import Picture
@@ -18,13 +19,19 @@ from secure_apfed.config_file import dump_config
 __all__ = ["fill", "inside", "render"]
 
 
-def render(run: RunFolder, reference: RunFolder | None, pictures: Sequence[Picture]) -> str:
+def render(
+    run: RunFolder,
+    reference: RunFolder | None,
+    pictures: Sequence[Picture],
+    audited: Audited | None,
+) -> str:
     """Return the page.
 
     Args:
         run: what it reports.
         reference: a SingleVL run on the same data, or None; the page then says so.
         pictures: to show, as `write_pictures` returned them.
+        audited: what an audit of its guard found; None: there is no guard.
     """
     return fill(
         "report.html.jinja",
@@ -39,7 +46,7 @@ def render(run: RunFolder, reference: RunFolder | None, pictures: Sequence[Pictu
         alignment_leaks=contents.alignment_leaks_of(run),
         coalitions=[(one.who, one.learns) for one in contents.coalitions_of(run)],
         guarantee=run.outcome.guarantee,
-        accounting=contents.accounting_of(run),
+        accounting=(*contents.accounting_of(run), *(audited.rows() if audited else ())),
         trace=run.outcome.privacy.trace,
         attacks=attacks_of(run),
         limits=contents.limits_of(run),

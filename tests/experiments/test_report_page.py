@@ -211,3 +211,27 @@ def test_the_settings_say_what_each_defence_does(tmp_path: Path) -> None:
     assert told.startswith("nopeek (the active): NoPeek lowers the distance correlation of ")
     assert told.endswith("; compression (every passive): compression keeps only the largest "
                          "numbers of each gradient")  # fmt: skip
+
+
+def test_the_guards_claim_is_audited(guarded: Path) -> None:
+    text = text_of(guarded)
+    assert "audit of the guard, 10\u202f000 canaries, each released 6 times" in text
+    assert "below the claim" in text
+    told = json.loads((guarded / "privacy.json").read_bytes())["accounting"]["audit"]
+    assert told["claimed"] == 7.98
+    assert 2 < told["audit"]["epsilon_rows"] < 7.98
+    assert told["contradicted"] is False
+    assert told["ceiling_auc"] == pytest.approx(0.880, abs=0.01)
+    assert told["ceiling_tpr"] == pytest.approx(0.253, abs=0.01)
+
+
+def test_a_claim_that_the_guard_does_not_keep_is_contradicted(tmp_path: Path) -> None:
+    config = config_of(guard="{mechanism: gaussian, clip: 1.0, epsilon: 8.0}")
+    text = text_of(write_run(tmp_path / "x", config, accuracy={"apfed_c": 0.9}, epsilon=3.0))
+    assert "CONTRADICTS the claim" in text
+
+
+def test_without_a_guard_there_is_nothing_to_audit(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "x", config_of(), accuracy={"apfed_c": 0.9})
+    assert "audit of the guard" not in text_of(folder)
+    assert json.loads((folder / "privacy.json").read_bytes())["accounting"]["audit"] is None
