@@ -1,13 +1,13 @@
-"""`python -m experiments.leaks`: eight tables, of live runs of all parties.
+"""`python -m experiments.leaks`: nine tables, of live runs of all parties.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
-(APFed-R). `isolation`: one passive's part of the sum, rule by rule. `degradation`: what a malicious
-passive does to the active's accuracy on people of its choice. `joint_inversion` and `hijacking`:
-what a curious and a malicious active of TVFL rebuild. `stuffing`: guessed IDs in intersections.
+(APFed-R). `noise`: both against noise under the sum. `isolation`: one passive's part of the sum,
+rule by rule. `degradation`: what a malicious passive does to the active's accuracy on people of its
+choice. `joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL rebuild.
+`stuffing`: guessed IDs in intersections.
 """
 
-import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,11 +23,13 @@ from experiments.leaks.degradation import degradation
 from experiments.leaks.inversion import inversion
 from experiments.leaks.isolation import isolation
 from experiments.leaks.joint_training import hijacking, joint_inversion
+from experiments.leaks.noise import noise
 from experiments.leaks.questions import chosen, decoder
 from experiments.leaks.sessions import Row
 from experiments.leaks.stuffing import stuffing
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.errors import NarrowBatchWarning
+from secure_apfed.plain_json import to_json
 
 __all__ = ["PARTS", "as_markdown", "main"]
 
@@ -35,6 +37,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
     "inversion": inversion,
     "chosen": chosen,
     "decoder": decoder,
+    "noise": noise,
     "isolation": isolation,
     "degradation": degradation,
     "joint_inversion": joint_inversion,
@@ -55,11 +58,15 @@ def main(
     warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
     found = {name: list(part()) for name, part in PARTS.items() if only in (None, name)}
     if as_json:
-        typer.echo(json.dumps(found, default=asdict))
+        typer.echo(to_json({name: [_plain(row) for row in rows] for name, rows in found.items()}))
         return
     for name, rows in found.items():
         typer.echo(f"\n{name}\n")
         typer.echo(as_markdown(rows), nl=False)
+
+
+def _plain(row: Row) -> Row:
+    return {key: asdict(one) if isinstance(one, Interval) else one for key, one in row.items()}
 
 
 def as_markdown(rows: list[Row]) -> str:

@@ -8,7 +8,7 @@ from experiments.report.document import privacy_document
 from experiments.report.folder import RunFolder, read_run
 from experiments.report.page import render
 from experiments.report.pictures import write_pictures
-from secure_apfed.errors import CheckpointError
+from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import write_atomically
 
@@ -47,7 +47,7 @@ def _single_view_runs(folder: Path) -> Iterator[RunFolder]:
     for result in sorted(folder.absolute().parent.glob("*/result.json")):
         try:
             other = read_run(result.parent)
-        except CheckpointError:
+        except (CheckpointError, ConfigError):
             continue  # a sibling that cannot be read is not a reference
         if other.config.method == "single_view":
             yield other

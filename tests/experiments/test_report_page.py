@@ -118,6 +118,9 @@ def test_a_damaged_sibling_does_not_stop_a_report(guarded: Path) -> None:
     sibling = guarded.parent / "broken"
     sibling.mkdir()
     (sibling / "result.json").write_text("{")
+    older = write_run(guarded.parent / "older", config_of("single_view"), accuracy={"x": 0.5})
+    with (older / "config.yaml").open("a") as config:
+        config.write("a_key_that_is_gone: 1\n")
     assert write_report(guarded).is_file()
 
 
