@@ -19,7 +19,6 @@ def privacy_document(run: RunFolder, audited: Audited | None = None) -> dict[str
     "inventory" counts what each party received; "who_learns_what" says what it can read of it;
     an attack that was not applicable says why. "audit" is null where no guard released anything.
     """
-    privacy = run.outcome.privacy
     return {
         "schema_version": 1,
         "run": run.config.name,
@@ -46,16 +45,19 @@ def privacy_document(run: RunFolder, audited: Audited | None = None) -> dict[str
             }
             for flow in run.flows
         ],
-        "accounting": {
-            "guarantee": run.outcome.guarantee,
-            "figures": privacy.model_dump(exclude={"trace"}),
-            "trace": list(privacy.trace),
-            "charges": dict(run.charges),
-            "audit": asdict(audited) | {"contradicted": audited.contradicted} if audited else None,
-            "contributions": {
-                name: one.model_dump() for name, one in run.outcome.contributions.items()
-            },
-        },
+        "accounting": _accounting(run, audited),
         "attacks": [result.as_json() for result in run.attacks or ()],
         "not_guaranteed": list(contents.limits_of(run)),
+    }
+
+
+def _accounting(run: RunFolder, audited: Audited | None) -> dict[str, Any]:
+    privacy, contributions = run.outcome.privacy, run.outcome.contributions
+    return {
+        "guarantee": run.outcome.guarantee,
+        "figures": privacy.model_dump(exclude={"trace"}),
+        "trace": list(privacy.trace),
+        "charges": dict(run.charges),
+        "audit": asdict(audited) | {"contradicted": audited.contradicted} if audited else None,
+        "contributions": {name: one.model_dump() for name, one in contributions.items()},
     }
