@@ -30,7 +30,8 @@ from secure_apfed.config import AttackChoice
 
 __all__ = ["inversion"]
 
-_SEEDS = range(1)
+# A seed of Fashion-MNIST takes longer than all of digits.
+_SEEDS = {"digits in 6": range(3), "fashion_mnist in 6": range(1)}
 _STEPS = 3
 _ITERATIONS = 300
 
@@ -39,7 +40,7 @@ def inversion() -> Iterator[Row]:
     """A5: z^p out of honest steps, and x^p from there."""
     for name in ("digits in 6", "fashion_mnist in 6"):
         for passives in (1, 2, 5):
-            rows = [_of_seed(name, passives, seed) for seed in _SEEDS]
+            rows = [_of_seed(name, passives, seed) for seed in _SEEDS[name]]
             yield over_seeds(rows, same=("data", "M"))
 
 
