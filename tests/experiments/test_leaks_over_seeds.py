@@ -2,6 +2,7 @@ import math
 
 from experiments.intervals import Interval
 from experiments.leaks.over_seeds import over_seeds
+from experiments.leaks.sessions import Row
 
 
 def test_numbers_become_means_and_what_was_run_stays() -> None:
@@ -14,7 +15,7 @@ def test_numbers_become_means_and_what_was_run_stays() -> None:
 
 
 def test_texts_are_listed_once_and_what_a_seed_lacks_takes_no_part() -> None:
-    rows = [{"best": "ridge", "r2": None}, {"best": "mlp", "r2": 0.5}, {"best": "ridge"}]
+    rows: list[Row] = [{"best": "ridge", "r2": None}, {"best": "mlp", "r2": 0.5}, {"best": "ridge"}]
     merged = over_seeds(rows, same=())
     assert merged["best"] == "ridge / mlp"
     assert merged["r2"].mean == 0.5
