@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.interface import AttackError
 from attacks.view import AdversaryView
 from protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
@@ -141,8 +142,17 @@ def _tensors(envelope: Envelope, name: str, *, rows: bool = False) -> dict[str, 
         except RemoteProtocolError as refusal:
             refusals.append(refusal)
         else:
+            _check_finite(tensors[name], envelope)
             return tensors
     raise refusals[0]
+
+
+def _check_finite(values: Tensor, envelope: Envelope) -> None:
+    if not bool(torch.isfinite(values).all()):
+        raise AttackError(
+            f"{envelope.sender} sent {envelope.kind} in step {envelope.step} that are not finite; "
+            "there is nothing to fit"
+        )
 
 
 def _side_by_side(of_party: Mapping[str, Sequence[tuple[Tensor, Tensor]]]) -> Observed:

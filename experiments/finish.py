@@ -15,6 +15,7 @@ from experiments.reconstructions import (
     write_examples,
 )
 from secure_apfed.config import AttackChoice
+from secure_apfed.errors import CheckpointError
 from secure_apfed.runs import RunFolder, load_recording
 
 __all__ = ["mount_attacks"]
@@ -39,7 +40,7 @@ def mount_attacks(
 
     Raises:
         ConfigError: an unknown attack or option.
-        CheckpointError: the folder is no finished run.
+        CheckpointError: the folder is no finished run, or attacks.json is damaged.
     """
     recording = load_recording(folder)
     config = recording.config
@@ -73,5 +74,8 @@ def _others(folder: Path, mounted: set[str]) -> list[AttackResult]:
     path = folder / "attacks.json"
     if not path.is_file():
         return []
-    past = [AttackResult(**one) for one in json.loads(path.read_bytes())]
+    try:
+        past = [AttackResult(**one) for one in json.loads(path.read_bytes())]
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: is damaged; remove it and attack again: {error}") from None
     return [result for result in past if result.attack not in mounted]

@@ -1,10 +1,11 @@
-"""`python -m experiments.leaks`: nine tables, of live runs of all parties.
+"""`python -m experiments.leaks`: ten tables, nearly all of live runs of all parties.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
 (APFed-R). `noise`: both against noise under the sum. `isolation`: one passive's part of the sum,
 rule by rule. `degradation`: what a malicious passive does to the active's accuracy on people of its
-choice. `joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL rebuild.
+choice. `labels`: what passives read out of representations, at once and over time.
+`joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL rebuild.
 `stuffing`: guessed IDs in intersections.
 """
 
@@ -23,6 +24,7 @@ from experiments.leaks.degradation import degradation
 from experiments.leaks.inversion import inversion
 from experiments.leaks.isolation import isolation
 from experiments.leaks.joint_training import hijacking, joint_inversion
+from experiments.leaks.labels import labels
 from experiments.leaks.noise import noise
 from experiments.leaks.questions import chosen, decoder
 from experiments.leaks.sessions import Row
@@ -40,6 +42,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
     "noise": noise,
     "isolation": isolation,
     "degradation": degradation,
+    "labels": labels,
     "joint_inversion": joint_inversion,
     "hijacking": hijacking,
     "stuffing": stuffing,

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from attacks.interface import AttackError
 from attacks.model_completion import ModelCompletion
@@ -123,3 +124,13 @@ def test_known_labels_of_one_class_only_are_a_reason(make_recording: Any) -> Non
     view = view_of(recording, ["passive-1"], knowledge=Knowledge(classes=3, labels=kept))
     with pytest.raises(AttackError, match="fewer than two classes; raise labels_per_class"):
         ModelCompletion().run(view, 0)
+
+
+def test_values_that_are_not_finite_are_a_reason_not_a_crash(make_recording: Any) -> None:
+    def broken(labels: Any, own: Any, draw: Any, epoch: int) -> torch.Tensor:
+        return torch.full((len(labels), 6), float("nan"))
+
+    (first, *_) = mount(make_recording(broken), [AttackChoice(name="model_completion")], seed=0)
+    assert first.reason is not None
+    assert "representations in step" in first.reason
+    assert "are not finite; there is nothing to fit" in first.reason

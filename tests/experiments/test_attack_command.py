@@ -91,3 +91,15 @@ def test_rebuilt_images_are_kept_for_their_owner_only(finished: Path) -> None:
         read_examples(finished)
     path.unlink()
     assert read_examples(finished) == {}
+
+
+@pytest.mark.parametrize("content", ["[{", '[{"attack": "temporal"}]', "[1]", "3"])
+def test_damaged_results_of_earlier_attacks_are_told(
+    finished: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (finished / "attacks.json").write_text(content)
+    assert execute(["attack", str(finished), "--attacks", "spectral"]) != 0
+    assert "remove it and attack again" in " ".join(
+        capsys.readouterr().err.replace("│", "").split()
+    )
+    (finished / "attacks.json").unlink()

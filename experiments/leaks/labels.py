@@ -1,0 +1,96 @@
+"""A1 and A2: labels out of representations, against what a passive's own features tell.
+
+The runs of the main job without noise, with noise that is fresh in every epoch, and with noise
+that is frozen; the whole transcript is kept.
+"""
+
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+from typing import Any
+
+from attacks.interface import AttackResult
+from attacks.run import mount
+from experiments.leaks.over_seeds import over_seeds
+from experiments.leaks.sessions import Row
+from experiments.main_job import base_config
+from secure_apfed.config import AttackChoice, Config
+from secure_apfed.runs import Recording
+from secure_apfed.runs.session import run
+
+__all__ = ["labels", "labels_config", "read_labels"]
+
+_SEEDS = range(5)
+_DATA = ("main-digits", "main-breast-cancer")
+_NOISE = {"clip": 1.0, "sigma": 0.5, "noise": "reproducible_insecure"}
+_GUARDS: Mapping[str, Mapping[str, Any]] = {
+    "none": {"mechanism": "none"},
+    "fresh": {"mechanism": "gaussian", **_NOISE},
+    "frozen": {"mechanism": "frozen_gaussian", **_NOISE},
+}
+_KNOWN = (1, 4, 40, 0)
+
+
+def labels() -> Iterator[Row]:
+    """Balanced accuracies, means over the passives, by noise and by labels that they know."""
+    for name in _DATA:
+        for noise in _GUARDS:
+            of_seeds = [_of_seed(name, noise, seed) for seed in _SEEDS]
+            for rows in zip(*of_seeds, strict=True):
+                yield over_seeds(rows, same=("data", "noise", "labels a class"))
+
+
+def labels_config(name: str, noise: str, seed: int) -> Config:
+    """The main job's run with another guard; its sum is plain, which changes no result here."""
+    settings = base_config(name).model_dump(mode="json") | {"seed": seed, "guard": _GUARDS[noise]}
+    settings["transcript"]["keep"] = "all"
+    settings["secure_sum"]["protocol"] = "plain"
+    return Config.model_validate(settings)
+
+
+def _of_seed(name: str, noise: str, seed: int) -> list[Row]:
+    recording = run(labels_config(name, noise, seed), None).recording
+    return [
+        {
+            "data": name.removeprefix("main-"),
+            "noise": noise,
+            "labels a class": known or "none",
+            **read_labels(recording, known, seed),
+        }
+        for known in _KNOWN
+    ]
+
+
+def read_labels(recording: Recording, known: int, seed: int) -> Row:
+    """What both attacks reach and the best probe on own features (x), with the same labels.
+
+    Where no label is known the clusters are named by the truth. "worst": of the passive that
+    gains most; all other figures are means over the passives.
+    """
+    options = {"labels_per_class": known}
+    once, course = (
+        {one.adversary: one
+         for one in mount(recording, [AttackChoice(name=name, options=options)], seed=seed)
+         if one.applicable}
+        for name in ("model_completion", "temporal")
+    )  # fmt: skip
+    gains = [_reached(one) - _floor(one) for one in once.values()]
+    steps = [_reached(course[name]) - _reached(one) for name, one in once.items()]
+    return {
+        "x": fmean(map(_floor, once.values())),
+        "A1": fmean(map(_reached, once.values())),
+        "A2": fmean(map(_reached, course.values())),
+        "A1 less x": fmean(gains),
+        "A1 less x, worst": max(gains),
+        "A2 less A1": fmean(steps),
+    }
+
+
+def _floor(result: AttackResult) -> float:
+    figures = [one["balanced_accuracy"] for one in result.baselines.values()]
+    return max(value for value in figures if value is not None)
+
+
+def _reached(result: AttackResult) -> float:
+    figure = result.score["balanced_accuracy"]
+    assert figure is not None  # every result that applies has one
+    return figure
