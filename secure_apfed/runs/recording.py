@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from secure_apfed.config import Config
@@ -67,7 +68,7 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
             msgpack.unpackb(folder.transcript.read_bytes(), strict_map_key=False)
         )
         alignment = load_tensors(folder.alignment.read_bytes())
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{path}: the transcript or alignment is damaged") from error
     data = data or load_data(config.data, seed=config.seed)
     return Recording(

@@ -103,3 +103,12 @@ def test_damaged_results_of_earlier_attacks_are_told(
         capsys.readouterr().err.replace("│", "").split()
     )
     (finished / "attacks.json").unlink()
+
+
+def test_a_truncated_alignment_is_told(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = finished / "alignment.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    assert execute(["attack", str(finished), "--attacks", "spectral"]) != 0
+    assert "is damaged" in " ".join(capsys.readouterr().err.replace("│", "").split())
+    path.write_bytes(whole)
