@@ -4,16 +4,25 @@ Run by: an adversary with rows of the victim's kind of features. A simulator sta
 victim's encoder, a decoder inverts it, and a discriminator tells its outputs from the victim's.
 Either the victim is made to look like the simulator, or the simulator like the victim.
 
-Letters: B batch, D numbers of a representation.
+A victim that convolves sends maps, whose places are those of its image. There simulator and
+decoder convolve as well: then what makes the distributions alike also puts each image where the
+adversary's own would lie, which between perceptrons nothing does.
+
+Letters: B batch, D numbers of a representation, F features.
 """
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["energy_distance", "layers", "slope_penalty"]
+from secure_apfed.models import Shape
+
+__all__ = ["decoder_for", "energy_distance", "layers", "simulator_for", "slope_penalty"]
+
+_IMAGE = 3  # channels, height, width
 
 
 def layers(*widths: int) -> nn.Sequential:
@@ -24,12 +33,70 @@ def layers(*widths: int) -> nn.Sequential:
     return nn.Sequential(*parts[:-1])
 
 
-def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: Tensor) -> Tensor:
-    """How far the judge's slope between the two is from 1 (Gulrajani et al., 2017, Eq. (3))."""
+def simulator_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
+    """Flattened features (B, F) -> flattened representations (B, D).
+
+    Linear convolutions between images and maps, as the pilot network of Pasquini et al. (2021),
+    with so many `channels` a pixel; else perceptrons, `hidden` wide. Shapes are of a row.
+    """
+    if not _convolve(features, representation):
+        return layers(math.prod(features), hidden, hidden, math.prod(representation))
+    scale = _scale(features, representation)
+    between = max(channels, 2 * scale**2)
+    return nn.Sequential(
+        nn.Unflatten(1, features),
+        nn.Upsample((scale * representation[1], scale * representation[2])),
+        nn.Conv2d(features[0], channels, 3, padding=1),
+        nn.PixelUnshuffle(scale),
+        nn.Conv2d(channels * scale**2, between, 1),
+        nn.Conv2d(between, representation[0], 3, padding=1),
+        nn.Flatten(),
+    )
+
+
+def decoder_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
+    """Mirror of `simulator_for`: representations (B, D) -> features (B, F)."""
+    if not _convolve(features, representation):
+        return layers(math.prod(representation), hidden, hidden, math.prod(features))
+    scale = _scale(features, representation)
+    return nn.Sequential(
+        nn.Unflatten(1, representation),
+        nn.Conv2d(representation[0], channels * scale**2, 3, padding=1),
+        nn.PixelShuffle(scale),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(channels, features[0], 3, padding=1),
+        nn.Upsample(features[1:]),
+        nn.Flatten(),
+    )
+
+
+def _convolve(features: Shape, representation: Shape) -> bool:
+    return len(features) == len(representation) == _IMAGE
+
+
+def _scale(features: Shape, representation: Shape) -> int:
+    """By how much an image is larger than its map, rounded up."""
+    sides = zip(features[1:], representation[1:], strict=True)
+    return max(math.ceil(image / place) for image, place in sides)
+
+
+def slope_penalty(
+    judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: Tensor, *, slope: float = 1.0
+) -> Tensor:
+    """How far the judge's slope between the two is from `slope`, squared.
+
+    1: Gulrajani et al. (2017), Eq. (3). 0: Mescheder et al. (2018), Which Training Methods for
+    GANs do actually Converge?, Section 4.1, here between the two samples.
+    """
     share = torch.rand(len(one_BD), *[1] * (one_BD.dim() - 1), device=one_BD.device)
     mixed_BD = torch.lerp(one_BD.detach(), other_BD.detach(), share).requires_grad_()
     (slope_BD,) = torch.autograd.grad(judge(mixed_BD).sum(), mixed_BD, create_graph=True)
-    penalty: Tensor = (slope_BD.flatten(1).norm(dim=1) - 1).square().mean()
+    flat_BD = slope_BD.flatten(1)
+    if slope == 0:
+        # The norm has no gradient where it is 0.
+        squared: Tensor = flat_BD.square().sum(dim=1).mean()
+        return squared
+    penalty: Tensor = (flat_BD.norm(dim=1) - slope).square().mean()
     return penalty
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from attacks.interface import AttackResult
 from attacks.live import LiveRun
 from attacks.live_joint import JointRun
+from attacks.recorded import truth_of
 from attacks.run import knowledge_of, result_of, result_of_answers
 from attacks.strategy import ActiveAttack, AnsweringAttack
 from attacks.unprotected import ALL_RULES, Rule
@@ -68,7 +69,8 @@ def play_passive(
     run = LiveRun(config, data)
     active = run.data.active.name
     knowledge = knowledge_of(attack, run.recording, passive, active, seed=seed)
-    strategy = attack.begin(run.terms, knowledge, seed)
+    own_AF = truth_of(run.recording).features[passive]
+    strategy = attack.begin(run.terms, knowledge, own_AF, seed)
     run.hand_over(passive, strategy)
     run.train(config.train.epochs)
     return result_of_answers(
@@ -88,7 +90,8 @@ def play_active(
     run = JointRun(config, data)
     active = run.data.active.name
     knowledge = knowledge_of(attack, run.recording, active, victim, seed=seed)
-    strategy = attack.begin(run.terms(victim), knowledge, seed)
+    own_AF = truth_of(run.recording).features[active]
+    strategy = attack.begin(run.terms(victim), knowledge, own_AF, seed)
     run.hand_over(victim, strategy)
     run.train(config.train.epochs)
     return result_of_answers(

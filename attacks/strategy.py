@@ -5,7 +5,8 @@ the real parties, whose messages, rules and sums are those of any run. `run` is 
 every other, on the view of that run. What the adversary kept for itself while it played comes
 back in `view.played`.
 
-Letters: B batch, D numbers of a representation.
+Letters: A aligned rows, B batch, D numbers of a representation,
+F features.
 """
 
 from abc import abstractmethod
@@ -150,8 +151,13 @@ class AnsweringAttack(Attack):
     hidden: int = Field(256, ge=1)
 
     @abstractmethod
-    def begin(self, terms: RepresentationTerms, knowledge: Knowledge, seed: int) -> Answering:
-        """Return what plays the party from now on."""
+    def begin(
+        self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
+    ) -> Answering:
+        """Return what plays the party from now on.
+
+        `own_AF` are the party's own features by alignment position.
+        """
 
 
 def rows_at_once(attack: ActiveAttack, seat: ActiveSeat) -> int:

@@ -1,12 +1,13 @@
-"""`python -m experiments.leaks`: ten tables, nearly all of live runs of all parties.
+"""`python -m experiments.leaks`: twelve tables, nearly all of live runs of all parties.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
 (APFed-R). `noise`: both against noise under the sum. `isolation`: one passive's part of the sum,
 rule by rule. `degradation`: what a malicious passive does to the active's accuracy on people of its
 choice. `labels`: what passives read out of representations, at once and over time.
-`joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL rebuild.
-`stuffing`: guessed IDs in intersections.
+`joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL rebuild;
+`reversed_hijacking`: a malicious passive of APFed-C. `split_learning`: hijacking near its published
+setting. `stuffing`: guessed IDs in intersections.
 """
 
 import math
@@ -23,11 +24,12 @@ from experiments.intervals import Interval
 from experiments.leaks.degradation import degradation
 from experiments.leaks.inversion import inversion
 from experiments.leaks.isolation import isolation
-from experiments.leaks.joint_training import hijacking, joint_inversion
+from experiments.leaks.joint_training import hijacking, joint_inversion, reversed_hijacking
 from experiments.leaks.labels import labels
 from experiments.leaks.noise import noise
 from experiments.leaks.questions import chosen, decoder
 from experiments.leaks.sessions import Row
+from experiments.leaks.split_learning import split_learning
 from experiments.leaks.stuffing import stuffing
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.errors import NarrowBatchWarning
@@ -45,6 +47,8 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
     "labels": labels,
     "joint_inversion": joint_inversion,
     "hijacking": hijacking,
+    "reversed_hijacking": reversed_hijacking,
+    "split_learning": split_learning,
     "stuffing": stuffing,
 }
 

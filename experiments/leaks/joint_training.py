@@ -1,25 +1,52 @@
-"""Joint training: what its active rebuilds of a passive's features, curious or malicious.
+"""What a curious active rebuilds of a passive's features, and who rebuilds by hijacking encoders.
 
-Digits in strips of two rows, images as numbers between 0 and 1.
+Digits in strips of two rows, MNIST in halves, images as numbers between 0 and 1.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from attacks.hijack import FeatureSpaceHijack
 from attacks.interface import AttackResult
-from attacks.play import play_active
+from attacks.play import play_active, play_passive
+from attacks.reversed_hijack import ReversedHijack
 from attacks.run import mount
 from experiments.leaks.sessions import VICTIM, Row, live_config
-from secure_apfed.config import AttackChoice
-from secure_apfed.data import load_data
+from secure_apfed.config import AttackChoice, Config
+from secure_apfed.data import VerticalData, load_data
 from secure_apfed.runs.session import run
 
-__all__ = ["curious", "hijacked", "hijacking", "joint_inversion"]
+__all__ = [
+    "Reversed",
+    "curious",
+    "hijacked",
+    "hijacking",
+    "joint_inversion",
+    "reversed_hijacked",
+    "reversed_hijacking",
+]
 
-_PUBLISHED = 0.0193
-_EPOCHS = 20
+_EPOCHS = 300
+_RATE = 0.03
+_HIDDEN = 128
 _CURIOUS = ("inverse_network", "representation_network", "unpaired_inversion")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reversed:
+    """One setting: strength of the answers, clip of the sum, noise of the guard (0: none)."""
+
+    strength: float
+    clip: float
+    sigma: float = 0.0
+
+
+_REVERSED = (
+    Reversed(strength=1.0, clip=1.0),
+    Reversed(strength=5.0, clip=1.0),
+    Reversed(strength=5.0, clip=0.1),
+    Reversed(strength=5.0, clip=1.0, sigma=0.1),
+)
 
 
 def joint_inversion() -> Iterator[Row]:
@@ -38,26 +65,54 @@ def curious(name: str) -> Row:
 
 
 def hijacking() -> Iterator[Row]:
-    """FSHA against real passives, on digits and on MNIST in two halves."""
-    for data in ("digits", "mnist in 2"):
-        yield hijacked(data)
+    """FSHA against real passives: told one's own features of the same people, and not."""
+    yield hijacked("digits", conditioned=True)
+    yield hijacked("digits", conditioned=False)
+    yield hijacked("mnist in 2", conditioned=True, epochs=100)
 
 
-def hijacked(name: str) -> Row:
+def hijacked(name: str, *, conditioned: bool, epochs: int = _EPOCHS) -> Row:
     """The victim is the only passive."""
-    config = live_config(name, "tvfl")
-    settings = {"train": config.train.model_copy(update={"epochs": _EPOCHS})}
-    data = load_data(config.data, seed=0)
-    data = replace(data, passives=data.passives[:1])
-    config = config.model_copy(update=settings)
-    result = play_active(FeatureSpaceHijack(), config, VICTIM, data=data)
-    # The published images lie between -1 and 1, where errors are 4 times as large.
-    scaled = 4 * float(result.score["mse"] or 0)
+    config, data = _long(live_config(name, "tvfl"), epochs)
+    attack = FeatureSpaceHijack(hidden=_HIDDEN, conditioned=conditioned)
+    result = play_active(attack, config, VICTIM, data=data)
     return {
-        **_row(name, result),
-        "mse in [-1, 1]": scaled,
-        "over the published": scaled / _PUBLISHED,
+        "data": name,
+        "told x": "yes" if conditioned else "no",
+        "epochs": config.train.epochs,
+        **_row("hijack", result),
     }
+
+
+def reversed_hijacking() -> Iterator[Row]:
+    """A4 on digits: the only passive, against the active's own loss, clip and guard."""
+    for case in _REVERSED:
+        yield reversed_hijacked(case)
+
+
+def reversed_hijacked(case: "Reversed") -> Row:
+    """A session of APFed-C; the adversary's answers are as long as `strength` makes them."""
+    config = live_config("digits", "apfed_c", protocol="plain", clip=case.clip)
+    if case.sigma:
+        guard = {"mechanism": "gaussian", "clip": 1.0, "sigma": case.sigma}
+        config = Config.model_validate({**config.model_dump(), "guard": guard})
+    config, data = _long(config)
+    attack = ReversedHijack(hidden=_HIDDEN, strength=case.strength)
+    result = play_passive(attack, config, VICTIM, data=data)
+    return {
+        "kappa": case.strength,
+        "clip": case.clip,
+        "sigma": case.sigma or "none",
+        "epochs": config.train.epochs,
+        **_row("reversed_hijack", result),
+    }
+
+
+def _long(config: Config, epochs: int = _EPOCHS) -> tuple[Config, VerticalData]:
+    """So many epochs at a rate under which the pull is steady, with one passive."""
+    train = config.train.model_copy(update={"epochs": epochs, "learning_rate": _RATE})
+    data = load_data(config.data, seed=0)
+    return config.model_copy(update={"train": train}), replace(data, passives=data.passives[:1])
 
 
 def _row(name: str, result: AttackResult) -> Row:
