@@ -6,7 +6,7 @@ few labels that it knows; without labels it clusters. In TVFL the representation
 that the passive itself computed and sent, whose encoder the label gradients trained (passive
 model completion; Fu et al., 2022, Label Inference Attacks Against Vertical Federated Learning).
 
-Its probes are supervised; `semi_supervised` trains as that paper does.
+Its probes are supervised; `semi_supervised` trains as that paper does, also the encoder.
 """
 
 from functools import partial

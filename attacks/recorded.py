@@ -222,6 +222,11 @@ def view_of(
         agreed=_agreed(recording),
         played=played,
         features=_features(recording, parties),
+        networks={
+            name: copy.deepcopy(network)
+            for name, network in recording.encoders.items()
+            if name in members
+        },
         answers=answers_of(recording) if parties[0] == "outsider" else None,
         knowledge=knowledge,
         budget=budget or Budget(),

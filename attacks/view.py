@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from secure_apfed.exchange import Envelope, Flow, Kind
 from secure_apfed.models.settings import ModelSettings
@@ -162,6 +162,8 @@ class AdversaryView:
         played: what the adversary played in place of its part; None: it kept to the protocol
             while the run was recorded.
         features: member -> (A, ...) its own features; row k is alignment position k.
+        networks: member -> its own network, as training left it, where it sends what that makes
+            of its features; an attack trains copies.
         answers: the finished model as an outsider may query it: rows of the active's features
             -> log-probabilities of the classes, (n, K); None: nobody answers.
         knowledge, budget: what is declared.
@@ -177,6 +179,7 @@ class AdversaryView:
     agreed: Mapping[str, Agreed] = field(default_factory=dict)
     played: Played | None = None
     features: Mapping[str, Tensor] = field(repr=False)
+    networks: Mapping[str, nn.Module] = field(default_factory=dict, repr=False)
     answers: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     knowledge: Knowledge
     budget: Budget = Budget()

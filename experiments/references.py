@@ -56,7 +56,7 @@ REFERENCES: Mapping[str, Reference] = {
     "model_completion": Reference(
         config="reference-pmc",
         seeds=3,
-        variant="MixMatch on h",
+        variant="own network, trained further",
         metrics=("accuracy", "balanced_accuracy"),
         published={"accuracy": 0.8024},
         source="Fu et al. (2022), training rows, as quoted in issue 6 of "
