@@ -5,12 +5,12 @@ Run by: whoever holds the recording of all parties, which no real party does. At
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacks.interface import AttackError
 from attacks.recorded_members import answers_of
@@ -222,11 +222,7 @@ def view_of(
         agreed=_agreed(recording),
         played=played,
         features=_features(recording, parties),
-        networks={
-            name: copy.deepcopy(network)
-            for name, network in recording.encoders.items()
-            if name in members
-        },
+        networks=_networks(recording, members),
         answers=answers_of(recording) if parties[0] == "outsider" else None,
         knowledge=knowledge,
         budget=budget or Budget(),
@@ -260,6 +256,12 @@ def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]
         for name in parties
         if name in tables and name in alignment
     }
+
+
+def _networks(recording: Recording, members: Collection[str]) -> dict[str, nn.Module]:
+    """Return copies of the members' own encoders, where they were recorded."""
+    kept = recording.encoders
+    return {name: copy.deepcopy(network) for name, network in kept.items() if name in members}
 
 
 def _role(recording: Recording, party: str) -> Role:
