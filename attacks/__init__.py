@@ -7,26 +7,26 @@ docs/add-an-attack.md.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from attacks.batch_labels import BatchLabels
-from attacks.chosen_representations import ChosenRepresentations
-from attacks.contrastive_inversion import ContrastiveInversion
-from attacks.decoder_extraction import DecoderExtraction
-from attacks.gradient_direction import GradientDirection
-from attacks.gradient_norm import GradientNorm
-from attacks.hijack import FeatureSpaceHijack
-from attacks.id_stuffing import IdStuffing
+from attacks.features.chosen_representations import ChosenRepresentations
+from attacks.features.contrastive_inversion import ContrastiveInversion
+from attacks.features.decoder_extraction import DecoderExtraction
+from attacks.features.hijack import FeatureSpaceHijack
+from attacks.features.inverse_network import InverseNetwork
+from attacks.features.isolation import Isolation
+from attacks.features.representation_network import RepresentationNetwork
+from attacks.features.reversed_hijack import ReversedHijack
+from attacks.features.unpaired_inversion import UnpairedInversion
 from attacks.interface import Attack
-from attacks.inverse_network import InverseNetwork
-from attacks.isolation import Isolation
-from attacks.label_gradients import LabelGradients
-from attacks.membership import Membership
-from attacks.model_completion import ModelCompletion
-from attacks.representation_network import RepresentationNetwork
-from attacks.reversed_hijack import ReversedHijack
-from attacks.semi_supervised import SemiSupervised
-from attacks.spectral import Spectral
-from attacks.temporal import Temporal
-from attacks.unpaired_inversion import UnpairedInversion
+from attacks.labels.batch_labels import BatchLabels
+from attacks.labels.gradient_direction import GradientDirection
+from attacks.labels.gradient_norm import GradientNorm
+from attacks.labels.label_gradients import LabelGradients
+from attacks.labels.model_completion import ModelCompletion
+from attacks.labels.semi_supervised import SemiSupervised
+from attacks.labels.spectral import Spectral
+from attacks.labels.temporal import Temporal
+from attacks.people.id_stuffing import IdStuffing
+from attacks.people.membership import Membership
 
 __all__ = ["ATTACKS"]
 
@@ -48,19 +48,18 @@ _ENTRIES: tuple[type[Attack], ...] = (
     InverseNetwork,
     UnpairedInversion,
     RepresentationNetwork,
-    # Who trained the model, from its answers.
-    Membership,
-    # The same, by a passive that deviates while all train (attacks.live).
+    # The same, by a passive of APFed or the active of joint training that deviates (attacks.live).
     ReversedHijack,
-    # The same, of a passive by the active of joint training that deviates (attacks.live_joint).
     FeatureSpaceHijack,
     # The passives' features, from the sums that the active decoded.
     ContrastiveInversion,
-    # The same, by an active that deviates: these are played in live runs (attacks.live).
+    # The same, by an active that deviates (attacks.live).
     ChosenRepresentations,
     DecoderExtraction,
     Isolation,
-    # Which IDs a peer has, from the intersection (attacks.stuffing).
+    # Who trained the model, from its answers.
+    Membership,
+    # Which IDs a peer has, from the intersection (attacks.live.stuffing).
     IdStuffing,
 )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.interface import Attack, AttackError, AttackResult, Guess
+from attacks.live.strategy import ActiveAttack, ActiveSeat, AnsweringAttack
 from attacks.recorded import (
     Truth,
     class_priors,
@@ -25,11 +26,10 @@ from attacks.recorded import (
 )
 from attacks.recorded_members import reveal_candidates
 from attacks.scoring import not_applicable, score
-from attacks.strategy import ActiveAttack, ActiveSeat, AnsweringAttack
 from attacks.view import AdversaryView, Budget, Knowledge, Played
 from protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
-from secure_apfed.config_problems import describe
+from secure_apfed.config.problems import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs import Recording
 

@@ -16,10 +16,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from secure_apfed.config.training import TrainSettings
 from secure_apfed.exchange import Envelope, Flow, Kind
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
-from secure_apfed.training import TrainSettings
 
 __all__ = [
     "AdversaryView",

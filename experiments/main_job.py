@@ -17,7 +17,7 @@ from experiments.report import write_report
 from experiments.report.comparison import Part, write_comparison
 from experiments.trials import Trial, TrialResult, run_trial, trials
 from secure_apfed.config import Config
-from secure_apfed.config_file import load_config_text
+from secure_apfed.config.file import load_config_text
 
 __all__ = ["CONFIGS", "READING", "Comparison", "base_config", "run_main_job"]
 

@@ -18,11 +18,11 @@ from attacks.run import headlines
 from experiments.finish import mount_attacks
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
-from secure_apfed.config_file import load_config
+from secure_apfed.config.file import load_config
+from secure_apfed.config.training import SumSettings
 from secure_apfed.errors import CheckpointError
 from secure_apfed.privacy import GuardSettings
 from secure_apfed.runs import RunFolder, run
-from secure_apfed.training import SumSettings
 
 __all__ = [
     "VARIANTS",

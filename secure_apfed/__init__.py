@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from secure_apfed.alignment import AlignmentSettings, IdNormalisation, align
     from secure_apfed.config import Config
-    from secure_apfed.config_file import load_config
+    from secure_apfed.config.file import load_config
     from secure_apfed.exchange import Envelope, InMemoryTransport, Transcript, Transport
     from secure_apfed.privacy import (
         GaussianGuard,
@@ -95,7 +95,7 @@ _HOME: dict[str, str] = {
     ),
     **dict.fromkeys(("AlignmentSettings", "IdNormalisation", "align"), "secure_apfed.alignment"),
     "Config": "secure_apfed.config",
-    "load_config": "secure_apfed.config_file",
+    "load_config": "secure_apfed.config.file",
     **dict.fromkeys(
         ("Envelope", "InMemoryTransport", "Transcript", "Transport"), "secure_apfed.exchange"
     ),

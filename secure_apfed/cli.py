@@ -15,7 +15,8 @@ import typer
 from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed import cli_leakage, cli_plan, terminal
+from secure_apfed import terminal
+from secure_apfed.commands import leakage, plan
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ app = typer.Typer(
 )  # fmt: skip
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
 app.add_typer(data_app, name="data")
-app.command()(cli_plan.plan)
-app.command()(cli_leakage.attack)
-app.command()(cli_leakage.tradeoff)
+app.command()(plan.plan)
+app.command()(leakage.attack)
+app.command()(leakage.tradeoff)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
@@ -66,7 +67,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Align, train, protect, attack and report."""
-    from secure_apfed.config_file import load_config
+    from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())
     folder = output or Path("runs", config.name.replace("/", "-").replace(" ", "-"))
@@ -111,7 +112,7 @@ def _finish(
 
     if config.attacks and not quiet:
         terminal.show_note(f"mounting {', '.join(choice.name for choice in config.attacks)}")
-    return mount_attacks(folder), cli_leakage.report_if_possible(folder)
+    return mount_attacks(folder), leakage.report_if_possible(folder)
 
 
 def _told(
@@ -159,7 +160,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict the active's own rows, with no other party present."""
-    from secure_apfed.prediction import predict_file
+    from secure_apfed.runs.prediction import predict_file
 
     predictions = predict_file(model, data, id_columns=id_column)
     if output is not None:
@@ -230,7 +231,7 @@ def fetch_data(
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Say what is installed, what is missing, and how to get it."""
-    from secure_apfed.doctor import examine, healthy
+    from secure_apfed.commands.doctor import examine, healthy
 
     findings = examine()
     if as_json:

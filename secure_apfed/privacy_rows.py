@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Union
 
 if TYPE_CHECKING:
-    from secure_apfed.plan import Forecast
+    from secure_apfed.planning.forecast import Forecast
     from secure_apfed.privacy import PrivacySpent
 
 __all__ = ["passive_rows", "privacy_rows", "told"]

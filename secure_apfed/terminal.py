@@ -23,7 +23,7 @@ from secure_apfed.plain_json import to_json
 from secure_apfed.privacy_rows import passive_rows, privacy_rows
 
 if TYPE_CHECKING:
-    from secure_apfed.plan import Forecast
+    from secure_apfed.planning.forecast import Forecast
     from secure_apfed.runs import Progress
 
 __all__ = [

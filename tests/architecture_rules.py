@@ -26,7 +26,11 @@ __all__ = [
 
 LAYERS = ("protocols", "secure_apfed", "attacks", "experiments")
 # The command line: its main module, and those that only it imports.
-COMPOSITION_ROOT = ("secure_apfed.cli", "secure_apfed.cli_leakage", "secure_apfed.cli_plan")
+COMPOSITION_ROOT = (
+    "secure_apfed.cli",
+    "secure_apfed.commands.leakage",
+    "secure_apfed.commands.plan",
+)
 ENTRY_POINTS = ("secure_apfed.__main__",)
 
 MODULE_LINES = 300

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from sklearn.cluster import KMeans
 
-from attacks.cohort_degradation import CohortDegradation
-from attacks.live import LiveRun
+from attacks.live.apfed import LiveRun
+from attacks.live.cohort_degradation import CohortDegradation
 from experiments.leaks.over_seeds import over_seeds
 from experiments.leaks.sessions import VICTIM, Row, live_config, open_run
 

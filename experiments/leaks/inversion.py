@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.contrastive_inversion import Question, explain_sums
-from attacks.live import LiveRun
+from attacks.features.contrastive_inversion import Question, explain_sums
+from attacks.live.apfed import LiveRun
 from attacks.metrics import explained
 from attacks.reading import batches
 from attacks.recorded import view_of

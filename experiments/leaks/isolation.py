@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from attacks.isolation import Isolation
-from attacks.live import LiveRun
+from attacks.features.isolation import Isolation
+from attacks.live.apfed import LiveRun
+from attacks.live.unprotected import ALL_RULES, Rule
 from attacks.recorded import reveal_features
-from attacks.unprotected import ALL_RULES, Rule
 from attacks.view import Knowledge
 from experiments.leaks.sessions import (
     UNPROTECTED,

@@ -6,10 +6,10 @@ Digits in strips of two rows, MNIST in halves, images as numbers between 0 and 1
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from attacks.hijack import FeatureSpaceHijack
+from attacks.features.hijack import FeatureSpaceHijack
+from attacks.features.reversed_hijack import ReversedHijack
 from attacks.interface import AttackResult
-from attacks.play import play_active, play_passive
-from attacks.reversed_hijack import ReversedHijack
+from attacks.live.play import play_active, play_passive
 from attacks.run import mount
 from experiments.leaks.sessions import VICTIM, Row, live_config
 from secure_apfed.config import AttackChoice, Config

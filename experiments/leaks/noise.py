@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from attacks.chosen_representations import ChosenRepresentations
-from attacks.decoder_extraction import DecoderExtraction
-from attacks.unprotected import ALL_RULES
+from attacks.features.chosen_representations import ChosenRepresentations
+from attacks.features.decoder_extraction import DecoderExtraction
+from attacks.live.unprotected import ALL_RULES
 from experiments.leaks.over_seeds import over_seeds
 from experiments.leaks.questions import read_features, read_sum
 from experiments.leaks.sessions import Row, open_run, sum_for

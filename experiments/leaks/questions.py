@@ -9,14 +9,14 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attacks.chosen_representations import ChosenRepresentations
-from attacks.decoder_extraction import DecoderExtraction
-from attacks.live import LiveRun
+from attacks.features.chosen_representations import ChosenRepresentations
+from attacks.features.decoder_extraction import DecoderExtraction
+from attacks.live.apfed import LiveRun
+from attacks.live.strategy import people_to_ask
+from attacks.live.unprotected import ALL_RULES, Rule
 from attacks.metrics import explained
 from attacks.recorded import reveal_features, truth_of, view_of
 from attacks.run import result_of
-from attacks.strategy import people_to_ask
-from attacks.unprotected import ALL_RULES, Rule
 from attacks.view import Budget, Knowledge, Played
 from experiments.leaks.over_seeds import over_seeds
 from experiments.leaks.sessions import UNPROTECTED, VICTIM, Row, features_of, open_run, sum_for

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.interface import AttackResult
-from attacks.live import LiveRun
-from attacks.unprotected import ALL_RULES, Rule
+from attacks.live.apfed import LiveRun
+from attacks.live.unprotected import ALL_RULES, Rule
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 

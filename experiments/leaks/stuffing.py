@@ -5,11 +5,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from attacks.id_stuffing import IdStuffing
-from attacks.stuffing import Tables, play_stuffing
+from attacks.live.stuffing import Tables, play_stuffing
+from attacks.people.id_stuffing import IdStuffing
 from experiments.leaks.sessions import Row
 from secure_apfed.alignment import AlignmentSettings
-from secure_apfed.alignment_history import AlignmentHistory
+from secure_apfed.alignment.history import AlignmentHistory
 
 __all__ = ["stuffing"]
 

@@ -13,7 +13,7 @@ from attacks.interface import AttackResult
 from experiments.reconstructions import Reconstruction, read_examples
 from experiments.report.entries import Role, Situation
 from secure_apfed.config import Config
-from secure_apfed.config_file import load_config_text
+from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
 

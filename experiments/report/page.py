@@ -14,7 +14,7 @@ from experiments.report.audited import Audited
 from experiments.report.folder import RunFolder
 from experiments.report.names import method_name
 from experiments.report.pictures import Picture
-from secure_apfed.config_file import dump_config
+from secure_apfed.config.file import dump_config
 
 __all__ = ["fill", "inside", "render"]
 

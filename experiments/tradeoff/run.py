@@ -14,7 +14,7 @@ from experiments.tradeoff.outcome import Outcome
 from experiments.tradeoff.page import write_page
 from experiments.tradeoff.study import Point, Study, StudyError, points
 from experiments.tradeoff.trial import Failure, Trial, attempt, trials_of
-from secure_apfed.config_file import dump_settings
+from secure_apfed.config.file import dump_settings
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import write_atomically

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from attacks.run import prepare
 from secure_apfed.config import Config
-from secure_apfed.config_file import load_config_text, load_settings_text, read_text
+from secure_apfed.config.file import load_config_text, load_settings_text, read_text
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.settings import Settings
 

@@ -14,6 +14,7 @@ from protocols.randomness import derive_key
 from protocols.sums import SecureSum
 from protocols.sums.fixed_point import FixedPoint
 from secure_apfed.config import Config
+from secure_apfed.config.training import NoiseSettings
 from secure_apfed.contract import Contract
 from secure_apfed.defences import DEFENCES, GradientDefence
 from secure_apfed.errors import ConfigError
@@ -24,7 +25,6 @@ from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.parties import ContributionNoise, PassiveParty
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
-from secure_apfed.training import NoiseSettings
 
 __all__ = ["NoisePlan", "accounts_of", "contribution_noise", "parameters_of", "sum_and_noise"]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from protocols.randomness import fresh_key
 from protocols.sums import SECURE_SUMS, MaskedRecoverySum, PlainSum, SecureSum, SumAgreement
 from secure_apfed.config import Config
+from secure_apfed.config.training import PassiveSettings, SumSettings
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
@@ -22,7 +23,6 @@ from secure_apfed.privacy import (
     calibrate_updates,
     make_guard,
 )
-from secure_apfed.training import PassiveSettings, SumSettings
 
 __all__ = [
     "check_passives",

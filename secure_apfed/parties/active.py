@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from protocols.errors import LocalProtocolError
 from protocols.sums import SumReceiver
 from protocols.sums.interface import StepBinding
+from secure_apfed.config.training import TrainSettings
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.errors import NarrowBatchWarning
@@ -28,7 +29,6 @@ from secure_apfed.parties.party import Compute, Party, Seat
 from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.parties.rules import bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
-from secure_apfed.training import TrainSettings
 
 __all__ = ["ActiveNetworks", "ActiveParty", "accuracy_of"]
 

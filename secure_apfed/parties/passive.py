@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from protocols.sums import SumContributor
 from protocols.sums.interface import StepBinding
+from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope, Kind
@@ -26,7 +27,6 @@ from secure_apfed.parties.rules import (
     check_spread,
     read_representations,
 )
-from secure_apfed.training import TrainSettings
 
 __all__ = ["PassiveParty"]
 

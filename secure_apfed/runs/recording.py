@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from secure_apfed.config import Config
-from secure_apfed.config_file import load_config
+from secure_apfed.config.file import load_config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript

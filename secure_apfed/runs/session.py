@@ -19,6 +19,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import Method
+from secure_apfed.methods.workers import close_workers
 from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacyLedger, PrivacySpent
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
@@ -30,7 +31,6 @@ from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.writing import RunWriter
 from secure_apfed.seeds import shuffled
-from secure_apfed.workers import close_workers
 
 __all__ = ["run"]
 

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from torch.utils.tensorboard import SummaryWriter
 
 from secure_apfed.config import Config
-from secure_apfed.config_file import dump_config
+from secure_apfed.config.file import dump_config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Method
 from secure_apfed.privacy import PrivacySpent

@@ -3,12 +3,12 @@ from typing import Any
 import pytest
 import torch
 
-from attacks.chosen_representations import ChosenRepresentations
-from attacks.live import LiveRun
-from attacks.play import play
+from attacks.features.chosen_representations import ChosenRepresentations
+from attacks.live.apfed import LiveRun
+from attacks.live.play import play
+from attacks.live.unprotected import ALL_RULES
 from attacks.recorded import reveal_features, view_of
 from attacks.run import mount
-from attacks.unprotected import ALL_RULES
 from attacks.view import Knowledge, Played
 from secure_apfed.config import AttackChoice
 from tests.attacks.live_runs import live_config

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.contrastive_inversion import Question, contrastive_sum, explain_sums
+from attacks.features.contrastive_inversion import Question, contrastive_sum, explain_sums
 from attacks.interface import AttackError
 from attacks.recorded import truth_of, view_of
 from attacks.run import mount

@@ -3,9 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attacks.decoder_extraction import DecoderExtraction, _procrustes
-from attacks.play import play
-from attacks.regression import Regression
+from attacks.features.decoder_extraction import DecoderExtraction, _procrustes
+from attacks.features.regression import Regression
+from attacks.live.play import play
 from attacks.run import mount
 from secure_apfed.config import AttackChoice
 from tests.attacks.live_runs import TWO_TABLES, live_config

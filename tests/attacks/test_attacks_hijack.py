@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.hijack import FeatureSpaceHijack
-from attacks.hijacking import Beside, Hijack
-from attacks.live_joint import JointRun
-from attacks.play import play_active
+from attacks.features.hijack import FeatureSpaceHijack
+from attacks.features.hijacking import Beside, Hijack
+from attacks.live.joint import JointRun
+from attacks.live.play import play_active
 from attacks.run import mount
 from protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice

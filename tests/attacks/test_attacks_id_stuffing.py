@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 import pytest
 
-from attacks.id_stuffing import IdStuffing
 from attacks.interface import AttackError
+from attacks.live.stuffing import Tables, play_stuffing
+from attacks.people.id_stuffing import IdStuffing
 from attacks.run import mount
-from attacks.stuffing import Tables, play_stuffing
 from secure_apfed.alignment import AlignmentSettings
-from secure_apfed.alignment_history import AlignmentHistory
+from secure_apfed.alignment.history import AlignmentHistory
 from secure_apfed.config import AttackChoice
 
 ROLES: tuple[Literal["active", "passive"], ...] = ("active", "passive")

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from attacks.isolation import Isolation
-from attacks.live import LiveRun
-from attacks.play import play
+from attacks.features.isolation import Isolation
+from attacks.live.apfed import LiveRun
+from attacks.live.play import play
+from attacks.live.unprotected import ALL_RULES, Rule
 from attacks.recorded import reveal_features
-from attacks.unprotected import ALL_RULES, Rule
 from attacks.view import Knowledge
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.errors import ConfigError

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attacks.interface import AttackError
-from attacks.live import LiveRun
+from attacks.live.apfed import LiveRun
 from protocols.errors import RemoteProtocolError
 from tests.attacks.live_runs import live_config
 

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from attacks.interface import AttackError
-from attacks.membership import likelihood_ratio, logit_confidence
 from attacks.metrics import receiver_curve, true_positives_at
+from attacks.people.membership import likelihood_ratio, logit_confidence
+from attacks.people.shadow import Shadows, halves
 from attacks.recorded_members import reveal_candidates
 from attacks.run import mount
-from attacks.shadow import Shadows, halves
 from secure_apfed.config import AttackChoice
-from secure_apfed.training import TrainSettings
+from secure_apfed.config.training import TrainSettings
 
 LIRA = AttackChoice(name="membership", options={"shadow_models": 8, "epochs": 15})
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attacks.interface import AttackError
-from attacks.model_completion import ModelCompletion
+from attacks.labels.model_completion import ModelCompletion
 from attacks.recorded import reveal_labels, view_of
 from attacks.run import mount
 from attacks.view import Knowledge, KnownRows

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from attacks.interface import AttackError
+from attacks.labels.semi_supervised import OwnNetwork
 from attacks.recorded import view_of
 from attacks.run import mount
-from attacks.semi_supervised import OwnNetwork
 from attacks.view import Knowledge
 from secure_apfed.config import AttackChoice
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from attacks import ATTACKS
-from attacks.strategy import ActiveAttack
+from attacks.live.strategy import ActiveAttack
 
 PROGRAM = """
 @pytest.mark.planted("one", "two")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.hijacking import Beside, Hijack
-from attacks.play import play_passive
-from attacks.reversed_hijack import ReversedHijack
+from attacks.features.hijacking import Beside, Hijack
+from attacks.features.reversed_hijack import ReversedHijack
+from attacks.live.play import play_passive
 from attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.seeds import seeded

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 import torch
 
+from attacks.labels.semi_supervised import MixMatch, SemiSupervised
 from attacks.run import mount
-from attacks.semi_supervised import MixMatch, SemiSupervised
 from secure_apfed.config import AttackChoice
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from attacks.features.unpaired_inversion import UnpairedInversion
 from attacks.recorded import reveal_features, view_of
 from attacks.run import mount
-from attacks.unpaired_inversion import UnpairedInversion
 from attacks.view import Budget, Knowledge, KnownRows
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import ColumnEncoding

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_apfed.config import Config
-from secure_apfed.config_file import dump_config, load_config_text
+from secure_apfed.config.file import dump_config, load_config_text
 
 __all__ = ["attack_result", "config_of", "flow", "write_run"]
 

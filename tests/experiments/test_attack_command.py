@@ -10,7 +10,7 @@ from experiments.reconstructions import FILE, read_examples
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.cli import execute
 from secure_apfed.config import AttackChoice
-from secure_apfed.config_file import load_config_text
+from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
 from secure_apfed.runs import run
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import typer
 
-from attacks.unprotected import ALL_RULES
+from attacks.live.unprotected import ALL_RULES
 from experiments.leaks.__main__ import PARTS, as_markdown, main
 from experiments.leaks.sessions import UNPROTECTED, centred_cosine, live_config, sum_for
 

@@ -6,7 +6,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-from attacks.hijack import FeatureSpaceHijack
+from attacks.features.hijack import FeatureSpaceHijack
 from experiments.leaks.rebuilt_picture import draw_rebuilt
 from experiments.leaks.split_learning import Case, Outcome, hijack_client
 

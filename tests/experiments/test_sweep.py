@@ -16,7 +16,7 @@ from experiments.sweep.summary import as_markdown
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
-from secure_apfed.stored_sweeps import load_sweeps
+from secure_apfed.planning.stored_sweeps import load_sweeps
 
 
 def small(name: str = "sweep-breast-cancer") -> Config:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-import secure_apfed.alignment
+import secure_apfed.alignment.tables
 from protocols.conversation import converse
 from protocols.errors import RemoteProtocolError
 from protocols.psi import SET_INTERSECTIONS
@@ -44,7 +44,7 @@ def match(left: IdColumn, right: IdColumn, **rules: bool) -> list[tuple[int, ...
 
 
 def test_the_example_of_the_module_runs() -> None:
-    result = doctest.testmod(secure_apfed.alignment)
+    result = doctest.testmod(secure_apfed.alignment.tables)
     assert (result.failed, result.attempted) == (0, 2)
 
 

@@ -8,21 +8,21 @@ import pytest
 from filelock import FileLock
 from pydantic import ValidationError
 
-import secure_apfed.alignment_history
+import secure_apfed.alignment.history
 from protocols.psi import SET_INTERSECTIONS
-from secure_apfed import alignment_history
 from secure_apfed.alignment import AlignmentSettings, align, intersection
-from secure_apfed.alignment_history import AlignmentHistory
+from secure_apfed.alignment import history as alignment_history
+from secure_apfed.alignment.history import AlignmentHistory
 from secure_apfed.config import Config
-from secure_apfed.config_file import load_config
+from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError, DataError
-from secure_apfed.plan import forecast
+from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs import Progress, run
 from tests.with_crypten import usable
 
 
 def test_the_example_of_the_module_runs() -> None:
-    result = doctest.testmod(secure_apfed.alignment_history, optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(secure_apfed.alignment.history, optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
     assert result.attempted
 

@@ -235,7 +235,9 @@ def test_doctor_names_what_is_there_and_how_to_get_the_rest(
 def test_doctor_fails_where_something_needed_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secure_apfed.doctor._REQUIRED", {"nowhere": ("nowhere_at_all", "tests")})
+    monkeypatch.setattr(
+        "secure_apfed.commands.doctor._REQUIRED", {"nowhere": ("nowhere_at_all", "tests")}
+    )
     answer = told(capsys, "doctor", code=1)
     missing = [one for one in answer["findings"] if one["state"] == "missing"]
     assert [one["name"] for one in missing] == ["nowhere"]
@@ -271,7 +273,7 @@ def test_help_comes_without_loading_what_commands_need() -> None:
 @pytest.mark.parametrize(
     ("imported", "spared"),
     [
-        ("secure_apfed.config_file, secure_apfed.runs", {"sklearn", "matplotlib", "opacus"}),
+        ("secure_apfed.config.file, secure_apfed.runs", {"sklearn", "matplotlib", "opacus"}),
         ("attacks", {"torchmetrics", "matplotlib"}),
     ],
 )

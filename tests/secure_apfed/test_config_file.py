@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.config import Config
-from secure_apfed.config_file import dump_config, load_config, load_config_text
+from secure_apfed.config.file import dump_config, load_config, load_config_text
 from secure_apfed.errors import ConfigError
 
 GOOD = """\

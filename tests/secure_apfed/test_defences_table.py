@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from safetensors.torch import load_file
 
 from secure_apfed.config import Config
-from secure_apfed.config_file import dump_config, load_config_text
+from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.defences import (
     DEFENCES,
     DefenceSettings,

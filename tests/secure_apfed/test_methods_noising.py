@@ -13,7 +13,7 @@ from experiments.report.contents import accounting_of
 from experiments.report.document import privacy_document
 from experiments.report.folder import read_run
 from secure_apfed.config import Config
-from secure_apfed.config_file import dump_config, load_config_text
+from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import Start, noising

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
-from secure_apfed.config_file import load_config_text
+from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Kind

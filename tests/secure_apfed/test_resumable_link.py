@@ -16,7 +16,7 @@ from protocols.conversation import Conversation
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.interface import Aligner
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection, take_part
-from secure_apfed.resumable_link import ResumableLink
+from secure_apfed.exchange.resumable_link import ResumableLink
 
 
 class Cut:

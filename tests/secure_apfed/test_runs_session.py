@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from secure_apfed.config_file import dump_config, load_config
+from secure_apfed.config.file import dump_config, load_config
 from secure_apfed.errors import (
     CheckpointError,
     ConfigError,
@@ -139,7 +139,7 @@ def test_a_killed_process_resumes_bit_for_bit(
     script = f"""
         import time, warnings
         from pathlib import Path
-        from secure_apfed.config_file import load_config
+        from secure_apfed.config.file import load_config
         from secure_apfed.runs import run
         warnings.simplefilter("ignore")
         run(load_config({str(config)!r}), Path({str(folder)!r}),

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import secure_apfed.supply_file
+import secure_apfed.alignment.supply_file
 from protocols.conversation import converse
 from protocols.errors import LocalProtocolError
 from protocols.psi.circuit.backend import CircuitIntersection
 from protocols.psi.circuit.supply import Stocking, Supply
 from protocols.psi.interface import IntersectionAgreement
+from secure_apfed.alignment.supply_file import store_supply, take_supply
 from secure_apfed.errors import DataError
-from secure_apfed.supply_file import store_supply, take_supply
 
 AGREEMENT = IntersectionAgreement(
     session="s", dealer="d", sizes={"hub": 40, "p": 30}, ahead=True, maximum_ids=100
@@ -46,7 +46,7 @@ def align(supplies: dict[str, Supply]) -> list[int]:
 
 
 def test_the_example_of_the_module_runs() -> None:
-    result = doctest.testmod(secure_apfed.supply_file, optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(secure_apfed.alignment.supply_file, optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
     assert result.attempted
 

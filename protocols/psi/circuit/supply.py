@@ -6,7 +6,8 @@ number of triples follows; sets may turn out smaller. Protects as the dealing wi
 an intersection does. A supply is as secret as the IDs, and is used once: whoever used it for
 two intersections would show the exclusive or of what it masked. So a process uses no supply
 twice, however often it reads the bytes. It cannot know what another process did with a copy of
-them: `secure_apfed.supply_file` keeps supplies on the disk such that only one process takes each.
+them: `secure_apfed.alignment.supply_file` keeps supplies on the disk such that only one process
+takes each.
 """
 
 import hashlib
@@ -72,7 +73,7 @@ class Supply:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "Supply":
-        """Read what `to_bytes` gave; from a file by `secure_apfed.supply_file`.
+        """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.supply_file`.
 
         Raises:
             LocalProtocolError: it is damaged.

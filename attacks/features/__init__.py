@@ -1,0 +1,1 @@
+"""Attacks on features, representations and single contributions, one file each."""

@@ -1,0 +1,71 @@
+"""A3, inverse network, paired: a curious party rebuilds the features behind representations.
+
+Run by: whoever receives a victim's representations: in APFed a passive, or several that pool
+what they have, against the active; in TVFL the active against each passive. It knows the
+victim's features of some shadow rows (former customers, a leak, a public part), learns from
+these pairs h, x -> the victim's features, and applies it to every other row (He et al., 2019,
+Model Inversion Attacks Against Collaborative Inference; the paired form).
+
+Letters: N observed rows, n of them shadow rows, U the others, F the victim's features.
+"""
+
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from attacks.features.regression import Regression
+from attacks.interface import Attack, Guess, Target
+from attacks.labels.completion import (
+    chosen_positions,
+    own_columns,
+    standardised,
+    why_nothing_of_victim,
+)
+from attacks.reading import collect, representations
+from attacks.view import AdversaryView, Role
+
+__all__ = ["InverseNetwork"]
+
+
+class InverseNetwork(Attack):
+    """Regressors from h, and from h beside the own features x, to the victim's features.
+
+    Baselines, with the same shadow rows: their mean, and the same regressors from x alone.
+
+    Attributes:
+        shadow_rows: pairs that the adversary has.
+        hidden: width of the MLP's hidden layer.
+        most_rows: of more observed rows a random part is used.
+        components: wider columns are reduced to this many principal components.
+    """
+
+    name: ClassVar[str] = "inverse_network"
+    target: ClassVar[Target] = "features"
+    roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
+
+    shadow_rows: int = Field(100, ge=2)
+    hidden: int = Field(128, ge=1)
+    most_rows: int = Field(5_000, ge=2)
+    components: int = Field(256, ge=2)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """The adversary needs representations that the victim released to it."""
+        return why_nothing_of_victim(self, view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the victim's features of the observed rows that are no shadow rows."""
+        read = partial(representations, view, sender=view.knowledge.victim)
+        seen = collect(read, reversed(view.epochs))
+        positions = chosen_positions(view, seen.positions, self.most_rows, seed)
+        h_NF, x_NF = (
+            standardised(columns, components=self.components, seed=seed)
+            for columns in (seen.at(positions), own_columns(view, positions))
+        )
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        return Guess(
+            positions=positions[regress.unknown],
+            attacks=regress.on({"h": h_NF, "h and x": np.hstack([h_NF, x_NF])}),
+            baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": x_NF})},
+        )

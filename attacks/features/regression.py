@@ -1,0 +1,129 @@
+"""A victim's features out of columns, learnt from shadow rows; shared by attacks on features.
+
+Attacks and baselines get the same regressors and the same shadow rows; only their columns
+differ. Nothing here chooses among the regressors.
+
+Letters: N rows, n of them shadow rows, U the others, F the victim's features.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import RidgeCV
+from sklearn.neural_network import MLPRegressor
+from torch import Tensor
+
+from attacks.interface import AttackError, Guess, Prediction
+from attacks.labels.completion import own_columns, standardised
+from attacks.view import AdversaryView
+
+__all__ = ["REGRESSORS", "Regression", "guess_features"]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+# (hidden width, most iterations, seed) -> an unfitted scikit-learn regressor of many outputs.
+REGRESSORS: Mapping[str, Callable[[int, int, int], Any]] = {
+    "ridge": lambda *_: RidgeCV(np.logspace(-2, 4, 13)),
+    "mlp": lambda width, iterations, seed: MLPRegressor(
+        hidden_layer_sizes=(width,), alpha=1.0, learning_rate_init=2e-3,
+        max_iter=iterations, random_state=seed,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """The same fit for every set of columns.
+
+    Attributes:
+        pairs: (n, F) the victim's features of the shadow rows.
+        shadow: (N,) which of the rows these are.
+        hidden, iterations, seed: of the MLP.
+    """
+
+    pairs: FloatArray
+    shadow: NDArray[np.bool_]
+    hidden: int
+    iterations: int
+    seed: int
+
+    @classmethod
+    def of(cls, view: AdversaryView, positions: Tensor, *, hidden: int, seed: int) -> Self:
+        """Take the shadow rows among `positions` (N,), which are ascending.
+
+        Raises:
+            AttackError: fewer than two of them were observed.
+        """
+        shadow = view.knowledge.shadow
+        shadow_N = torch.isin(positions, shadow.positions)
+        if shadow_N.sum() < 2:
+            raise AttackError(
+                f"{view.name} observed {int(shadow_N.sum())} of its {len(shadow)} shadow rows; "
+                "two are needed; raise shadow_rows"
+            )
+        # Both are ascending, so the i-th of these pairs is the i-th shadow row of `positions`.
+        pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
+        return cls(pairs.double().numpy(), shadow_N.numpy(), hidden, view.budget.iterations, seed)
+
+    @property
+    def unknown(self) -> Tensor:
+        """(N,) which rows are guessed."""
+        return torch.from_numpy(~self.shadow)
+
+    def mean(self) -> Prediction:
+        """Predict the shadow rows' mean for every other row."""
+        others = int((~self.shadow).sum())
+        return Prediction(np.tile(self.pairs.mean(axis=0), (others, 1)))
+
+    def on(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
+        """Fit each regressor on each of the sets (N, F); predict the other rows."""
+        return {
+            f"{how} on {name}": self._fit(how, values_NF)
+            for name, values_NF in columns.items()
+            for how in REGRESSORS
+        }
+
+    def _fit(self, how: str, values_NF: FloatArray) -> Prediction:
+        centre_F = self.pairs.mean(axis=0)
+        scale = self.pairs.std() or 1.0
+        regressor = REGRESSORS[how](self.hidden, self.iterations, self.seed % 2**32)
+        with warnings.catch_warnings():
+            # The budget may end the optimiser; that is part of the adversary's description.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            regressor.fit(values_NF[self.shadow], (self.pairs - centre_F) / scale)
+        found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
+        return Prediction(found_UF * scale + centre_F)
+
+
+def guess_features(
+    view: AdversaryView,
+    positions: Tensor,
+    columns: Mapping[str, Tensor],
+    *,
+    hidden: int,
+    components: int,
+    seed: int,
+) -> Guess:
+    """Regress what was released to the victim's features, beside the same from own features x.
+
+    `columns` are (N, C) of `positions` (N,), which ascend and have shadow rows among them. The
+    MLP is `hidden` wide; columns wider than `components` are reduced to so many.
+    """
+    scaled = {
+        name: standardised(values, components=components, seed=seed)
+        for name, values in {**columns, "x": own_columns(view, positions)}.items()
+    }
+    own_NF = scaled.pop("x")
+    first = next(iter(scaled))
+    regress = Regression.of(view, positions, hidden=hidden, seed=seed)
+    return Guess(
+        positions=positions[regress.unknown],
+        attacks=regress.on({**scaled, f"{first} and x": np.hstack([scaled[first], own_NF])}),
+        baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": own_NF})},
+    )

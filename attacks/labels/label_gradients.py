@@ -1,0 +1,98 @@
+"""Label gradients: a curious passive of TVFL reads labels out of the gradients that it got.
+
+Run by: one passive, or several that pool what they have. In joint training the active returns
+the gradient of the task loss for each row of a passive's representation. Its direction and
+length depend on the row's label (Li et al., 2022, Label Leakage and Protection in Two-party
+Split Learning); a few known labels calibrate them. In APFed no passive ever receives such a
+gradient: there the attack has nothing to read, which is a property of the method and no
+defence against other attacks.
+"""
+
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attacks.interface import Guess
+from attacks.labels.completion import (
+    LabelProbe,
+    chosen_positions,
+    guess_labels,
+    own_columns,
+    standardised,
+    why_nothing_to_read,
+)
+from attacks.reading import collect, gradients
+from attacks.view import AdversaryView
+from secure_apfed.exchange import Kind
+
+__all__ = ["LabelGradients", "gradient_epochs", "why_no_gradients"]
+
+
+class LabelGradients(LabelProbe):
+    """Probes with known labels, or clusters without any, on gradients.
+
+    Attacks use direction and length of the first and of the last kept epoch's gradients, and
+    the first beside the own features x. Baselines are those of model completion.
+    """
+
+    name: ClassVar[str] = "label_gradients"
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """A passive needs gradients of the task loss."""
+        return why_no_gradients(self, view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the labels of the rows that got a gradient and are not known."""
+        read, epochs = partial(gradients, view), gradient_epochs(view)
+        first, last = collect(read, epochs), collect(read, reversed(epochs))
+        seen = last.positions[torch.isin(last.positions, first.positions)]
+        positions = chosen_positions(view, seen, self.most_rows, seed)
+        first_NF, last_NF, x_NF = (
+            standardised(columns, components=self.components, seed=seed)
+            for columns in (
+                _shape_of(first.at(positions)),
+                _shape_of(last.at(positions)),
+                own_columns(view, positions),
+            )
+        )
+        later = {"gradients of the last epoch": last_NF} if len(epochs) > 1 else {}
+        return guess_labels(
+            view,
+            positions,
+            attacks={
+                "gradients of the first epoch": first_NF,
+                "gradients of the first epoch and x": np.hstack([first_NF, x_NF]),
+                **later,
+            },
+            baselines={"x": x_NF},
+            references={},
+            seed=seed,
+        )
+
+
+def why_no_gradients(attack: LabelProbe, view: AdversaryView) -> str | None:
+    """Return why `attack`, on gradients of the task loss, finds none here."""
+    reason = why_nothing_to_read(attack, view)
+    if reason is None and not gradient_epochs(view):
+        return f"{view.method}: a passive receives no gradient of the task loss"
+    return reason
+
+
+def gradient_epochs(view: AdversaryView) -> tuple[int, ...]:
+    """Return the epochs, ascending, of which the view holds gradients of the task loss."""
+    return tuple(
+        epoch
+        for epoch in view.epochs
+        if any(envelope.kind is Kind.GRADIENTS for envelope in view.envelopes[epoch])
+    )
+
+
+def _shape_of(gradient_ND: Tensor) -> Tensor:
+    """Return (N, D + 1): direction and the logarithm of the length."""
+    length_N = gradient_ND.norm(dim=1, keepdim=True)
+    smallest = torch.finfo(gradient_ND.dtype).tiny
+    return torch.cat([F.normalize(gradient_ND, dim=1), length_N.clamp(min=smallest).log()], dim=1)

@@ -1,0 +1,64 @@
+"""A1, model completion: a curious passive reads labels out of the representations it got.
+
+Run by: one passive, or several that pool what they have. It collects the representations of
+the last epoch by alignment position and completes the model that it lacks, a head, from the
+few labels that it knows; without labels it clusters. In TVFL the representations are those
+that the passive itself computed and sent, whose encoder the label gradients trained (passive
+model completion; Fu et al., 2022, Label Inference Attacks Against Vertical Federated Learning).
+
+Its probes are supervised; `semi_supervised` trains as that paper does, also the encoder.
+"""
+
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from attacks.interface import Guess
+from attacks.labels.completion import (
+    LabelProbe,
+    chosen_positions,
+    guess_labels,
+    own_columns,
+    standardised,
+    why_nothing_to_read,
+)
+from attacks.reading import collect, representations
+from attacks.view import AdversaryView
+
+__all__ = ["ModelCompletion"]
+
+
+class ModelCompletion(LabelProbe):
+    """Probes with known labels, or clusters without any.
+
+    Attacks use h, and h beside the own features x. Baselines: the majority class, and the same
+    probes or clusters on x alone. Reference: the same on h of the first kept epoch, which shows
+    what training added to the leak; it was released too, so it takes no part in the advantage.
+    """
+
+    name: ClassVar[str] = "model_completion"
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """A passive needs representations that were released and recorded."""
+        return why_nothing_to_read(self, view)
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the labels of the observed rows that are not known."""
+        read = partial(representations, view)
+        last, first = collect(read, reversed(view.epochs)), collect(read, view.epochs)
+        seen = last.positions[torch.isin(last.positions, first.positions)]
+        positions = chosen_positions(view, seen, self.most_rows, seed)
+        h_NF, x_NF, first_NF = (
+            standardised(columns, components=self.components, seed=seed)
+            for columns in (last.at(positions), own_columns(view, positions), first.at(positions))
+        )
+        return guess_labels(
+            view,
+            positions,
+            attacks={"h": h_NF, "h and x": np.hstack([h_NF, x_NF])},
+            baselines={"x": x_NF},
+            references={"h of the first epoch": first_NF} if len(view.epochs) > 1 else {},
+            seed=seed,
+        )

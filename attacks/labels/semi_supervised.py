@@ -1,0 +1,288 @@
+"""A1, semi-supervised: model completion that also learns from the rows without known labels.
+
+Run by: one passive, or several that pool what they have. Where `model_completion` fits its head
+to the few labelled rows only, this one trains it with MixMatch (Berthelot et al., 2019), as Fu et
+al. (2022, Label Inference Attacks Against Vertical Federated Learning) do: labels of the other
+rows are guessed, sharpened and mixed with the known ones. Their settings are the defaults,
+but for the number of iterations (they take 25 x 1024). Vectors have no flips and crops: rows are
+augmented by noise.
+
+In joint training (TVFL) the passive's bottom model is its own: with `own_network` it puts the head
+on this network and trains both further on its own features, which is that paper's passive attack.
+
+Letters: N observed rows, F columns, D numbers of h, B batch, K classes.
+"""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from attacks.interface import AttackError, Guess, Prediction
+from attacks.labels.completion import (
+    LabelProbe,
+    chosen_positions,
+    guess_labels,
+    own_columns,
+    standardised,
+    why_nothing_to_read,
+)
+from attacks.reading import collect, representations
+from attacks.view import AdversaryView
+from secure_apfed.seeds import seeded
+
+__all__ = ["MixMatch", "OwnNetwork", "SemiSupervised"]
+
+_TRAINED_FURTHER, _FRESH = "own network, trained further", "own network, fresh weights"
+_ROWS_AT_ONCE = 1_000
+
+
+class SemiSupervised(LabelProbe):
+    """MixMatch on h, and on h beside the own features x.
+
+    Baselines: the majority class, MixMatch on x with the same labels, and the supervised probes
+    on x; for the own network the same network from fresh weights, trained alike.
+
+    Attributes:
+        rate: of Adam; batch: labelled rows in a step, and as many others.
+        temperature, alpha, unlabelled_weight, decay: T, alpha, lambda_u and EMA decay of MixMatch.
+        noise: standard deviation of the augmentation, in standard deviations of a column.
+        hidden: width of the head's hidden layer.
+        own_network: read no h; train the own network further, below the head.
+    """
+
+    name: ClassVar[str] = "semi_supervised"
+    suite: ClassVar[tuple[Mapping[str, Any], ...]] = (
+        {"labels_per_class": 4},
+        {"labels_per_class": 4, "own_network": True},
+    )
+
+    labels_per_class: int = Field(4, ge=1)
+    iterations: int = Field(1_500, ge=1)
+    rate: float = Field(2e-3, gt=0)
+    batch: int = Field(16, ge=1)
+    temperature: float = Field(0.8, gt=0, le=1)
+    alpha: float = Field(0.75, gt=0)
+    unlabelled_weight: float = Field(50.0, ge=0)
+    decay: float = Field(0.999, ge=0, lt=1)
+    noise: float = Field(0.1, ge=0)
+    hidden: int = Field(128, ge=1)
+    own_network: bool = False
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """A passive needs recorded representations, or its own network beside them."""
+        reason = why_nothing_to_read(self, view)
+        missing = [name for name in view.parties if name not in view.networks]
+        if reason is None and self.own_network and missing:
+            return (
+                f"{view.name} has no network to train further: the recording holds no encoder of "
+                f"{', '.join(missing)} ({view.method})"
+            )
+        return reason
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the labels of the observed rows that are not known."""
+        seen = collect(partial(representations, view), reversed(view.epochs))
+        positions = chosen_positions(view, seen.positions, self.most_rows, seed)
+        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
+        guess = guess_labels(
+            view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
+        )
+        labels_N = _labels_of(view, positions)
+        unknown_N = torch.isin(positions, guess.positions)
+        match = MixMatch(self, view.knowledge.classes, seed, torch.device(view.budget.device))
+        baselines = {"MixMatch on x": match.scores(torch.from_numpy(x_NF), labels_N)}
+        if self.own_network:
+            own_NF = own_columns(view, positions)
+            attacks = {_TRAINED_FURTHER: match.scores(own_NF, labels_N, OwnNetwork.of(view))}
+            fresh = OwnNetwork.of(view, fresh=True)
+            baselines[_FRESH] = match.scores(own_NF, labels_N, fresh)
+        else:
+            h_NF = standardised(seen.at(positions), components=self.components, seed=seed)
+            attacks = {
+                f"MixMatch on {name}": match.scores(torch.from_numpy(columns), labels_N)
+                for name, columns in (("h", h_NF), ("h and x", np.hstack([h_NF, x_NF])))
+            }
+        told, known_anyway = (
+            {name: Prediction(one[unknown_N].numpy()) for name, one in scores.items()}
+            for scores in (attacks, baselines)
+        )
+        return replace(guess, attacks=told, baselines={**guess.baselines, **known_anyway})
+
+
+def _labels_of(view: AdversaryView, positions: Tensor) -> Tensor:
+    """Return (N,): known labels, -1 for the others."""
+    known = view.knowledge.labels
+    labels_N = torch.full((len(positions),), -1, dtype=torch.int64)
+    for position, label in zip(known.positions.tolist(), known.values.tolist(), strict=True):
+        labels_N[positions == position] = label
+    if not (labels_N >= 0).any():
+        raise AttackError(f"{view.name} knows no label of an observed row; raise labels_per_class")
+    return labels_N
+
+
+@dataclass(frozen=True)
+class OwnNetwork:
+    """How the coalition's own networks get below a head.
+
+    Attributes:
+        networks: of the members, in the order of their columns; never trained themselves.
+        shapes: of one row of each member's features.
+        fresh: draw all weights anew, which leaves the architecture alone.
+    """
+
+    networks: tuple[nn.Module, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    fresh: bool
+
+    @classmethod
+    def of(cls, view: AdversaryView, *, fresh: bool = False) -> "OwnNetwork":
+        """The networks of all members, in the order of `own_columns`."""
+        networks = tuple(view.networks[name] for name in view.features)
+        return cls(networks, tuple(tuple(own.shape[1:]) for own in view.features.values()), fresh)
+
+    def bottom(self, rows_NF: Tensor) -> "_Bottom":
+        """A copy to train, whose output on these rows has mean 0 and variance 1."""
+        networks = [copy.deepcopy(network).float() for network in self.networks]
+        for module in (part for network in networks for part in network.modules()):
+            if self.fresh and next(module.parameters(recurse=False), None) is not None:
+                _draw_anew(module)
+        bottom = _Bottom(networks, self.shapes).to(rows_NF.device)
+        bottom.scale_to(_in_parts(bottom, rows_NF))
+        return bottom
+
+
+def _draw_anew(module: nn.Module) -> None:
+    reset = getattr(module, "reset_parameters", None)
+    if reset is None:
+        raise AttackError(
+            f"the weights of a {type(module).__name__} cannot be drawn anew for the baseline; "
+            "give it a reset_parameters method"
+        )
+    reset()
+
+
+class _Bottom(nn.Module):
+    """Flattened own features (B, F) -> h of all members side by side, standardised, (B, D)."""
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, networks: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        self._networks, self._shapes = nn.ModuleList(networks), shapes
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("spread", torch.ones(1))
+
+    def scale_to(self, h_ND: Tensor) -> None:
+        """Fix the scale of what the head reads by the output before training."""
+        self.mean, spread = h_ND.mean(dim=0), h_ND.std(dim=0)
+        self.spread = torch.where(spread > 0, spread, 1)
+
+    def forward(self, rows_BF: Tensor) -> Tensor:
+        blocks = rows_BF.split([math.prod(shape) for shape in self._shapes], dim=1)
+        h_BD = torch.cat(
+            [
+                network(block.reshape(-1, *shape)).flatten(1)
+                for network, block, shape in zip(self._networks, blocks, self._shapes, strict=True)
+            ],
+            dim=1,
+        )
+        return (h_BD - self.mean) / self.spread
+
+
+@torch.no_grad()
+def _in_parts(network: nn.Module, rows_NF: Tensor) -> Tensor:
+    """The output for many rows, whose convolution maps at once would fill the memory."""
+    return torch.cat([network(part) for part in rows_NF.split(_ROWS_AT_ONCE)])
+
+
+@dataclass(frozen=True)
+class MixMatch:
+    """One training of a head, or of a network and a head, with labelled and other rows.
+
+    Attributes:
+        options: of the attack; classes: K; seed: of weights, batches and noise.
+        device: where it trains.
+    """
+
+    options: SemiSupervised
+    classes: int
+    seed: int
+    device: torch.device
+
+    def scores(self, columns_NF: Tensor, labels_N: Tensor, own: OwnNetwork | None = None) -> Tensor:
+        """Return class probabilities (N, K) by the averaged network.
+
+        Args:
+            columns_NF: standardised; for an own network its features as they are.
+            labels_N: -1 where unknown; at least one is known.
+            own: what is trained below the head.
+        """
+        options, rows_NF = self.options, columns_NF.float().to(self.device)
+        known, other = (labels_N >= 0).nonzero()[:, 0], (labels_N < 0).nonzero()[:, 0]
+        with seeded(self.seed, "attacks", "mixmatch"):
+            head = self._network(rows_NF, own)
+            spread_F = self._spread(rows_NF, own)
+            average = AveragedModel(head, multi_avg_fn=get_ema_multi_avg_fn(options.decay))
+            adam = torch.optim.Adam(head.parameters(), lr=options.rate)
+            for step in range(options.iterations):
+                labelled = known[torch.randint(len(known), (options.batch,))]
+                unlabelled = other[torch.randint(len(other), (options.batch,))]
+                target_BK = F.one_hot(labels_N[labelled], self.classes).float().to(self.device)
+                loss = self._loss(head, rows_NF[labelled], target_BK, rows_NF[unlabelled],
+                                  spread_F, ramp=(step + 1) / options.iterations)  # fmt: skip
+                adam.zero_grad()
+                loss.backward()
+                adam.step()
+                average.update_parameters(head)
+        return _in_parts(average, rows_NF).softmax(dim=1).cpu()
+
+    def _network(self, rows_NF: Tensor, own: OwnNetwork | None) -> nn.Module:
+        bottom = nn.Identity() if own is None else own.bottom(rows_NF)
+        width = bottom(rows_NF[:1]).shape[1]
+        return nn.Sequential(
+            bottom, nn.Linear(width, self.options.hidden), nn.ReLU(),
+            nn.Linear(self.options.hidden, self.classes),
+        ).to(self.device)  # fmt: skip
+
+    def _spread(self, rows_NF: Tensor, own: OwnNetwork | None) -> Tensor:
+        """The noise's standard deviation by column; principal components get the same all."""
+        spread_F = torch.ones_like(rows_NF[0]) if own is None else rows_NF.std(dim=0)
+        return self.options.noise * spread_F
+
+    def _loss(
+        self, head: nn.Module, rows_BF: Tensor, target_BK: Tensor, others_BF: Tensor,
+        spread_F: Tensor, *, ramp: float,
+    ) -> Tensor:  # fmt: skip
+        """Algorithm 1 and Eqs. (2) to (5) of MixMatch, two augmentations, lambda_u rising."""
+        options, batch = self.options, len(rows_BF)
+        augmented = [_augmented(others_BF, spread_F) for _ in range(2)]
+        with torch.no_grad():
+            guess_BK = torch.stack([head(rows).softmax(dim=1) for rows in augmented]).mean(dim=0)
+            sharp_BK = guess_BK ** (1 / options.temperature)
+            sharp_BK = sharp_BK / sharp_BK.sum(dim=1, keepdim=True)
+        inputs = torch.cat([_augmented(rows_BF, spread_F), *augmented])
+        targets = torch.cat([target_BK, sharp_BK, sharp_BK])
+        order = torch.randperm(len(inputs))
+        share = torch.distributions.Beta(options.alpha, options.alpha).sample((len(inputs), 1))
+        share = torch.maximum(share, 1 - share).to(self.device)
+        mixed = share * inputs + (1 - share) * inputs[order]
+        mixed_targets = share * targets + (1 - share) * targets[order]
+        logits = head(mixed)
+        labelled = F.cross_entropy(logits[:batch], mixed_targets[:batch])
+        unlabelled = F.mse_loss(logits[batch:].softmax(dim=1), mixed_targets[batch:])
+        return labelled + options.unlabelled_weight * ramp * unlabelled
+
+
+def _augmented(rows_BF: Tensor, spread_F: Tensor) -> Tensor:
+    return rows_BF + spread_F * torch.randn_like(rows_BF)

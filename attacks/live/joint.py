@@ -1,0 +1,96 @@
+"""Live joint training in which the active deviates: the real passives and links of TVFL.
+
+Run by: the experimenter, who plays all parties. Letters: B batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from attacks.interface import AttackError
+from attacks.live.strategy import Answering
+from secure_apfed.config import Config
+from secure_apfed.contract import RepresentationTerms
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.exchange import Envelope, pack
+from secure_apfed.methods import Tvfl, open_method
+from secure_apfed.parties import TvflActive
+from secure_apfed.runs import Recording
+from secure_apfed.seeds import shuffled
+
+__all__ = ["JointRun", "ReturningActive"]
+
+
+class ReturningActive(TvflActive):
+    """The active's place with an adversary in it, which chooses what it returns to `victim`.
+
+    It trains its own networks, and returns to others, as an honest active does.
+
+    Args:
+        honest: whose keys, data and networks it takes over.
+        victim: a passive.
+        strategy: what answers its representations.
+    """
+
+    def __init__(self, honest: TvflActive, victim: str, strategy: Answering) -> None:
+        # Everything that the honest party holds is the adversary's.
+        vars(self).update(vars(honest))
+        self._victim, self._strategy = victim, strategy
+
+    def learn(self, step: int, rows_B: Tensor, answers: Sequence[Envelope]) -> list[Envelope]:
+        """Return the honest gradients, but for the victim's."""
+        h_BD = self.read(rows_B, answers)[self._victim]
+        chosen_BD = self._strategy.answer(step, rows_B, h_BD.flatten(1)) / len(rows_B)
+        payload = pack({"gradient": chosen_BD.reshape(h_BD.shape).to(h_BD)})
+        return [
+            replace(one, payload=payload) if one.receiver == self._victim else one
+            for one in super().learn(step, rows_B, answers)
+        ]
+
+
+class JointRun:
+    """A session of TVFL whose active an adversary can play.
+
+    Args:
+        config: of the run; data: where it is loaded already.
+        alignment: of an earlier session with the same data.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        data: VerticalData | None = None,
+        *,
+        alignment: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.config = config
+        self.data = data or load_data(config.data, seed=config.seed)
+        method = open_method(config, self.data, alignment=alignment)
+        if not isinstance(method, Tvfl):
+            raise AttackError(f"encoders are hijacked in TVFL, not in {config.method}")
+        self.method = method
+
+    def terms(self, passive: str) -> RepresentationTerms:
+        """What a row of this passive's representations may be."""
+        return self.method.contract.passives[passive].representation
+
+    def hand_over(self, victim: str, strategy: Answering) -> None:
+        """Let an adversary play the active from now on."""
+        self.method.active = ReturningActive(self.method.active, victim, strategy)
+
+    def train(self, epochs: int) -> None:
+        """Play so many epochs of the session, once."""
+        step, method = 0, self.method
+        for epoch in range(epochs):
+            method.transcript.begin_epoch(epoch)
+            order = shuffled(method.training_rows, self.config.seed, "batches", epoch)
+            for rows_B in order.split(self.config.train.batch_size):
+                if len(rows_B) >= method.smallest_batch:
+                    method.step(step, rows_B)
+                    step += 1
+
+    @property
+    def recording(self) -> Recording:
+        """What the experimenter holds so far."""
+        return Recording.so_far(self.config, self.data, self.method)

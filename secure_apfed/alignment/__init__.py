@@ -1,0 +1,28 @@
+"""Alignment: which rows of which party belong to the same person, and who may learn how many."""
+
+from secure_apfed.alignment.history import AlignmentHistory
+from secure_apfed.alignment.ids import IdColumn, IdNormalisation
+from secure_apfed.alignment.tables import (
+    AlignmentSettings,
+    align,
+    canonical_ids,
+    choose_protocol,
+    count_common,
+    intersection,
+    share_membership,
+)
+from secure_apfed.alignment.taking_part import take_part
+
+__all__ = [
+    "AlignmentHistory",
+    "AlignmentSettings",
+    "IdColumn",
+    "IdNormalisation",
+    "align",
+    "canonical_ids",
+    "choose_protocol",
+    "count_common",
+    "intersection",
+    "share_membership",
+    "take_part",
+]

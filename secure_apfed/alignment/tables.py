@@ -1,0 +1,293 @@
+"""Aligning tables: which rows of which party belong to the same person or thing.
+
+`align` plays all parties in this process, for simulations and for trying out IDs, and so do
+`count_common` and `share_membership`, which open less. Parties in different organisations
+each build their own end with `intersection` from the same settings, and carry the messages
+over their links with `take_part`. Who learns what is the business of the protocol, see
+`protocols.psi`. Nothing else of this package is needed to use this module.
+
+Example:
+    >>> rows = align({"bank": ["ann", "bob", "eve"], "shop": ["Eve", "bob", "joe"]}, hub="bank",
+    ...              settings=AlignmentSettings(normalisation=IdNormalisation(case_fold=True)))
+    >>> sorted(zip(rows["bank"].tolist(), rows["shop"].tolist()))
+    [(1, 1), (2, 0)]
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+
+from protocols.conversation import converse
+from protocols.errors import LocalProtocolError
+from protocols.psi import SET_INTERSECTIONS
+from protocols.psi.interface import (
+    DEFAULT_MAXIMUM_IDS,
+    Aligner,
+    IntersectionAgreement,
+    IntersectionTooSmallError,
+    Membership,
+    Output,
+    Progress,
+    SetIntersection,
+)
+from protocols.randomness import fresh_key
+from secure_apfed.alignment.history import AlignmentHistory
+from secure_apfed.alignment.ids import IdColumn, IdNormalisation, encode_ids
+from secure_apfed.alignment.taking_part import take_part
+from secure_apfed.errors import DataError
+from secure_apfed.settings import Settings
+
+__all__ = [
+    "AlignmentSettings",
+    "IdColumn",
+    "IdNormalisation",
+    "align",
+    "canonical_ids",
+    "choose_protocol",
+    "count_common",
+    "intersection",
+    "share_membership",
+    "take_part",
+]
+
+_AUTO = "auto"
+_DEALER = "dealer (in memory)"
+_MANY_IDS = 20_000
+
+
+class AlignmentSettings(Settings):
+    """How rows are matched; all parties must agree, but for the last three.
+
+    Attributes:
+        protocol: a key of `protocols.psi.SET_INTERSECTIONS`.
+        mode: on whom passives help in training: `all` on the people that all parties share,
+            `pairwise` each on those that it shares with the active. In `pairwise` the active
+            learns these overlaps, and the gradient of a row that one passive alone knows is in
+            the sum as it is.
+        minimum_rows: fewer common rows are not opened; at least 1.
+        maximum_ids: the largest set accepted from a peer.
+        normalisation: how IDs become bytes.
+        threads: how many this party computes with; None lets the protocol choose.
+        history: folder that outlives runs, in which a party notes its intersections in a file
+            `NAME.jsonl` (see `secure_apfed.alignment.history`); None: it keeps none.
+        runs_with_a_peer: how many intersections any one peer gets; goes with `history`.
+    """
+
+    protocol: str = "ecdh"
+    mode: Literal["all", "pairwise"] = "all"
+    minimum_rows: int = Field(default=2, ge=1)
+    maximum_ids: int = Field(default=DEFAULT_MAXIMUM_IDS, ge=1, lt=2**32)
+    normalisation: IdNormalisation = IdNormalisation()
+    threads: int | None = Field(default=None, ge=1)
+    history: Path | None = None
+    runs_with_a_peer: int | None = Field(default=None, ge=1)
+
+    @field_validator("protocol")
+    @classmethod
+    def _is_in_the_table(cls, protocol: str) -> str:
+        if protocol not in SET_INTERSECTIONS:
+            known = ", ".join(sorted(SET_INTERSECTIONS))
+            raise ValueError(f"no set intersection is called {protocol!r}; there are: {known}")
+        return protocol
+
+    @model_validator(mode="after")
+    def _has_room(self) -> "AlignmentSettings":
+        if self.minimum_rows > self.maximum_ids:
+            raise ValueError(
+                f"minimum_rows ({self.minimum_rows}) is above maximum_ids ({self.maximum_ids})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _history_has_a_limit(self) -> "AlignmentSettings":
+        if (self.history is None) != (self.runs_with_a_peer is None):
+            raise ValueError(
+                "history (a folder) and runs_with_a_peer (how many intersections a peer gets) go "
+                "together: give both, or neither"
+            )
+        return self
+
+    def terms(self) -> dict[str, Any]:
+        """What goes into a contract: all but a party's own choices."""
+        own = {"threads", "history", "runs_with_a_peer"}
+        return self.model_dump(mode="json", exclude=own)
+
+    def for_a_trial(self) -> "AlignmentSettings":
+        """The same for tables of random IDs: any overlap will do, and no history counts it."""
+        trial = {"minimum_rows": 1, "history": None, "runs_with_a_peer": None}
+        return self.model_copy(update=trial)
+
+
+def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> list[bytes]:
+    """Return the IDs of `party` as the bytes that the parties agreed on, one a row.
+
+    Raises:
+        DataError: see `secure_apfed.alignment.ids.encode_ids`.
+    """
+    return encode_ids(party, ids, settings.normalisation, maximum_ids=settings.maximum_ids)
+
+
+def choose_protocol(sizes: Mapping[str, int]) -> str:
+    """Return the protocol that `align` takes for `auto`, from how many IDs each party has.
+
+    Two parties with few IDs use `ecdh`: it sends little, needs no dealer, and reveals
+    nothing that `circuit` would hide. Among more parties it would show the hub pairwise
+    overlaps, and with many IDs it is slow: these use `circuit`.
+    """
+    return "circuit" if len(sizes) > 2 or max(sizes.values(), default=0) > _MANY_IDS else "ecdh"
+
+
+def intersection(
+    settings: AlignmentSettings,
+    *,
+    session: str,
+    dealer: str = "",
+    output: Output = Output.ROWS,
+    sizes: Mapping[str, int] | None = None,
+    ahead: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> SetIntersection:
+    """Return the protocol that `settings` names, for one `session` that is used once.
+
+    `dealer` names the party that hands out randomness where the protocol needs one, `output`
+    what opens. With `circuit`, `sizes` are what the parties announce in place of their true
+    numbers of IDs, and `ahead` says that the dealer dealt before, see `docs/alignment.md`. All
+    parties must agree on all of these. `progress` is told of this party's work.
+    The IDs must come from `canonical_ids`; peers with another normalisation are refused. Where the
+    settings name a history, making a role notes it, and raises DataError where a peer had all its
+    runs or the session was used before.
+    """
+
+    def admit(me: str, peers: Sequence[str]) -> None:
+        folder, runs = settings.history, settings.runs_with_a_peer
+        if folder is not None and runs is not None:
+            history = AlignmentHistory.of_party(folder, me, runs_with_a_peer=runs)
+            history.admit(session=session, peers=peers)
+
+    agreement = IntersectionAgreement(
+        session=session,
+        minimum_rows=settings.minimum_rows,
+        maximum_ids=settings.maximum_ids,
+        encoding=f"ids v1 {settings.normalisation.model_dump_json()}",
+        dealer=dealer,
+        output=output,
+        sizes=sizes or {},
+        ahead=ahead,
+    )
+    return SET_INTERSECTIONS[settings.protocol](
+        agreement, threads=settings.threads, progress=progress, admit=admit
+    )
+
+
+def align(
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    backend: str | None = None,
+    settings: AlignmentSettings | None = None,
+    hub_only: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Mapping[str, NDArray[np.int64]]:
+    """Find the rows that all parties share, playing all parties in this process.
+
+    Args:
+        ids_by_party: the IDs of two or more parties, distinct within each party.
+        hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
+        backend: a protocol, or `auto` for what `choose_protocol` says; None for the one that
+            `settings` name, and `auto` without settings.
+        settings: how to match; the defaults if None.
+        hub_only: open the rows to the hub alone; the others learn that there are enough.
+        progress: told of every party's work.
+
+    Returns:
+        Row positions of each party (of the hub if `hub_only`), int64, shape (common rows,):
+        row k of every party is the same ID. The order is random, so that it tells nothing
+        about anybody's table.
+
+    Raises:
+        DataError: unfit IDs, unknown hub or backend, or fewer common rows than `minimum_rows`.
+    """
+    output = Output.HUB_ROWS if hub_only else Output.ROWS
+    aligners = _play(ids_by_party, hub, backend, settings, output, progress)
+    opened = [hub] if hub_only else ids_by_party
+    return {party: aligners[party].rows for party in opened}
+
+
+def count_common(
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    backend: str | None = None,
+    settings: AlignmentSettings | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> int:
+    """Return how many IDs all parties share; no party learns which. See `align`."""
+    return _play(ids_by_party, hub, backend, settings, Output.SIZE, progress)[hub].size
+
+
+def share_membership(
+    ids_by_party: Mapping[str, IdColumn],
+    *,
+    hub: str,
+    settings: AlignmentSettings | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Mapping[str, Membership]:
+    """Return each party's shares of which of the hub's IDs are common, by `circuit`.
+
+    Nobody learns them; they are for further protocols on shares. See `align`.
+    """
+    aligners = _play(ids_by_party, hub, "circuit", settings, Output.SHARED, progress)
+    return {party: aligner.membership for party, aligner in aligners.items()}
+
+
+def _play(
+    ids_by_party: Mapping[str, IdColumn],
+    hub: str,
+    backend: str | None,
+    settings: AlignmentSettings | None,
+    output: Output,
+    progress: Callable[[Progress], None] | None,
+) -> Mapping[str, Aligner]:
+    """Play all parties; every aligner has something to open."""
+    backend = backend or (settings.protocol if settings else _AUTO)
+    settings = settings or AlignmentSettings()
+    members = [party for party in ids_by_party if party != hub]
+    if hub not in ids_by_party or not members:
+        raise DataError(
+            f"alignment takes a hub and at least one other party; the hub is {hub!r}, "
+            f"the parties are {', '.join(ids_by_party) or 'none'}"
+        )
+    ids = {party: canonical_ids(party, ids_by_party[party], settings) for party in ids_by_party}
+    chosen = _with_protocol(settings, backend, {party: len(rows) for party, rows in ids.items()})
+    session = f"in memory {fresh_key().hex()}"
+    try:
+        protocol = intersection(
+            chosen, session=session, dealer=_DEALER, output=output, progress=progress
+        )
+        aligners = {hub: protocol.hub(hub, members, ids[hub])}
+        aligners |= {member: protocol.member(member, hub, ids[member]) for member in members}
+        helpers = {_DEALER: protocol.dealer(hub, members)} if protocol.needs_dealer else {}
+        converse(aligners | helpers)
+        _ = aligners[hub].membership if output is Output.SHARED else aligners[hub].size
+    except IntersectionTooSmallError as error:
+        sizes = ", ".join(f"{party} {len(rows)}" for party, rows in ids.items())
+        raise DataError(
+            f"{error}. Rows by party: {sizes}; normalisation: {settings.normalisation}"
+        ) from error
+    except LocalProtocolError as error:
+        raise DataError(str(error)) from error
+    return aligners
+
+
+def _with_protocol(
+    settings: AlignmentSettings, backend: str, sizes: Mapping[str, int]
+) -> AlignmentSettings:
+    protocol = choose_protocol(sizes) if backend == _AUTO else backend
+    if protocol not in SET_INTERSECTIONS:
+        known = ", ".join([_AUTO, *sorted(SET_INTERSECTIONS)])
+        raise DataError(f"no backend is called {backend!r}; there are: {known}")
+    return settings.model_copy(update={"protocol": protocol})

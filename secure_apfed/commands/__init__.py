@@ -1,0 +1,1 @@
+"""Commands: parts of the command line, put together by `secure_apfed.cli`."""

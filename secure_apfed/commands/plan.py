@@ -1,0 +1,162 @@
+"""The command `secure-apfed plan`: what a run would take, and what a promise would cost.
+
+Part of the composition root: `secure_apfed.cli` registers it, nothing else imports this.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from secure_apfed import terminal
+
+if TYPE_CHECKING:
+    from secure_apfed.config import Config
+    from secure_apfed.planning.calibration import Calibration
+
+__all__ = ["plan"]
+
+_GUARDS = ("gaussian", "frozen_gaussian")
+_EPOCHS, _DELTA, _CLIP = 50, 1e-5, 1.0
+
+
+def plan(
+    config_file: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file of the run, if any.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Calibrate the guard to this epsilon_x.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="The config's, or 50, unless given.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The config's, or 1e-5, unless given.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting of CONFIG."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; infinity is the text inf.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Forecast a run before anything is sent, or calibrate noise to epsilon, or both."""
+    if config_file is None:
+        if epsilon is None or overrides:
+            raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
+        calibrations = _calibrations(
+            epsilon, epochs or _EPOCHS, _DELTA if delta is None else delta, _CLIP
+        )
+        expected = _expected(epsilon)
+        told: dict[str, Any] = {}
+    else:
+        config = _config(config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta)
+        calibrations, expected, told = _forecast(config, quiet=as_json)
+    if as_json:
+        noise = [one.as_json() for one in calibrations]
+        terminal.print_json({**told, "calibration": noise, "expected": expected})
+        return
+    _show(calibrations, expected)
+
+
+def _config(
+    path: Path, overrides: Sequence[str], *, epsilon: float | None, epochs: int | None,
+    delta: float | None,
+) -> "Config":  # fmt: skip
+    """The run of the file with what the options change; a missing guard becomes gaussian."""
+    from secure_apfed.config.file import load_config
+
+    config = load_config(path, overrides=overrides)
+    more = list(overrides)
+    if epochs is not None:
+        more.append(f"train.epochs={epochs}")
+    if delta is not None:
+        more.append(f"guard.delta={delta!r}")
+    if epsilon is not None:
+        mechanism = config.guard.mechanism
+        more += [
+            f"guard.mechanism={'gaussian' if mechanism == 'none' else mechanism}",
+            "guard.sigma=null",
+            f"guard.epsilon={epsilon!r}",
+        ]
+    return load_config(path, overrides=more) if more else config
+
+
+def _forecast(
+    config: "Config", *, quiet: bool
+) -> tuple[list["Calibration"], list[str], dict[str, Any]]:
+    from secure_apfed.planning.calibration import calibrate
+    from secure_apfed.planning.forecast import forecast
+
+    told = forecast(config)
+    if not quiet:
+        terminal.show_forecast(config.name, told)
+        for warning in told.warnings:
+            terminal.show_note(f"note: {warning}")
+    guard = config.guard
+    calibrations = []
+    if guard.epsilon is not None and config.method != "single_view":
+        calibrations.append(
+            calibrate(
+                guard.epsilon, epochs=config.train.epochs, delta=guard.delta, clip=guard.clip,
+                mechanism=guard.mechanism,
+            )
+        )  # fmt: skip
+    return calibrations, _expected_of(config, told.epsilon_x), told.as_json()
+
+
+def _calibrations(epsilon: float, epochs: int, delta: float, clip: float) -> list["Calibration"]:
+    from secure_apfed.planning.calibration import calibrate
+
+    return [
+        calibrate(epsilon, epochs=epochs, delta=delta, clip=clip, mechanism=mechanism)
+        for mechanism in _GUARDS
+    ]
+
+
+def _expected(epsilon: float) -> list[str]:
+    """What every stored sweep says of this epsilon_x."""
+    from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, tell
+
+    found = nearest(load_sweeps(), epsilon=epsilon, guards=_GUARDS)
+    return [tell(*one) for one in found]
+
+
+def _expected_of(config: "Config", epsilon_x: float) -> list[str]:
+    """What stored sweeps of the same data and method say; guard and label mechanism apart."""
+    from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, tell
+
+    sweeps, found = load_sweeps(), []
+    dataset, method = config.data.dataset, config.method
+    if config.guard.mechanism != "none" and method != "single_view":
+        found += nearest(
+            sweeps, epsilon=config.guard.epsilon or epsilon_x, dataset=dataset, method=method,
+            guards=(config.guard.mechanism,),
+        )  # fmt: skip
+    if config.labels.epsilon is not None:
+        found += nearest(
+            sweeps, epsilon=config.labels.epsilon, dataset=dataset, method=method,
+            labels=config.labels.mechanism,
+        )  # fmt: skip
+    return [tell(*one) for one in found]
+
+
+def _show(calibrations: Sequence["Calibration"], expected: Sequence[str]) -> None:
+    columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
+    rows = [
+        (one.mechanism, f"{one.releases:,}", f"{one.sigma:.4g}", f"{one.noise_multiplier:.4g}",
+         f"{one.clip:g}", f"{one.mu:.4g}")
+        for one in calibrations
+    ]  # fmt: skip
+    if calibrations:
+        first = calibrations[0]
+        title = f"\nNoise for epsilon_x {first.epsilon:g} at delta {first.delta:g}"
+        terminal.show_rows(f"{title}, {first.epochs:,} epochs", columns, rows)
+        typer.echo("Covers one row's releases with the encoder held fixed; no label.")
+    typer.echo("\nExpected loss of accuracy, from stored sweeps:")
+    for sentence in expected:
+        typer.echo(f"- {sentence}")
+    if not expected:
+        typer.echo("- no stored sweep fits; measure it with python -m experiments sweep")

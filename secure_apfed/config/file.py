@@ -1,0 +1,216 @@
+"""Reading a run's YAML file into its `Config`, with errors that a person can act on.
+
+Run by: whoever starts a run. Values are taken strictly (no text for numbers, no truth
+values for counts), every problem of a file is listed at once, and each names the file, the
+line, the key, what was expected and what was given. The same functions read any other
+`Settings` from YAML, such as an experiment's.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from secure_apfed.config import Config
+from secure_apfed.config.problems import describe
+from secure_apfed.errors import ConfigError
+from secure_apfed.settings import Settings
+
+__all__ = [
+    "dump_config",
+    "dump_settings",
+    "load_config",
+    "load_config_text",
+    "load_settings_text",
+    "read_text",
+]
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+_FLOAT = re.compile(
+    r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+[eE][-+]?[0-9]+$"
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe subset, in which 1e-3 is a number (YAML 1.2), not a text (PyYAML)."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads back the same."""
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> Config:
+    """Return the run that a YAML file describes.
+
+    Args:
+        path: of the file, UTF-8.
+        overrides: settings that replace the file's, each as "train.epochs=3".
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or a setting is wrong.
+    """
+    return load_config_text(read_text(Path(path)), source=str(path), overrides=overrides)
+
+
+def load_config_text(
+    text: str, *, source: str = "the config", overrides: Sequence[str] = ()
+) -> Config:
+    """Return the run that a YAML text describes; `source` names it in errors."""
+    return load_settings_text(Config, text, source=source, overrides=overrides)
+
+
+def load_settings_text(
+    cls: type[SettingsT], text: str, *, source: str, overrides: Sequence[str] = ()
+) -> SettingsT:
+    """Return any settings from a YAML text.
+
+    Raises:
+        ConfigError: not YAML, a repeated key, or settings that `cls` refuses; all of them
+            are listed, one a line.
+    """
+    raw, lines = _parse(text, source)
+    overridden = {_override(raw, override) for override in overrides}
+    try:
+        # JSON in pydantic's strict mode: lists may be tuples, nothing else is converted.
+        return cls.model_validate_json(json.dumps(raw, default=str), strict=True)
+    except ValidationError as error:
+        problems = describe(cls, error, raw)
+    told = [
+        f"{_place(source, path, lines, overridden)}: {'.'.join(map(str, path))}: {problem}"
+        if path
+        else f"{source}: {problem}"
+        for path, problem in problems
+    ]
+    raise ConfigError("\n".join(told)) from None
+
+
+def dump_config(config: Config) -> str:
+    """Return the complete YAML of a run, defaults included; it loads back equal."""
+    return dump_settings(config)
+
+
+def dump_settings(settings: Settings) -> str:
+    """Return the complete YAML of any settings; it loads back equal."""
+    text: str = yaml.dump(
+        settings.model_dump(mode="json"),
+        Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100,
+    )  # fmt: skip
+    return text
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text.
+
+    Raises:
+        ConfigError: there is no such file, it may not be read, or it is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; expected a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: is not text in UTF-8 (byte {error.start}); expected a YAML file"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+_Path = tuple[str | int, ...]
+
+
+def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[_Path, int]]:
+    """Return the mapping that the text holds, and the line of each key."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        lines = dict(_keys(node, source)) if node is not None else {}
+        # _Loader is a SafeLoader: it makes plain values only.
+        raw = yaml.load(text, Loader=_Loader)  # noqa: S506
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{source}:{mark.line + 1}" if mark else source
+        raise ConfigError(f"{place}: is not YAML: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{source}: is not YAML: {str(error).splitlines()[0]}") from None
+    if raw is None:
+        raise ConfigError(f"{source}: is empty; expected settings, at least name, method and data")
+    if not isinstance(raw, dict):
+        kind = "a list" if isinstance(raw, list) else f"the value {raw!r}"
+        raise ConfigError(f"{source}: expected settings as 'key: value' lines, got {kind}")
+    return raw, lines
+
+
+def _keys(node: yaml.Node, source: str, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
+    """Yield the path and line of every key below `node`; refuse repeated keys."""
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield (*path, index), item.start_mark.line + 1
+            yield from _keys(item, source, (*path, index))
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        name = str(key.value)
+        if name in seen:
+            raise ConfigError(
+                f"{source}:{line}: {'.'.join(map(str, (*path, name)))}: is given twice, "
+                f"first in line {seen[name]}; keep one"
+            )
+        seen[name] = line
+        yield (*path, name), line
+        yield from _keys(value, source, (*path, name))
+
+
+def _override(raw: dict[str, Any], override: str) -> _Path:
+    """Set one "key.path=value" in `raw`; return its path."""
+    key, equals, text = override.partition("=")
+    names = key.strip().split(".")
+    if not equals or not all(names):
+        raise ConfigError(f"--set {override}: expected key=value, as in train.epochs=3")
+    try:
+        # _Loader is a SafeLoader: it makes plain values only.
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: the value {text!r} is not YAML") from None
+    path: list[str | int] = []
+    holder: Any = raw
+    for name in names[:-1]:
+        path.append(_index(holder, name, override))
+        if isinstance(holder, dict) and holder.get(name) is None:
+            holder[name] = {}
+        holder = holder[path[-1]]
+    path.append(_index(holder, names[-1], override))
+    holder[path[-1]] = value
+    return tuple(path)
+
+
+def _index(holder: Any, name: str, override: str) -> str | int:
+    if isinstance(holder, dict):
+        return name
+    if isinstance(holder, list) and name.isdecimal() and int(name) < len(holder):
+        return int(name)
+    given = f"a list of {len(holder)}" if isinstance(holder, list) else repr(holder)
+    raise ConfigError(f"--set {override}: there is no {name!r} to set in {given}")
+
+
+def _place(source: str, path: _Path, lines: Mapping[_Path, int], overridden: set[_Path]) -> str:
+    """Say where a key was given: --set, or file and line (of the nearest key above it)."""
+    for end in range(len(path), 0, -1):
+        if path[:end] in overridden:
+            return "--set"
+        if path[:end] in lines:
+            return f"{source}:{lines[path[:end]]}"
+    below = any(given[: len(path)] == path for given in overridden)
+    return "--set" if path and below else source

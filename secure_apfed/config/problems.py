@@ -1,0 +1,171 @@
+"""Says in plain words what pydantic found wrong with settings: one sentence a key.
+
+Run by: `secure_apfed.config.file`. Pydantic reports one error for each member of a union
+and adds the member's name to the key; here they become one problem with the file's key.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+__all__ = ["describe"]
+
+_SHOWN = 60
+_Path = tuple[str | int, ...]
+_Context = Mapping[str, Any]
+
+# What was expected, by pydantic's type of error; a type not listed keeps pydantic's sentence.
+_EXPECTED: Mapping[str, Callable[[_Context], str]] = {
+    "bool_type": lambda _: "true or false",
+    "int_type": lambda _: "a whole number",
+    "int_from_float": lambda _: "a whole number",
+    "float_type": lambda _: "a number",
+    "finite_number": lambda _: "a finite number",
+    "string_type": lambda _: "a text",
+    "string_too_short": lambda ctx: f"a text of at least {ctx['min_length']} character(s)",
+    "string_too_long": lambda ctx: f"a text of at most {ctx['max_length']} characters",
+    "string_pattern_mismatch": lambda ctx: f"a text of the form {ctx['pattern']}",
+    "path_type": lambda _: "a path",
+    "none_required": lambda _: "null",
+    "literal_error": lambda ctx: f"one of {ctx['expected'].replace(' or ', ', ')}",
+    "enum": lambda ctx: f"one of {ctx['expected'].replace(' or ', ', ')}",
+    "greater_than": lambda ctx: f"a number > {ctx['gt']:g}",
+    "greater_than_equal": lambda ctx: f"a number >= {ctx['ge']:g}",
+    "less_than": lambda ctx: f"a number < {ctx['lt']:g}",
+    "less_than_equal": lambda ctx: f"a number <= {ctx['le']:g}",
+    "multiple_of": lambda ctx: f"a multiple of {ctx['multiple_of']}",
+    "dict_type": lambda _: "keys and values",
+    "model_type": lambda _: "keys and values",
+    "model_attributes_type": lambda _: "keys and values",
+    "tuple_type": lambda _: "a list",
+    "list_type": lambda _: "a list",
+    "set_type": lambda _: "a list",
+    "frozen_set_type": lambda _: "a list",
+    "too_short": lambda ctx: f"at least {ctx['min_length']} entries",
+    "too_long": lambda ctx: f"at most {ctx['max_length']} entries",
+    "union_tag_invalid": lambda ctx: f"one of {ctx['expected_tags']}",
+    "union_tag_not_found": lambda ctx: f"a key {ctx['discriminator']} that says which one it is",
+}
+
+
+def describe(cls: type[BaseModel], error: ValidationError, raw: Any) -> list[tuple[_Path, str]]:
+    """Return (key path in `raw`, problem) for everything that `cls` refused."""
+    problems: dict[_Path, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        problems.setdefault(_given_path(detail, raw), []).append(detail)
+    return [(path, _sentence(cls, details)) for path, details in problems.items()]
+
+
+def _given_path(detail: ErrorDetails, raw: Any) -> _Path:
+    """Return the error's location without the names of union members, which no file holds."""
+    names, path, value = list(detail["loc"]), [], raw
+    missing = names.pop() if detail["type"] == "missing" else None
+    for name in names:
+        if isinstance(value, dict):
+            # JSON keys are texts, those of YAML may be numbers.
+            known = {str(key): key for key in value}
+            if str(name) in known:
+                value = value[known[str(name)]]
+                path.append(name)
+        elif isinstance(value, list) and isinstance(name, int) and name < len(value):
+            value = value[name]
+            path.append(name)
+    if detail["type"] == "union_tag_invalid":
+        path.append(detail["ctx"]["discriminator"].strip("'"))
+    return (*path, *(() if missing is None else (missing,)))
+
+
+def _sentence(cls: type[BaseModel], details: list[ErrorDetails]) -> str:
+    first = details[0]
+    if first["type"] == "extra_forbidden":
+        *above, name = first["loc"]
+        return _unknown(str(name), sorted(set(_known_keys(cls, tuple(above)))))
+    if first["type"] == "missing":
+        return "is missing; it has no default"
+    if first["type"] in ("value_error", "assertion_error"):
+        # Validators may name their field, which the path names already.
+        return str(first["ctx"]["error"]).removeprefix(
+            f"{first['loc'][-1]}: " if first["loc"] else ""
+        )
+    # A member of a union that takes another shape altogether says nothing about this value.
+    expected = dict.fromkeys(_expectation(detail) for detail in details)
+    given = first["input"]
+    if first["type"] == "union_tag_invalid":
+        given = first["ctx"]["tag"]
+    wanted = " or ".join(expected)
+    nearest = _nearest(given, details)
+    return f"expected {wanted}, got {_shown(given)}{nearest}"
+
+
+def _expectation(detail: ErrorDetails) -> str:
+    say = _EXPECTED.get(detail["type"])
+    return say(detail.get("ctx", {})) if say else detail["msg"].lower()
+
+
+def _nearest(given: Any, details: list[ErrorDetails]) -> str:
+    """Name the choice that is closest to a misspelt one."""
+    choices = [
+        choice.strip(" '")
+        for detail in details
+        for key in ("expected", "expected_tags")
+        for choice in str(detail.get("ctx", {}).get(key, "")).replace(" or ", ",").split(",")
+    ]
+    close = difflib.get_close_matches(str(given), filter(None, choices), n=1, cutoff=0.7)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"is an unknown key{hint or '.'} Known here: {', '.join(known)}"
+
+
+def _shown(value: Any) -> str:
+    """Return the value as the file would write it, shortened."""
+    words = {None: "null", True: "true", False: "false"}
+    is_word = value is None or isinstance(value, bool)
+    text = words[value] if is_word else repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _known_keys(annotation: Any, path: _Path) -> Iterator[str]:
+    """Yield the keys that settings at `path` inside `annotation` may have."""
+    for option in _options(annotation):
+        arguments = get_args(option)
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            yield from _keys_of_model(option, path)
+        elif path and get_origin(option) is dict:
+            yield from _known_keys(arguments[1], path[1:])
+        elif path and get_origin(option) in (tuple, list):
+            yield from _known_keys(arguments[0], path[1:])
+
+
+def _keys_of_model(model: type[BaseModel], path: _Path) -> Iterator[str]:
+    if not path:
+        yield from model.model_fields
+    elif path[0] in model.model_fields:
+        yield from _known_keys(model.model_fields[str(path[0])].annotation, path[1:])
+    elif path[0] == model.__name__ or path[0] in _tags(model):
+        yield from _keys_of_model(model, path[1:])
+
+
+def _options(annotation: Any) -> Iterator[Any]:
+    """Yield the members of a union, however deep; anything else is its own only member."""
+    if get_origin(annotation) is Annotated:
+        yield from _options(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for member in get_args(annotation):
+            yield from _options(member)
+    else:
+        yield annotation
+
+
+def _tags(model: type[BaseModel]) -> Iterator[Any]:
+    """Yield the literals that tell this member of a tagged union from the others."""
+    for field in model.model_fields.values():
+        if get_origin(field.annotation) is Literal:
+            yield from get_args(field.annotation)

@@ -1,0 +1,1 @@
+"""Planning: bytes, time, noise and accuracy, before anything real is sent."""

@@ -1,0 +1,280 @@
+"""The forecast of a run: rows, bytes, time and epsilon before anything is sent.
+
+Run by: a person, before parties spend hours or budget. The data are loaded to count rows and
+read shapes; then a rehearsal on random numbers (`secure_apfed.planning.rehearsal`) is scaled up.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from protocols.sums import SECURE_SUMS
+from secure_apfed.alignment import align
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Flow, Kind
+from secure_apfed.planning.rehearsal import STEPS, Rehearsal, rehearse
+from secure_apfed.privacy import (
+    ACCOUNTANTS,
+    GaussianRelease,
+    PrivacySpent,
+    calibrate_updates,
+    make_guard,
+    make_label_mechanism,
+)
+from secure_apfed.privacy.gdp import compose, gdp_epsilon
+from secure_apfed.privacy.label_stages import first_epoch_of
+
+__all__ = ["Forecast", "Link", "forecast"]
+
+_WIDE = 1024
+_LARGE_EPSILON = 10.0
+_KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)
+_OPENED = "sums as the active decoded them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What one party will send another of one kind over the whole run, about."""
+
+    sender: str
+    receiver: str
+    kind: str
+    messages: int
+    wire_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What a run will take; bytes and seconds are estimates.
+
+    Attributes:
+        rows: of every party; aligned_rows: of all together; train_rows: those that the active
+            trains on; test_rows: those that it tests on.
+        steps: of the run; numbers_per_row: sent of each row in each step.
+        wire_bytes: in all; links: by sender, receiver and kind.
+        seconds: on this machine with all parties in one process.
+        epsilon_x: at the end; infinite without a guard, 0 where nothing is sent.
+        epsilon_y: of one training label; infinite without a label mechanism or private training.
+        epsilon_model: of one whole record; infinite where none is claimed.
+        delta, releases: at which they hold, and T, the planned releases of one row.
+        epsilon_passives: by passive, of one person's features there, where noise is under the sum.
+        delta_passives, releases_passives: at which these hold, and T of one person; null without.
+        warnings: what is worth knowing before the run.
+    """
+
+    rows: Mapping[str, int]
+    aligned_rows: int
+    train_rows: int
+    test_rows: int
+    steps: int
+    numbers_per_row: int
+    wire_bytes: int
+    links: tuple[Link, ...]
+    seconds: float
+    seconds_per_step: float
+    epsilon_x: float
+    epsilon_y: float
+    epsilon_model: float
+    delta: float
+    releases: int
+    epsilon_passives: Mapping[str, float]
+    delta_passives: float | None
+    releases_passives: int | None
+    warnings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Counts:
+    """Rows that decide how long a run is."""
+
+    common: int
+    train: int
+    aligned_share: float
+
+    @classmethod
+    def of(cls, config: Config, data: VerticalData) -> "_Counts":
+        """Count what all parties share; all tables are at hand in a simulation."""
+        train = {data.active.ids[row] for row in data.train_rows.tolist()}
+        if config.method == "single_view":
+            return cls(common=0, train=len(train), aligned_share=1.0)
+        common = set(data.active.ids).intersection(*(table.ids for table in data.passives))
+        aligned = train & common
+        if config.method == "tvfl" or not config.train.use_unaligned:
+            return cls(common=len(common), train=len(aligned), aligned_share=1.0)
+        share = len(aligned) / max(1, len(train))
+        return cls(common=len(common), train=len(train), aligned_share=share)
+
+
+def forecast(config: Config) -> Forecast:
+    """Forecast a run.
+
+    Raises:
+        ConfigError, DataError, ModelError: what would stop the run itself.
+    """
+    data = load_data(config.data, seed=config.seed)
+    counts = _Counts.of(config, data)
+    if counts.train < 2:
+        raise ConfigError("there is no row to train on: the intersection holds no training row")
+    train, noise = config.train, config.secure_sum.noise
+    batch = min(train.batch_size, counts.train)
+    steps = _steps(config, counts.train, classes=len(data.classes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
+        played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
+        privacy = _privacy(config)
+    links = tuple(_links(played, data, steps))
+    evaluations = -(-train.epochs // train.evaluate_every)
+    evaluation = played.evaluation_seconds * len(data.test_rows) / len(played.data.test_rows)
+    return Forecast(
+        rows={table.name: len(table.ids) for table in data.tables},
+        aligned_rows=counts.common,
+        train_rows=counts.train,
+        test_rows=len(data.test_rows),
+        steps=steps,
+        numbers_per_row=played.numbers_per_row,
+        wire_bytes=sum(link.wire_bytes for link in links),
+        links=links,
+        seconds=_alignment_seconds(config, data, played)
+        + steps * played.step_seconds
+        + evaluations * evaluation,
+        seconds_per_step=played.step_seconds,
+        epsilon_x=privacy.epsilon_x,
+        epsilon_y=privacy.epsilon_y,
+        epsilon_model=privacy.epsilon_model,
+        delta=privacy.delta,
+        releases=privacy.releases,
+        epsilon_passives={
+            name: ledger.would_cost(train.epochs) for name, ledger in played.contributions.items()
+        },
+        delta_passives=noise.delta if noise else None,
+        releases_passives=train.epochs if noise else None,
+        warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
+    )
+
+
+def _steps(config: Config, rows: int, *, classes: int) -> int:
+    """Batches of all epochs; under lp_mst a stage trains on the rows answered so far."""
+    train, stages = config.train, make_label_mechanism(config.labels, classes=classes).stages
+    starts = [first_epoch_of(stage, stages=stages, epochs=train.epochs) for stage in range(stages)]
+    ends = [*starts[1:], train.epochs]
+    return sum(
+        (end - start) * -(-rows * (stage + 1) // (stages * train.batch_size))
+        for stage, (start, end) in enumerate(zip(starts, ends, strict=True))
+    )
+
+
+def _links(played: Rehearsal, data: VerticalData, steps: int) -> Iterator[Link]:
+    """Scale the rehearsal's flows: alignment by IDs, training by steps; set-up stays."""
+    real = {table.name: len(table.ids) for table in data.tables}
+    rehearsed = len(played.data.active.ids)
+    for flow in played.setup:
+        rows = [real[name] for name in (flow.sender, flow.receiver) if name in real]
+        grows = flow.kind == Kind.ALIGNMENT
+        yield _link(flow, 1.0, sum(rows) / (len(rows) * rehearsed) if grows else 1.0)
+    for flow in played.training:
+        yield _link(flow, steps / STEPS, steps / STEPS)
+
+
+def _link(flow: Flow, messages: float, scale: float) -> Link:
+    return Link(
+        sender=flow.sender, receiver=flow.receiver, kind=flow.kind.value,
+        messages=round(flow.messages * messages), wire_bytes=round(flow.wire_bytes * scale),
+    )  # fmt: skip
+
+
+def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
+    """Time an intersection of the rehearsal's IDs, and scale it by the number of real ones."""
+    if config.method == "single_view":
+        return 0.0
+    tables = played.data.tables
+    ids = {table.name: table.ids for table in tables}
+    settings = config.alignment.for_a_trial()
+    began = time.perf_counter()
+    align(ids, hub=played.data.active.name, settings=settings)
+    seconds = time.perf_counter() - began
+    real = sum(len(table.ids) for table in data.tables)
+    return seconds * real / sum(map(len, ids.values()))
+
+
+def _privacy(config: Config) -> PrivacySpent:
+    """What every planned epoch costs together: each row is released once in each."""
+    alone, delta, epochs = config.method == "single_view", config.guard.delta, config.train.epochs
+    # No noise is drawn here, so any key does.
+    guard = make_guard(config.guard, releases=epochs, key=bytes(32))
+    releases = 0 if alone else guard.planned(epochs)
+    mechanism = guard.mechanism()
+    released = ACCOUNTANTS["gdp"].epsilon(mechanism, releases=releases, delta=delta)
+    label = model = math.inf
+    if config.dp_sgd is not None:
+        noise = config.dp_sgd.noise_multiplier or calibrate_updates(
+            config.dp_sgd.epsilon or math.inf, delta, release=mechanism, releases=releases,
+            updates=epochs,
+        )  # fmt: skip
+        updates = compose(GaussianRelease(noise_multiplier=noise / 2).mu, epochs)
+        one = mechanism.mu if isinstance(mechanism, GaussianRelease) else math.inf
+        label = gdp_epsilon(updates, delta)
+        model = gdp_epsilon(math.hypot(compose(one, releases) if releases else 0, updates), delta)
+    if config.labels.epsilon is not None:
+        label = min(label, config.labels.epsilon)
+    return PrivacySpent(
+        epsilon_x=released, epsilon_y=label, epsilon_model=model, delta=delta, releases=releases
+    )
+
+
+def _warnings(
+    config: Config, played: Rehearsal, links: tuple[Link, ...], epsilon: float, passives: int
+) -> Iterator[str]:
+    alone = config.method == "single_view"
+    guarded = config.guard.mechanism != "none" and not alone
+    drawn = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
+    if config.guard.noise != "secret" and drawn:
+        yield "the noise can be taken off by whoever knows the seed (guard.noise)"
+    if alone:
+        return
+    if played.numbers_per_row > _WIDE:
+        yield (
+            f"this sends {played.numbers_per_row:,} numbers a row; with model.projection: 64 it "
+            f"would be {played.numbers_per_row / 64:.0f} times less"
+        )
+    if config.guard.mechanism == "none":
+        yield "there is no guard: representations leave as they are, epsilon is infinite"
+    elif epsilon > _LARGE_EPSILON:
+        yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
+    if config.method.startswith("apfed"):
+        if SECURE_SUMS[config.secure_sum.protocol].unsafe:
+            yield f"the sum is {config.secure_sum.protocol}: the aggregator reads every gradient"
+        if passives == 1:
+            yield "with one passive the sum is its gradient: the active reads it"
+    yield from _memory_warning(config, links)
+
+
+def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
+    """Warn where the transcript would refuse to hold what it is to keep."""
+    kept = {"none": 0, "first_and_last": 2, "all": config.train.epochs}[config.transcript.keep]
+    # The same representations go to every passive, and are held once.
+    once: dict[tuple[str, str], int] = {}
+    for link in links:
+        if link.kind in _KEPT:
+            shared = link.kind == Kind.REPRESENTATIONS and config.method != "tvfl"
+            receiver = "all" if shared else link.receiver
+            once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
+            if shared:
+                # What the active decodes is kept too, and is as large as what it sends.
+                once[_OPENED, receiver] = link.wire_bytes
+    epochs = min(kept, config.train.epochs)
+    megabytes = sum(once.values()) / config.train.epochs * epochs / 1e6
+    if megabytes > config.transcript.limit_megabytes:
+        yield (
+            f"the transcript would hold about {megabytes:,.0f} MB and stop the run at "
+            f"{config.transcript.limit_megabytes:,.0f} MB; raise transcript.limit_megabytes, or "
+            "set transcript.keep to none, which leaves attacks nothing to read"
+        )

@@ -1,0 +1,161 @@
+"""What protection cost where it was measured: the sweeps that ship with this package.
+
+Run by: the planner. `stored_sweeps.json` is what `python -m experiments sweep --store` wrote,
+with data sets, settings and seeds. Nothing is fitted to it or taken from between its points:
+another data set, network or number of epochs may lose more or less.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError, model_validator
+
+from secure_apfed.errors import DataError
+from secure_apfed.settings import Settings
+
+__all__ = ["Span", "StoredPoint", "StoredSweep", "load_sweeps", "nearest", "tell"]
+
+_FORMAT = 1
+
+
+class Span(Settings):
+    """A mean over seeds and its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class StoredPoint(Settings):
+    """One point: a method under one protection at one epsilon.
+
+    Attributes:
+        epsilon: "inf" where nothing protects.
+        accuracy: on the test rows; loss: of the unprotected method minus this.
+    """
+
+    label: str
+    method: str
+    guard: str
+    labels: str
+    epsilon: float | str
+    releases: int
+    accuracy: Span
+    loss: Span
+
+
+class StoredSweep(Settings):
+    """All points of one data set, with what they were measured with."""
+
+    dataset: str
+    settings: dict[str, Any]
+    delta: float
+    clip: float
+    seeds: tuple[int, ...]
+    points: tuple[StoredPoint, ...]
+
+    @model_validator(mode="after")
+    def _knows_the_active_alone(self) -> Self:
+        if all(point.method != "single_view" or point.labels != "none" for point in self.points):
+            raise ValueError(f"the sweep of {self.dataset} has no point of the active alone")
+        return self
+
+    @property
+    def alone(self) -> Span:
+        """Accuracy of SingleVL without protection: what the active has without any passive."""
+        return next(
+            point.accuracy
+            for point in self.points
+            if (point.method, point.guard, point.labels) == ("single_view", "none", "none")
+        )
+
+    @property
+    def epochs(self) -> int:
+        """Of every run."""
+        return int(self.settings["train"]["epochs"])
+
+
+def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
+    """Return the stored sweeps.
+
+    Args:
+        text: JSON as the package ships it; None reads that.
+
+    Raises:
+        DataError: it is damaged or of another version.
+    """
+    if text is None:
+        text = files("secure_apfed.planning").joinpath("stored_sweeps.json").read_text("utf-8")
+    try:
+        told = json.loads(text)
+        if told["format"] != _FORMAT:
+            raise DataError(f"stored sweeps have format {_FORMAT}, got {told['format']!r}")
+        return TypeAdapter(tuple[StoredSweep, ...]).validate_python(told["sweeps"])
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise DataError(
+            "the stored sweeps are damaged; install the package again, or make them with "
+            "python -m experiments sweep --store"
+        ) from error
+
+
+def nearest(
+    sweeps: Iterable[StoredSweep], *, epsilon: float, dataset: str | None = None,
+    method: str | None = None, guards: Sequence[str] = (), labels: str = "none",
+) -> list[tuple[StoredSweep, StoredPoint]]:  # fmt: skip
+    """Return the points whose epsilon is next to this one: the same, or one on each side.
+
+    Args:
+        sweeps: to look in.
+        epsilon: of the released rows, or of labels where no guard is asked for.
+        dataset: wanted; None takes all.
+        method: wanted; None takes all.
+        guards: mechanisms wanted, of points that have no label mechanism but `labels`.
+        labels: the label mechanism wanted.
+    """
+    found = []
+    for sweep in sweeps:
+        if dataset not in (None, sweep.dataset):
+            continue
+        fits = [
+            point
+            for point in sweep.points
+            if point.guard in (guards or ("none",)) and point.labels == labels
+            and method in (None, point.method) and isinstance(point.epsilon, float)
+        ]  # fmt: skip
+        lines = dict.fromkeys((point.method, point.guard) for point in fits)
+        for line in lines:
+            mine = [point for point in fits if (point.method, point.guard) == line]
+            found += [(sweep, point) for point in _around(mine, epsilon)]
+    return found
+
+
+def _around(points: Sequence[StoredPoint], epsilon: float) -> list[StoredPoint]:
+    by_epsilon = {float(point.epsilon): point for point in points}
+    if same := [point for value, point in by_epsilon.items() if math.isclose(value, epsilon)]:
+        return same
+    below = [value for value in by_epsilon if value < epsilon]
+    above = [value for value in by_epsilon if value > epsilon]
+    sides = ([max(below)] if below else []) + ([min(above)] if above else [])
+    # Outside of what was measured there is nothing to expect on one side, so nothing is said.
+    return [by_epsilon[value] for value in sides] if len(sides) == 2 else []
+
+
+def tell(sweep: StoredSweep, point: StoredPoint) -> str:
+    """Say one point in a sentence."""
+    loss, accuracy = point.loss, point.accuracy
+    limit = sweep.settings["data"].get("limit")
+    rows = f", {limit:,} training rows" if limit else ""
+    strength = (
+        f"epsilon_y {point.epsilon:g}"
+        if point.guard == "none"
+        else f"epsilon_x {point.epsilon:g} (delta {sweep.delta:g}, T {point.releases})"
+    )
+    return (
+        f"{point.label} on {sweep.dataset} at {strength} lost "
+        f"{100 * loss.mean:.1f} points of accuracy [{100 * loss.low:.1f}, {100 * loss.high:.1f}] "
+        f"and reached {100 * accuracy.mean:.1f} %, where the active alone reached "
+        f"{100 * sweep.alone.mean:.1f} % ({len(sweep.seeds)} seeds, {sweep.epochs} epochs{rows})"
+    )

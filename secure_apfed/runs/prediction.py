@@ -1,0 +1,105 @@
+"""Solo inference: the active's saved model and a file of its own rows, no other party.
+
+Run by: the active, long after training; nothing is sent to anybody.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from secure_apfed.config.file import load_config
+from secure_apfed.data import load_features, parse_encoding
+from secure_apfed.errors import DataError
+from secure_apfed.runs import load_model
+
+__all__ = ["Predictions", "predict_file"]
+
+_WRITERS = {
+    ".csv": lambda frame, path: frame.to_csv(path, index=False),
+    ".parquet": lambda frame, path: frame.to_parquet(path, index=False),
+    ".json": lambda frame, path: frame.to_json(path, orient="records"),
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Predictions:
+    """What the model says of each row.
+
+    Attributes:
+        ids: names of the rows, or their numbers from 0.
+        classes: K names.
+        probabilities: (N, K), each row sums to 1.
+    """
+
+    ids: tuple[str, ...]
+    classes: tuple[str, ...]
+    probabilities: Tensor
+
+    def rows(self) -> Iterator[tuple[str, str, tuple[float, ...]]]:
+        """Yield (id, predicted class, probabilities)."""
+        best_N = self.probabilities.argmax(1).tolist()
+        for name, best, row in zip(self.ids, best_N, self.probabilities.tolist(), strict=True):
+            yield name, self.classes[best], tuple(row)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "classes": list(self.classes),
+            "predictions": [
+                {"id": name, "class": best, "probabilities": list(row)}
+                for name, best, row in self.rows()
+            ],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write one line a row: id, class and the probability of every class.
+
+        Raises:
+            DataError: the file's name ends in nothing that can be written.
+        """
+        if path.suffix not in _WRITERS:
+            raise DataError(f"{path}: expected a name that ends in {', '.join(_WRITERS)}")
+        told = [
+            {"id": name, "class": best}
+            | {f"p({one})": share for one, share in zip(self.classes, row, strict=True)}
+            for name, best, row in self.rows()
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _WRITERS[path.suffix](pd.DataFrame(told), path)
+
+
+def predict_file(
+    folder: Path, path: Path, *, id_columns: Sequence[str] | None = None
+) -> Predictions:
+    """Predict the rows of a file.
+
+    Args:
+        folder: of a finished run.
+        path: CSV, Parquet, .npy or IDX with the columns or images of the active.
+        id_columns: columns that name a row; None takes those that the run was trained with
+            where it was trained on the parties' own tables.
+
+    Raises:
+        CheckpointError: no model, or a damaged one.
+        DataError: the file cannot be read, or lacks columns that the model needs.
+    """
+    model = load_model(folder)
+    encoding = parse_encoding(model.card["encoding"])
+    named = _trained_ids(folder) if id_columns is None else tuple(id_columns)
+    ids, features = load_features(path, encoding, id_columns=named)
+    return Predictions(
+        ids=ids, classes=tuple(model.card["classes"]), probabilities=model.predict(features)
+    )
+
+
+def _trained_ids(folder: Path) -> tuple[str, ...]:
+    config_file = folder / "config.yaml"
+    data = load_config(config_file).data if config_file.is_file() else None
+    if data is None or data.parties is None:
+        return ()
+    columns = data.parties[data.active].id_column or data.id_column
+    return (columns,) if isinstance(columns, str) else columns
