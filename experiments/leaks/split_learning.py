@@ -11,8 +11,7 @@ server that knows the test images and whose answers are all that trains the clie
 
 The same here: data, who knows what, the batch, Adam, residual convolutions. Different: 28 x 28
 grey images for 32 x 32 of three equal channels, 784 numbers of a representation for 4,096, 16
-channels for up to 256, fewer iterations at higher rates, and the deviations of
-`attacks.features.hijacking` itself.
+channels for up to 256, higher rates, and the deviations of `attacks.features.hijacking` itself.
 
 The server is `attacks.features.hijack`, as in live runs of TVFL. The client is not ours: what our
 parties add (links, rules, SGD, cut images) is measured by `hijacking`.
@@ -63,7 +62,7 @@ class Case:
     name: str
     maps: bool = True
     attack: FeatureSpaceHijack = _SERVER
-    iterations: int = 3_000
+    iterations: int = 10_000
 
 
 CASES = (
