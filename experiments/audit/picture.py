@@ -2,23 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.special import ndtr, ndtri
 
+from experiments.audit.outcome import CaseResult
 from secure_apfed.privacy.gdp import gdp_epsilon
-
-if TYPE_CHECKING:
-    from experiments.audit.run import CaseResult
 
 __all__ = ["draw"]
 
 _DELTA = 1e-5
 
 
-def draw(results: "Sequence[CaseResult]", path: Path) -> None:
+def draw(results: Sequence[CaseResult], path: Path) -> None:
     """Draw one panel a case: rates of the score, what the claim allows, the proved bound."""
     figure = Figure(figsize=(4.6 * len(results), 5.0), layout="constrained")
     for axes, result in zip(figure.subplots(1, len(results), squeeze=False)[0], results,

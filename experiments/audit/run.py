@@ -3,70 +3,24 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from experiments.audit.bounds import Evidence, evidence_from
-from experiments.audit.cases import CASES, DELTA, EPOCHS, Case, networks, task_of
+from experiments.audit.bounds import evidence_from
+from experiments.audit.cases import CASES, Case, networks, task_of
+from experiments.audit.outcome import CaseResult
 from experiments.audit.retraining import Retrainings
 from experiments.audit.scores import OtherRows, WhiteBox, directions
 from experiments.bench.rows import machine
 from secure_apfed.plain_json import to_json
-from secure_apfed.privacy.gdp import gdp_epsilon
 
-__all__ = ["CaseResult", "play_case", "run_audit"]
+__all__ = ["play_case", "run_audit"]
 
 _CONFIDENCE = 0.95
 _PAIRS = 50
 # Retrainings that are held in memory at once.
 _TOGETHER = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaseResult:
-    """What one case showed.
-
-    Attributes:
-        retrainings: of both worlds together.
-        scores_0, scores_1: of world 0 and world 1, each a retraining.
-    """
-
-    case: Case
-    retrainings: int
-    evidence: Evidence
-    scores_0: NDArray[np.float64]
-    scores_1: NDArray[np.float64]
-    seconds: float
-
-    @property
-    def exceeded(self) -> bool:
-        """Whether the claim is proved wrong for what was read."""
-        return self.evidence.mu_low > self.case.claim
-
-    def sentence(self) -> str:
-        """Say it in one line."""
-        proved, claimed = self.evidence.epsilon_low(DELTA), gdp_epsilon(self.case.claim, DELTA)
-        verdict = "EXCEEDS the claim for" if self.exceeded else "stays under the claim for"
-        return (
-            f"{self.case.title}: epsilon at least {proved:.2f} {verdict} {self.case.says}, "
-            f"{claimed:.2f} (mu {self.evidence.mu_low:.2f}, claimed {self.case.claim:.2f}; "
-            f"{self.retrainings} retrainings, {self.seconds:.0f} s)"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            "title": self.case.title, "claim_of": self.case.says, "view": self.case.view,
-            "retrainings": self.retrainings, "epochs": EPOCHS, "delta": DELTA,
-            "claim_mu": self.case.claim, "claim_epsilon": gdp_epsilon(self.case.claim, DELTA),
-            **asdict(self.evidence), "epsilon_low": self.evidence.epsilon_low(DELTA),
-            "exceeded": self.exceeded, "expected": self.case.exceeded, "seconds": self.seconds,
-        }  # fmt: skip
 
 
 def run_audit(
