@@ -15,6 +15,7 @@ from attacks.live.unprotected import ALL_RULES, Rule
 from attacks.recorded import truth_of
 from attacks.run import knowledge_of, result_of, result_of_answers
 from secure_apfed.config import Config
+from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
 
 __all__ = ["play", "play_active", "play_passive"]
@@ -68,14 +69,7 @@ def play_passive(
     """Train all of the config's epochs with an adversary in this passive's place; score it."""
     run = LiveRun(config, data)
     active = run.data.active.name
-    knowledge = knowledge_of(attack, run.recording, passive, active, seed=seed)
-    own_AF = truth_of(run.recording).features[passive]
-    strategy = attack.begin(run.terms, knowledge, own_AF, seed)
-    run.hand_over(passive, strategy)
-    run.train(config.train.epochs)
-    return result_of_answers(
-        attack, run.recording, passive, active, seed=seed, notes=strategy.notes()
-    )
+    return _play_answers(attack, run, passive, active, passive, run.terms, seed)
 
 
 def play_active(
@@ -89,11 +83,24 @@ def play_active(
     """Train a config of TVFL with an adversary in the active's place; score it on one passive."""
     run = JointRun(config, data)
     active = run.data.active.name
-    knowledge = knowledge_of(attack, run.recording, active, victim, seed=seed)
-    own_AF = truth_of(run.recording).features[active]
-    strategy = attack.begin(run.terms(victim), knowledge, own_AF, seed)
-    run.hand_over(victim, strategy)
-    run.train(config.train.epochs)
+    return _play_answers(attack, run, active, victim, victim, run.terms(victim), seed)
+
+
+def _play_answers(
+    attack: AnsweringAttack,
+    run: LiveRun | JointRun,
+    adversary: str,
+    victim: str,
+    passive: str,
+    terms: RepresentationTerms,
+    seed: int,
+) -> AttackResult:
+    """Let `adversary` answer what goes over the link of `passive` in all epochs; score it."""
+    before = run.recording
+    knowledge = knowledge_of(attack, before, adversary, victim, seed=seed)
+    strategy = attack.begin(terms, knowledge, truth_of(before).features[adversary], seed)
+    run.hand_over(passive, strategy)
+    run.train(run.config.train.epochs)
     return result_of_answers(
-        attack, run.recording, active, victim, seed=seed, notes=strategy.notes()
+        attack, run.recording, adversary, victim, seed=seed, notes=strategy.notes()
     )
