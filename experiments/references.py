@@ -88,7 +88,13 @@ class ReferenceTable:
         """Texts: every variant and baseline, what was published, and the distance to it."""
         wanted = self.reference
         rows = [
-            (f"{kind}: {name}", *(figures[one].text(digits=3) for one in wanted.metrics))
+            (
+                f"{kind}: {name}",
+                *(
+                    figures[one].text(form=".3f") if one in figures else "-"
+                    for one in wanted.metrics
+                ),
+            )
             for (kind, name), figures in self.figures.items()
         ]
         ours = self.figures["attack", wanted.variant]
@@ -153,7 +159,10 @@ def _finished(config: Config, path: Path) -> tuple[float, list[AttackResult]]:
 def _figures(
     by_seed: Sequence[Sequence[AttackResult]], metrics: Sequence[str]
 ) -> dict[tuple[str, str], dict[str, Interval]]:
-    """Attacks first, then baselines; a name that several attacks have says the same in all."""
+    """Attacks first, then baselines; a name that several attacks have says the same in all.
+
+    A seed without a figure (None: it was not finite) takes no part in its mean.
+    """
     values: dict[tuple[str, str], dict[str, list[float]]] = {}
     for results in by_seed:
         told = {
@@ -164,8 +173,8 @@ def _figures(
         }
         for key, scores in told.items():
             for metric in metrics:
-                listed = values.setdefault(key, {}).setdefault(metric, [])
-                listed.append(float(scores[metric] or 0.0))
+                if (figure := scores[metric]) is not None:
+                    values.setdefault(key, {}).setdefault(metric, []).append(figure)
     return {
         key: {metric: Interval.of(listed) for metric, listed in by_metric.items()}
         for key, by_metric in values.items()
