@@ -34,9 +34,7 @@ class Interval:
         ).confidence_interval  # fmt: skip
         return cls(mean, float(found.low), float(found.high))
 
-    def text(self, *, scale: float = 1.0, digits: int = 1) -> str:
-        """Such as "95.2 [94.8, 95.6]"."""
-        mean, low, high = (
-            f"{scale * value:.{digits}f}" for value in (self.mean, self.low, self.high)
-        )
+    def text(self, *, scale: float = 1.0, form: str = ".1f") -> str:
+        """Such as "95.2 [94.8, 95.6]"; `form` is that of one number."""
+        mean, low, high = (f"{scale * value:{form}}" for value in (self.mean, self.low, self.high))
         return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 import pytest
 
-__all__ = ["installed", "usable"]
+from protocols.sums import SECURE_SUMS
+
+__all__ = ["installed", "usable", "usable_secure_sums"]
 
 _HERE = importlib.util.find_spec("crypten") is not None
 
@@ -15,3 +17,8 @@ installed = pytest.mark.skipif(not _HERE, reason="crypten is absent")
 def usable(names: Iterable[str]) -> list[str]:
     """The sorted names of a table, those on CrypTen only if it is installed."""
     return sorted(name for name in names if _HERE or "crypten" not in name)
+
+
+def usable_secure_sums() -> list[str]:
+    """The names of the sums that protect something, as `usable`."""
+    return usable(name for name, kind in SECURE_SUMS.items() if not kind.unsafe)

@@ -10,7 +10,6 @@ choice. `labels`: what passives read out of representations, at once and over ti
 setting. `stuffing`: guessed IDs in intersections.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -86,8 +85,7 @@ def _shown(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, Interval):
-        mean, low, high = (f"{one:.3g}" for one in (value.mean, value.low, value.high))
-        return mean if math.isnan(value.low) else f"{mean} [{low}, {high}]"
+        return value.text(form=".3g")
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

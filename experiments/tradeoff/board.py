@@ -247,7 +247,7 @@ def _with_dcs(entry: Entry, undefended: float) -> Entry:
 def _leak_text(leak: Leakage | None) -> str:
     if leak is None:
         return "not applicable"
-    return f"{leak.advantage.text(digits=3)} {leak.attack}"
+    return f"{leak.advantage.text(form='.3f')} {leak.attack}"
 
 
 def _mean_text(leak: Leakage | None) -> str:

@@ -28,13 +28,11 @@ from tests.contracts.sum_parties import (
     parties,
     random_values,
 )
-from tests.with_crypten import usable
+from tests.with_crypten import usable, usable_secure_sums
 
 every = pytest.mark.parametrize("choice", CHOICES)
 exact = pytest.mark.parametrize("choice", [name for name in CHOICES if name != "plain"])
-secure = pytest.mark.parametrize(
-    "choice", [name for name in usable(SECURE_SUMS) if not SECURE_SUMS[name].unsafe]
-)
+secure = pytest.mark.parametrize("choice", usable_secure_sums())
 
 EXTREMES = (0.0, -0.0, 1.0, -1.0, 1e300, -1e300, 1e-300, 5e-324, 0.5, -0.25)
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError
 from protocols.seal import RunKey, SealedLink
-from protocols.sums import SECURE_SUMS
 from protocols.sums.agreement import StepBinding
 from protocols.sums.frame import Frame
 from protocols.sums.homomorphic import HomomorphicSum
@@ -21,11 +20,9 @@ from protocols.sums.roles import KeepsSecrets
 from tests.contracts.overheard import OVERHEARD_SHAPE, Overheard
 from tests.contracts.sum_parties import agreement, binding, make
 from tests.contracts.sum_secrets import SealKeys, alive, shown_in
-from tests.with_crypten import usable
+from tests.with_crypten import usable_secure_sums
 
-secure = pytest.mark.parametrize(
-    "choice", [name for name in usable(SECURE_SUMS) if not SECURE_SUMS[name].unsafe]
-)
+secure = pytest.mark.parametrize("choice", usable_secure_sums())
 
 
 def masks(secrets: set[bytes], bound: StepBinding) -> list[bytes]:

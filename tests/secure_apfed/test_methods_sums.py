@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocols.sums import SECURE_SUMS
 from secure_apfed.methods.apfed import Apfed
 from tests.secure_apfed.test_methods_apfed import (
     CONTRASTIVE,
@@ -16,11 +15,11 @@ from tests.secure_apfed.test_methods_apfed import (
     passive_settings,
     vertical_data,
 )
-from tests.with_crypten import usable
+from tests.with_crypten import usable_secure_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
-OTHERS = [name for name in usable(SECURE_SUMS) if not SECURE_SUMS[name].unsafe and name != "masked"]
+OTHERS = [name for name in usable_secure_sums() if name != "masked"]
 STEPS = 3
 
 

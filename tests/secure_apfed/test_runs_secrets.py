@@ -6,16 +6,13 @@ from typing import Any
 
 import pytest
 
-from protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.runs import run
 from tests.contracts.sum_secrets import SealKeys, secrets_alive, shown_in
-from tests.with_crypten import usable
+from tests.with_crypten import usable_secure_sums
 
 
-@pytest.mark.parametrize(
-    "protocol", [name for name in usable(SECURE_SUMS) if not SECURE_SUMS[name].unsafe]
-)
+@pytest.mark.parametrize("protocol", usable_secure_sums())
 def test_no_secret_of_a_session_is_written(
     protocol: str,
     tmp_path: Path,
