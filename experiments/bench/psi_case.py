@@ -2,11 +2,13 @@
 
 Takes a case and a size, and prints one JSON object: `seconds` from the IDs to the result,
 `bytes` and `rounds` where they can be seen, `peak_memory` in bytes, `common` (IDs found); for
-`ecdh` also `floor_seconds`, what its library's multiplications alone take.
+`ecdh` also `floor_seconds`, what its library's multiplications alone take. Peak memory is the
+sum over the parties' processes.
 Each case imports only what it measures, so that a peer can live in an environment without
 this project, and memory is that of the protocol.
 """
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -15,17 +17,27 @@ import socket
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["CASES", "main"]
 
 Measured = dict[str, Any]
 
-_THREADS = 2
+_PARTIES = ("hub", "member", "dealer")
+_ROUND_BYTES = 4
+# how the figures of several parties become one
+_GATHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
+    "seconds": max,
+    "bytes": sum,
+    "rounds": max,
+    "peak_memory": sum,
+    "common": max,
+    "floor_seconds": max,
+}
 _SAMPLE = 20_000
 _PATIENCE_S = 1500
 
@@ -45,73 +57,135 @@ def _ids(size: int) -> tuple[list[str], list[str]]:
     return names[:size], names[size // 2 :]
 
 
-def _carry(roles: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the bytes, and the longest chain of messages that waited for one another."""
-    depth = dict.fromkeys(roles, 0)
-    queue = deque((name, 1, out) for name, role in roles.items() for out in role.start())
-    sent = rounds = 0
-    while queue:
-        sender, round_of, out = queue.popleft()
-        sent, rounds = sent + len(out.body), max(rounds, round_of)
-        depth[out.receiver] = max(depth[out.receiver], round_of)
-        answers = roles[out.receiver].receive(sender, out.body)
-        queue.extend((out.receiver, depth[out.receiver] + 1, answer) for answer in answers)
-    return sent, rounds
+class _Counted:
+    """A role whose messages are counted, each sent with the round that it belongs to."""
+
+    def __init__(self, role: Any) -> None:
+        self.role, self.bytes, self.round = role, 0, 0
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.role.finished)
+
+    def start(self) -> list[Any]:
+        return self._count(self.role.start())
+
+    def receive(self, sender: str, body: bytes) -> list[Any]:
+        self.round = max(self.round, int.from_bytes(body[:_ROUND_BYTES], "big"))
+        return self._count(self.role.receive(sender, body[_ROUND_BYTES:]))
+
+    def _count(self, messages: Iterable[Any]) -> list[Any]:
+        """Note their bytes, and that they waited for all that came so far."""
+        messages, head = list(messages), (self.round + 1).to_bytes(_ROUND_BYTES, "big")
+        self.bytes += sum(len(message.body) for message in messages)
+        return [replace(message, body=head + message.body) for message in messages]
 
 
 def _floor_seconds(size: int) -> float:
-    """What X25519 alone takes in so many threads: two sets, each multiplied by both parties.
-
-    Measured on a sample, in all threads at once.
-    """
+    """What X25519 alone takes a party, for its own set and the other's; from a sample."""
     from nacl.bindings import crypto_scalarmult
 
     scalar, points = os.urandom(32), [bytes([k + 9]) + bytes(31) for k in range(100)]
-    calls = 4 * size // _THREADS
+    calls = 2 * size
     sample = min(calls, _SAMPLE)
-
-    def multiply(_thread: int) -> None:
-        for call in range(sample):
-            crypto_scalarmult(scalar, points[call % len(points)])
-
     began = time.perf_counter()
-    with ThreadPoolExecutor(_THREADS) as threads:
-        list(threads.map(multiply, range(_THREADS)))
+    for call in range(sample):
+        crypto_scalarmult(scalar, points[call % len(points)])
     return (time.perf_counter() - began) * calls / sample
 
 
-def _ours(protocol: str, size: int) -> Measured:
-    """All parties in one process, `ecdh` with two threads."""
+def _role(me: str, protocol: str, size: int) -> Callable[[], Any]:
+    """Return what makes this party's role of its IDs."""
     from protocols.psi import SET_INTERSECTIONS
     from protocols.psi.interface import IntersectionAgreement
 
     hub_ids, member_ids = ([name.encode() for name in names] for names in _ids(size))
+
+    def make() -> Any:
+        agreement = IntersectionAgreement(session="bench", dealer="dealer")
+        backend = SET_INTERSECTIONS[protocol](agreement, threads=1)
+        if me == "hub":
+            return backend.hub("hub", ["member"], hub_ids)
+        if me == "member":
+            return backend.member("member", "hub", member_ids)
+        return backend.dealer("hub", ["member"])
+
+    return make
+
+
+def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]]:
+    """Wait until all parties are up; return what waits for the next message of any."""
+    for end in ends.values():
+        end.send_bytes(b"up")
+    for end in ends.values():
+        end.recv_bytes()
+    name_of = {end: name for name, end in ends.items()}
+
+    def receive(patience_s: float) -> tuple[str, bytes]:
+        while ready := wait(list(name_of), patience_s):
+            end = cast(Connection, ready[0])
+            try:
+                return name_of[end], end.recv_bytes()
+            except EOFError:
+                del name_of[end]  # it has done its part, or will be missed
+        raise TimeoutError("the other parties sent nothing")
+
+    return receive
+
+
+def _party(
+    me: str, protocol: str, size: int, ends: Mapping[str, Connection], report: Connection
+) -> None:
+    """Play one party from its IDs to its result, and report it."""
+    from secure_apfed.alignment import take_part
+
+    if protocol == "circuit_crypten":
+        # its import takes longer than a small intersection
+        from protocols.crypten.shim import load_crypten
+
+        load_crypten()
+    make = _role(me, protocol, size)
+    receive = _meet(ends)
     began = time.perf_counter()
-    agreement = IntersectionAgreement(session="bench", dealer="dealer")
-    backend = SET_INTERSECTIONS[protocol](agreement, threads=_THREADS)
-    hub = backend.hub("hub", ["member"], hub_ids)
-    roles: dict[str, Any] = {"hub": hub, "member": backend.member("member", "hub", member_ids)}
-    if backend.needs_dealer:
-        roles["dealer"] = backend.dealer("hub", ["member"])
-    sent, rounds = _carry(roles)
-    seconds = time.perf_counter() - began
+    counted = _Counted(make())
+    take_part(
+        counted,
+        send=lambda peer, body: ends[peer].send_bytes(body),
+        receive=receive,
+        patience_s=_PATIENCE_S,
+    )
     found = {
-        "seconds": seconds,
-        "bytes": sent,
-        "rounds": rounds,
+        "seconds": time.perf_counter() - began,
+        "bytes": counted.bytes,
+        "rounds": counted.round,
         "peak_memory": _peak_memory(),
-        "common": len(hub.rows),
+        "common": len(counted.role.rows) if me == "hub" else 0,
     }
-    floor = {"floor_seconds": _floor_seconds(size)} if protocol == "ecdh" else {}
-    return found | floor
+    report.send(found | ({"floor_seconds": _floor_seconds(size)} if protocol == "ecdh" else {}))
 
 
-def _ours_on_crypten(protocol: str, size: int) -> Measured:
-    """The same with CrypTen, whose import takes longer than a small intersection."""
-    from protocols.crypten.shim import load_crypten
-
-    load_crypten()
-    return _ours(protocol, size)
+def _ours(protocol: str, size: int) -> Measured:
+    """Each party a process of its own with one thread; sockets of this machine between them."""
+    new = multiprocessing.get_context("spawn")
+    parties = _PARTIES[: 2 if protocol == "ecdh" else 3]
+    ends: dict[str, dict[str, Connection]] = {party: {} for party in parties}
+    for one, other in itertools.combinations(parties, 2):
+        ends[one][other], ends[other][one] = new.Pipe()
+    inboxes = []
+    for party in parties:
+        inbox, report = new.Pipe(duplex=False)
+        inboxes.append(inbox)
+        args = (party, protocol, size, ends[party], report)
+        new.Process(target=_party, args=args, daemon=True).start()
+        # from now on the party alone holds its ends: where it dies, they are closed
+        for end in (report, *ends[party].values()):
+            end.close()
+    reports: list[Measured] = [inbox.recv() for inbox in inboxes]
+    return {
+        field: gather(each[field] for each in reports)
+        for field, gather in _GATHER.items()
+        if field in reports[0]
+    }
 
 
 def _openmined(_protocol: str, size: int) -> Measured:
@@ -194,7 +268,7 @@ def _spu(protocol: str, size: int) -> Measured:
 
 CASES: Mapping[str, tuple[Callable[[str, int], Measured], str]] = {
     "circuit": (_ours, "circuit"),
-    "circuit-crypten": (_ours_on_crypten, "circuit_crypten"),
+    "circuit-crypten": (_ours, "circuit_crypten"),
     "ecdh": (_ours, "ecdh"),
     "openmined": (_openmined, ""),
     "spu-rr22": (_spu, "RR22"),

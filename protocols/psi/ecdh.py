@@ -41,7 +41,7 @@ from protocols.psi.interface import (
     check_ids,
     check_parties,
 )
-from protocols.psi.ladder import split_points
+from protocols.psi.ladder import POINT_BYTES, split_points
 from protocols.psi.result import Opened, ResultHolder, check_choices
 from protocols.randomness import fresh_key, random_permutation
 
@@ -119,8 +119,8 @@ def _unexpected(sender: str, kind: Kind) -> RemoteProtocolError:
     )
 
 
-def _tags(points: bytes) -> list[bytes]:
-    return [point[:TAG_BYTES] for point in split_points(points)]
+def _tags(points: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
 
 @dataclass
@@ -155,7 +155,8 @@ class _Hub(ResultHolder):
         kind, items = self._side.unpack(sender, body)
         pair = self._pairs[sender]
         if kind is Kind.BLINDED and pair.theirs is None:
-            pair.theirs = _tags(self._side.multiply(sender, pair.scalar, items))
+            tags = _tags(self._side.multiply(sender, pair.scalar, items))
+            pair.theirs = split_points(tags.tobytes(), TAG_BYTES)
         elif kind is Kind.TAGS and pair.theirs is not None and pair.place_of_row is None:
             pair.place_of_row = self._match(sender, pair, items)
         else:
@@ -174,7 +175,7 @@ class _Hub(ResultHolder):
 
     def _match(self, sender: str, pair: _Pair, items: bytes) -> dict[int, int]:
         """Return, for each own row shared with `sender`, its place in the list of `sender`."""
-        tags = [items[k : k + TAG_BYTES] for k in range(0, len(items), TAG_BYTES)]
+        tags = split_points(items, TAG_BYTES)
         row_of_tag = dict(zip(tags, pair.order.tolist(), strict=False))
         if not len(row_of_tag) == len(tags) == self._side.size:
             raise RemoteProtocolError(
@@ -232,8 +233,8 @@ class _Member(ResultHolder):
             tags = _tags(side.multiply(sender, self._scalar, items))
             self._hub_size = len(tags)
             if self._output is Output.SIZE:
-                tags = [tags[k] for k in random_permutation(len(tags)).tolist()]
-            return [Outgoing(self._hub, side.pack(Kind.TAGS, b"".join(tags)))]
+                tags = tags[random_permutation(len(tags))]
+            return [Outgoing(self._hub, side.pack(Kind.TAGS, tags.tobytes()))]
         if self._hub_size is None or self.finished:
             raise _unexpected(sender, kind)
         if kind is Kind.REFUSAL:

@@ -18,7 +18,7 @@ __all__ = ["LAST", "POSITION_BYTES", "TAG_BYTES", "Kind", "Side"]
 
 Rows = NDArray[np.int64]
 
-_VERSION = 2
+_VERSION = 3
 TAG_BYTES = 16
 POSITION_BYTES = 4
 

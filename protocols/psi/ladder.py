@@ -11,51 +11,67 @@ random is the decisional Diffie-Hellman assumption, with the hash as a random or
 
 X25519 also accepts any 32 bytes, half of which lie on the curve's twist, and it keeps a
 point on its side. Hashing IDs straight to 32 bytes would therefore publish one bit of
-each ID's hash, and the count of these bits differs from set to set. So a candidate is
-hashed again until u^3 + 486662 u^2 + u is a square, i.e. until it lies on the curve
-("try and increment"; two tries on average). The number of tries depends on the ID, and so
-does the time that they take, a few microseconds; among the multiplications a peer sees the
-sum for the whole set at most. The multiplication itself takes the same time for all.
+each ID's hash, and the count of these bits differs from set to set. So a digest, as a number
+r, goes through Elligator 2 (RFC 9380, section 6.7.1): of -A / (1 + 2 r^2) and -A minus that,
+exactly one lies on the curve y^2 = u^3 + A u^2 + u with A = 486662, and it is the point. About
+half of the points are reached, each from r and -r, and anyone can tell which; so the
+assumption for random points covers them.
 
-It is libsodium's, through PyNaCl, which leaves Python's lock to other threads meanwhile;
-`cryptography`, as fast in one thread, keeps it.
+A multiplication is libsodium's, through PyNaCl: it takes the same time for all points, and
+leaves Python's lock to other threads, which `cryptography`, as fast in one thread, keeps. The
+arithmetic of Elligator 2 is GMP's, whose time can depend on the numbers; among the
+multiplications a peer sees the sum for a whole set at most.
 """
 
-import hashlib
 from collections.abc import Iterable
+from typing import cast
 
-# gmpy2 ships no types; only `mpz(int)` and `jacobi(mpz, mpz) -> int` are used
-from gmpy2 import jacobi, mpz  # type: ignore[import-untyped]
+import numpy as np
+
+# gmpy2 ships no types; used are `mpz(int)`, `invert(mpz, mpz) -> mpz`, `jacobi(mpz, mpz) -> int`
+from gmpy2 import invert, jacobi, mpz  # type: ignore[import-untyped]
 from nacl.bindings import crypto_scalarmult
 
-__all__ = ["POINT_BYTES", "blind", "multiply", "on_curve", "split_points"]
+__all__ = ["POINT_BYTES", "blind", "multiply", "split_points", "to_curve"]
 
 POINT_BYTES = 32
 _PRIME = mpz(2**255 - 19)
 _CURVE_A = mpz(486662)
-_BELOW_2_255 = 2**255 - 1
-_NEXT = hashlib.blake2b(digest_size=POINT_BYTES, person=b"apfed psi next")
+_BELOW_2_255 = mpz(2**255 - 1)
 
 
-def split_points(points: bytes) -> list[bytes]:
-    """Cut 32-byte points apart."""
-    return [points[k : k + POINT_BYTES] for k in range(0, len(points), POINT_BYTES)]
+def split_points(points: bytes, size: int = POINT_BYTES) -> list[bytes]:
+    """Cut points apart, or items of another size; the last one is whole."""
+    return cast(list[bytes], np.frombuffer(points, f"V{size}").tolist())
 
 
-def on_curve(candidate: bytes) -> bytes:
-    """Return 32 bytes that lie on the curve: `candidate` or a hash of it."""
-    while True:
-        u = mpz(int.from_bytes(candidate, "little") & _BELOW_2_255)
-        if jacobi(u * (u * (u + _CURVE_A) + 1), _PRIME) == 1:
-            return candidate
-        following = _NEXT.copy()
-        following.update(candidate)
-        candidate = following.digest()
+def to_curve(digests: bytes) -> list[bytes]:
+    """Map 32-byte digests, read as numbers below 2^255, to points on the curve.
+
+    0 and the prime alone give a point of low order, which `multiply` refuses.
+    """
+    fractions = []
+    product = mpz(1)
+    for digest in split_points(digests):
+        r = mpz(int.from_bytes(digest, "little")) & _BELOW_2_255
+        below = (2 * r * r + 1) % _PRIME  # never 0: -1/2 is no square
+        fractions.append((product, below))
+        product = product * below % _PRIME
+    # one inversion for all (Montgomery's trick): `left` inverts the product of those to come
+    left, points = invert(product, _PRIME), []
+    for product, below in reversed(fractions):
+        u = -_CURVE_A * (left * product % _PRIME) % _PRIME
+        left = left * below % _PRIME
+        if jacobi(u * (u * (u + _CURVE_A) + 1), _PRIME) != 1:
+            u = (-_CURVE_A - u) % _PRIME
+        points.append(int(u).to_bytes(POINT_BYTES, "little"))
+    points.reverse()
+    return points
 
 
 def blind(scalar: bytes, digests: bytes) -> bytes:
     """Hash each 32-byte digest to the curve and multiply the point by `scalar`, 32 bytes."""
-    return _times(scalar, map(on_curve, split_points(digests)))
+    return _times(scalar, to_curve(digests))
 
 
 def multiply(scalar: bytes, points: bytes) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 
 from protocols.conversation import Outgoing
 from protocols.errors import RemoteProtocolError
-from protocols.psi import curve
+from protocols.psi import curve, ladder
 from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 from protocols.psi.ladder import split_points
@@ -66,6 +66,41 @@ def test_rfc_7748_vector() -> None:
     point = bytes.fromhex("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
     expected = bytes.fromhex("c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552")
     assert curve.multiply_points(scalar, point) == expected
+
+
+ELLIGATOR_2 = {
+    0x65D61DFA58CF932CD60F65F24739D1AFE89442E4A3B2E6EA9D65B0865F148901:
+    0x1241E151A4DA26769778A6C8AA5A219FF608C6C31BEA49A0558487A102BF6355,
+    0x1393600FD74775F0D19A8EBD282B05349641A8B079C71030BF1BF370C41ACEF9:
+    0x25C758D9C7A11A43E72D3DDD7976458330FA9E37F63991457FAC99A70253CFBA,
+    0x3E2240CE35B52E6CE7F2CC4C3E57C03BC1619494256E495DADADB10DCC2675E8:
+    0x6C70B60BBEA45867F1E270AF0812137AC64C8931370DAE67A4130141F9BBACB1,
+    0x6719884A782571B55353A8F2946A3E42430F0C769CE85D1A47026D491452B773:
+    0x64AAF5AE99E65460BA87F7F3C6871A66C3C5D3E671B33FE723603C0EED7B9922,
+}  # fmt: skip
+
+
+def test_elligator_2_vectors() -> None:
+    """RFC 9380's suite curve25519_XMD:SHA-512_ELL2_NU_: inputs of the map, and the x of Q."""
+    digests = b"".join(map(number, ELLIGATOR_2))
+    assert ladder.to_curve(digests) == [number(x) for x in ELLIGATOR_2.values()]
+    one_by_one = [ladder.to_curve(number(r))[0] for r in ELLIGATOR_2]
+    assert ladder.to_curve(digests) == one_by_one
+    negative = b"".join(number(PRIME - r) for r in ELLIGATOR_2)
+    assert ladder.to_curve(negative) == one_by_one
+
+
+def test_elligator_2_of_any_bytes_is_on_the_curve() -> None:
+    """The top bit of a digest plays no part; 2^255 - 1 is above the prime."""
+    digests = curve.digest_ids([b"%d" % k for k in range(500)], session=bytes(32))
+    edges = [number(r) for r in (1, 2, PRIME - 1, PRIME + 1, 2**255 - 1, 2**256 - 1)]
+    points = ladder.to_curve(digests + b"".join(edges))
+    assert all(map(is_on_curve, points))
+    assert all(int.from_bytes(point, "little") < PRIME for point in points)
+    assert len(set(points[:500])) == 500
+    assert points[500] == points[502] == points[503]
+    assert points[504] == points[505]
+    assert ladder.to_curve(b"") == []
 
 
 def test_digests_depend_on_the_session() -> None:
