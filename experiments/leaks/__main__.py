@@ -1,5 +1,8 @@
 """`python -m experiments.leaks`: twelve tables, nearly all of live runs of all parties.
 
+`--store FILE` keeps the figures as JSON: each part that was played replaces its rows in FILE as soon
+as it ends; the rows of other parts stay.
+
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
 (APFed-R). `noise`: both against noise under the sum. `isolation`: one passive's part of the sum,
@@ -10,10 +13,12 @@ choice. `labels`: what passives read out of representations, at once and over ti
 setting. `stuffing`: guessed IDs in intersections.
 """
 
+import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -33,8 +38,9 @@ from experiments.leaks.stuffing import stuffing
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.plain_json import to_json
+from secure_apfed.runs.folder import write_atomically
 
-__all__ = ["PARTS", "as_markdown", "main"]
+__all__ = ["PARTS", "as_markdown", "main", "play"]
 
 PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
     "inversion": inversion,
@@ -55,6 +61,9 @@ PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
 def main(
     only: Annotated[str | None, typer.Option(help=f"One of {', '.join(PARTS)}.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no tables.")] = False,
+    store: Annotated[
+        Path | None, typer.Option(help="JSON file in which the parts played are replaced.")
+    ] = None,
 ) -> None:
     """Play the attacks and print what they reach."""
     if only is not None and only not in PARTS:
@@ -62,13 +71,47 @@ def main(
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
     warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
-    found = {name: list(part()) for name, part in PARTS.items() if only in (None, name)}
+    found = play(PARTS if only is None else (only,), store)
     if as_json:
         typer.echo(to_json({name: [_plain(row) for row in rows] for name, rows in found.items()}))
         return
     for name, rows in found.items():
         typer.echo(f"\n{name}\n")
         typer.echo(as_markdown(rows), nl=False)
+
+
+def play(names: Iterable[str], store: Path | None = None) -> dict[str, list[Row]]:
+    """The rows of these parts, which `store` holds, too, from the end of each on.
+
+    Raises:
+        typer.BadParameter: `store` holds something else; nothing was played.
+    """
+    stored = _read(store) if store else {}
+    found: dict[str, list[Row]] = {}
+    for name in names:
+        found[name] = list(PARTS[name]())
+        if store:
+            stored[name] = [_plain(row) for row in found[name]]
+            ordered = {one: stored[one] for one in PARTS if one in stored}
+            write_atomically(store, to_json(ordered, indent=1).encode() + b"\n")
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The stored rows of every part; none if there is no such file.
+
+    Raises:
+        typer.BadParameter: a file of something else, found before anything is played.
+    """
+    try:
+        stored = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(stored, dict) or not set(stored) <= set(PARTS):
+        raise typer.BadParameter(f"{path} does not hold the parts of this command by name")
+    return stored
 
 
 def _plain(row: Row) -> Row:

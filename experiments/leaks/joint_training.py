@@ -11,6 +11,7 @@ from attacks.features.reversed_hijack import ReversedHijack
 from attacks.interface import AttackResult
 from attacks.live.play import play_active, play_passive
 from attacks.run import mount
+from experiments.leaks.over_seeds import over_seeds
 from experiments.leaks.sessions import VICTIM, Row, live_config
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData, load_data
@@ -26,6 +27,8 @@ __all__ = [
     "reversed_hijacking",
 ]
 
+_SEEDS = range(5)
+_FEWER_SEEDS = range(3)  # of MNIST and of APFed-C, where a run takes several times as long
 _EPOCHS = 300
 _RATE = 0.03
 _HIDDEN = 128
@@ -52,31 +55,38 @@ _REVERSED = (
 def joint_inversion() -> Iterator[Row]:
     """Pairs, public rows without pairs, or the encoder itself: curious actives."""
     for name in _CURIOUS:
-        yield curious(name)
+        yield over_seeds([curious(name, seed=seed) for seed in _SEEDS], same=("attack",))
 
 
-def curious(name: str) -> Row:
+def curious(name: str, *, seed: int = 0) -> Row:
     """One of them, where the victim is the only passive."""
-    config = live_config("digits", "tvfl")
-    data = load_data(config.data, seed=0)
+    config = live_config("digits", "tvfl", seed=seed)
+    data = load_data(config.data, seed=seed)
     recording = run(config, None, data=replace(data, passives=data.passives[:1])).recording
-    results = mount(recording, [AttackChoice(name=name)], seed=0)
+    results = mount(recording, [AttackChoice(name=name)], seed=seed)
     return _row(name, next(one for one in results if one.victim == VICTIM))
 
 
 def hijacking() -> Iterator[Row]:
     """FSHA against real passives: told one's own features of the same people, and not."""
-    yield hijacked("digits", conditioned=True)
-    yield hijacked("digits", conditioned=False)
-    for epochs in (100, _EPOCHS):
-        yield hijacked("mnist in 2", conditioned=True, epochs=epochs)
+    cases = (
+        ("digits", True, _EPOCHS, _SEEDS),
+        ("digits", False, _EPOCHS, _SEEDS),
+        ("mnist in 2", True, 100, _FEWER_SEEDS),
+        ("mnist in 2", True, _EPOCHS, _FEWER_SEEDS),
+    )
+    for name, conditioned, epochs, seeds in cases:
+        yield over_seeds(
+            [hijacked(name, conditioned=conditioned, epochs=epochs, seed=one) for one in seeds],
+            same=("data", "told x", "epochs", "attack"),
+        )
 
 
-def hijacked(name: str, *, conditioned: bool, epochs: int = _EPOCHS) -> Row:
+def hijacked(name: str, *, conditioned: bool, epochs: int = _EPOCHS, seed: int = 0) -> Row:
     """The victim is the only passive."""
-    config, data = _long(live_config(name, "tvfl"), epochs)
+    config, data = _long(live_config(name, "tvfl", seed=seed), epochs)
     attack = FeatureSpaceHijack(hidden=_HIDDEN, conditioned=conditioned)
-    result = play_active(attack, config, VICTIM, data=data)
+    result = play_active(attack, config, VICTIM, data=data, seed=seed)
     return {
         "data": name,
         "told x": "yes" if conditioned else "no",
@@ -88,18 +98,21 @@ def hijacked(name: str, *, conditioned: bool, epochs: int = _EPOCHS) -> Row:
 def reversed_hijacking() -> Iterator[Row]:
     """A4 on digits: the only passive, against the active's own loss, clip and guard."""
     for case in _REVERSED:
-        yield reversed_hijacked(case)
+        yield over_seeds(
+            [reversed_hijacked(case, seed=seed) for seed in _FEWER_SEEDS],
+            same=("kappa", "clip", "sigma", "epochs", "attack"),
+        )
 
 
-def reversed_hijacked(case: "Reversed") -> Row:
+def reversed_hijacked(case: Reversed, *, seed: int = 0) -> Row:
     """A session of APFed-C; the adversary's answers are as long as `strength` makes them."""
-    config = live_config("digits", "apfed_c", protocol="plain", clip=case.clip)
+    config = live_config("digits", "apfed_c", protocol="plain", clip=case.clip, seed=seed)
     if case.sigma:
         guard = {"mechanism": "gaussian", "clip": 1.0, "sigma": case.sigma}
         config = Config.model_validate({**config.model_dump(), "guard": guard})
     config, data = _long(config)
     attack = ReversedHijack(hidden=_HIDDEN, strength=case.strength)
-    result = play_passive(attack, config, VICTIM, data=data)
+    result = play_passive(attack, config, VICTIM, data=data, seed=seed)
     return {
         "kappa": case.strength,
         "clip": case.clip,
@@ -112,7 +125,7 @@ def reversed_hijacked(case: "Reversed") -> Row:
 def _long(config: Config, epochs: int = _EPOCHS) -> tuple[Config, VerticalData]:
     """So many epochs at a rate under which the pull is steady, with one passive."""
     train = config.train.model_copy(update={"epochs": epochs, "learning_rate": _RATE})
-    data = load_data(config.data, seed=0)
+    data = load_data(config.data, seed=config.seed)
     return config.model_copy(update={"train": train}), replace(data, passives=data.passives[:1])
 
 

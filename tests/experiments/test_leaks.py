@@ -1,6 +1,7 @@
 """The tables of what an active reads: their form, and that sessions are what they say."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 import typer
 
 from attacks.live.unprotected import ALL_RULES
-from experiments.leaks.__main__ import PARTS, as_markdown, main
+from experiments.intervals import Interval
+from experiments.leaks import __main__ as command
+from experiments.leaks.__main__ import PARTS, as_markdown, main, play
 from experiments.leaks.sessions import UNPROTECTED, centred_cosine, live_config, sum_for
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,6 +29,35 @@ def test_an_unknown_part_is_named() -> None:
         typer.BadParameter, match="no part is called 'nothing'; there are inversion"
     ):
         main(only="nothing")
+
+
+def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"r2": Interval(0.5, 0.4, 0.6), "epsilon": math.inf}]
+    monkeypatch.setattr(
+        command, "PARTS", {"noise": lambda: iter(rows), "decoder": lambda: iter([])}
+    )
+    path = tmp_path / "leaks.json"
+    path.write_text('{"decoder": [{"r2": 1}], "noise": [{"r2": 2}]}')
+    play(["noise"], path)
+    assert json.loads(path.read_bytes()) == {
+        "noise": [{"r2": {"mean": 0.5, "low": 0.4, "high": 0.6}, "epsilon": "inf"}],
+        "decoder": [{"r2": 1}],
+    }
+
+
+@pytest.mark.parametrize("content", ["[1]", "no JSON", '{"nothing": []}'])
+def test_figures_are_stored_in_no_file_of_something_else(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[str] = []
+    monkeypatch.setattr(command, "PARTS", {"noise": lambda: iter(played.append("noise") or [])})
+    path = tmp_path / "leaks.json"
+    path.write_text(content)
+    with pytest.raises(typer.BadParameter, match=r"leaks\.json"):
+        play(["noise"], path)
+    assert (played, path.read_text()) == ([], content)
 
 
 def test_the_stored_figures_are_of_every_part() -> None:
