@@ -1,7 +1,7 @@
 """`python -m experiments.leaks`: twelve tables, nearly all of live runs of all parties.
 
-`--store FILE` keeps the figures as JSON: each part that was played replaces its rows in FILE as soon
-as it ends; the rows of other parts stay.
+`--store FILE` keeps the figures as JSON: each part that was played replaces its rows in FILE as
+soon as it ends; the rows of other parts stay.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
@@ -106,6 +106,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_bytes())
     except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.parent}") from None
         return {}
     except (ValueError, OSError) as error:
         raise typer.BadParameter(f"{path} cannot be read as JSON: {error}") from error
