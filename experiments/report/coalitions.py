@@ -32,11 +32,13 @@ COALITIONS: tuple[Coalition, ...] = (
     ),
     Coalition(
         methods=("apfed",), passives=(2, 2), who="active and one of the two passives",
-        learns="The other passive's gradient: the sum minus the own part.",
+        learns="The other passive's gradient, with its noise where there is noise under the sum: "
+        "the sum minus the own part.",
     ),
     Coalition(
         methods=("apfed",), passives=(3, 1 << 30), who="active and all passives but one",
-        learns="The remaining passive's gradient; fewer passives learn the sum of the others.",
+        learns="The remaining passive's gradient, likewise; fewer passives learn the sum of the "
+        "others.",
     ),
     Coalition(
         methods=("apfed",), passives=(2, 1 << 30), who="passives among themselves",
@@ -50,13 +52,17 @@ COALITIONS: tuple[Coalition, ...] = (
 )  # fmt: skip
 
 _COMPUTED = (
-    "The figures are of real numbers and of noise drawn at random. What is computed is a normal of "
-    "64 pseudo-random bits (AES-256) a number, added in float64 and rounded to a grid of about a "
-    "tenth of its deviation, which hides what floating point leaves in the low bits. The error "
-    "that remains, below 4e-14 (1 + C / sigma) a number in total variation, costs 1 + e^epsilon "
-    "times that in delta and is not added to it; noise that is derived from the seed is not "
-    "rounded. That a run stopped everybody sees, and no epsilon covers it: without "
-    "DP-SGD a row whose representation is not finite stops it."
+    "The figures are of real numbers and of noise drawn at random. What is computed is "
+    "pseudo-random (AES-256), added in float64 and rounded to a grid of about a tenth of the "
+    "noise's deviation, which hides what floating point leaves in the low bits. The error that "
+    "remains, below 4e-14 (1 + C / sigma) a number in total variation (C: clip, sigma: noise), "
+    "costs 1 + e^epsilon times that in delta and is not added to it. Noise that is derived from "
+    "the seed is not rounded."
+)
+
+_STOPPED = (
+    "That a run stopped everybody sees, and no epsilon covers it: without DP-SGD a row whose "
+    "representation is not finite stops it."
 )
 
 LIMITS: tuple[Limit, ...] = (
@@ -95,6 +101,9 @@ LIMITS: tuple[Limit, ...] = (
     Limit(methods=("apfed", "tvfl"), guarded=True, sentence=_COMPUTED),
     Limit(guarded=False, private=True, sentence=_COMPUTED),
     Limit(methods=("single_view",), guarded=True, private=True, sentence=_COMPUTED),
+    Limit(methods=("apfed", "tvfl"), guarded=True, sentence=_STOPPED),
+    Limit(guarded=False, private=True, sentence=_STOPPED),
+    Limit(methods=("single_view",), guarded=True, private=True, sentence=_STOPPED),
     Limit(
         methods=("apfed",), guarded=False, private=True,
         sentence="Representations are sent without noise, so epsilon_model, which counts what the "
@@ -165,11 +174,14 @@ LIMITS: tuple[Limit, ...] = (
         sentence="Gradients carry no noise: what the active may compute from their sum has no "
         "epsilon. One that chooses its representations reads more of them than one that follows "
         "the protocol. Batches that point in one direction or in few are refused; one of which "
-        "less than half does, or that spreads a little more, is not. Where a row of a "
-        "representation has as many numbers as the passives that reconstruct have features "
-        "together, an active that knows about as many people wholly reads the others out of the "
-        "sum almost exactly (`python -m experiments.leaks`): send a smaller projection, or have "
-        "gradients noised.",
+        "less than half does, or that spreads a little more, is not.",
+    ),
+    Limit(
+        methods=("apfed",), noisy=False,
+        sentence="Where a row of a representation has as many numbers as the passives that "
+        "reconstruct have features together, an active that knows about as many people wholly "
+        "reads the others out of the sum almost exactly (docs/leaks.md): send a smaller "
+        "projection, or have gradients noised.",
     ),
     Limit(
         methods=("apfed", "tvfl"),

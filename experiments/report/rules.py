@@ -126,7 +126,8 @@ RULES: tuple[Rule, ...] = (
         kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("plain",),
         reads="Every passive's gradient in the clear.",
         protects="Nothing: `plain` is no secure sum.",
-        remains="From gradients a passive's features can be rebuilt.",
+        remains="From gradients a passive's features can be rebuilt. It can alter the sum without "
+        "being noticed.",
     ),
     Rule(
         kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("ckks", "ckks_fast"),
@@ -134,7 +135,8 @@ RULES: tuple[Rule, ...] = (
         "answers.",
         protects="Encryption, whose only secret key is at the active. Contributions that answer "
         "different representations are not added.",
-        remains="Who takes part, and when.",
+        remains="Who takes part, and when. It can alter the sum without being noticed, and leave "
+        "passives out of it.",
     ),
     Rule(
         kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("bfv",),
@@ -289,8 +291,9 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "| when | not guaranteed |"
     yield "|---|---|"
-    for limit in LIMITS:
-        yield _row(limit.words(), limit.sentence)
+    for sentence in dict.fromkeys(limit.sentence for limit in LIMITS):
+        words = (limit.words() for limit in LIMITS if limit.sentence == sentence)
+        yield _row(" *or* ".join(words), sentence)
 
 
 def _row(*cells: str) -> str:

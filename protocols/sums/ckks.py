@@ -6,7 +6,7 @@ sees ciphertexts; a curious active, which sees the sum of all passives and no si
 contribution; an active that sends different representations to different passives,
 as the aggregator adds only what answers one message. Does not protect from: the active
 and the aggregator together, who could decrypt one contribution; M - 1 passives and the
-active together.
+active together; an aggregator that alters the sum, or leaves contributions out of it.
 
 Values are fixed-point integers, two to a slot where they fit, so the decoded sum is the
 exact integer sum: rounding removes CKKS's noise, and with it what decryptions of

@@ -84,6 +84,14 @@ def test_the_plain_sum_is_told_to_hide_nothing() -> None:
     assert "in the clear" in rule.reads
 
 
+@pytest.mark.parametrize("name", SECURE_SUMS)
+def test_every_sum_says_whether_the_aggregator_can_alter_it(name: str) -> None:
+    kind = Kind.SUM_ANSWER if name == "crypten" else Kind.CONTRIBUTION
+    remains = rule_for(kind, Role.AGGREGATOR, situation(secure_sum=name)).remains
+    told = "not alter it" if name == "crypten" else "can alter the sum without being noticed"
+    assert told in remains
+
+
 def test_every_secure_sum_but_the_plain_one_names_its_coalition_with_the_key_holder() -> None:
     for name, backend in SECURE_SUMS.items():
         told = {one.who for one in coalitions_in(situation(secure_sum=name))}

@@ -372,3 +372,19 @@ def test_insecure_parameters_are_refused_on_construction(
 ) -> None:
     with pytest.raises(LocalProtocolError, match="less than 128-bit security"):
         backend(agreement(), poly_degree=2048)
+
+
+def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(
+    choice: str, played: Parties
+) -> None:
+    bound, values = played.next(), [np.full((2, 2), 0.1 * k) for k in (1, 2, 3)]
+    bodies = played.contribute(values, bound)
+    frames = [Frame.parse(body, sender=name) for name, body in bodies.items()]
+    kept = {"passive_1": frames[0].blobs, "passive_2": frames[1].blobs}
+    blobs = described(played).scheme.add(kept, 1)
+    altered = vars(played.combiner)["_frames"].sum_of(frames, blobs)
+    if choice == "bfv":
+        with pytest.raises(RemoteProtocolError, match="lies beyond the range"):
+            played.receiver.decode(altered, (2, 2), bound)
+    else:
+        assert played.receiver.decode(altered, (2, 2), bound) == pytest.approx(0.3, abs=1e-3)
