@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,15 @@ def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> N
     assert len(parser.references) == 2  # learning curves and attacks
     assert all(value.startswith("data:image/png;base64,") for value in parser.references)
     assert not re.search(r"https?://|url\(|@import|<script|<link", text)
+
+
+@pytest.mark.parametrize("page", ["report", "tradeoff", "comparison"])
+def test_a_wide_table_scrolls_in_a_box_of_its_own_and_not_the_page(page: str) -> None:
+    files = resources.files("experiments.report")
+    template = files.joinpath(f"{page}.html.jinja").read_text("utf-8")
+    tables = template.count('<table class="cards')
+    assert tables == template.count('<div class="wide"><table class="cards') > 0
+    assert ".wide { overflow-x: auto; }" in files.joinpath("style.css").read_text("utf-8")
 
 
 def test_the_page_tells_figures_parties_limits_and_how_to_repeat(guarded: Path) -> None:

@@ -1,0 +1,140 @@
+"""The picture of a study for one target: accuracy against the worst attack's advantage.
+
+Points may stand close, so the picture has their numbers only; the legend says which each is.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+
+import matplotlib as mpl
+from adjustText import adjust_text
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.text import Text
+
+from experiments.report.picture_style import ATTACK, OTHER, STYLE
+from experiments.report.pictures import Picture
+from experiments.report.words import number
+from experiments.tradeoff.board import Board, Entry, on_the_front
+
+__all__ = ["draw", "write_picture"]
+
+# Colour-blind safe (Okabe and Ito, 2008), without the colours of the reference lines.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+_DASHES = ((0, (1, 2)), (0, (6, 2)), (0, (6, 2, 1, 2)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_PLOT_INCHES, _LINE_INCHES = 4.6, 0.2
+
+
+def write_picture(board: Board, target: str, folder: Path) -> Picture:
+    """Write the picture of one target into the study's folder."""
+    path = folder / f"pareto-{target}.png"
+    with mpl.rc_context(STYLE):
+        figure, _ = draw(board, target)
+        figure.savefig(path)
+    return Picture(
+        path=path,
+        title=f"Accuracy against leakage of {target}",
+        caption=f"Leakage of {target}: means with 95 % bootstrap intervals. The thin line joins "
+        "the points that no other beats in both. Grey lines: accuracy of the active alone, of one "
+        "table of all features, and of TVFL.",
+    )
+
+
+def draw(board: Board, target: str) -> tuple[Figure, list[Text]]:
+    """Return the picture, and the points' numbers in it, which do not overlap."""
+    shown = [e for e in board.entries if target in e.leakage and not e.point.reference]
+    references = [e for e in board.entries if e.point.reference]
+    # The legend has two columns; one line of it is for the front.
+    lines = math.ceil((len(shown) + len(references) + 1) / 2)
+    figure = Figure(figsize=(8.0, _PLOT_INCHES + _LINE_INCHES * lines), layout="constrained")
+    axes = figure.subplots()
+    numbers = _draw_points(axes, shown, target)
+    _draw_front(axes, on_the_front(shown, target), target)
+    _draw_references(axes, references)
+    metric = next(iter(shown)).leakage[target].metric.replace("_", " ")
+    axes.axvline(0, color=OTHER, linewidth=1)
+    axes.set(
+        title=f"Accuracy against leakage of {target}",
+        xlabel=f"worst attack's advantage, {metric} over its baseline",
+        ylabel="test accuracy, per cent",
+    )
+    figure.legend(
+        loc="outside lower center", ncols=2, frameon=False, fontsize=8.5, labelspacing=0.7
+    )
+    figure.draw_without_rendering()
+    adjust_text(
+        numbers, ax=axes, expand=(2.4, 1.9), iter_lim=500,
+        arrowprops={"arrowstyle": "-", "color": OTHER, "lw": 0.6},
+    )  # fmt: skip
+    return figure, numbers
+
+
+def _draw_points(axes: Axes, shown: Sequence[Entry], target: str) -> list[Text]:
+    """One colour and marker a defence; returns the points' numbers, which may still overlap."""
+    styles = dict(
+        zip(
+            dict.fromkeys(e.point.defence for e in shown),
+            cycle(zip(_COLOURS, _MARKERS, strict=True)),
+            strict=False,
+        )
+    )
+    numbers: list[Text] = []
+    for count, entry in enumerate(shown, start=1):
+        colour, marker = styles[entry.point.defence]
+        leak, accuracy = entry.leakage[target].advantage, entry.accuracy
+        axes.errorbar(
+            leak.mean, 100 * accuracy.mean,
+            xerr=_arms(leak.mean, leak.low, leak.high, 1),
+            yerr=_arms(accuracy.mean, accuracy.low, accuracy.high, 100),
+            fmt=marker, color=colour, markersize=7, elinewidth=1, capsize=2,
+            label=f"{count}  {_told(entry)}",
+        )  # fmt: skip
+        numbers.append(
+            axes.text(
+                leak.mean, 100 * accuracy.mean, str(count), fontsize=9, weight="bold",
+                color=colour, path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            )
+        )  # fmt: skip
+    return numbers
+
+
+def _arms(mean: float, low: float, high: float, scale: float) -> list[list[float]] | None:
+    if math.isnan(low):
+        return None
+    return [[scale * max(0.0, mean - low)], [scale * max(0.0, high - mean)]]
+
+
+def _told(entry: Entry) -> str:
+    epsilons = f"{number(entry.epsilon_x)}, {number(entry.epsilon_y)}, {entry.releases}"
+    return f"{entry.point.label} ({epsilons})"
+
+
+def _draw_front(axes: Axes, front: Sequence[Entry], target: str) -> None:
+    if len(front) < 2:
+        return
+    axes.plot(
+        [entry.leakage[target].advantage.mean for entry in front],
+        [100 * entry.accuracy.mean for entry in front],
+        color=ATTACK, linewidth=1, alpha=0.6, zorder=1, label="Pareto front",
+    )  # fmt: skip
+
+
+def _draw_references(axes: Axes, references: Sequence[Entry]) -> None:
+    """Lines within the points' range; one far above or below would flatten the picture."""
+    axes.margins(0.14)
+    low, high = axes.get_ylim()
+    room = (high - low) / 2
+    for entry, style in zip(references, _DASHES, strict=False):
+        percent = 100 * entry.accuracy.mean
+        if not low - room <= percent <= high + room:
+            place = "above" if percent > high else "below"
+            axes.plot([], [], " ", label=f"{place}: {entry.point.defence}, {percent:.1f} %")
+            continue
+        axes.axhline(
+            percent, color=OTHER, linewidth=1.3, linestyle=style,
+            label=entry.point.defence,
+        )  # fmt: skip
