@@ -50,7 +50,7 @@ def run(
         folder: of the run; made where missing. None: write nothing.
         data: of the run, where it is loaded already.
         resume: go on from the checkpoint in `folder`.
-        on_progress: called after every step.
+        on_progress: called after every step, and again after an evaluation.
 
     Raises:
         ConfigError, DataError, ModelError: what does not fit, before anything is sent.
@@ -116,7 +116,7 @@ class _Session:
         self._opening, self._config, self._labels = opening, opening.config, opening.labels
         self._writer, self._on_progress = writer, on_progress
         self.method = opening.open(checkpoint.alignment if checkpoint else None)
-        self._epoch = self._step = 0
+        self._epoch = self._step = self._steps = 0
         self._accuracy: dict[str, float] = {}
         self._contracts: tuple[str, ...] = (self.method.contract.digest.hex(),)
         self._before, self._began = 0.0, time.monotonic()
@@ -166,6 +166,7 @@ class _Session:
             evaluated = last or self._epoch % self._config.train.evaluate_every == 0
             if evaluated:
                 self._accuracy = self.method.evaluate(next_step=self._step, final=last)
+                self._tell(self._epoch, loss)
             if self._writer:
                 self._writer.record(self._metrics(loss, evaluated=evaluated))
             if self._labels.due(self._epoch):
@@ -218,24 +219,27 @@ class _Session:
 
     def _play_epoch(self, epoch: int) -> float:
         batches = _batches(self.method, self._config, epoch)
-        steps = self._step + (self._config.train.epochs - epoch) * len(batches)
+        self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
         total = 0.0
         for index, rows_B in enumerate(batches):
             total += self.method.step(self._step, rows_B)
             self._step += 1
-            self._on_progress(
-                Progress(
-                    epoch=epoch + 1,
-                    epochs=self._config.train.epochs,
-                    step=self._step,
-                    steps=steps,
-                    loss=total / (index + 1),
-                    accuracy=self._accuracy.get(self.method.headline),
-                    epsilon=self.privacy().epsilon_x,
-                    wire_bytes=self.method.transcript.wire_bytes,
-                )
-            )
+            self._tell(epoch + 1, total / (index + 1))
         return total / len(batches)
+
+    def _tell(self, epoch: int, loss: float) -> None:
+        self._on_progress(
+            Progress(
+                epoch=epoch,
+                epochs=self._config.train.epochs,
+                step=self._step,
+                steps=self._steps,
+                loss=loss,
+                accuracy=self._accuracy.get(self.method.headline),
+                epsilon=self.privacy().epsilon_x,
+                wire_bytes=self.method.transcript.wire_bytes,
+            )
+        )
 
     def privacy(self) -> PrivacySpent:
         """What the party that spent most has spent."""

@@ -311,3 +311,16 @@ def test_json_has_no_infinity() -> None:
         "a": ["inf", "nan", 1.5]
     }
     assert RunFolder(Path("x")).result == Path("x/result.json")
+
+
+def test_the_accuracy_told_with_an_epoch_is_its_own(tmp_path: Path) -> None:
+    told = {}
+    found = run(
+        small_config(),
+        tmp_path / "run",
+        on_progress=lambda one: told.update({one.epoch: one.accuracy}),
+    )
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    kept = {one["epoch"]: one["accuracy"][found.method] for one in map(json.loads, lines)}
+    assert told == kept
+    assert len(kept) > 1
