@@ -245,11 +245,19 @@ def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
     """Refuse a set that an intersection would get wrong; names rows, never an ID.
 
     Raises:
-        LocalProtocolError: too many, empty or repeated IDs.
+        LocalProtocolError: too many IDs, or some of another type, empty or repeated.
     """
     if len(ids) > maximum_ids:
         raise LocalProtocolError(
             f"{me} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"
+        )
+    given: Sequence[object] = ids
+    others = [row for row, identity in enumerate(given) if not isinstance(identity, bytes)]
+    if others:
+        kinds = sorted({type(ids[row]).__name__ for row in others})
+        raise LocalProtocolError(
+            f"{me} has {len(others)} ID(s) that are {' or '.join(kinds)}, not bytes, in row(s) "
+            f"{_first(others)}; all parties encode them in the same way"
         )
     empty = [row for row, identity in enumerate(ids) if not identity]
     if empty:

@@ -13,9 +13,14 @@ X25519 also accepts any 32 bytes, half of which lie on the curve's twist, and it
 point on its side. Hashing IDs straight to 32 bytes would therefore publish one bit of
 each ID's hash, and the count of these bits differs from set to set. So a digest, as a number
 r, goes through Elligator 2 (RFC 9380, section 6.7.1): of -A / (1 + 2 r^2) and -A minus that,
-exactly one lies on the curve y^2 = u^3 + A u^2 + u with A = 486662, and it is the point. About
-half of the points are reached, each from r and -r, and anyone can tell which; so the
-assumption for random points covers them.
+exactly one lies on the curve y^2 = u^3 + A u^2 + u with A = 486662, and it is the point.
+
+Half of the curve's u are reached, those with a square -2 u (u + A), each from four numbers: r, -r,
+1 / 2r and -1 / 2r. So hashed points are not uniform, but the assumption for uniform points
+covers them. For whoever could tell blinded hashes from random points could do so for
+uniform points: add to each a random point of low order, which the scalar wipes; throw away
+the half that is not reached, which anyone can tell; say that the hash gave one of the four r of
+each of the others. Two of n IDs meet in one point with probability below n^2 2^-251.
 
 A multiplication is libsodium's, through PyNaCl: it takes the same time for all points, and
 leaves Python's lock to other threads, which `cryptography`, as fast in one thread, keeps. The
@@ -48,7 +53,8 @@ def split_points(points: bytes, size: int = POINT_BYTES) -> list[bytes]:
 def to_curve(digests: bytes) -> list[bytes]:
     """Map 32-byte digests, read as numbers below 2^255, to points on the curve.
 
-    0 and the prime alone give a point of low order, which `multiply` refuses.
+    Six of them give a point of low order, which libsodium refuses to multiply: 0 and the prime
+    give 0, and the four roots of r^2 = -(A + 1) / 2 and of r^2 = -1 / (2 A + 2) give 1.
     """
     fractions = []
     product = mpz(1)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -173,6 +174,27 @@ def test_an_intersection_below_the_minimum_is_refused_at_all_parties(backend: st
 def test_unfit_own_ids_are_refused(backend: str, ids: list[bytes], message: str) -> None:
     agreement = IntersectionAgreement(session="s", maximum_ids=10, dealer=DEALER)
     protocol = SET_INTERSECTIONS[backend](agreement)
+    with pytest.raises(LocalProtocolError, match=message):
+        protocol.hub("me", ["you"], ids)
+    with pytest.raises(LocalProtocolError, match=message):
+        protocol.member("me", "you", ids)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (["a", b"b", "c"], r"me has 2 ID\(s\) that are str, not bytes, in row\(s\) 0, 2;"),
+        ([b"a", None], r"1 ID\(s\) that are NoneType, not bytes, in row\(s\) 1;"),
+        ([float("nan"), 3], r"2 ID\(s\) that are float or int, not bytes, in row\(s\) 0, 1;"),
+        (np.array([5, 6]), r"2 ID\(s\) that are int64, not bytes"),
+        ([bytearray(b"a")], "bytearray, not bytes"),
+        ("abc", r"3 ID\(s\) that are str, not bytes"),
+        (b"abc", r"3 ID\(s\) that are int, not bytes"),
+    ],
+)
+def test_ids_of_another_type_are_refused(backend: str, ids: Any, message: str) -> None:
+    protocol = SET_INTERSECTIONS[backend](IntersectionAgreement(session="s", dealer=DEALER))
     with pytest.raises(LocalProtocolError, match=message):
         protocol.hub("me", ["you"], ids)
     with pytest.raises(LocalProtocolError, match=message):

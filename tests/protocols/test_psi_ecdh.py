@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from protocols.conversation import Outgoing
@@ -86,8 +87,12 @@ def test_elligator_2_vectors() -> None:
     assert ladder.to_curve(digests) == [number(x) for x in ELLIGATOR_2.values()]
     one_by_one = [ladder.to_curve(number(r))[0] for r in ELLIGATOR_2]
     assert ladder.to_curve(digests) == one_by_one
-    negative = b"".join(number(PRIME - r) for r in ELLIGATOR_2)
-    assert ladder.to_curve(negative) == one_by_one
+    for others in (
+        [PRIME - r for r in ELLIGATOR_2],
+        [pow(2 * r, -1, PRIME) for r in ELLIGATOR_2],
+        [pow(-2 * r, -1, PRIME) for r in ELLIGATOR_2],
+    ):
+        assert ladder.to_curve(b"".join(map(number, others))) == one_by_one
 
 
 def test_elligator_2_of_any_bytes_is_on_the_curve() -> None:
@@ -101,6 +106,34 @@ def test_elligator_2_of_any_bytes_is_on_the_curve() -> None:
     assert points[500] == points[502] == points[503]
     assert points[504] == points[505]
     assert ladder.to_curve(b"") == []
+
+
+def test_the_digests_that_give_points_of_low_order() -> None:
+    """0 and the prime, and the four that give 1: r^2 = -(A + 1) / 2, and 1 / 2r."""
+    root = 0x625F51AEAC2CDCD3EB452AC5E7A844E20BE4A3D382D720FB2DB836DBAB93C61F
+    assert 2 * root * root % PRIME == PRIME - 486663
+    half = pow(2 * root, -1, PRIME)
+    for r, u in [(0, 0), (PRIME, 0), *((r, 1) for r in (root, PRIME - root, half, PRIME - half))]:
+        assert ladder.to_curve(number(r)) == [number(u)]
+        with pytest.raises(RuntimeError, match="library error"):
+            curve.blind_digests(fresh_key(), number(r))
+    images = [u for u in LOW_ORDER if is_on_curve(number(u)) and reached(u)]
+    assert images == [1]
+
+
+def reached(u: int) -> bool:
+    """Whether Elligator 2 gives u: -2 u (u + A) is a square other than 0."""
+    return pow(-2 * u * (u + 486662), (PRIME - 1) // 2, PRIME) == 1
+
+
+def test_half_of_the_points_are_reached() -> None:
+    """As `ladder` says; and every hashed point is one of these."""
+    rng = np.random.default_rng(5)
+    numbers = [int.from_bytes(p, "little") % PRIME for p in split_points(rng.bytes(32 * 4000))]
+    share = np.mean([reached(u) for u in numbers if is_on_curve(number(u))])
+    assert abs(share - 0.5) < 0.06
+    hashed = ladder.to_curve(rng.bytes(32 * 200))
+    assert all(reached(int.from_bytes(p, "little")) for p in hashed)
 
 
 def test_digests_depend_on_the_session() -> None:

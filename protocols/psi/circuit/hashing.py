@@ -11,6 +11,7 @@ B bins (a multiple of 64), K slots of a member's bin, n IDs.
 Source: Pinkas, Schneider and Zohner, ACM TOPS 2018, sections 3.1 and 5 (bins and slots).
 """
 
+import bisect
 import hashlib
 import math
 from collections.abc import Sequence
@@ -58,14 +59,18 @@ def slots_for(member_size: int, bins: int) -> int:
     """
     balls = _CHOICES * member_size
     mean = balls / bins
-    for slots in range(math.floor(mean) + 1, balls):
+
+    def fits(slots: int) -> bool:
         k = slots + 1
         ways = math.lgamma(balls + 1) - math.lgamma(k + 1) - math.lgamma(balls - k + 1)
         term = ways - k * math.log(bins) + (balls - k) * math.log1p(-1 / bins)
         tail = term + math.log((k + 1) / (k + 1 - mean))
-        if tail + math.log(bins) <= -_FAILURE_BITS * math.log(2):
-            return slots
-    return max(balls, 1)
+        return tail + math.log(bins) <= -_FAILURE_BITS * math.log(2)
+
+    # above the mean the tail falls with k, so that halving finds the first that fits
+    candidates = range(math.floor(mean) + 1, balls)
+    found = bisect.bisect_left(candidates, True, key=fits)
+    return candidates[found] if found < len(candidates) else max(balls, 1)
 
 
 def fingerprints(ids: Sequence[bytes], key: bytes, bins: int) -> tuple[Words, Rows]:

@@ -108,6 +108,11 @@ def meet_as_member(desk: Desk, hub: str, ids: Sequence[bytes]) -> Generator[Turn
     check_announced(desk, hub, [hub_size], [hub])
     if place >= count:
         raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
+    if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
+        raise RemoteProtocolError(
+            f"{hub} speaks of {count} members, the parties agreed on sizes for "
+            f"{len(desk.agreement.sizes) - 1}"
+        )
     own, mask, own_size = fresh_key(), fresh_key(), announced_size(desk, len(ids))
     inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
     reveal = desk.read(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)

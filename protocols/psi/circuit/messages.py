@@ -4,6 +4,7 @@ Run by: all parties of `protocols.psi.circuit.backend`. Every message has a kind
 that its receiver reads from an earlier one, a fixed length; anything else is refused.
 """
 
+import math
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import IntEnum
@@ -109,8 +110,13 @@ class Desk:
 
 
 def chunks(bins: int, slots: Sequence[int]) -> Sequence[slice]:
-    """Cut the bins so that no pair compares many more than CHUNK_SLOTS slots at once."""
-    step = max(BITS, CHUNK_SLOTS // max(slots) // BITS * BITS)
+    """Cut the bins so that no pair compares many more than CHUNK_SLOTS slots at once.
+
+    Nor do all members together combine more words than that many slots have: their number is
+    only what the hub says.
+    """
+    widest = max(*slots, math.ceil(len(slots) / BITS))
+    step = max(BITS, CHUNK_SLOTS // widest // BITS * BITS)
     return [slice(start, min(start + step, bins)) for start in range(0, bins, step)]
 
 
