@@ -52,6 +52,8 @@ def contrastive_loss(
 class Contrastive(nn.Module):
     """The passive's encoder, its linear projection to the size of z, and the loss.
 
+    Eq. (13) has the encoder alone; the projection is that of the release.
+
     Args:
         settings: anchors and temperature.
         representation: shape of one row of z.

@@ -16,7 +16,9 @@ __all__ = ["Reconstruction"]
 
 
 class Reconstruction(nn.Module):
-    """Mean squared error, mean over batch and features (L_q of Eq. 12 in the release).
+    """Mean squared error, mean over batch and features.
+
+    Eq. (12) leaves the norm L_q open and names the L2 norm; its square is what the release takes.
 
     Args:
         settings: none beyond the name.

@@ -10,7 +10,7 @@ __all__ = ["ContrastiveSettings", "ObjectiveSettings", "ReconstructionSettings"]
 
 
 class ReconstructionSettings(Settings):
-    """Eq. (12): mean squared error of the decoded representation to the passive's view."""
+    """Eq. (12) with a squared norm: mean squared error of the decoder to the passive's view."""
 
     name: Literal["reconstruction"] = "reconstruction"
 
