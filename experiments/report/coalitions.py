@@ -161,8 +161,9 @@ LIMITS: tuple[Limit, ...] = (
     Limit(
         methods=("apfed",), sums=("plain", "ckks", "ckks_fast"), noisy=True,
         sentence="Whoever reads single contributions (under plain the aggregator; under ckks and "
-        "ckks_fast active and aggregator together) sees each with the noise of one passive alone, "
-        "for which no epsilon is claimed.",
+        "ckks_fast active and aggregator together, or the active where the aggregator leaves "
+        "passives out) sees each with the noise of one passive alone, for which no epsilon is "
+        "claimed.",
     ),
     Limit(
         methods=("apfed", "tvfl"), defended=True,
