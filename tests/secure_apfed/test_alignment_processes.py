@@ -181,7 +181,7 @@ def test_a_party_that_hears_nothing_from_one_peer_ends_in_time(protocol: str) ->
     [
         ("ecdh", ("ecdh", "December"), "shop holds another agreement; compare session"),
         ("circuit", ("circuit", "December"), "bank holds another agreement; compare session"),
-        ("ecdh", ("circuit", "November"), r"bank sent version 2, kind 1 of a set intersection"),
+        ("ecdh", ("circuit", "November"), r"bank sent version \d+, kind 1 of a set intersection"),
         ("circuit", ("ecdh", "November"), r"bank sent version \d+, kind 1 of a set intersection"),
     ],
 )
