@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -62,6 +63,7 @@ class _Counted:
 
     def __init__(self, role: Any) -> None:
         self.role, self.bytes, self.round = role, 0, 0
+        self._came: dict[str, deque[bytes]] = defaultdict(deque)
 
     @property
     def finished(self) -> bool:
@@ -71,8 +73,18 @@ class _Counted:
         return self._count(self.role.start())
 
     def receive(self, sender: str, body: bytes) -> list[Any]:
-        self.round = max(self.round, int.from_bytes(body[:_ROUND_BYTES], "big"))
-        return self._count(self.role.receive(sender, body[_ROUND_BYTES:]))
+        """Hand on what the role waits for: what came too early did not keep others waiting."""
+        self._came[sender].append(body)
+        sent: list[Any] = []
+        while not self.finished:
+            awaited = getattr(self.role, "awaited", [sender])
+            if not all(self._came[peer] for peer in awaited):
+                break
+            for peer in awaited:
+                body = self._came[peer].popleft()
+                self.round = max(self.round, int.from_bytes(body[:_ROUND_BYTES], "big"))
+                sent += self._count(self.role.receive(peer, body[_ROUND_BYTES:]))
+        return sent
 
     def _count(self, messages: Iterable[Any]) -> list[Any]:
         """Note their bytes, and that they waited for all that came so far."""
@@ -94,23 +106,43 @@ def _floor_seconds(size: int) -> float:
     return (time.perf_counter() - began) * calls / sample
 
 
+def _play(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> Measured:
+    """Play each party in a process of its own; gather what they send to their last argument.
+
+    Raises:
+        RuntimeError: one ended without a result; the others end with this process.
+    """
+    new = multiprocessing.get_context("spawn")
+    name_of, found = {}, list[Measured]()
+    for name, args in parties.items():
+        inbox, report = new.Pipe(duplex=False)
+        new.Process(target=play, args=(*args, report), daemon=True).start()
+        report.close()
+        name_of[inbox] = name
+    while name_of:
+        for inbox in cast(list[Connection], wait(list(name_of))):
+            name = name_of.pop(inbox)
+            try:
+                found.append(inbox.recv())
+            except EOFError:
+                raise RuntimeError(f"{name} ended without a result") from None
+    fields = _GATHER.keys() & found[0].keys()
+    return {field: _GATHER[field](each[field] for each in found) for field in fields}
+
+
 def _role(me: str, protocol: str, size: int) -> Callable[[], Any]:
     """Return what makes this party's role of its IDs."""
     from protocols.psi import SET_INTERSECTIONS
     from protocols.psi.interface import IntersectionAgreement
 
     hub_ids, member_ids = ([name.encode() for name in names] for names in _ids(size))
-
-    def make() -> Any:
-        agreement = IntersectionAgreement(session="bench", dealer="dealer")
-        backend = SET_INTERSECTIONS[protocol](agreement, threads=1)
-        if me == "hub":
-            return backend.hub("hub", ["member"], hub_ids)
-        if me == "member":
-            return backend.member("member", "hub", member_ids)
-        return backend.dealer("hub", ["member"])
-
-    return make
+    agreement = IntersectionAgreement(session="bench", dealer="dealer")
+    backend = SET_INTERSECTIONS[protocol](agreement, threads=1)
+    return {
+        "hub": lambda: backend.hub("hub", ["member"], hub_ids),
+        "member": lambda: backend.member("member", "hub", member_ids),
+        "dealer": lambda: backend.dealer("hub", ["member"]),
+    }[me]
 
 
 def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]]:
@@ -122,13 +154,10 @@ def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]
     name_of = {end: name for name, end in ends.items()}
 
     def receive(patience_s: float) -> tuple[str, bytes]:
-        while ready := wait(list(name_of), patience_s):
-            end = cast(Connection, ready[0])
-            try:
-                return name_of[end], end.recv_bytes()
-            except EOFError:
-                del name_of[end]  # it has done its part, or will be missed
-        raise TimeoutError("the other parties sent nothing")
+        ready = cast(list[Connection], wait(list(name_of), patience_s))
+        if not ready:
+            raise TimeoutError("the other parties sent nothing")
+        return name_of[ready[0]], ready[0].recv_bytes()
 
     return receive
 
@@ -166,26 +195,11 @@ def _party(
 
 def _ours(protocol: str, size: int) -> Measured:
     """Each party a process of its own with one thread; sockets of this machine between them."""
-    new = multiprocessing.get_context("spawn")
     parties = _PARTIES[: 2 if protocol == "ecdh" else 3]
     ends: dict[str, dict[str, Connection]] = {party: {} for party in parties}
     for one, other in itertools.combinations(parties, 2):
-        ends[one][other], ends[other][one] = new.Pipe()
-    inboxes = []
-    for party in parties:
-        inbox, report = new.Pipe(duplex=False)
-        inboxes.append(inbox)
-        args = (party, protocol, size, ends[party], report)
-        new.Process(target=_party, args=args, daemon=True).start()
-        # from now on the party alone holds its ends: where it dies, they are closed
-        for end in (report, *ends[party].values()):
-            end.close()
-    reports: list[Measured] = [inbox.recv() for inbox in inboxes]
-    return {
-        field: gather(each[field] for each in reports)
-        for field, gather in _GATHER.items()
-        if field in reports[0]
-    }
+        ends[one][other], ends[other][one] = multiprocessing.Pipe()
+    return _play(_party, {party: (party, protocol, size, ends[party]) for party in parties})
 
 
 def _openmined(_protocol: str, size: int) -> Measured:
@@ -217,7 +231,9 @@ def _openmined(_protocol: str, size: int) -> Measured:
     }
 
 
-def _spu_party(rank: int, folder: str, protocol: str, addresses: list[str]) -> Measured:
+def _spu_party(
+    rank: int, folder: str, protocol: str, addresses: list[str], report: Connection
+) -> None:
     """One party of spu, which reads and writes CSV files."""
     from spu import libspu, psi
 
@@ -237,11 +253,10 @@ def _spu_party(rank: int, folder: str, protocol: str, addresses: list[str]) -> M
         output_params=psi.OutputParams(path=f"{folder}/out{rank}.csv", disable_alignment=True),
     )
     began = time.perf_counter()
-    report = psi.psi_execute(config, link)
+    common = psi.psi_execute(config, link).intersection_count
     seconds = time.perf_counter() - began
     link.stop_link()
-    common = report.intersection_count
-    return {"seconds": seconds, "peak_memory": _peak_memory(), "common": common}
+    report.send({"seconds": seconds, "peak_memory": _peak_memory(), "common": common})
 
 
 def _spu(protocol: str, size: int) -> Measured:
@@ -254,16 +269,8 @@ def _spu(protocol: str, size: int) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         for rank, names in enumerate(_ids(size)):
             (Path(folder) / f"in{rank}.csv").write_text("\n".join(["id", *names, ""]))
-        with multiprocessing.get_context("spawn").Pool(2) as pool:
-            jobs = [(rank, folder, protocol, addresses) for rank in range(2)]
-            receiver, sender = pool.starmap_async(_spu_party, jobs, 1).get(_PATIENCE_S)
-    return {
-        "seconds": max(receiver["seconds"], sender["seconds"]),
-        "bytes": None,
-        "rounds": None,
-        "peak_memory": receiver["peak_memory"] + sender["peak_memory"],
-        "common": receiver["common"],
-    }
+        jobs = {f"party {rank}": (rank, folder, protocol, addresses) for rank in range(2)}
+        return {"bytes": None, "rounds": None} | _play(_spu_party, jobs)
 
 
 CASES: Mapping[str, tuple[Callable[[str, int], Measured], str]] = {

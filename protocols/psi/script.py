@@ -46,6 +46,11 @@ class ScriptedRole(ResultHolder):
         self._awaited: Collection[str] = ()
         self._started = self._failed = False
 
+    @property
+    def awaited(self) -> Collection[str]:
+        """The parties that the script waits for: the next message of each is its next step."""
+        return self._awaited
+
     def start(self) -> Sequence[Outgoing]:
         """Run the script up to its first turn."""
         if self._started:

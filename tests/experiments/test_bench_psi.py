@@ -1,14 +1,18 @@
 """The bench of set intersections: its rows, and peers that are not there."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from experiments.bench import BENCHES, optional, psi, psi_case
+from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError
 
 FIELDS = {"seconds", "bytes", "rounds", "peak_memory", "speedup_vs_openmined", "floor_seconds"}
@@ -76,6 +80,43 @@ def test_a_peer_that_can_be_imported_is_measured_and_compared(
 def test_a_failing_case_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"circuit/-5 failed: .*"):
         psi._run("circuit", -5)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize(("protocol", "after_s"), [("circuit", 0), ("ecdh", 0), ("ecdh", 3)])
+def test_a_party_that_dies_ends_the_case_soon(protocol: str, after_s: float, killed: int) -> None:
+    """Killed on its way up, or while it computes: with 100,000 IDs `ecdh` takes more than 3 s."""
+    with ThreadPoolExecutor(1) as pool:
+        case = pool.submit(psi_case._ours, protocol, 100_000)
+        try:
+            while len(parties := multiprocessing.active_children()) < 2:
+                assert not case.done()
+                time.sleep(0.01)
+            time.sleep(after_s)
+            sorted(parties, key=lambda party: party.pid or 0)[killed].kill()
+            with pytest.raises(RuntimeError, match=r"^(hub|member) ended without a result"):
+                case.result(60)
+        finally:
+            for party in multiprocessing.active_children():
+                party.kill()
+                party.join()
+
+
+def test_rounds_do_not_depend_on_who_is_slow() -> None:
+    """What comes before a role waits for it kept nobody waiting."""
+
+    class Slow:
+        finished, awaited = False, ["dealer"]
+
+        def receive(self, sender: str, _body: bytes) -> list[Outgoing]:
+            self.awaited = ["hub"]
+            return [Outgoing(f"answer to {sender}", b"")]
+
+    counted = psi_case._Counted(Slow())
+    assert counted.receive("hub", b"\0\0\0\7") == []
+    first, second = counted.receive("dealer", b"\0\0\0\6")
+    assert (first.receiver, first.body) == ("answer to dealer", b"\0\0\0\7")
+    assert (second.receiver, second.body) == ("answer to hub", b"\0\0\0\x08")
 
 
 def test_the_case_runs_as_a_script() -> None:
