@@ -1,8 +1,7 @@
 """Live runs in which the active deviates: the real parties, links and sums, and one adversary.
 
-Run by: the experimenter, who plays all parties. The passives, the aggregator and the sum are the
-ones of every run; `rules` takes single rules of the protocol away, to show what each is good
-for. A refusal ends the run, as it ends a real one.
+Run by: the experimenter. The passives, the aggregator and the sum are the ones of every run;
+`rules` takes single rules of the protocol away, to show what each is good for.
 
 Letters: B batch, D numbers of a representation.
 """
@@ -18,6 +17,7 @@ from torch import Tensor
 from attacks.interface import AttackError
 from attacks.live.answering import AnsweringPassive
 from attacks.live.questioning import Question, QuestioningActive
+from attacks.live.session import LiveSession
 from attacks.live.strategy import Answering
 from attacks.live.unprotected import ALL_RULES, Rule, UnprotectedPassive
 from protocols.errors import LocalProtocolError
@@ -38,7 +38,6 @@ from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.objectives import Contrastive, make_objective
 from secure_apfed.parties.descent import named_below
-from secure_apfed.runs import Recording
 from secure_apfed.seeds import shuffled
 
 __all__ = ["LiveRun"]
@@ -61,7 +60,7 @@ class _Watched:
         return self.end.answer(request)
 
 
-class LiveRun:
+class LiveRun(LiveSession[Apfed]):
     """A session of APFed whose active an adversary can play; it is its `ActiveSeat`.
 
     Args:
@@ -78,15 +77,13 @@ class LiveRun:
         rules: Collection[Rule] = ALL_RULES,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.config = config
-        self.data = data or load_data(config.data, seed=config.seed)
-        method = open_method(config, self.data, alignment=alignment)
+        data = data or load_data(config.data, seed=config.seed)
+        method = open_method(config, data, alignment=alignment)
         if not isinstance(method, Apfed) or not method.passives:
             raise AttackError(f"a malicious active is played in APFed, not in {config.method}")
-        self.method = method
+        super().__init__(config, data, method)
         self.rules = frozenset(rules)
         self._place_parties()
-        self._step = self._epoch = 0
         self._asking = False
 
     def _place_parties(self) -> None:
@@ -166,33 +163,20 @@ class LiveRun:
             z_ND: Tensor = objective.projection(objective.encoder(features_N))
         return F.normalize(z_ND.double(), dim=1)
 
-    @property
-    def recording(self) -> Recording:
-        """What the experimenter holds so far."""
-        return Recording.so_far(self.config, self.data, self.method)
-
     def train(
-        self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, people: None
+        self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
     ) -> None:
-        """Let everybody train honestly, as in any run.
+        """See `LiveSession`; questions after it are of an epoch of their own."""
+        super().train(epochs, before=before)
+        self._asking = False
 
-        Args:
-            epochs: how many more.
-            before: called before each step with its number and the people that will be sent.
-        """
+    def sent(self, rows_B: Tensor) -> Tensor:
+        """Alignment positions of those of the active's rows that a step over them sends."""
         position_N = torch.full((len(self.data.active.ids),), -1, dtype=torch.int64)
         aligned = self.method.alignment[self.data.active.name]
         position_N[aligned] = torch.arange(len(aligned))
-        for _ in range(epochs):
-            self._begin_epoch()
-            rows = self.method.training_rows
-            order = shuffled(rows, self.config.seed, "batches", self._epoch - 1)
-            for rows_B in order.split(self.config.train.batch_size):
-                if len(rows_B) >= self.method.smallest_batch:
-                    step, people = self._next_step(), position_N[rows_B]
-                    before(step, people[people >= 0])
-                    self.method.step(step, rows_B)
-        self._asking = False
+        position_B = position_N[rows_B]
+        return position_B[position_B >= 0]
 
     def ask(
         self,
@@ -253,14 +237,6 @@ class LiveRun:
         for passive in self.method.passives:
             passive.contributor = plain.contributor(passive.name)
         self._watch()
-
-    def _begin_epoch(self) -> None:
-        self.method.transcript.begin_epoch(self._epoch)
-        self._epoch += 1
-
-    def _next_step(self) -> int:
-        self._step += 1
-        return self._step - 1
 
 
 def _refuse_to_simulate() -> NoReturn:

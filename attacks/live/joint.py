@@ -9,6 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from attacks.interface import AttackError
+from attacks.live.session import LiveSession
 from attacks.live.strategy import Answering
 from secure_apfed.config import Config
 from secure_apfed.contract import RepresentationTerms
@@ -16,8 +17,6 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Envelope, pack
 from secure_apfed.methods import Tvfl, open_method
 from secure_apfed.parties import TvflActive
-from secure_apfed.runs import Recording
-from secure_apfed.seeds import shuffled
 
 __all__ = ["JointRun", "ReturningActive"]
 
@@ -49,7 +48,7 @@ class ReturningActive(TvflActive):
         ]
 
 
-class JointRun:
+class JointRun(LiveSession[Tvfl]):
     """A session of TVFL whose active an adversary can play.
 
     Args:
@@ -64,33 +63,16 @@ class JointRun:
         *,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.config = config
-        self.data = data or load_data(config.data, seed=config.seed)
-        method = open_method(config, self.data, alignment=alignment)
+        data = data or load_data(config.data, seed=config.seed)
+        method = open_method(config, data, alignment=alignment)
         if not isinstance(method, Tvfl):
             raise AttackError(f"encoders are hijacked in TVFL, not in {config.method}")
-        self.method = method
+        super().__init__(config, data, method)
 
     def terms(self, passive: str) -> RepresentationTerms:
         """What a row of this passive's representations may be."""
         return self.method.contract.passives[passive].representation
 
-    def hand_over(self, victim: str, strategy: Answering) -> None:
-        """Let an adversary play the active from now on."""
-        self.method.active = ReturningActive(self.method.active, victim, strategy)
-
-    def train(self, epochs: int) -> None:
-        """Play so many epochs of the session, once."""
-        step, method = 0, self.method
-        for epoch in range(epochs):
-            method.transcript.begin_epoch(epoch)
-            order = shuffled(method.training_rows, self.config.seed, "batches", epoch)
-            for rows_B in order.split(self.config.train.batch_size):
-                if len(rows_B) >= method.smallest_batch:
-                    method.step(step, rows_B)
-                    step += 1
-
-    @property
-    def recording(self) -> Recording:
-        """What the experimenter holds so far."""
-        return Recording.so_far(self.config, self.data, self.method)
+    def hand_over(self, passive: str, strategy: Answering) -> None:
+        """Let an adversary play the active, against this passive, from now on."""
+        self.method.active = ReturningActive(self.method.active, passive, strategy)

@@ -78,8 +78,9 @@ def _inverted(run: LiveRun) -> tuple[Tensor, Tensor, Tensor]:
     """
     held: dict[int, Tensor] = {}
 
-    def look(step: int, people: Tensor) -> None:
+    def look(step: int, rows_B: Tensor) -> None:
         if len(held) < _STEPS:
+            people = run.sent(rows_B)
             held[step] = torch.stack(
                 [run.representations(name, people) for name in run.passives], dim=1
             )

@@ -14,8 +14,9 @@ from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Transcript
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
+from secure_apfed.seeds import shuffled
 
-__all__ = ["Method", "PartyTensors", "Start", "restore_state", "state_of"]
+__all__ = ["Method", "PartyTensors", "Start", "begin_epoch", "restore_state", "state_of"]
 
 PartyTensors = Mapping[str, Mapping[str, Tensor]]
 """Tensors of a checkpoint, by party and name."""
@@ -125,3 +126,14 @@ class Method(Protocol):
     def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
         """Restore what `tensors` returned before step `next_step`."""
         ...
+
+
+def begin_epoch(method: Method, config: Config, epoch: int) -> list[Tensor]:
+    """Tell the transcript, and return the epoch's batches: a function of seed and epoch.
+
+    A last batch that is too small is left out.
+    """
+    method.transcript.begin_epoch(epoch)
+    order = shuffled(method.training_rows, config.seed, "batches", epoch)
+    batches = order.split(config.train.batch_size)
+    return [rows_B for rows_B in batches if len(rows_B) >= method.smallest_batch]

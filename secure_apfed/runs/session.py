@@ -12,13 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind
-from secure_apfed.methods import Method
+from secure_apfed.methods import begin_epoch
 from secure_apfed.methods.workers import close_workers
 from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacyLedger, PrivacySpent
@@ -30,7 +28,6 @@ from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.writing import RunWriter
-from secure_apfed.seeds import shuffled
 
 __all__ = ["run"]
 
@@ -157,7 +154,6 @@ class _Session:
         """Play the epochs that are left; return the final accuracies."""
         epochs = self._config.train.epochs
         for epoch in range(self._epoch, epochs):
-            self.method.transcript.begin_epoch(epoch)
             loss = self._play_epoch(epoch)
             if epoch == 0:
                 self._warn_without_help()
@@ -218,7 +214,7 @@ class _Session:
             )
 
     def _play_epoch(self, epoch: int) -> float:
-        batches = _batches(self.method, self._config, epoch)
+        batches = begin_epoch(self.method, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
         total = 0.0
         for index, rows_B in enumerate(batches):
@@ -289,10 +285,3 @@ class _Session:
             seconds=self.seconds,
             contracts=self._contracts,
         )
-
-
-def _batches(method: Method, config: Config, epoch: int) -> list[Tensor]:
-    """The epoch's batches, a function of seed and epoch; a last one too small is left out."""
-    order = shuffled(method.training_rows, config.seed, "batches", epoch)
-    batches = order.split(config.train.batch_size)
-    return [rows_B for rows_B in batches if len(rows_B) >= method.smallest_batch]

@@ -52,7 +52,7 @@ def test_honest_training_after_a_question_goes_on(spread: torch.Tensor) -> None:
     run = LiveRun(live_config("apfed_r", views=2))
     run.ask(torch.arange(8), spread)
     people: list[int] = []
-    run.train(1, before=lambda step, sent: people.append(len(sent)))
+    run.train(1, before=lambda step, rows_B: people.append(len(run.sent(rows_B))))
     assert sum(people) == len(run.method.training_rows)
 
 
