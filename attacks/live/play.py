@@ -4,6 +4,7 @@ Run by: the experimenter, who plays all parties (see `attacks.live.apfed`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -12,13 +13,15 @@ from attacks.live.apfed import LiveRun
 from attacks.live.joint import JointRun
 from attacks.live.strategy import ActiveAttack, AnsweringAttack
 from attacks.live.unprotected import ALL_RULES, Rule
-from attacks.recorded import truth_of
-from attacks.run import knowledge_of, result_of, result_of_answers
+from attacks.scoring import not_applicable
+from attacks.trial import Trial
+from attacks.view import Played
+from protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
 
-__all__ = ["play", "play_active", "play_passive"]
+__all__ = ["play", "play_active", "play_from", "play_passive"]
 
 
 def play(
@@ -33,8 +36,7 @@ def play(
 ) -> tuple[AttackResult, ...]:
     """Play the attack against each victim, in a session of its own; score it like any other.
 
-    A run that a party refused gives a result that does not apply, whose reason starts with
-    "the protocol refused".
+    A run that a party refused gives a result that does not apply (see `play_from`).
 
     Args:
         attack: by the active.
@@ -52,10 +54,23 @@ def play(
         run = LiveRun(config, data, rules=rules, alignment=alignment)
         alignment = run.method.alignment
         run.train(honest_epochs)
-        results.append(
-            result_of(attack, run.recording, (data.active.name,), victim, seed=seed, seat=run)
-        )
+        results.append(play_from(run, attack, victim, seed=seed))
     return tuple(results)
+
+
+def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> AttackResult:
+    """Play the attack from the active's seat in a run that goes on; score it like any other.
+
+    A refusal is a result that does not apply, for that reason.
+    """
+    trial = Trial(attack, run.recording, (run.data.active.name,), victim, seed=seed)
+    try:
+        knowledge, _ = trial.known()
+        notes = attack.play(run, knowledge, seed)
+    except RemoteProtocolError as refusal:
+        reason = f"the protocol refused: {refusal}"
+        return not_applicable(attack, trial.view(trial.ignorance()), reason, seed)
+    return replace(trial, played=Played(attack.name, notes)).result()
 
 
 def play_passive(
@@ -96,11 +111,9 @@ def _play_answers(
     seed: int,
 ) -> AttackResult:
     """Let `adversary` answer what goes over the link of `passive` in all epochs; score it."""
-    before = run.recording
-    knowledge = knowledge_of(attack, before, adversary, victim, seed=seed)
-    strategy = attack.begin(terms, knowledge, truth_of(before).features[adversary], seed)
+    trial = Trial(attack, run.recording, (adversary,), victim, seed=seed)
+    knowledge, truth = trial.known()
+    strategy = attack.begin(terms, knowledge, truth.features[adversary], seed)
     run.hand_over(passive, strategy)
     run.train(run.config.train.epochs)
-    return result_of_answers(
-        attack, run.recording, adversary, victim, seed=seed, notes=strategy.notes()
-    )
+    return replace(trial, played=Played(attack.name, strategy.notes())).result()

@@ -12,11 +12,11 @@ from torch import Tensor
 from attacks.features.chosen_representations import ChosenRepresentations
 from attacks.features.decoder_extraction import DecoderExtraction
 from attacks.live.apfed import LiveRun
+from attacks.live.play import play_from
 from attacks.live.strategy import people_to_ask
 from attacks.live.unprotected import ALL_RULES, Rule
 from attacks.metrics import explained
 from attacks.recorded import reveal_features, truth_of, view_of
-from attacks.run import result_of
 from attacks.view import Budget, Knowledge, Played
 from experiments.leaks.over_seeds import over_seeds
 from experiments.leaks.sessions import UNPROTECTED, VICTIM, Row, features_of, open_run, sum_for
@@ -124,10 +124,10 @@ def read_features(run: LiveRun, attack: DecoderExtraction) -> Row:
     Known pairs say nothing of what they do not vary in, as a pixel that is black in all of them:
     "floor" is the mean squared distance of the others from the affine hull of the pairs.
     """
-    seed, active = run.config.seed, run.data.active.name
+    seed = run.config.seed
     shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
     asked = people_to_ask(run, Knowledge(classes=10, shadow=shadow), attack.people)
-    result = result_of(attack, run.recording, (active,), VICTIM, seed=seed, seat=run)
+    result = play_from(run, attack, VICTIM, seed=seed)
     row = features_of(result)
     if not result.applicable:
         return row

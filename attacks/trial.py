@@ -1,0 +1,126 @@
+"""One attack by one adversary on one victim: what it is told, its guess, and its score.
+
+Run by: the experimenter, who holds the recording of all parties.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
+from torch import Tensor
+
+from attacks.interface import Attack, AttackError, AttackResult, Guess
+from attacks.live.strategy import AnsweringAttack
+from attacks.recorded import (
+    Truth,
+    class_priors,
+    reveal_encoder,
+    reveal_features,
+    reveal_labels,
+    reveal_public,
+    truth_of,
+    view_of,
+)
+from attacks.recorded_members import reveal_candidates
+from attacks.scoring import not_applicable, score
+from attacks.view import AdversaryView, Budget, Knowledge, Played
+from secure_apfed.runs import Recording
+
+__all__ = ["Trial"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack by one adversary on one victim.
+
+    Attributes:
+        attack, recording: what is mounted on what.
+        parties: the adversary, and those that collude with it; victim: who holds what it is after.
+        seed: of the known rows and of the attack.
+        opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
+        device: where an attack computes that has networks.
+        on_score: told of a result that applies, with the guess that it scores.
+        played: what the adversary played in place of its part.
+    """
+
+    attack: Attack
+    recording: Recording
+    parties: tuple[str, ...]
+    victim: str
+    _: KW_ONLY
+    seed: int
+    opened: Mapping[int, Tensor] | None = None
+    device: str = "cpu"
+    on_score: Callable[[AttackResult, Guess], None] | None = None
+    played: Played | None = None
+
+    def result(self) -> AttackResult:
+        """Attack and score, or say why not."""
+        attack = self.attack
+        view = self.view(self.ignorance())
+        outcome: str | tuple[Guess, Truth]
+        try:
+            knowledge, truth = self.known()
+            view = self.view(knowledge)
+            outcome = attack.applicable(view) or (self._guess(view), truth)
+        except AttackError as error:
+            outcome = attack.applicable(view) or str(error)
+        if isinstance(outcome, str):
+            return not_applicable(attack, view, outcome, self.seed)
+        guess, truth = outcome
+        result = score(attack, view, guess, truth, self.seed)
+        if self.on_score is not None:
+            self.on_score(result, guess)
+        return result
+
+    def _guess(self, view: AdversaryView) -> Guess:
+        # Small fits get slower with more threads, and their sums would differ.
+        with threadpool_limits(1):
+            return self.attack.run(view, self.seed)
+
+    def view(self, knowledge: Knowledge) -> AdversaryView:
+        """What these parties saw, and what they know besides."""
+        return view_of(
+            self.recording,
+            self.parties,
+            knowledge=knowledge,
+            behaviour=self.attack.behaviour,
+            budget=Budget(iterations=self.attack.iterations, device=self.device),
+            opened=self.opened,
+            played=self.played,
+        )
+
+    def ignorance(self) -> Knowledge:
+        """What the adversary knows where it is told nothing."""
+        return Knowledge(classes=len(self.recording.data.classes), victim=self.victim)
+
+    def known(self) -> tuple[Knowledge, Truth]:
+        """What the adversary is told, and what its guess will be compared with."""
+        attack, recording = self.attack, self.recording
+        if attack.target == "membership":
+            candidates, members = reveal_candidates(recording, attack.candidates, self.seed)
+            knowledge = Knowledge(
+                classes=len(recording.data.classes),
+                victim=self.victim,
+                candidates=candidates,
+                architecture=recording.config.model,
+            )
+            return knowledge, Truth.of_members(members, classes=knowledge.classes)
+        truth = truth_of(recording)
+        knowledge = Knowledge(
+            classes=truth.classes,
+            victim=self.victim,
+            labels=reveal_labels(recording, attack.labels_per_class, self.seed),
+            priors=class_priors(truth) if attack.priors else None,
+            shadow=reveal_features(recording, self.victim, attack.shadow_rows, self.seed),
+            encoder=reveal_encoder(recording, self.victim) if attack.white_box else None,
+            public=self._public(),
+        )
+        return knowledge, truth
+
+    def _public(self) -> Mapping[str, Tensor]:
+        """Outsiders whom the adversary knows wholly, where its attack needs some."""
+        if not isinstance(self.attack, AnsweringAttack):
+            return {}
+        names = (*self.parties, self.victim)
+        return reveal_public(self.recording, names, self.attack.people, self.seed)
