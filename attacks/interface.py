@@ -19,7 +19,7 @@ from attacks.view import AdversaryView, Behaviour, Role
 from secure_apfed.errors import ApfedError
 from secure_apfed.settings import Settings
 
-__all__ = ["Attack", "AttackError", "AttackResult", "Guess", "Prediction", "Target"]
+__all__ = ["Attack", "AttackError", "AttackResult", "FloatArray", "Guess", "Prediction", "Target"]
 
 Target: TypeAlias = Literal["labels", "features", "membership"]
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
@@ -98,6 +98,14 @@ class Attack(Settings, ABC):
     shadow_rows: int = Field(0, ge=0)
     candidates: int = Field(0, ge=0)
     iterations: int = Field(300, ge=1)
+
+    def wrong_role(self, view: AdversaryView) -> str | None:
+        """Return why the party of this view does not mount this attack, or None if it does."""
+        if view.role in self.roles:
+            return None
+        return (
+            f"{self.name} is mounted by the {' or '.join(self.roles)} party, not by the {view.role}"
+        )
 
     @abstractmethod
     def applicable(self, view: AdversaryView) -> str | None:

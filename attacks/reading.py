@@ -5,7 +5,7 @@ Letters: N observed rows, B batch, D numbers of a representation.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import numpy as np
 import torch
@@ -16,7 +16,15 @@ from attacks.view import AdversaryView
 from protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 
-__all__ = ["Observed", "batches", "collect", "gradients", "representations"]
+__all__ = [
+    "Observed",
+    "batches",
+    "collect",
+    "first_and_last",
+    "gradients",
+    "latest",
+    "representations",
+]
 
 # Vectors or convolution maps; what is sent is never narrower than float32.
 _LAYOUTS = tuple(
@@ -123,6 +131,19 @@ def collect(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
         positions, ascending = torch.cat([found.positions, seen.positions[new_N]]).sort()
         found = Observed(positions, torch.cat([found.z, seen.z[new_N]])[ascending])
     return found
+
+
+def latest(view: AdversaryView, sender: str | None = None) -> Observed:
+    """Return of each position the last representation that the view holds, of `sender` only."""
+    return collect(partial(representations, view, sender=sender), reversed(view.epochs))
+
+
+def first_and_last(
+    read: Callable[[AdversaryView, int], Observed], view: AdversaryView, epochs: Sequence[int]
+) -> tuple[Observed, Observed]:
+    """Return what `read` finds first and last of each position in ascending `epochs`."""
+    of_epoch = partial(read, view)
+    return collect(of_epoch, epochs), collect(of_epoch, reversed(epochs))
 
 
 def _open(envelope: Envelope) -> tuple[Tensor, Tensor]:

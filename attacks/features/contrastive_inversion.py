@@ -66,8 +66,8 @@ class ContrastiveInversion(Attack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """The active needs the sums that it decoded, of a contrastive objective."""
-        if view.role not in self.roles:
-            return f"{self.name} is mounted by the active party, not by the {view.role}"
+        if reason := self.wrong_role(view):
+            return reason
         if view.method in ("single_view", "tvfl", "apfed_r"):
             return f"{view.method}: the active receives no sum of contrastive gradients"
         if not any(opened_batches(view, epoch) for epoch in view.epochs):

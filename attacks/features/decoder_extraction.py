@@ -18,16 +18,15 @@ Letters: B batch, N people asked about, D numbers of a representation, F feature
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from attacks.features.regression import Regression, guess_features
-from attacks.interface import Guess, Prediction
+from attacks.interface import FloatArray, Guess, Prediction
 from attacks.live.strategy import (
     ActiveAttack,
     ActiveSeat,
@@ -41,7 +40,6 @@ from secure_apfed.seeds import derive_seed
 
 __all__ = ["DecoderExtraction"]
 
-FloatArray: TypeAlias = NDArray[np.floating[Any]]
 _RANK = 1e-5
 
 

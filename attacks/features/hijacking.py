@@ -16,21 +16,20 @@ Letters: B batch, N rows, P outsiders, D numbers of a representation, F features
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from sklearn.linear_model import RidgeCV
 from torch import Tensor
 
 from attacks.features.feature_space import decoder_for, layers, simulator_for, slope_penalty
+from attacks.features.regression import ridge
 from attacks.interface import Guess, Prediction
 from attacks.labels.completion import own_columns
 from attacks.live.strategy import AnsweringAttack, notes_of, why_not_played
-from attacks.reading import collect, representations
+from attacks.reading import latest
 from attacks.view import AdversaryView, Knowledge
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.models import Shape
@@ -92,8 +91,7 @@ class HijackAttack(AnsweringAttack):
         """Decode what was received of every row."""
         notes, victim = notes_of(self, view), view.knowledge.victim
         assert victim is not None
-        read = partial(representations, view, sender=victim)
-        seen = collect(read, reversed(view.epochs))
+        seen = latest(view, victim)
         outsiders = view.knowledge.public[victim].float()
         sent = tuple(notes["shape"].tolist())
         space = Space(self, sent, outsiders)
@@ -104,11 +102,8 @@ class HijackAttack(AnsweringAttack):
         baselines = {"mean of the outsiders": Prediction(mean_NF)}
         own = view.knowledge.public.get(view.parties[0])
         if own is not None:
-            own_PF = own.flatten(1).double().numpy()
-            ridge = RidgeCV(np.logspace(-2, 4, 13)).fit(own_PF, public_PF)
-            own_NF = own_columns(view, seen.positions).double().numpy()
-            predicted_NF = ridge.predict(own_NF).reshape(decoded_NF.shape)
-            baselines["ridge on x"] = Prediction(predicted_NF)
+            own_NC = own_columns(view, seen.positions).double().numpy()
+            baselines["ridge on x"] = ridge(own.flatten(1).double().numpy(), public_PF, own_NC)
         return Guess(
             positions=seen.positions,
             attacks={"decoded representations": Prediction(decoded_NF)},

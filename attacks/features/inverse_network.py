@@ -9,7 +9,6 @@ Model Inversion Attacks Against Collaborative Inference; the paired form).
 Letters: N observed rows, n of them shadow rows, U the others, F the victim's features.
 """
 
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +22,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_of_victim,
 )
-from attacks.reading import collect, representations
+from attacks.reading import latest
 from attacks.view import AdversaryView, Role
 
 __all__ = ["InverseNetwork"]
@@ -56,8 +55,7 @@ class InverseNetwork(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the observed rows that are no shadow rows."""
-        read = partial(representations, view, sender=view.knowledge.victim)
-        seen = collect(read, reversed(view.epochs))
+        seen = latest(view, view.knowledge.victim)
         positions = chosen_positions(view, seen.positions, self.most_rows, seed)
         h_NF, x_NF = (
             standardised(columns, components=self.components, seed=seed)

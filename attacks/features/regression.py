@@ -23,13 +23,14 @@ from attacks.interface import AttackError, Guess, Prediction
 from attacks.labels.completion import own_columns, standardised
 from attacks.view import AdversaryView
 
-__all__ = ["REGRESSORS", "Regression", "guess_features"]
+__all__ = ["REGRESSORS", "Regression", "guess_features", "ridge"]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
+_ALPHAS = np.logspace(-2, 4, 13)
 # (hidden width, most iterations, seed) -> an unfitted scikit-learn regressor of many outputs.
 REGRESSORS: Mapping[str, Callable[[int, int, int], Any]] = {
-    "ridge": lambda *_: RidgeCV(np.logspace(-2, 4, 13)),
+    "ridge": lambda *_: RidgeCV(_ALPHAS),
     "mlp": lambda width, iterations, seed: MLPRegressor(
         hidden_layer_sizes=(width,), alpha=1.0, learning_rate_init=2e-3,
         max_iter=iterations, random_state=seed,
@@ -99,6 +100,12 @@ class Regression:
             regressor.fit(values_NF[self.shadow], (self.pairs - centre_F) / scale)
         found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
         return Prediction(found_UF * scale + centre_F)
+
+
+def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -> Prediction:
+    """Fit ridge regression on P known rows; predict N others, (N, F)."""
+    found_NF = RidgeCV(_ALPHAS).fit(known_PC, wanted_PF).predict(columns_NC)
+    return Prediction(found_NF.reshape(len(columns_NC), -1))
 
 
 def guess_features(

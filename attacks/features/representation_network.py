@@ -11,31 +11,27 @@ Deviations from that paper: what is matched is h, not the prediction; rows are s
 Letters: N observed rows, B batch, D numbers of h, F the victim's features, C own columns.
 """
 
-from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
 from attacks.features.regression import Regression
-from attacks.interface import Attack, Guess, Prediction, Target
+from attacks.interface import Attack, FloatArray, Guess, Prediction, Target
 from attacks.labels.completion import (
     chosen_positions,
     own_columns,
     standardised,
     why_nothing_of_victim,
 )
-from attacks.reading import collect, representations
+from attacks.reading import latest
 from attacks.view import AdversaryView, Role
 from secure_apfed.seeds import seeded
 
 __all__ = ["RepresentationNetwork"]
-
-FloatArray: TypeAlias = NDArray[np.floating[Any]]
 
 _DRAWS = 8
 
@@ -82,8 +78,7 @@ class RepresentationNetwork(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the observed rows that are no shadow rows."""
-        read = partial(representations, view, sender=view.knowledge.victim)
-        seen = collect(read, reversed(view.epochs))
+        seen = latest(view, view.knowledge.victim)
         positions = chosen_positions(view, seen.positions, self.most_rows, seed)
         x_NC = standardised(own_columns(view, positions), components=self.components, seed=seed)
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)

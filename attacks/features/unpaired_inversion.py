@@ -17,32 +17,28 @@ Deviations from that paper: these, perceptrons, standardised columns, fewer iter
 Letters: N observed rows, B batch, P public rows, D numbers of h, F the victim's features.
 """
 
-from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.linear_model import RidgeCV
 from torch import Tensor
 
 from attacks.features.feature_space import energy_distance, layers, slope_penalty
-from attacks.interface import Attack, AttackError, Guess, Prediction, Target
+from attacks.features.regression import ridge
+from attacks.interface import Attack, AttackError, FloatArray, Guess, Prediction, Target
 from attacks.labels.completion import (
     chosen_positions,
     own_columns,
     standardised,
     why_nothing_of_victim,
 )
-from attacks.reading import collect, representations
+from attacks.reading import latest
 from attacks.view import AdversaryView, Role
 from secure_apfed.seeds import derive_seed, seeded, shuffled
 
 __all__ = ["Simulation", "UnpairedInversion"]
-
-FloatArray: TypeAlias = NDArray[np.floating[Any]]
 
 _SEEN = 1_000  # rows that the choice among starts compares
 
@@ -98,8 +94,7 @@ class UnpairedInversion(Attack):
         shadow = view.knowledge.shadow
         if len(shadow) < 2:
             raise AttackError(f"{view.name} has {len(shadow)} public rows; raise shadow_rows")
-        read = partial(representations, view, sender=view.knowledge.victim)
-        seen = collect(read, reversed(view.epochs))
+        seen = latest(view, view.knowledge.victim)
         positions = chosen_positions(view, seen.positions, self.most_rows, seed)
         # Positions of the known rows serve to leave these people out and to find their x.
         positions = positions[~torch.isin(positions, shadow.positions)]
@@ -118,9 +113,9 @@ class UnpairedInversion(Attack):
             "decoded x": found["x"],
         }
         if self.conditioned:
-            ridge = RidgeCV(np.logspace(-2, 4, 13)).fit(x_PC.double().numpy(), public_PF.numpy())
-            predicted_NF = ridge.predict(x_NC.double().numpy()).reshape(len(positions), -1)
-            baselines["ridge on x"] = Prediction(predicted_NF)
+            baselines["ridge on x"] = ridge(
+                x_PC.double().numpy(), public_PF.numpy(), x_NC.double().numpy()
+            )
         return Guess(positions=positions, attacks={"decoded h": found["h"]}, baselines=baselines)
 
     def _beside(self, x_NC: Tensor, x_PC: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -82,9 +82,8 @@ class LabelProbe(Attack):
 
 def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view gives `attack`, on released representations, nothing to read."""
-    if view.role not in attack.roles:
-        who = " or ".join(attack.roles)
-        return f"{attack.name} is mounted by the {who} party, not by the {view.role}"
+    if reason := attack.wrong_role(view):
+        return reason
     if view.method == "single_view":
         return "single_view: the active trains alone and releases no representation"
     if not view.epochs:

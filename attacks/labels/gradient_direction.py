@@ -7,7 +7,6 @@ Protection in Two-party Split Learning, Section 3.2, there for two classes).
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import Tensor
 from attacks.interface import Guess, Prediction
 from attacks.labels.completion import LabelProbe, chosen_positions
 from attacks.labels.label_gradients import gradient_epochs, why_no_gradients
-from attacks.reading import Observed, collect, gradients
+from attacks.reading import Observed, first_and_last, gradients
 from attacks.view import AdversaryView
 
 __all__ = ["GradientDirection"]
@@ -43,8 +42,7 @@ class GradientDirection(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the rows that got a gradient and are not known."""
-        epochs, read = gradient_epochs(view), partial(gradients, view)
-        first, last = collect(read, epochs), collect(read, reversed(epochs))
+        first, last = first_and_last(gradients, view, gradient_epochs(view))
         positions = chosen_positions(view, first.positions, self.most_rows, seed)
         guess = self.from_own_columns(view, positions, seed)
         return replace(

@@ -7,7 +7,6 @@ Leakage and Protection in Two-party Split Learning, Section 3.1).
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -17,7 +16,7 @@ from pydantic import Field
 from attacks.interface import Guess, Prediction
 from attacks.labels.completion import LabelProbe, chosen_positions
 from attacks.labels.label_gradients import gradient_epochs, why_no_gradients
-from attacks.reading import collect, gradients
+from attacks.reading import first_and_last, gradients
 from attacks.view import AdversaryView
 
 __all__ = ["GradientNorm"]
@@ -46,9 +45,7 @@ class GradientNorm(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the rows that got a gradient and are not known."""
-        epochs = gradient_epochs(view)
-        read = partial(gradients, view)
-        first, last = collect(read, epochs), collect(read, reversed(epochs))
+        first, last = first_and_last(gradients, view, gradient_epochs(view))
         positions = chosen_positions(view, first.positions, self.most_rows, seed)
         guess = self.from_own_columns(view, positions, seed)
         priors_K = np.array(view.knowledge.priors)

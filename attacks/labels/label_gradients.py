@@ -8,7 +8,6 @@ gradient: there the attack has nothing to read, which is a property of the metho
 defence against other attacks.
 """
 
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -25,7 +24,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_to_read,
 )
-from attacks.reading import collect, gradients
+from attacks.reading import first_and_last, gradients
 from attacks.view import AdversaryView
 from secure_apfed.exchange import Kind
 
@@ -47,8 +46,8 @@ class LabelGradients(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the rows that got a gradient and are not known."""
-        read, epochs = partial(gradients, view), gradient_epochs(view)
-        first, last = collect(read, epochs), collect(read, reversed(epochs))
+        epochs = gradient_epochs(view)
+        first, last = first_and_last(gradients, view, epochs)
         seen = last.positions[torch.isin(last.positions, first.positions)]
         positions = chosen_positions(view, seen, self.most_rows, seed)
         first_NF, last_NF, x_NF = (

@@ -9,7 +9,6 @@ model completion; Fu et al., 2022, Label Inference Attacks Against Vertical Fede
 Its probes are supervised; `semi_supervised` trains as that paper does, also the encoder.
 """
 
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +23,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_to_read,
 )
-from attacks.reading import collect, representations
+from attacks.reading import first_and_last, representations
 from attacks.view import AdversaryView
 
 __all__ = ["ModelCompletion"]
@@ -46,8 +45,7 @@ class ModelCompletion(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the observed rows that are not known."""
-        read = partial(representations, view)
-        last, first = collect(read, reversed(view.epochs)), collect(read, view.epochs)
+        first, last = first_and_last(representations, view, view.epochs)
         seen = last.positions[torch.isin(last.positions, first.positions)]
         positions = chosen_positions(view, seen, self.most_rows, seed)
         h_NF, x_NF, first_NF = (

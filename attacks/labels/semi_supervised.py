@@ -17,7 +17,6 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,7 +35,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_to_read,
 )
-from attacks.reading import collect, representations
+from attacks.reading import latest
 from attacks.view import AdversaryView
 from secure_apfed.seeds import seeded
 
@@ -91,7 +90,7 @@ class SemiSupervised(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the observed rows that are not known."""
-        seen = collect(partial(representations, view), reversed(view.epochs))
+        seen = latest(view)
         positions = chosen_positions(view, seen.positions, self.most_rows, seed)
         x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
         guess = guess_labels(

@@ -7,7 +7,6 @@ Leakage and Protection from Forward Embedding in Vertical Federated Learning), w
 the K - 1 top ones span the classes' means. No label is needed.
 """
 
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +23,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_to_read,
 )
-from attacks.reading import collect, representations
+from attacks.reading import first_and_last, representations
 from attacks.view import AdversaryView
 
 __all__ = ["Spectral"]
@@ -51,8 +50,7 @@ class Spectral(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of all observed rows."""
-        read = partial(representations, view)
-        last, first = collect(read, reversed(view.epochs)), collect(read, view.epochs)
+        first, last = first_and_last(representations, view, view.epochs)
         positions = chosen_positions(view, last.positions, self.most_rows, seed)
         vectors = view.knowledge.classes - 1
         h_NV, first_NV, x_NV = (

@@ -225,19 +225,22 @@ def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
     Raises:
         AttackError: the view is not of a live run of this attack.
     """
-    if view.played is None or view.played.attack != attack.name:
+    notes = _kept(attack, view)
+    if notes is None:
         raise AttackError(f"{attack.name} was not played in this run")
-    return view.played.notes
+    return notes
 
 
 def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view is not one of a live run of `attack`, or None."""
-    if view.role not in attack.roles:
-        who = " or ".join(attack.roles)
-        return f"{attack.name} is mounted by the {who} party, not by the {view.role}"
-    if view.played is None or view.played.attack != attack.name:
-        return (
-            "this run was recorded while every party kept to the protocol; a malicious attack is "
-            "played in a live run (attacks.live.play)"
-        )
-    return None
+    if (reason := attack.wrong_role(view)) or _kept(attack, view) is not None:
+        return reason
+    return (
+        "this run was recorded while every party kept to the protocol; a malicious attack is "
+        "played in a live run (attacks.live.play)"
+    )
+
+
+def _kept(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor] | None:
+    played = view.played
+    return played.notes if played is not None and played.attack == attack.name else None
