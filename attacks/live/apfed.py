@@ -38,6 +38,7 @@ from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.objectives import Contrastive, make_objective
 from secure_apfed.parties.descent import named_below
+from secure_apfed.parties.rules import representation_specs
 from secure_apfed.seeds import shuffled
 
 __all__ = ["LiveRun"]
@@ -193,7 +194,7 @@ class LiveRun(LiveSession[Apfed]):
             self._asking = True
         active = self.method.active
         assert isinstance(active, QuestioningActive)
-        dtype = torch.float64 if self.terms.dtype == "float64" else torch.float32
+        dtype = representation_specs(self.terms)["z"].dtype
         active.question = Question(
             rows=rows_B,
             z=z_BD.to(dtype),

@@ -16,9 +16,15 @@ from torch import Tensor
 
 from protocols.sums.interface import StepBinding
 from secure_apfed.contract import RepresentationTerms
-from secure_apfed.exchange import Envelope, TensorSpec, unpack
+from secure_apfed.exchange import Envelope, unpack
 from secure_apfed.parties import PassiveParty
-from secure_apfed.parties.rules import bind_step, check_norms, check_rows, check_spread
+from secure_apfed.parties.rules import (
+    bind_step,
+    check_norms,
+    check_rows,
+    check_spread,
+    representation_specs,
+)
 
 __all__ = ["ALL_RULES", "Rule", "UnprotectedPassive", "unbound"]
 
@@ -97,10 +103,5 @@ def _parse(
     envelope: Envelope, terms: RepresentationTerms
 ) -> tuple[Tensor, Tensor, Mapping[str, Any]]:
     """Read rows (B,), z (B, D) and metadata, whatever they are."""
-    dtype = torch.float64 if terms.dtype == "float64" else torch.float32
-    expected = {
-        "rows": TensorSpec(torch.int64, (None,)),
-        "z": TensorSpec(dtype, (None, *terms.shape)),
-    }
-    tensors, meta = unpack(envelope.payload, expected, sender=envelope.sender)
+    tensors, meta = unpack(envelope.payload, representation_specs(terms), sender=envelope.sender)
     return tensors["rows"], tensors["z"], meta

@@ -16,6 +16,13 @@ from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.defences import gradient_chain, representation_chain
 from secure_apfed.exchange import Kind, Transcript
 from secure_apfed.methods import noising
+from secure_apfed.methods.accounts import (
+    guard_for,
+    ledger_for,
+    private_updates,
+    update_ledgers,
+    whole_training,
+)
 from secure_apfed.methods.ahead import waiting_of, worker_for
 from secure_apfed.methods.aligning import training_rows
 from secure_apfed.methods.attendance import Attendance
@@ -24,14 +31,10 @@ from secure_apfed.methods.method import PartyTensors, Start, restore_state, stat
 from secure_apfed.methods.stage import Stage, set_stage
 from secure_apfed.methods.terms import (
     check_passives,
-    guard_for,
-    ledger_for,
     model_of,
     passive_terms,
-    private_updates,
     projection_size,
     representation_terms,
-    whole_training,
 )
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives import make_objective
@@ -176,7 +179,7 @@ def open_apfed(start: Start) -> Apfed:
         active=party,
         passives=passives,
         aggregator=aggregator,
-        ledgers={party.name: party.ledger, **_updates(party.name, private), **accounts},
+        ledgers={party.name: party.ledger, **update_ledgers(party.name, private), **accounts},
         contributions=accounts,
         training=(training := whole_training(config, party.ledger, private)),
         guarantee=training.statement(guard) if training else guard.statement(),
@@ -204,7 +207,7 @@ def open_single_view(start: Start) -> Apfed:
         active=party,
         passives=[],
         aggregator=None,
-        ledgers=_updates(table.name, private),
+        ledgers=update_ledgers(table.name, private),
         training=training,
         guarantee=training.statement(None) if training else NOTHING_RELEASED,
         secure_sum={},
@@ -254,11 +257,6 @@ def _active_party(
         private=private,
         defences=representation_chain(config.defences, surroundings_of(start, table.name, shape)),
     )
-
-
-def _updates(party: str, private: PrivateUpdates | None) -> dict[str, PrivacyLedger]:
-    """The ledger of private updates by name, for checkpoints and reports."""
-    return {f"{party}-updates": private.ledger} if private else {}
 
 
 def _passive_parties(

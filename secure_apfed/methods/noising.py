@@ -18,6 +18,7 @@ from secure_apfed.config.training import NoiseSettings
 from secure_apfed.contract import Contract
 from secure_apfed.defences import DEFENCES, GradientDefence
 from secure_apfed.errors import ConfigError
+from secure_apfed.methods.accounts import open_ledger
 from secure_apfed.methods.method import Start
 from secure_apfed.methods.terms import make_sum, objective_of
 from secure_apfed.models import Shape
@@ -108,13 +109,8 @@ def contribution_noise(
         sensitivity=_sensitivity(config, passive, shape),
         numbers=config.train.batch_size * math.prod(shape),
     )
-    ledger = PrivacyLedger(
-        release,
-        delta=noise.delta,
-        budget=noise.epsilon,
-        rows=aligned,
-        log=start.logs / f"ledger-{passive}.jsonl" if start.logs else None,
-        seeded=config.guard.noise != "secret",
+    ledger = open_ledger(
+        start, passive, release, delta=noise.delta, budget=noise.epsilon, rows=aligned
     )
     key = derive_key(start.noise_keys[passive], b"secure-apfed contributions v1")
     return ContributionNoise(

@@ -1,43 +1,27 @@
-"""From settings to what the parties agree on: objectives, representations, guards, sums."""
+"""From settings to what the parties agree on: objectives, representations, sums."""
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
-from protocols.randomness import fresh_key
 from protocols.sums import SECURE_SUMS, MaskedRecoverySum, PlainSum, SecureSum, SumAgreement
 from secure_apfed.config import Config
 from secure_apfed.config.training import PassiveSettings, SumSettings
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
-from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.method import Start
 from secure_apfed.models import ModelSettings, Shape
 from secure_apfed.objectives import ContrastiveSettings, ObjectiveSettings, ReconstructionSettings
-from secure_apfed.parties import PrivateUpdates
-from secure_apfed.privacy import (
-    GradientGuard,
-    PrivacyLedger,
-    RepresentationGuard,
-    WholeTraining,
-    calibrate_updates,
-    make_guard,
-)
+from secure_apfed.privacy import RepresentationGuard
 
 __all__ = [
     "check_passives",
-    "guard_for",
-    "ledger_for",
     "make_sum",
     "model_of",
-    "noise_keys",
     "objective_of",
     "passive_terms",
-    "private_updates",
     "projection_size",
     "representation_terms",
     "settings_of",
-    "whole_training",
 ]
 
 _OWN_OBJECTIVES: Mapping[str, ObjectiveSettings] = {
@@ -204,95 +188,3 @@ def _threshold(settings: SumSettings, passives: int) -> int | None:
             f"aggregator could open single gradients; say {passives // 2 + 1} or more"
         )
     return least
-
-
-def noise_keys(config: Config, data: VerticalData) -> dict[str, bytes]:
-    """Each party's fresh secret, or one from the run's seed where the configuration insists."""
-    return {table.name: _noise_key(config, table.name) for table in data.tables}
-
-
-def _noise_key(config: Config, party: str) -> bytes:
-    if config.guard.noise == "secret":
-        return fresh_key()
-    return hashlib.sha256(f"noise of {party}, seed {config.seed}".encode()).digest()
-
-
-def guard_for(start: Start, party: str) -> RepresentationGuard:
-    """The guard of one party that releases representations: one release a row and epoch."""
-    config = start.config
-    return make_guard(config.guard, releases=config.train.epochs, key=start.noise_keys[party])
-
-
-def ledger_for(
-    start: Start, party: str, guard: RepresentationGuard, *, aligned: int
-) -> PrivacyLedger:
-    """The account of what this party releases."""
-    guard_settings = start.config.guard
-    return PrivacyLedger(
-        guard.mechanism(),
-        delta=guard_settings.delta,
-        budget=guard_settings.epsilon,
-        rows=aligned,
-        log=start.logs / f"ledger-{party}.jsonl" if start.logs else None,
-        seeded=guard_settings.noise != "secret",
-    )
-
-
-def private_updates(
-    start: Start, party: str, guard: RepresentationGuard, *, rows: int
-) -> PrivateUpdates | None:
-    """What makes this party's updates private, one an epoch for each of its rows; None: nothing.
-
-    Args:
-        start: the session's beginning.
-        party: whose updates.
-        guard: of its representations, whose releases share the budget.
-        rows: of its table.
-
-    Raises:
-        ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
-    """
-    config, settings = start.config, start.config.dp_sgd
-    if settings is None:
-        return None
-    epochs = config.train.epochs
-    noise_multiplier = settings.noise_multiplier
-    if noise_multiplier is None:
-        assert settings.epsilon is not None
-        noise_multiplier = calibrate_updates(
-            settings.epsilon,
-            config.guard.delta,
-            release=guard.mechanism(),
-            releases=0 if config.method == "single_view" else guard.planned(epochs),
-            updates=epochs,
-        )
-    gradient_guard = GradientGuard(
-        clip=settings.clip,
-        noise_multiplier=noise_multiplier,
-        key=start.noise_keys[party],
-        noise=config.guard.noise,
-    )
-    ledger = PrivacyLedger(
-        gradient_guard.mechanism(),
-        delta=config.guard.delta,
-        budget=None,
-        rows=rows,
-        log=start.logs / f"ledger-{party}-updates.jsonl" if start.logs else None,
-        seeded=config.guard.noise != "secret",
-    )
-    return PrivateUpdates(gradient_guard, ledger)
-
-
-def whole_training(
-    config: Config, releases: PrivacyLedger, private: PrivateUpdates | None
-) -> WholeTraining | None:
-    """The joint account of the releases and the updates; None where updates are not private."""
-    if config.dp_sgd is None or private is None:
-        return None
-    return WholeTraining(
-        releases=releases,
-        updates=private.ledger,
-        delta=config.guard.delta,
-        budget=config.dp_sgd.epsilon,
-        seeded=config.guard.noise != "secret",
-    )

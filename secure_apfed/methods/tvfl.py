@@ -17,17 +17,12 @@ from secure_apfed.contract import Contract, PassiveTerms
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import gradient_chain, label_code, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Transcript
+from secure_apfed.methods.accounts import guard_for, ledger_for
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.defending import surroundings_of
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
 from secure_apfed.methods.stage import Stage, set_stage
-from secure_apfed.methods.terms import (
-    check_passives,
-    guard_for,
-    ledger_for,
-    model_of,
-    representation_terms,
-)
+from secure_apfed.methods.terms import check_passives, model_of, representation_terms
 from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
 from secure_apfed.parties import (
     ActiveNetworks,

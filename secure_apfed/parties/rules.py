@@ -26,6 +26,7 @@ __all__ = [
     "check_rows",
     "check_spread",
     "read_representations",
+    "representation_specs",
 ]
 
 _NORM_SLACK = 1e-5
@@ -106,6 +107,15 @@ def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> No
         raise RemoteProtocolError(f"{sender} repeated a row within one batch")
 
 
+def representation_specs(terms: RepresentationTerms) -> dict[str, TensorSpec]:
+    """What a message of representations holds: rows (B,) and z (B, *shape)."""
+    dtype = torch.float64 if terms.dtype == "float64" else torch.float32
+    return {
+        "rows": TensorSpec(torch.int64, (None,)),
+        "z": TensorSpec(dtype, (None, *terms.shape)),
+    }
+
+
 def read_representations(
     envelope: Envelope, terms: RepresentationTerms, *, aligned: int, minimum: int
 ) -> tuple[Tensor, Tensor]:
@@ -114,12 +124,7 @@ def read_representations(
     Raises:
         RemoteProtocolError: anything that the contract does not allow.
     """
-    dtype = torch.float64 if terms.dtype == "float64" else torch.float32
-    expected = {
-        "rows": TensorSpec(torch.int64, (None,)),
-        "z": TensorSpec(dtype, (None, *terms.shape)),
-    }
-    tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
+    tensors, _ = unpack(envelope.payload, representation_specs(terms), sender=envelope.sender)
     rows_B, z_BD = tensors["rows"], tensors["z"]
     if len(rows_B) != len(z_BD):
         raise RemoteProtocolError(

@@ -1,0 +1,143 @@
+"""From settings to noise and its accounts: guards, private updates, and the ledgers of both.
+
+Run by: each party for what it sends itself. Its noise key is a secret of its own.
+"""
+
+import hashlib
+
+from protocols.randomness import fresh_key
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
+from secure_apfed.methods.method import Start
+from secure_apfed.parties import PrivateUpdates
+from secure_apfed.privacy import (
+    GradientGuard,
+    Mechanism,
+    PrivacyLedger,
+    RepresentationGuard,
+    WholeTraining,
+    calibrate_updates,
+    make_guard,
+)
+from secure_apfed.privacy.contributions import SummedRelease
+
+__all__ = [
+    "guard_for",
+    "ledger_for",
+    "noise_keys",
+    "open_ledger",
+    "private_updates",
+    "update_ledgers",
+    "whole_training",
+]
+
+
+def noise_keys(config: Config, data: VerticalData) -> dict[str, bytes]:
+    """Each party's fresh secret, or one from the run's seed where the configuration insists."""
+    return {table.name: _noise_key(config, table.name) for table in data.tables}
+
+
+def _noise_key(config: Config, party: str) -> bytes:
+    if config.guard.noise == "secret":
+        return fresh_key()
+    return hashlib.sha256(f"noise of {party}, seed {config.seed}".encode()).digest()
+
+
+def guard_for(start: Start, party: str) -> RepresentationGuard:
+    """The guard of one party that releases representations: one release a row and epoch."""
+    config = start.config
+    return make_guard(config.guard, releases=config.train.epochs, key=start.noise_keys[party])
+
+
+def open_ledger(
+    start: Start,
+    name: str,
+    mechanism: Mechanism | SummedRelease,
+    *,
+    delta: float,
+    budget: float | None,
+    rows: int,
+) -> PrivacyLedger:
+    """An account of this session, whose write-ahead log is `ledger-NAME.jsonl`."""
+    return PrivacyLedger(
+        mechanism,
+        delta=delta,
+        budget=budget,
+        rows=rows,
+        log=start.logs / f"ledger-{name}.jsonl" if start.logs else None,
+        seeded=start.config.guard.noise != "secret",
+    )
+
+
+def ledger_for(
+    start: Start, party: str, guard: RepresentationGuard, *, aligned: int
+) -> PrivacyLedger:
+    """The account of what this party releases."""
+    settings = start.config.guard
+    return open_ledger(
+        start, party, guard.mechanism(),
+        delta=settings.delta, budget=settings.epsilon, rows=aligned,
+    )  # fmt: skip
+
+
+def private_updates(
+    start: Start, party: str, guard: RepresentationGuard, *, rows: int
+) -> PrivateUpdates | None:
+    """What makes this party's updates private, one an epoch for each of its rows; None: nothing.
+
+    Args:
+        start: the session's beginning.
+        party: whose updates.
+        guard: of its representations, whose releases share the budget.
+        rows: of its table.
+
+    Raises:
+        ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
+    """
+    config, settings = start.config, start.config.dp_sgd
+    if settings is None:
+        return None
+    epochs, delta = config.train.epochs, config.guard.delta
+    noise_multiplier = settings.noise_multiplier
+    if noise_multiplier is None:
+        assert settings.epsilon is not None
+        noise_multiplier = calibrate_updates(
+            settings.epsilon,
+            delta,
+            release=guard.mechanism(),
+            releases=0 if config.method == "single_view" else guard.planned(epochs),
+            updates=epochs,
+        )
+    gradient_guard = GradientGuard(
+        clip=settings.clip,
+        noise_multiplier=noise_multiplier,
+        key=start.noise_keys[party],
+        noise=config.guard.noise,
+    )
+    mechanism = gradient_guard.mechanism()
+    ledger = open_ledger(start, _updates_of(party), mechanism, delta=delta, budget=None, rows=rows)
+    return PrivateUpdates(gradient_guard, ledger)
+
+
+def update_ledgers(party: str, private: PrivateUpdates | None) -> dict[str, PrivacyLedger]:
+    """The ledger of private updates by name, for checkpoints and reports."""
+    return {_updates_of(party): private.ledger} if private else {}
+
+
+def _updates_of(party: str) -> str:
+    return f"{party}-updates"
+
+
+def whole_training(
+    config: Config, releases: PrivacyLedger, private: PrivateUpdates | None
+) -> WholeTraining | None:
+    """The joint account of the releases and the updates; None where updates are not private."""
+    if config.dp_sgd is None or private is None:
+        return None
+    return WholeTraining(
+        releases=releases,
+        updates=private.ledger,
+        delta=config.guard.delta,
+        budget=config.dp_sgd.epsilon,
+        seeded=config.guard.noise != "secret",
+    )
