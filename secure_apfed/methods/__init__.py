@@ -10,7 +10,8 @@ from torch import Tensor
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import noise_keys
-from secure_apfed.methods.apfed import Apfed, open_apfed, open_single_view
+from secure_apfed.methods.apfed import Apfed
+from secure_apfed.methods.apfed_opening import open_apfed, open_single_view
 from secure_apfed.methods.method import Method, PartyTensors, Start, begin_epoch
 from secure_apfed.methods.tvfl import Tvfl, open_tvfl
 

@@ -4,11 +4,9 @@ Run by: the experimenter. The loop is the same for every method: shuffle, step, 
 write. Whatever happens, what was written is whole: see `folder` and `checkpoint`.
 """
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from secure_apfed.exchange import Kind
 from secure_apfed.methods import begin_epoch
 from secure_apfed.methods.workers import close_workers
 from secure_apfed.parties.descent import under
-from secure_apfed.privacy import PrivacyLedger, PrivacySpent
+from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
 from secure_apfed.runs.encoders import encoders_of
 from secure_apfed.runs.guarantee_text import guarantee_text
@@ -27,6 +25,7 @@ from secure_apfed.runs.opening import Opening
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import predictor_of
+from secure_apfed.runs.spending import cross_checked, spent_in, worst_of
 from secure_apfed.runs.writing import RunWriter
 
 __all__ = ["run"]
@@ -79,8 +78,8 @@ def _play(
     session = _Session(opening, writer, on_progress, checkpoint)
     session.begin(checkpoint)
     accuracy = session.train()
-    privacy = session.cross_checked_privacy()
     method = session.method
+    privacy = cross_checked(session.privacy(), method)
     recording = Recording(
         config=config, data=data, alignment=method.alignment, transcript=method.transcript,
         model=predictor_of(method.solo()), encoders=encoders_of(method),
@@ -175,7 +174,7 @@ class _Session:
 
     def _metrics(self, loss: float, *, evaluated: bool) -> dict[str, Any]:
         """One line of metrics.jsonl."""
-        spent = self.privacy()
+        spent, passive = self.privacy(), worst_of(self.method.contributions.values())
         return {
             "epoch": self._epoch,
             "step": self._step,
@@ -186,19 +185,12 @@ class _Session:
             "epsilon_model": spent.epsilon_model,
             "delta": spent.delta,
             "releases": spent.releases,
-            **self._passives_metrics(),
+            # Of the passive that spent most on noise under the sum; null without.
+            "epsilon_passives": passive.epsilon_x if passive else None,
+            "delta_passives": passive.delta if passive else None,
+            "releases_passives": passive.releases if passive else None,
             "wire_bytes": self.method.transcript.wire_bytes,
             "seconds": self.seconds,
-        }
-
-    def _passives_metrics(self) -> dict[str, float | None]:
-        """What contributions cost the passive that spent most; null without noise under the sum."""
-        each = [one.spent() for one in self.method.contributions.values()]
-        worst = max(each, key=lambda one: one.epsilon_x, default=None)
-        return {
-            "epsilon_passives": worst.epsilon_x if worst else None,
-            "delta_passives": worst.delta if worst else None,
-            "releases_passives": worst.releases if worst else None,
         }
 
     def _warn_without_help(self) -> None:
@@ -239,26 +231,7 @@ class _Session:
 
     def privacy(self) -> PrivacySpent:
         """What the party that spent most has spent."""
-        worst, training = self._worst_ledger(), self.method.training
-        nothing = PrivacySpent.nothing(delta=self._config.guard.delta)
-        released = worst.spent() if worst else nothing
-        spent = training.account(released) if training else released
-        labels = self._labels.mechanism
-        return spent if labels.unsafe else spent.with_labels(labels)
-
-    def cross_checked_privacy(self) -> PrivacySpent:
-        """The same, beside the figures of every accountant that is installed; takes seconds."""
-        spent, worst = self.privacy(), self._worst_ledger()
-        if worst is None or not 0 < spent.epsilon_x < math.inf:
-            return spent
-        return replace(spent, accountants=worst.cross_check())
-
-    def _worst_ledger(self) -> PrivacyLedger | None:
-        training = self.method.training
-        updates = training.updates if training else None
-        passives = self.method.contributions.values()
-        ledgers = [one for one in self.method.ledgers.values() if one not in (updates, *passives)]
-        return max(ledgers, key=lambda ledger: ledger.spent().epsilon_x, default=None)
+        return spent_in(self.method, self._labels.mechanism, delta=self._config.guard.delta)
 
     def _save(self) -> None:
         assert self._writer

@@ -16,7 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, InMemoryTransport, Kind
 from secure_apfed.methods import Start, stage
-from secure_apfed.methods.apfed import open_apfed
+from secure_apfed.methods.apfed_opening import open_apfed
 from secure_apfed.runs import RunResult, run
 from tests.secure_apfed.test_methods_apfed import (
     CONTRASTIVE,

@@ -1,0 +1,48 @@
+"""What the parties of a run have spent on privacy, in the figures of the one that spent most.
+
+Run by: the experimenter, who reads every party's ledger.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from secure_apfed.methods import Method
+from secure_apfed.privacy import LabelMechanism, PrivacyLedger, PrivacySpent
+
+__all__ = ["cross_checked", "spent_in", "worst_of"]
+
+
+def spent_in(method: Method, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
+    """What the party that spent most on representations has spent, with training and labels.
+
+    `delta` is stated where no party releases any.
+    """
+    released = worst_of(_releasing(method)) or PrivacySpent.nothing(delta=delta)
+    spent = method.training.account(released) if method.training else released
+    return spent if labels.unsafe else spent.with_labels(labels)
+
+
+def cross_checked(spent: PrivacySpent, method: Method) -> PrivacySpent:
+    """The same beside the figures of every accountant that is installed; takes seconds."""
+    worst = _worst(_releasing(method))
+    if worst is None or not 0 < spent.epsilon_x < math.inf:
+        return spent
+    return replace(spent, accountants=worst.cross_check())
+
+
+def worst_of(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:
+    """The account with the largest epsilon; None where there is none."""
+    worst = _worst(ledgers)
+    return worst.spent() if worst else None
+
+
+def _worst(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None:
+    return max(ledgers, key=lambda ledger: ledger.spent().epsilon_x, default=None)
+
+
+def _releasing(method: Method) -> list[PrivacyLedger]:
+    """The ledgers of representations, without those of private updates and of contributions."""
+    updates = method.training.updates if method.training else None
+    others = (updates, *method.contributions.values())
+    return [ledger for ledger in method.ledgers.values() if ledger not in others]
