@@ -19,7 +19,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.planning.rehearsal import STEPS, Rehearsal, rehearse
 from secure_apfed.privacy import (
-    ACCOUNTANTS,
+    EXACT,
     GaussianRelease,
     PrivacySpent,
     calibrate_updates,
@@ -212,7 +212,7 @@ def _privacy(config: Config) -> PrivacySpent:
     guard = make_guard(config.guard, releases=epochs, key=bytes(32))
     releases = 0 if alone else guard.planned(epochs)
     mechanism = guard.mechanism()
-    released = ACCOUNTANTS["gdp"].epsilon(mechanism, releases=releases, delta=delta)
+    released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
     label = model = math.inf
     if config.dp_sgd is not None:
         noise = config.dp_sgd.noise_multiplier or calibrate_updates(
@@ -220,9 +220,9 @@ def _privacy(config: Config) -> PrivacySpent:
             updates=epochs,
         )  # fmt: skip
         updates = compose(GaussianRelease(noise_multiplier=noise / 2).mu, epochs)
-        one = mechanism.mu if isinstance(mechanism, GaussianRelease) else math.inf
+        sent = compose(mechanism.mu, releases) if releases else 0
         label = gdp_epsilon(updates, delta)
-        model = gdp_epsilon(math.hypot(compose(one, releases) if releases else 0, updates), delta)
+        model = gdp_epsilon(math.hypot(sent, updates), delta)
     if config.labels.epsilon is not None:
         label = min(label, config.labels.epsilon)
     return PrivacySpent(

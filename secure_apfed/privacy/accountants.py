@@ -23,6 +23,7 @@ from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
 
 __all__ = [
     "ACCOUNTANTS",
+    "EXACT",
     "Accountant",
     "GdpAccountant",
     "PldAccountant",
@@ -135,9 +136,10 @@ class PldAccountant(_OfGaussians):
         return float(accountant.get_epsilon(delta))
 
 
+EXACT: Accountant = GdpAccountant()
 ACCOUNTANTS: Mapping[str, Accountant] = {
     accountant.name: accountant
-    for accountant in (GdpAccountant(), RdpAccountant(), PrvAccountant(), PldAccountant())
+    for accountant in (EXACT, RdpAccountant(), PrvAccountant(), PldAccountant())
 }
 
 

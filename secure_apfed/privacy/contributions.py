@@ -18,6 +18,7 @@ levels, n honest parties.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -69,7 +70,10 @@ class SummedRelease:
         deviation: s of each party's noise, steps; honest: n, parties whose noise counts.
         sensitivity: replace-one, L2, steps.
         numbers: B D, values of one party in a batch.
+        mu: infinite, for no parameter of Gaussian DP is known; its accountant is zCDP's.
     """
+
+    mu: ClassVar[float] = math.inf
 
     deviation: int
     honest: int

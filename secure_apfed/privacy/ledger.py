@@ -6,8 +6,7 @@ same bytes again at the same step tells nobody anything new and is free.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,64 +15,18 @@ import torch
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
-from secure_apfed.privacy.accountants import ACCOUNTANTS
+from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.gdp import compose
-from secure_apfed.privacy.label_mechanism import LabelMechanism
-from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
+from secure_apfed.privacy.mechanism import Mechanism, NoPrivacy
 from secure_apfed.privacy.release_log import Release, ReleaseLog
+from secure_apfed.privacy.spent import PrivacySpent
 
-__all__ = ["BudgetExhaustedError", "PrivacyLedger", "PrivacySpent"]
-
-_ACCOUNTANT = "gdp"
+__all__ = ["BudgetExhaustedError", "PrivacyLedger"]
 
 
 class BudgetExhaustedError(ApfedError):
     """A release would exceed the privacy budget; it was neither charged nor sent."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrivacySpent:
-    """What was given away so far.
-
-    Attributes:
-        epsilon_x: one row's releases together, replace-one, encoder held fixed.
-        epsilon_y: one training label, in all that is sent and in the finished model; infinite
-            unless a label mechanism stood before training (then at delta 0) or it was private.
-        epsilon_model: whole records in the trained model; infinite where nothing is claimed.
-        delta: at which epsilon_x holds.
-        releases: T, the releases of the row that was sent most often.
-        mu: parameter of Gaussian DP of those releases together.
-        accountants: epsilon_x by each accountant that was asked, by its name in `ACCOUNTANTS`.
-        trace: how epsilon_x came about, line by line.
-    """
-
-    epsilon_x: float
-    epsilon_y: float = math.inf
-    epsilon_model: float = math.inf
-    delta: float
-    releases: int
-    mu: float = math.inf
-    accountants: Mapping[str, float] = field(default_factory=dict)
-    trace: tuple[str, ...] = ()
-
-    def with_labels(self, labels: LabelMechanism) -> "PrivacySpent":
-        """The same account of a run that trained on the answers of `labels` only."""
-        line = f"labels: {labels.name}, each answered once: epsilon_y {labels.epsilon:.4g}"
-        epsilon_y = min(self.epsilon_y, labels.epsilon)
-        return replace(self, epsilon_y=epsilon_y, trace=(*self.trace, line))
-
-    @classmethod
-    def nothing(cls, *, delta: float) -> "PrivacySpent":
-        """The account of a party that has sent nothing; its model may tell of labels still."""
-        return cls(
-            epsilon_x=0.0,
-            delta=delta,
-            releases=0,
-            mu=0.0,
-            accountants={_ACCOUNTANT: 0.0},
-            trace=("no representation was sent",),
-        )
 
 
 class PrivacyLedger:
@@ -117,6 +70,7 @@ class PrivacyLedger:
         if rows < 0:
             raise ConfigError(f"a ledger counts at least 0 rows, got {rows}")
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
+        self._accountant, self._epsilon = _accountant_of(mechanism)
         self._counts_N = np.zeros(rows, dtype=np.int64)
         self._most = 0
         self._seen: set[bytes] = set()
@@ -273,22 +227,22 @@ class PrivacyLedger:
         return self._bare or (self._seeded and again)
 
     def _mu(self, releases: int) -> float:
-        one = self._mechanism.mu if isinstance(self._mechanism, GaussianRelease) else math.inf
-        return math.inf if self._bare else compose(one, releases)
-
-    @property
-    def _accountant(self) -> str:
-        return "zcdp" if isinstance(self._mechanism, SummedRelease) else _ACCOUNTANT
+        return math.inf if self._bare else compose(self._mechanism.mu, releases)
 
     def would_cost(self, releases: int) -> float:
         """Return epsilon_x after that many releases of one row; charges nothing."""
-        if self._bare:
-            return math.inf
-        if isinstance(self._mechanism, SummedRelease):
-            return self._mechanism.epsilon(releases, self._delta)
-        return ACCOUNTANTS[_ACCOUNTANT].epsilon(
-            self._mechanism, releases=releases, delta=self._delta
-        )
+        return math.inf if self._bare else self._epsilon(releases, self._delta)
+
+
+def _accountant_of(
+    mechanism: Mechanism | SummedRelease,
+) -> tuple[str, Callable[[int, float], float]]:
+    """The accountant whose figure is reported: its name, and (releases, delta) -> epsilon."""
+    if isinstance(mechanism, SummedRelease):
+        return "zcdp", mechanism.epsilon
+    return EXACT.name, lambda releases, delta: EXACT.epsilon(
+        mechanism, releases=releases, delta=delta
+    )
 
 
 def _noise_multiplier(mechanism: Mechanism | SummedRelease) -> float | None:

@@ -5,7 +5,9 @@ to its own sensitivity under replace-one adjacency, so that no accountant has to
 about clip bounds.
 """
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,7 +42,13 @@ class GaussianRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class NoPrivacy:
-    """Rows sent as they are: epsilon is infinite from the first release on."""
+    """Rows sent as they are: epsilon is infinite from the first release on.
+
+    Attributes:
+        mu: of Gaussian DP, as that of a release with noise.
+    """
+
+    mu: ClassVar[float] = math.inf
 
     def __str__(self) -> str:
         return "no noise"

@@ -19,8 +19,9 @@ from dataclasses import replace
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.gdp import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.guard import RepresentationGuard
-from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
-from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+from secure_apfed.privacy.mechanism import Mechanism
+from secure_apfed.privacy.spent import PrivacySpent
 
 __all__ = ["WholeTraining", "calibrate_updates"]
 
@@ -141,8 +142,7 @@ def calibrate_updates(
             f"calibration needs at least 1 planned update, got {updates}, and {releases} releases"
         )
     allowed = gdp_mu(epsilon, delta) ** 2
-    mu = release.mu if isinstance(release, GaussianRelease) else math.inf
-    taken = releases * mu**2 if releases else 0.0
+    taken = releases * release.mu**2 if releases else 0.0
     if taken >= allowed:
         raise ConfigError(
             f"dp_sgd.epsilon: the guard's {releases} releases of a row alone cost epsilon "
