@@ -15,12 +15,30 @@ from secure_apfed.exchange.envelope import Kind
 __all__ = ["RULES", "markdown", "rule_for"]
 
 
+_INTERSECTION = "Set intersection: an ID that only one party has stays unknown to the others."
+_MEMBERSHIP = "Membership in the common intersection, and what the protocol tells beyond it."
+_DEALS = "It deals random numbers and gets no share of an ID."
+_WITH_ANY_PARTY = "Together with any party it could open what that party's peers hide."
+_AS_IT_IS = (
+    "The row positions of every batch and the active's representation of each row, as it is."
+)
+_NOISED = (
+    "The row positions of every batch and a clipped and noised representation of each row, for "
+    "every time that it is used (frozen: always the same)."
+)
+_GUARD = "The guard: each row's releases together cost the stated epsilon_x."
+_FEATURES_OPEN = (
+    "Features of the active can be guessed from it, and a label as far as the features tell it."
+)
+_WHO = "Who takes part, and when."
+_WHO_AND_ALTERS = f"{_WHO} It can alter the sum without being noticed."
+_TASK_GRADIENT = "The gradient of the active's task loss for each row."
+
 RULES: tuple[Rule, ...] = (
     Rule(
         kind=Kind.ALIGNMENT, receiver=Role.ACTIVE, pairwise=True,
         reads="How many IDs each passive has; afterwards which of its own rows each of them has.",
-        protects="Set intersection: an ID that only one party has stays unknown to the others.",
-        remains="Its overlap with every passive.",
+        protects=_INTERSECTION, remains="Its overlap with every passive.",
     ),
     Rule(
         kind=Kind.ALIGNMENT, receiver=Role.PASSIVE, pairwise=True,
@@ -32,27 +50,23 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind=Kind.ALIGNMENT, receiver=Role.ACTIVE,
         reads="How many IDs each passive has; afterwards which of its own rows are common to all.",
-        protects="Set intersection: an ID that only one party has stays unknown to the others.",
-        remains="Membership in the common intersection, and what the protocol tells beyond it.",
+        protects=_INTERSECTION, remains=_MEMBERSHIP,
     ),
     Rule(
         kind=Kind.ALIGNMENT, receiver=Role.PASSIVE,
         reads="How many IDs the active has; afterwards which of its own rows are common to all.",
-        protects="Set intersection: an ID that only one party has stays unknown to the others.",
-        remains="Membership in the common intersection, and what the protocol tells beyond it.",
+        protects=_INTERSECTION, remains=_MEMBERSHIP,
     ),
     Rule(
         kind=Kind.ALIGNMENT, receiver=Role.DEALER, pairwise=True,
         reads="About how large each party's set is, and how many IDs each passive shares with the "
         "active.",
-        protects="It deals random numbers and gets no share of an ID.",
-        remains="Together with any party it could open what that party's peers hide.",
+        protects=_DEALS, remains=_WITH_ANY_PARTY,
     ),
     Rule(
         kind=Kind.ALIGNMENT, receiver=Role.DEALER,
         reads="About how large each party's set is, and how many IDs are common to all.",
-        protects="It deals random numbers and gets no share of an ID.",
-        remains="Together with any party it could open what that party's peers hide.",
+        protects=_DEALS, remains=_WITH_ANY_PARTY,
     ),
     Rule(
         kind=Kind.SUM_SETUP, receiver=Role.ACTIVE,
@@ -71,18 +85,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=False,
         private=True,
-        reads="The row positions of every batch and the active's representation of each row, as "
-        "it is.",
+        reads=_AS_IT_IS,
         protects="Features: nothing but the network itself, epsilon_x is infinite. Labels: private "
         "training, at epsilon_y.",
-        remains="Features of the active can be guessed from it, and a label as far as the features "
-        "tell it.",
+        remains=_FEATURES_OPEN,
     ),
     Rule(
         kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=True,
         private=True,
-        reads="The row positions of every batch and a clipped and noised representation of each "
-        "row, for every time that it is used (frozen: always the same).",
+        reads=_NOISED,
         protects="The guard and private training: every release and the finished model together "
         "cost a record the stated epsilon_model, and its label epsilon_y.",
         remains="A label can be guessed as far as the features tell it.",
@@ -90,25 +101,20 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=False,
         label_dp=True,
-        reads="The row positions of every batch and the active's representation of each row, as "
-        "it is.",
+        reads=_AS_IT_IS,
         protects="Features: nothing but the network itself, epsilon_x is infinite. Training "
         "labels: the encoder has learnt from randomised ones only.",
-        remains="Features of the active can be guessed from it, and a label as far as the features "
-        "tell it.",
+        remains=_FEATURES_OPEN,
     ),
     Rule(
         kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=False,
-        reads="The row positions of every batch and the active's representation of each row, as "
-        "it is.",
-        protects="Nothing but the network itself: epsilon is infinite.",
+        reads=_AS_IT_IS, protects="Nothing but the network itself: epsilon is infinite.",
         remains="Labels and features of the active can be guessed from it (see the attacks).",
     ),
     Rule(
         kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=True,
         label_dp=True,
-        reads="The row positions of every batch and a clipped and noised representation of each "
-        "row, for every time that it is used (frozen: always the same).",
+        reads=_NOISED,
         protects="The guard: each row's releases together cost the stated epsilon_x. The label "
         "mechanism: the encoder has learnt from randomised training labels only, at epsilon_y.",
         remains="epsilon_x holds for one row's own releases with the encoder held fixed. A label "
@@ -116,9 +122,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind=Kind.REPRESENTATIONS, receiver=Role.PASSIVE, methods=("apfed",), guarded=True,
-        reads="The row positions of every batch and a clipped and noised representation of each "
-        "row, for every time that it is used (frozen: always the same).",
-        protects="The guard: each row's releases together cost the stated epsilon_x.",
+        reads=_NOISED, protects=_GUARD,
         remains="It holds for one row's own releases with the encoder held fixed. Labels are not "
         "covered: they shape the encoder that every release comes from.",
     ),
@@ -143,14 +147,14 @@ RULES: tuple[Rule, ...] = (
         reads="One ciphertext of each passive and step: its size and time.",
         protects="BFV encryption, whose only secret key is at the active, over masks that the "
         "passives share in pairs. The masks cancel only if all answer the same representations.",
-        remains="Who takes part, and when. It can alter the sum without being noticed.",
+        remains=_WHO_AND_ALTERS,
     ),
     Rule(
         kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("masked",),
         reads="One masked vector of each passive and step, as good as random: its size and time.",
         protects="Masks that the passives share in pairs, and one more that each shares with the "
         "active. They cancel only if all answer the same representations.",
-        remains="Who takes part, and when. It can alter the sum without being noticed.",
+        remains=_WHO_AND_ALTERS,
     ),
     Rule(
         kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("masked_recovery",),
@@ -166,8 +170,7 @@ RULES: tuple[Rule, ...] = (
         kind=Kind.SUM_REQUEST, receiver=Role.PASSIVE, sums=("masked_recovery",),
         reads="Which passives are counted in the step; their public keys for the next one, and the "
         "shares that they sealed for it.",
-        protects="A share alone says nothing of the secret.",
-        remains="Who fell silent, and when.",
+        protects="A share alone says nothing of the secret.", remains="Who fell silent, and when.",
     ),
     Rule(
         kind=Kind.SUM_ANSWER, receiver=Role.AGGREGATOR, sums=("masked_recovery",),
@@ -185,13 +188,12 @@ RULES: tuple[Rule, ...] = (
         "gradient: its size and time.",
         protects="Seals between the passives, which open only where both answer the same "
         "representations.",
-        remains="Who takes part, and when.",
+        remains=_WHO,
     ),
     Rule(
         kind=Kind.SUM_REQUEST, receiver=Role.PASSIVE, sums=("crypten",),
         reads="One share of every other passive's gradient, as good as random.",
-        protects="Additive sharing: without all of its shares a gradient is uniform.",
-        remains="Who takes part, and when.",
+        protects="Additive sharing: without all of its shares a gradient is uniform.", remains=_WHO,
     ),
     Rule(
         kind=Kind.SUM_ANSWER, receiver=Role.AGGREGATOR, sums=("crypten",),
@@ -239,20 +241,18 @@ RULES: tuple[Rule, ...] = (
         kind=Kind.REPRESENTATIONS, receiver=Role.ACTIVE, methods=("tvfl",), guarded=True,
         reads="A clipped and noised representation of every row, for every time that it "
         "is used (frozen: always the same).",
-        protects="The guard: each row's releases together cost the stated epsilon_x.",
-        remains="It holds for one row's own releases with the encoder held fixed.",
+        protects=_GUARD, remains="It holds for one row's own releases with the encoder held fixed.",
     ),
     Rule(
         kind=Kind.GRADIENTS, receiver=Role.PASSIVE, methods=("tvfl",), label_dp=True,
-        reads="The gradient of the active's task loss for each row.",
+        reads=_TASK_GRADIENT,
         protects="The label mechanism: the loss is that of the randomised label.",
         remains="Its direction and norm give the randomised label away, which is the true one as "
         "often as epsilon_y lets it be.",
     ),
     Rule(
         kind=Kind.GRADIENTS, receiver=Role.PASSIVE, methods=("tvfl",),
-        reads="The gradient of the active's task loss for each row.",
-        protects="Nothing; a defence, where one is on, has no guarantee.",
+        reads=_TASK_GRADIENT, protects="Nothing; a defence, where one is on, has no guarantee.",
         remains="Its direction and norm give the labels away.",
     ),
 )  # fmt: skip
