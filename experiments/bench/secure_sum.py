@@ -11,33 +11,27 @@ Fashion-MNIST in batches of 128, when passives encrypt at the same time: one con
 combine and decode over the step; `share` is its `ratio` once more, 0.05 for 5 %.
 """
 
-import itertools
-import time
-import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import redirect_stdout
-from dataclasses import dataclass
-from io import StringIO
 
 import numpy as np
-import tenseal as ts
 import torch
-from numpy.typing import NDArray
 
 from experiments.bench.optional import why_no_crypten
 from experiments.bench.paillier import PackedPaillier, why_not
 from experiments.bench.rows import Row, interleave, median_ratio
+from experiments.bench.sum_paths import (
+    CASES,
+    ON_CRYPTEN,
+    OurPath,
+    Shape,
+    SumPath,
+    TutorialPath,
+    Values,
+)
 from experiments.bench.training_step import training_step
-from protocols.conversation import converse
-from protocols.errors import UnsafeChoiceWarning
-from protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
-from protocols.sums.homomorphic import Encrypter
 
 __all__ = ["bench"]
 
-Shape = tuple[int, int]
-Values = list[NDArray[np.float32]]
 _SHAPE = (128, 256)
 _PASSIVES = 4
 _OTHER_PASSIVES = (2, 8, 16, 64)
@@ -45,19 +39,6 @@ _OTHER_SHAPES = ((128, 64), (256, 1024), (256, 15_360))
 _STEP_SHAPE = (128, 64)
 _TURN = 0.01
 _TUTORIAL = "tutorial"
-_ON_CRYPTEN = "crypten"
-_OURS = {
-    "ckks": "ckks",
-    "ckks+pool": "ckks",
-    "ckks-fast": "ckks_fast",
-    "ckks-fast+pool": "ckks_fast",
-    "bfv+masks": "bfv",
-    "bfv+masks+pool": "bfv",
-    "masked": "masked",
-    "masked-recovery": "masked_recovery",
-    _ON_CRYPTEN: "crypten",
-    "plain": "plain",
-}
 
 
 def bench(quick: bool) -> Iterator[Row]:
@@ -66,7 +47,7 @@ def bench(quick: bool) -> Iterator[Row]:
     yield from _table(_PASSIVES, _SHAPE, repetitions=9 if quick else 31)
     yield _paillier(quick)
     if reason := why_no_crypten():
-        yield _absent(f"{_ON_CRYPTEN}/m{_PASSIVES}", reason)
+        yield _absent(f"{ON_CRYPTEN}/m{_PASSIVES}", reason)
     yield from _shares(repetitions=3 if quick else 21)
     if not quick:
         for passives in _OTHER_PASSIVES:
@@ -77,8 +58,8 @@ def bench(quick: bool) -> Iterator[Row]:
 
 def _table(passives: int, shape: Shape, *, repetitions: int) -> Iterator[Row]:
     values = _values(passives, shape)
-    paths: dict[str, _Path] = {name: _Ours(name, values) for name in _ours()}
-    paths[_TUTORIAL] = _Tutorial(values)
+    paths: dict[str, SumPath] = {name: OurPath(name, values) for name in _ours()}
+    paths[_TUTORIAL] = TutorialPath(values)
     seconds: dict[str, list[float]] = {name: [] for name in paths}
     for repetition in range(-1, repetitions):
         for name, path in paths.items():
@@ -96,7 +77,7 @@ def _table(passives: int, shape: Shape, *, repetitions: int) -> Iterator[Row]:
         )
 
 
-def _turn(path: "_Path") -> float:
+def _turn(path: SumPath) -> float:
     """The fastest run of a turn; short paths run several times, so that caches are warm."""
     runs: list[float] = []
     while sum(runs) < _TURN:
@@ -109,7 +90,7 @@ def _sizes(shape: Shape) -> Iterator[Row]:
     """Each backend once at another size of a contribution, without the tutorial."""
     values = _values(_PASSIVES, shape)
     for name in _ours():
-        path = _Ours(name, values)
+        path = OurPath(name, values)
         path.prepare()
         spent = sum(path.run())
         case = f"{name}/m{_PASSIVES}/{shape[0]}x{shape[1]}"
@@ -120,7 +101,7 @@ def _sizes(shape: Shape) -> Iterator[Row]:
 def _shares(*, repetitions: int) -> Iterator[Row]:
     """Share of a training step, in turns with training steps."""
     step, images = training_step()
-    paths = {name: _Ours(name, _values(_PASSIVES, _STEP_SHAPE)) for name in _ours()}
+    paths = {name: OurPath(name, _values(_PASSIVES, _STEP_SHAPE)) for name in _ours()}
     costs: dict[str, list[float]] = {name: [] for name in paths}
     steps = []
     for repetition in range(-1, repetitions):
@@ -148,7 +129,7 @@ def _paillier(quick: bool) -> Row:
     peer = PackedPaillier(passives=_PASSIVES)
     values = _values(_PASSIVES, _SHAPE)
     seconds = interleave(
-        {_TUTORIAL: _Tutorial(values).run, case: lambda: peer.add(values)},
+        {_TUTORIAL: TutorialPath(values).run, case: lambda: peer.add(values)},
         repetitions=1,
         warm_up=0,
     )
@@ -165,14 +146,14 @@ def _paillier(quick: bool) -> Row:
 
 def _ours() -> list[str]:
     """The cases that can be measured here."""
-    return [name for name in _OURS if name != _ON_CRYPTEN or not why_no_crypten()]
+    return [name for name in CASES if name != ON_CRYPTEN or not why_no_crypten()]
 
 
 def _absent(case: str, reason: str) -> Row:
     return Row(case=case, seconds=None, more={"bytes_per_value": None, "reason": reason})
 
 
-def _size(path: "_Path", shape: Shape) -> dict[str, float]:
+def _size(path: SumPath, shape: Shape) -> dict[str, float]:
     return {"bytes_per_value": path.contribution_bytes / (shape[0] * shape[1])}
 
 
@@ -183,118 +164,3 @@ def _values(passives: int, shape: Shape) -> Values:
     return [
         rng.normal(scale=scale, size=shape).astype(np.float32, copy=False) for _ in range(passives)
     ]
-
-
-class _Path(ABC):
-    """One way through a whole sum; `run` returns the seconds of its three parts."""
-
-    contribution_bytes: int
-
-    def prepare(self) -> None:
-        """What a party does while it waits; most ways have nothing to do."""
-        return
-
-    @abstractmethod
-    def run(self) -> tuple[float, float, float]: ...
-
-
-class _Ours(_Path):
-    """A backend of the table with all its checks."""
-
-    def __init__(self, name: str, values: Values) -> None:
-        self._values, self._pool = values, name.endswith("+pool")
-        agreement = SumAgreement(
-            session="bench",
-            receiver="active",
-            combiner="aggregator",
-            contributors=tuple(f"passive_{k}" for k in range(len(values))),
-            clip_norm=1.0,
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            described = SECURE_SUMS[_OURS[name]](agreement)
-        self._rounds = described.rounds
-        self._receiver, self._combiner = described.receiver(), described.combiner()
-        self._contributors = {me: described.contributor(me) for me in agreement.contributors}
-        converse(
-            {
-                agreement.receiver: self._receiver,
-                agreement.combiner: self._combiner,
-                **self._contributors,
-            }
-        )
-        self._shape = (values[0].shape[0], values[0].shape[1])
-        self._steps = itertools.count()
-
-    def prepare(self) -> None:
-        for contributor in self._contributors.values() if self._pool else ():
-            assert isinstance(contributor, Encrypter)
-            contributor.prepare(self._shape)
-
-    def run(self) -> tuple[float, float, float]:
-        binding = StepBinding(
-            session="bench", step=next(self._steps), rows=bytes(32), message=bytes(32)
-        )
-        clock = _Clock()
-        frames = {
-            me: contributor.contribute(values, binding)
-            for (me, contributor), values in zip(
-                self._contributors.items(), self._values, strict=True
-            )
-        }
-        contributed, added, bodies = clock.lap(), 0.0, frames
-        if self._rounds == 2:
-            requests = self._combiner.ask(frames, binding.digest)
-            added += clock.lap()
-            bodies = {me: self._contributors[me].answer(requests[me]) for me in requests}
-            contributed += clock.lap()
-        combined = self._combiner.combine(bodies, binding.digest)
-        added += clock.lap()
-        self._receiver.decode(combined, self._shape, binding)
-        decoded = clock.lap()
-        sent = [frames, bodies] if self._rounds == 2 else [frames]
-        self.contribution_bytes = sum(len(next(iter(each.values()))) for each in sent)
-        return contributed, added, decoded
-
-
-class _Tutorial(_Path):
-    """CKKS as tutorials of TenSEAL show it: one vector, whose warning is not printed."""
-
-    def __init__(self, values: Values) -> None:
-        self._values = values
-        self._context = ts.context(
-            ts.SCHEME_TYPE.CKKS, 8192, coeff_mod_bit_sizes=[60, 40, 40, 60], n_threads=1
-        )
-        self._context.global_scale = 2.0**40
-
-    def run(self) -> tuple[float, float, float]:
-        with redirect_stdout(StringIO()):
-            clock = _Clock()
-            sent = [
-                ts.ckks_vector(self._context, values.reshape(-1).tolist()).serialize()
-                for values in self._values
-            ]
-            contributed = clock.lap()
-            total = ts.ckks_vector_from(self._context, sent[0])
-            for blob in sent[1:]:
-                total += ts.ckks_vector_from(self._context, blob)
-            combined = total.serialize()
-            added = clock.lap()
-            np.array(ts.ckks_vector_from(self._context, combined).decrypt())
-            self.contribution_bytes = len(sent[0])
-            return contributed, added, clock.lap()
-
-
-@dataclass
-class _Clock:
-    """Seconds between one lap and the next."""
-
-    began: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.began = time.perf_counter()
-
-    def lap(self) -> float:
-        now = time.perf_counter()
-        spent, self.began = now - self.began, now
-        return spent
