@@ -12,7 +12,7 @@ import torch
 
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
-from secure_apfed.methods import Start, terms
+from secure_apfed.methods import Start, accounts
 from secure_apfed.privacy import BudgetExhaustedError, GaussianRelease, PrivacyLedger
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted
@@ -125,7 +125,7 @@ def test_the_account_is_that_of_the_passive_that_spent_most(
     busy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ledger_for(start: Start, party: str, *rest: Any, **more: Any) -> PrivacyLedger:
-        ledger = terms.ledger_for(start, party, *rest, **more)
+        ledger = accounts.ledger_for(start, party, *rest, **more)
         if party == busy:
             ledger.charge(step=1000, rows=torch.arange(more["aligned"]), digest=b"one more")
         return ledger
