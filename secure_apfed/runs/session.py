@@ -84,12 +84,7 @@ def _play(
         config=config, data=data, alignment=method.alignment, transcript=method.transcript,
         model=predictor_of(method.solo()), encoders=encoders_of(method),
     )  # fmt: skip
-    if writer:
-        guarantee = guarantee_text(config, method, opening.labels.mechanism)
-        writer.finish(
-            method, recording, accuracy, privacy, guarantee=guarantee, seconds=session.seconds
-        )
-    return RunResult(
+    result = RunResult(
         method=config.method,
         accuracy=accuracy,
         wire_bytes=method.transcript.wire_bytes,
@@ -97,6 +92,10 @@ def _play(
         recording=recording,
         folder=folder,
     )
+    if writer:
+        guarantee = guarantee_text(config, method, opening.labels.mechanism)
+        writer.finish(method, result, guarantee=guarantee, seconds=session.seconds)
+    return result
 
 
 class _Session:

@@ -17,10 +17,10 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Method
-from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.encoders import save_encoders
 from secure_apfed.runs.folder import RunFolder, write_atomically
+from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import save_model
 
@@ -106,32 +106,23 @@ class RunWriter:
             if isinstance(value, int | float) and name != "epoch":
                 self._board.add_scalar(name, value, record["epoch"])
 
-    def finish(
-        self,
-        method: Method,
-        recording: Recording,
-        accuracy: Mapping[str, float],
-        privacy: PrivacySpent,
-        *,
-        guarantee: str,
-        seconds: float,
-    ) -> None:
+    def finish(self, method: Method, result: RunResult, *, guarantee: str, seconds: float) -> None:
         """Write the results; `result.json` comes last and marks the run as finished."""
-        folder, transcript = self.folder, method.transcript
+        folder, recording = self.folder, result.recording
         if self._board is not None:
             self._board.close()
-        card = self._card(method, recording, accuracy, privacy, guarantee)
+        card = self._card(method, result, guarantee)
         save_model(folder, method.solo(), card, self._config.model)
         self._keep(recording)
-        folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
+        folder.write_json(folder.flows, [asdict(flow) for flow in recording.transcript.flows])
         aligned = recording.alignment.get(recording.data.active.name)
         folder.write_json(
             folder.result,
             {
                 "method": self._config.method,
-                "accuracy": dict(accuracy),
-                "wire_bytes": transcript.wire_bytes,
-                "privacy": asdict(privacy),
+                "accuracy": dict(result.accuracy),
+                "wire_bytes": result.wire_bytes,
+                "privacy": asdict(result.privacy),
                 "contributions": {
                     passive: ledger.account() for passive, ledger in method.contributions.items()
                 },
@@ -154,23 +145,16 @@ class RunWriter:
         write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
         write_atomically(folder.transcript, transcript, private=True)
 
-    def _card(
-        self,
-        method: Method,
-        recording: Recording,
-        accuracy: Mapping[str, float],
-        privacy: PrivacySpent,
-        guarantee: str,
-    ) -> dict[str, Any]:
-        active = recording.data.active
+    def _card(self, method: Method, result: RunResult, guarantee: str) -> dict[str, Any]:
+        data, privacy = result.recording.data, result.privacy
         return {
             "method": self._config.method,
             "run": self._config.name,
             "dataset": self._config.data.dataset,
-            "party": active.name,
-            "classes": list(recording.data.classes),
-            "encoding": active.encoding.model_dump(mode="json"),
-            "accuracy": dict(accuracy),
+            "party": data.active.name,
+            "classes": list(data.classes),
+            "encoding": data.active.encoding.model_dump(mode="json"),
+            "accuracy": dict(result.accuracy),
             "guarantee": guarantee,
             "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
                         "model": privacy.epsilon_model, "delta": privacy.delta,
