@@ -6,7 +6,6 @@ as a run folder it would look like a run of the active alone.
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs import run
+from secure_apfed.runs.folder import write_atomically
 
 __all__ = ["Measured", "Measurement", "measure"]
 
@@ -85,9 +85,7 @@ def measure(wanted: Measurement) -> Measured:
         settings=wanted.digest,
     )
     wanted.file.parent.mkdir(parents=True, exist_ok=True)
-    half = wanted.file.with_suffix(f".{os.getpid()}.part")
-    half.write_text(to_json(asdict(found)), encoding="utf-8")
-    half.replace(wanted.file)
+    write_atomically(wanted.file, to_json(asdict(found)).encode())
     return found
 
 

@@ -25,10 +25,8 @@ def write_report(folder: Path) -> Path:
     reference = find_reference(run)
     pictures = write_pictures(run, reference, folder / "pictures")
     page = folder / "report.html"
-    half = folder / "report.html.part"
     audited = audit_of(run)
-    half.write_text(render(run, reference, pictures, audited), encoding="utf-8")
-    half.replace(page)
+    write_atomically(page, render(run, reference, pictures, audited).encode())
     document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"
     write_atomically(folder / "privacy.json", document)
     return page
