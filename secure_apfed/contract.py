@@ -7,7 +7,7 @@ A later session of the same run (after a restart) has a contract of its own.
 
 import hashlib
 import json
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -15,16 +15,24 @@ from protocols.errors import RemoteProtocolError
 from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings import Settings
 
-__all__ = ["AGGREGATOR", "Contract", "Participant", "PassiveTerms", "RepresentationTerms"]
+__all__ = [
+    "AGGREGATOR",
+    "Contract",
+    "Participant",
+    "PartyRole",
+    "PassiveTerms",
+    "RepresentationTerms",
+]
 
 AGGREGATOR = "aggregator"
+PartyRole: TypeAlias = Literal["active", "passive", "aggregator", "dealer"]
 
 
 class Participant(Settings):
     """One party and the X25519 public key (hex) of its links in this session."""
 
     name: str = Field(min_length=1, max_length=64)
-    role: Literal["active", "passive", "aggregator", "dealer"]
+    role: PartyRole
     public_key: str = Field(pattern="^[0-9a-f]{64}$")
 
 

@@ -1,4 +1,4 @@
-"""Defences beyond differential privacy: one file and one line in the table each.
+"""Defences beyond differential privacy: one file, one line in the table and one in the settings.
 
 They make known attacks worse and guarantee nothing; the report says so. Each says where it
 acts (`place`), in which methods it does anything (`applies_to`), and what it leaves open.

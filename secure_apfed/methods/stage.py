@@ -4,14 +4,14 @@ Run by: the session that plays all parties; across organisations each party does
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from protocols.conversation import Conversation
 from protocols.seal import fresh_run_key
-from secure_apfed.contract import AGGREGATOR, Contract, Participant, PassiveTerms
+from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, PassiveTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import InMemoryTransport, Kind, Transcript
 from secure_apfed.exchange.conversation import hold_conversation
@@ -76,17 +76,15 @@ def set_stage(
     )
     if not terms or start.alignment is not None:
         return stage
-    return Stage(
-        contract=contract,
-        transcript=stage.transcript,
-        outboxes=stage.outboxes,
-        alignment=align_over(stage, start.data, start.config.alignment),
-    )
+    return replace(stage, alignment=align_over(stage, start.data, start.config.alignment))
 
 
-def _roles(start: Start, terms: Mapping[str, PassiveTerms], *, aggregates: bool) -> dict[str, Any]:
+def _roles(
+    start: Start, terms: Mapping[str, PassiveTerms], *, aggregates: bool
+) -> dict[str, PartyRole]:
     """Names and roles of all parties."""
-    roles: dict[str, Any] = {start.data.active.name: "active", **dict.fromkeys(terms, "passive")}
+    roles: dict[str, PartyRole] = {start.data.active.name: "active"}
+    roles.update((name, "passive") for name in terms)
     for name in (AGGREGATOR, DEALER):
         if name in roles:
             raise ConfigError(f"a party cannot be called {name!r}, which names a role; rename it")
@@ -99,7 +97,7 @@ def _roles(start: Start, terms: Mapping[str, PassiveTerms], *, aggregates: bool)
 
 def _contract(
     start: Start,
-    roles: Mapping[str, Any],
+    roles: Mapping[str, PartyRole],
     public_keys: Mapping[str, str],
     terms: Mapping[str, PassiveTerms],
     secure_sum: Mapping[str, Any],
