@@ -5,15 +5,11 @@ and what remains open. Only what a curious party learns by following the protoco
 here; coalitions and limits of the whole run are in `coalitions`.
 """
 
-from collections.abc import Iterator
-
-from experiments.report.coalitions import COALITIONS, LIMITS
 from experiments.report.entries import Role, Rule, Situation
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange.envelope import Kind
 
-__all__ = ["RULES", "markdown", "rule_for"]
-
+__all__ = ["RULES", "rule_for"]
 
 _INTERSECTION = "Set intersection: an ID that only one party has stays unknown to the others."
 _MEMBERSHIP = "Membership in the common intersection, and what the protocol tells beyond it."
@@ -271,30 +267,3 @@ def rule_for(kind: Kind, receiver: Role, situation: Situation) -> Rule:
         f"nothing says what the {receiver} learns of {kind} in {situation}; "
         "add a rule to experiments.report.rules"
     )
-
-
-def markdown() -> str:
-    """Return the tables as Markdown; docs/threat-model.md holds them word for word."""
-    return "\n".join(_lines())
-
-
-def _lines() -> Iterator[str]:
-    yield "| message | received by | when | can read | what protects | what remains open |"
-    yield "|---|---|---|---|---|---|"
-    for rule in RULES:
-        yield _row(rule.kind, rule.receiver, rule.words(), rule.reads, rule.protects, rule.remains)
-    yield ""
-    yield "| together | when | learn |"
-    yield "|---|---|---|"
-    for coalition in COALITIONS:
-        yield _row(coalition.who, coalition.words(), coalition.learns)
-    yield ""
-    yield "| when | not guaranteed |"
-    yield "|---|---|"
-    for sentence in dict.fromkeys(limit.sentence for limit in LIMITS):
-        words = (limit.words() for limit in LIMITS if limit.sentence == sentence)
-        yield _row(" *or* ".join(words), sentence)
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -7,7 +7,8 @@ import pytest
 
 from experiments.report.coalitions import coalitions_in, limits_in
 from experiments.report.entries import Role, Situation
-from experiments.report.rules import RULES, markdown, rule_for
+from experiments.report.rules import RULES, rule_for
+from experiments.report.threat_model import markdown
 from protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Kind
