@@ -22,11 +22,10 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor
 
-from attacks.features.regression import Regression
-from attacks.interface import Attack, AttackError, Guess, Target
+from attacks.features.regression import FeatureAttack, Regression
+from attacks.interface import AttackError, Guess
 from attacks.labels.completion import chosen_positions, own_columns, standardised
 from attacks.reading import Observed, batches
 from attacks.view import AdversaryView, Agreed, Role
@@ -44,25 +43,15 @@ __all__ = [
 _SMALLEST_BATCH = 2
 
 
-class ContrastiveInversion(Attack):
+class ContrastiveInversion(FeatureAttack):
     """Invert every sum of the last epoch, then regress to the victim's features.
 
     Attacks use the recovered representations, the same beside the own features x, and the
     sums as they are. Baselines, with the same shadow rows: their mean, and x alone.
-
-    Attributes:
-        shadow_rows: pairs that the adversary has.
-        hidden, most_rows, components: as in `inverse_network`.
     """
 
     name: ClassVar[str] = "contrastive_inversion"
-    target: ClassVar[Target] = "features"
     roles: ClassVar[tuple[Role, ...]] = ("active",)
-
-    shadow_rows: int = Field(100, ge=2)
-    hidden: int = Field(128, ge=1)
-    most_rows: int = Field(5_000, ge=2)
-    components: int = Field(256, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
         """The active needs the sums that it decoded, of a contrastive objective."""

@@ -12,10 +12,9 @@ Letters: N observed rows, n of them shadow rows, U the others, F the victim's fe
 from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
-from attacks.features.regression import Regression
-from attacks.interface import Attack, Guess, Target
+from attacks.features.regression import FeatureAttack, Regression
+from attacks.interface import Guess
 from attacks.labels.completion import (
     chosen_positions,
     own_columns,
@@ -28,26 +27,14 @@ from attacks.view import AdversaryView, Role
 __all__ = ["InverseNetwork"]
 
 
-class InverseNetwork(Attack):
+class InverseNetwork(FeatureAttack):
     """Regressors from h, and from h beside the own features x, to the victim's features.
 
     Baselines, with the same shadow rows: their mean, and the same regressors from x alone.
-
-    Attributes:
-        shadow_rows: pairs that the adversary has.
-        hidden: width of the MLP's hidden layer.
-        most_rows: of more observed rows a random part is used.
-        components: wider columns are reduced to this many principal components.
     """
 
     name: ClassVar[str] = "inverse_network"
-    target: ClassVar[Target] = "features"
     roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
-
-    shadow_rows: int = Field(100, ge=2)
-    hidden: int = Field(128, ge=1)
-    most_rows: int = Field(5_000, ge=2)
-    components: int = Field(256, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
         """The adversary needs representations that the victim released to it."""

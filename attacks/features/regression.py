@@ -9,21 +9,22 @@ Letters: N rows, n of them shadow rows, U the others, F the victim's features.
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import RidgeCV
 from sklearn.neural_network import MLPRegressor
 from torch import Tensor
 
-from attacks.interface import AttackError, Guess, Prediction
+from attacks.interface import Attack, AttackError, Guess, Prediction, Target
 from attacks.labels.completion import own_columns, standardised
 from attacks.view import AdversaryView
 
-__all__ = ["REGRESSORS", "Regression", "guess_features", "ridge"]
+__all__ = ["REGRESSORS", "FeatureAttack", "Regression", "guess_features", "ridge"]
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
@@ -36,6 +37,24 @@ REGRESSORS: Mapping[str, Callable[[int, int, int], Any]] = {
         max_iter=iterations, random_state=seed,
     ),
 }  # fmt: skip
+
+
+class FeatureAttack(Attack):
+    """Base of the curious attacks on features, out of what was released or summed.
+
+    Attributes:
+        shadow_rows: rows of the victim's features that the adversary has.
+        hidden: width of every hidden layer.
+        most_rows: of more observed rows a random part is used.
+        components: wider columns are reduced to this many principal components.
+    """
+
+    target: ClassVar[Target] = "features"
+
+    shadow_rows: int = Field(100, ge=2)
+    hidden: int = Field(128, ge=1)
+    most_rows: int = Field(5_000, ge=2)
+    components: int = Field(256, ge=2)
 
 
 @dataclass(frozen=True, eq=False)

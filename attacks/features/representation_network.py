@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from attacks.features.regression import Regression
-from attacks.interface import Attack, FloatArray, Guess, Prediction, Target
+from attacks.features.regression import FeatureAttack, Regression
+from attacks.interface import FloatArray, Guess, Prediction
 from attacks.labels.completion import (
     chosen_positions,
     own_columns,
@@ -36,25 +36,20 @@ __all__ = ["RepresentationNetwork"]
 _DRAWS = 8
 
 
-class RepresentationNetwork(Attack):
+class RepresentationNetwork(FeatureAttack):
     """A generator from the own features and noise, trained through the victim's encoder.
 
     Baselines: the mean of the shadow rows, and regression from x with the shadow rows as pairs,
     which is more than the attack takes from them.
 
     Attributes:
-        shadow_rows: rows of the victim's features that the adversary has.
         iterations: batches; the paper's 15 to 60 epochs are 350 to 1,400 of them on digits.
         rate: of Adam; the paper takes 1e-4 to 5e-3.
         batch: rows in a step; noise: random numbers that G reads beside x.
-        hidden: width of G's two hidden layers.
         variance_weight: of the penalty on generated features that vary more than known ones.
-        most_rows: of more observed rows a random part is used.
-        components: wider own columns are reduced to this many principal components.
     """
 
     name: ClassVar[str] = "representation_network"
-    target: ClassVar[Target] = "features"
     roles: ClassVar[tuple[Role, ...]] = ("active",)
     white_box: ClassVar[bool] = True
 
@@ -65,8 +60,6 @@ class RepresentationNetwork(Attack):
     noise: int = Field(8, ge=0)
     hidden: int = Field(256, ge=1)
     variance_weight: float = Field(1.0, ge=0)
-    most_rows: int = Field(5_000, ge=2)
-    components: int = Field(256, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:
         """The adversary needs a victim's representations, and the network that made them."""

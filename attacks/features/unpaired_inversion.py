@@ -26,8 +26,8 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.features.feature_space import energy_distance, layers, slope_penalty
-from attacks.features.regression import ridge
-from attacks.interface import Attack, AttackError, FloatArray, Guess, Prediction, Target
+from attacks.features.regression import FeatureAttack, ridge
+from attacks.interface import AttackError, FloatArray, Guess, Prediction
 from attacks.labels.completion import (
     chosen_positions,
     own_columns,
@@ -43,15 +43,14 @@ __all__ = ["Simulation", "UnpairedInversion"]
 _SEEN = 1_000  # rows that the choice among starts compares
 
 
-class UnpairedInversion(Attack):
+class UnpairedInversion(FeatureAttack):
     """Simulate the victim's encoder on public rows; decode what it released.
 
     Baselines, with the same rows: their mean, the same computation on the own features x in
     place of h, and, where it knows whose rows it has, ridge regression from x.
 
     Attributes:
-        shadow_rows: rows of the victim's features that the adversary has; these people's h is not
-            used, and they are not guessed.
+        shadow_rows: as elsewhere; these people's h is not used, and they are not guessed.
         conditioned: whether it knows whose rows these are, so that the discriminators compare
             them together with its own features x of the same people.
         iterations: of the networks, in each start; the paper takes 20,000.
@@ -61,13 +60,10 @@ class UnpairedInversion(Attack):
         decoded_likeness: weight of d(h) looking like rows (lambda_2).
         return_weight: of f~(d(h)) coming back to h.
         penalty: of the discriminators' slopes.
-        batch: rows in a step; hidden: width of every hidden layer.
-        most_rows: of more observed rows a random part is used.
-        components: wider columns of h or x are reduced to this many principal components.
+        batch: rows in a step.
     """
 
     name: ClassVar[str] = "unpaired_inversion"
-    target: ClassVar[Target] = "features"
     roles: ClassVar[tuple[Role, ...]] = ("passive", "active")
 
     shadow_rows: int = Field(200, ge=2)
@@ -81,8 +77,6 @@ class UnpairedInversion(Attack):
     return_weight: float = Field(3.0, ge=0)
     penalty: float = Field(1.0, ge=0)
     batch: int = Field(128, ge=2)
-    hidden: int = Field(128, ge=1)
-    most_rows: int = Field(5_000, ge=2)
     components: int = Field(64, ge=2)
 
     def applicable(self, view: AdversaryView) -> str | None:

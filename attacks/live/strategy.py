@@ -97,7 +97,7 @@ class ActiveAttack(Attack):
         decoys: share of a batch in random directions, so that the rest may be alike.
         repeats: how often it asks the same, which averages noise; only under the protocol.
         shadow_rows: pairs that the adversary has.
-        hidden, components: of the regression, as in `inverse_network`.
+        hidden, components: of the regression, as in `FeatureAttack`.
     """
 
     target: ClassVar[Target] = "features"
