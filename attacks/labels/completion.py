@@ -32,6 +32,7 @@ __all__ = [
     "LabelProbe",
     "chosen_positions",
     "guess_labels",
+    "known_labels",
     "own_columns",
     "standardised",
     "why_nothing_of_victim",
@@ -112,6 +113,15 @@ def chosen_positions(view: AdversaryView, seen: Tensor, most: int, seed: int) ->
     return torch.cat([seen[known], others[:room]]).sort().values
 
 
+def known_labels(view: AdversaryView, positions: Tensor) -> Tensor:
+    """Return (N,): known labels, -1 for the others."""
+    known = view.knowledge.labels
+    labels = dict(zip(known.positions.tolist(), known.values.tolist(), strict=True))
+    return torch.tensor(
+        [labels.get(position, -1) for position in positions.tolist()], dtype=torch.int64
+    )
+
+
 def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return (N, F): the coalition's own features of `positions`, members side by side."""
     return torch.cat([own[positions].flatten(1) for own in view.features.values()], dim=1)
@@ -155,11 +165,10 @@ def guess_labels(
     Raises:
         AttackError: labels are known, but of fewer than two classes among the observed rows.
     """
-    labels = dict(zip(*(item.tolist() for item in _known(view)), strict=True))
-    labels_N = np.array([labels.get(position, -1) for position in positions.tolist()])
-    if labels and len(set(labels_N[labels_N >= 0].tolist())) < 2:
+    labels_N, known = known_labels(view, positions).numpy(), len(view.knowledge.labels)
+    if known and len(set(labels_N[labels_N >= 0].tolist())) < 2:
         raise AttackError(
-            f"{view.name} knows {len(labels)} labels, but those of observed rows are of fewer "
+            f"{view.name} knows {known} labels, but those of observed rows are of fewer "
             "than two classes; raise labels_per_class"
         )
     how = _probe if (labels_N >= 0).any() else _cluster
@@ -177,10 +186,6 @@ def guess_labels(
         baselines={"majority class": _majority(view, labels_N), **found[1]},
         references=found[2],
     )
-
-
-def _known(view: AdversaryView) -> tuple[Tensor, Tensor]:
-    return view.knowledge.labels.positions, view.knowledge.labels.values
 
 
 def _probe(

@@ -13,9 +13,7 @@ on this network and trains both further on its own features, which is that paper
 Letters: N observed rows, F columns, D numbers of h, B batch, K classes.
 """
 
-import copy
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -31,18 +29,19 @@ from attacks.labels.completion import (
     LabelProbe,
     chosen_positions,
     guess_labels,
+    known_labels,
     own_columns,
     standardised,
     why_nothing_to_read,
 )
+from attacks.labels.own_network import OwnNetwork, in_parts
 from attacks.reading import latest
 from attacks.view import AdversaryView
 from secure_apfed.seeds import seeded
 
-__all__ = ["MixMatch", "OwnNetwork", "SemiSupervised"]
+__all__ = ["MixMatch", "SemiSupervised"]
 
 _TRAINED_FURTHER, _FRESH = "own network, trained further", "own network, fresh weights"
-_ROWS_AT_ONCE = 1_000
 
 
 class SemiSupervised(LabelProbe):
@@ -96,7 +95,11 @@ class SemiSupervised(LabelProbe):
         guess = guess_labels(
             view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
         )
-        labels_N = _labels_of(view, positions)
+        labels_N = known_labels(view, positions)
+        if not (labels_N >= 0).any():
+            raise AttackError(
+                f"{view.name} knows no label of an observed row; raise labels_per_class"
+            )
         unknown_N = torch.isin(positions, guess.positions)
         match = MixMatch(self, view.knowledge.classes, seed, torch.device(view.budget.device))
         baselines = {"MixMatch on x": match.scores(torch.from_numpy(x_NF), labels_N)}
@@ -116,93 +119,6 @@ class SemiSupervised(LabelProbe):
             for scores in (attacks, baselines)
         )
         return replace(guess, attacks=told, baselines={**guess.baselines, **known_anyway})
-
-
-def _labels_of(view: AdversaryView, positions: Tensor) -> Tensor:
-    """Return (N,): known labels, -1 for the others."""
-    known = view.knowledge.labels
-    labels_N = torch.full((len(positions),), -1, dtype=torch.int64)
-    for position, label in zip(known.positions.tolist(), known.values.tolist(), strict=True):
-        labels_N[positions == position] = label
-    if not (labels_N >= 0).any():
-        raise AttackError(f"{view.name} knows no label of an observed row; raise labels_per_class")
-    return labels_N
-
-
-@dataclass(frozen=True)
-class OwnNetwork:
-    """How the coalition's own networks get below a head.
-
-    Attributes:
-        networks: of the members, in the order of their columns; never trained themselves.
-        shapes: of one row of each member's features.
-        fresh: draw all weights anew, which leaves the architecture alone.
-    """
-
-    networks: tuple[nn.Module, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    fresh: bool
-
-    @classmethod
-    def of(cls, view: AdversaryView, *, fresh: bool = False) -> "OwnNetwork":
-        """The networks of all members, in the order of `own_columns`."""
-        networks = tuple(view.networks[name] for name in view.features)
-        return cls(networks, tuple(tuple(own.shape[1:]) for own in view.features.values()), fresh)
-
-    def bottom(self, rows_NF: Tensor) -> "_Bottom":
-        """A copy to train, whose output on these rows has mean 0 and variance 1."""
-        networks = [copy.deepcopy(network).float() for network in self.networks]
-        for module in (part for network in networks for part in network.modules()):
-            if self.fresh and next(module.parameters(recurse=False), None) is not None:
-                _draw_anew(module)
-        bottom = _Bottom(networks, self.shapes).to(rows_NF.device)
-        bottom.scale_to(_in_parts(bottom, rows_NF))
-        return bottom
-
-
-def _draw_anew(module: nn.Module) -> None:
-    reset = getattr(module, "reset_parameters", None)
-    if reset is None:
-        raise AttackError(
-            f"the weights of a {type(module).__name__} cannot be drawn anew for the baseline; "
-            "give it a reset_parameters method"
-        )
-    reset()
-
-
-class _Bottom(nn.Module):
-    """Flattened own features (B, F) -> h of all members side by side, standardised, (B, D)."""
-
-    mean: Tensor
-    spread: Tensor
-
-    def __init__(self, networks: Sequence[nn.Module], shapes: Sequence[tuple[int, ...]]) -> None:
-        super().__init__()
-        self._networks, self._shapes = nn.ModuleList(networks), shapes
-        self.register_buffer("mean", torch.zeros(1))
-        self.register_buffer("spread", torch.ones(1))
-
-    def scale_to(self, h_ND: Tensor) -> None:
-        """Fix the scale of what the head reads by the output before training."""
-        self.mean, spread = h_ND.mean(dim=0), h_ND.std(dim=0)
-        self.spread = torch.where(spread > 0, spread, 1)
-
-    def forward(self, rows_BF: Tensor) -> Tensor:
-        blocks = rows_BF.split([math.prod(shape) for shape in self._shapes], dim=1)
-        h_BD = torch.cat(
-            [
-                network(block.reshape(-1, *shape)).flatten(1)
-                for network, block, shape in zip(self._networks, blocks, self._shapes, strict=True)
-            ],
-            dim=1,
-        )
-        return (h_BD - self.mean) / self.spread
-
-
-@torch.no_grad()
-def _in_parts(network: nn.Module, rows_NF: Tensor) -> Tensor:
-    """The output for many rows, whose convolution maps at once would fill the memory."""
-    return torch.cat([network(part) for part in rows_NF.split(_ROWS_AT_ONCE)])
 
 
 @dataclass(frozen=True)
@@ -244,7 +160,7 @@ class MixMatch:
                 loss.backward()
                 adam.step()
                 average.update_parameters(head)
-        return _in_parts(average, rows_NF).softmax(dim=1).cpu()
+        return in_parts(average, rows_NF).softmax(dim=1).cpu()
 
     def _network(self, rows_NF: Tensor, own: OwnNetwork | None) -> nn.Module:
         bottom = nn.Identity() if own is None else own.bottom(rows_NF)

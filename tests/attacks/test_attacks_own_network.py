@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from attacks.interface import AttackError
-from attacks.labels.semi_supervised import OwnNetwork
+from attacks.labels.own_network import OwnNetwork
 from attacks.recorded import view_of
 from attacks.run import mount
 from attacks.view import Knowledge
