@@ -60,7 +60,7 @@ def test_an_encoder_that_keeps_one_number_gives_little_away(make_recording: Any)
 
 
 def test_without_the_encoder_it_does_not_apply(make_recording: Any, encoder: Any) -> None:
-    first, second = _mount(_planted(make_recording, encoder))
+    first, second = _mount(_planted(make_recording, encoder), iterations=5)
     assert first.applicable
     assert second.reason == "active is not told the encoder of passive-2: the recording holds none"
 

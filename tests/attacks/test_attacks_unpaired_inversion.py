@@ -8,9 +8,8 @@ import torch
 
 from attacks.features.unpaired_inversion import UnpairedInversion
 from attacks.recorded import reveal_features, view_of
-from attacks.run import mount
+from attacks.trial import Trial
 from attacks.view import Budget, Knowledge, KnownRows
-from secure_apfed.config import AttackChoice
 from secure_apfed.data import ColumnEncoding
 
 ITERATIONS = 500
@@ -44,8 +43,8 @@ def _mount(recording: Any, **options: Any) -> Any:
         "iterations": ITERATIONS, "shadow_rows": 90, "hidden": 64, "conditioned": False,
         "likeness": 0.1, "decoded_likeness": 0.1, "starts": 3, **options,
     }  # fmt: skip
-    choice = AttackChoice(name="unpaired_inversion", options=settings)
-    return next(r for r in mount(recording, [choice], seed=0) if r.victim == "passive-1")
+    attack = UnpairedInversion.model_validate(settings)
+    return Trial(attack, recording, ("active",), "passive-1", seed=0).result()
 
 
 @pytest.mark.planted("unpaired_inversion")
