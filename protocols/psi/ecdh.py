@@ -237,7 +237,7 @@ class _Member(ResultHolder):
             return [Outgoing(self._hub, side.pack(Kind.TAGS, tags.tobytes()))]
         if self._hub_size is None or self.finished:
             raise _unexpected(sender, kind)
-        if kind is Kind.REFUSAL:
+        if kind is Kind.REFUSAL and side.agreement.minimum_rows:
             self._outcome = IntersectionTooSmallError.of(side.me, side.agreement.minimum_rows)
         elif kind is not LAST[self._output]:
             raise _unexpected(sender, kind)

@@ -368,6 +368,7 @@ def altered(
         ("hub", Kind.MASKED, lambda b: b + b"0", "hub sent masked of .* bytes, expected"),
         ("p0", Kind.COUNT, lambda b: b[8:], "p0 sent count of .* bytes, expected"),
         ("d", Kind.VERDICT, lambda b: b"", "d sent verdict of 0 bytes, expected 8"),
+        ("d", Kind.VERDICT, lambda b: b[:7] + b"\xfe", "d announces -2 common IDs, .* not agreed"),
         (
             "p0",
             Kind.SHARE,

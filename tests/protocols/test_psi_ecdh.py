@@ -229,6 +229,19 @@ def test_one_id_in_two_ways_is_refused() -> None:
         fresh.receive("hub", framed(to_member, [points[1], twin]))
 
 
+def test_points_of_the_twist_match_nothing() -> None:
+    """They are of large order too, and stay on the twist."""
+    hub, _, to_member, to_hub, _ = played()
+    twisted = [number(u) for u in range(2, 200) if not is_on_curve(number(u))][:6]
+    fresh = make_roles()[1]
+    fresh.start()
+    (answer,) = fresh.receive("hub", framed(to_member, twisted))
+    assert len({answer.body[HEADER + k :][:16] for k in range(0, 96, 16)}) == 6
+    hub.receive("p", framed(to_hub, twisted))
+    hub.receive("p", answer.body)
+    assert hub.size == 0
+
+
 def test_a_stuffed_set_is_refused_before_it_is_read() -> None:
     hub, _, _, to_hub, _ = played()
     with pytest.raises(RemoteProtocolError, match=r"announces 101 items, .* accepts at most 100"):
@@ -324,6 +337,12 @@ def test_a_refusal_names_the_sizes_at_the_hub_only() -> None:
         _ = hub.rows
     with pytest.raises(IntersectionTooSmallError, match="minimum of 5; nothing was opened"):
         _ = member.rows
+
+
+def test_a_refusal_without_an_agreed_minimum_is_refused() -> None:
+    _, member, to_member, _, _ = played(minimum_rows=0)
+    with pytest.raises(RemoteProtocolError, match="hub sent refusal when the protocol does not"):
+        member.receive("hub", framed(to_member, [], kind=4))
 
 
 def test_secrets_are_absent_from_repr() -> None:

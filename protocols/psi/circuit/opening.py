@@ -102,7 +102,7 @@ def _common(
     dealer = desk.agreement.dealer
     inbox = yield desk.turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
     (size,) = VERDICT.unpack(desk.read(inbox, dealer, Kind.VERDICT, VERDICT.size))
-    if size == TOO_FEW:
+    if size == TOO_FEW and desk.agreement.minimum_rows:
         return None
     counted = desk.agreement.output is Output.SIZE
     if size < desk.agreement.minimum_rows if counted else size != ENOUGH:
