@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, Valida
 from attacks.interface import AttackResult
 from experiments.reconstructions import Reconstruction, read_examples
 from experiments.report.entries import Role, Situation
+from secure_apfed import runs
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
@@ -175,6 +176,11 @@ def read_run(path: Path) -> RunFolder:
             path / "config.yaml"
         ).is_file() else "it is no run folder"  # fmt: skip
         raise CheckpointError(f"{path}: has no result.json: {reason}")
+    files = runs.RunFolder(path)
+    files.check(
+        files.config, files.contract, files.result, files.metrics, files.flows, files.seeds,
+        files.versions, *files.logs(),
+    )  # fmt: skip
     contract = _parsed(path / "contract.json", _Contract, _json(path / "contract.json"))
     participants = sorted(
         contract.document.participants, key=lambda one: list(Role).index(one.role)

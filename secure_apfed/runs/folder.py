@@ -38,6 +38,7 @@ class RunFolder:
         self.transcript = path / "transcript.msgpack"
         self.flows = path / "transcript.json"
         self.result = path / "result.json"
+        self.digests = path / "SHA256SUMS"
         self.lock = path / ".lock"
         self.checkpoint = path / "checkpoint.bin"
 
@@ -60,6 +61,52 @@ class RunFolder:
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged: it is not JSON ({error})") from error
 
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Note digests of what the run wrote, then write `result.json`: the run is finished."""
+        content = to_json(result, indent=2).encode() + b"\n"
+        noted = {file.name: _digest(file) for file in self._written() if file.exists()}
+        noted[self.result.name] = hashlib.sha256(content).hexdigest()
+        lines = [f"{digest}  {name}\n" for name, digest in noted.items()]
+        write_atomically(self.digests, "".join(lines).encode())
+        write_atomically(self.result, content)
+
+    def check(self, *files: Path) -> None:
+        """Refuse files that are not as the run left them; all that it wrote unless given.
+
+        What the run did not write is not checked, nor a folder without digests.
+
+        Raises:
+            CheckpointError: a file is missing or altered, or the digests are damaged.
+        """
+        if not self.digests.exists():
+            return
+        try:
+            lines = self.digests.read_text(encoding="utf-8").splitlines()
+            noted = {name: digest for digest, name in (line.split("  ") for line in lines)}
+        except ValueError:
+            raise CheckpointError(
+                f"{self.digests} is damaged: expected lines as sha256sum writes them; restore it "
+                "from a copy, or remove it to go on without this check"
+            ) from None
+        for name in (file.name for file in files) if files else noted:
+            if name in noted and _digest(self.path / name) != noted[name]:
+                raise CheckpointError(
+                    f"{self.path / name} is not as the run left it: its SHA-256 is not the one in "
+                    f"{self.digests.name}; restore it from a copy, or, if you changed it on "
+                    f"purpose, put the output of `sha256sum {name}` there"
+                )
+
+    def _written(self) -> tuple[Path, ...]:
+        """What a run writes before its result, where it writes it at all."""
+        return (
+            self.config, self.contract, self.seeds, self.versions, self.metrics, self.model,
+            self.card, self.encoders, self.alignment, self.transcript, self.flows, *self.logs(),
+        )  # fmt: skip
+
+    def logs(self) -> tuple[Path, ...]:
+        """Ledgers, and digests of label answers."""
+        return (*sorted(self.path.glob("ledger-*.jsonl")), *sorted(self.path.glob("labels-*.log")))
+
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to the metrics."""
         with self.metrics.open("a") as lines:
@@ -70,6 +117,17 @@ class RunFolder:
         if self.metrics.exists():
             lines = self.metrics.read_bytes().splitlines(keepends=True)[:count]
             write_atomically(self.metrics, b"".join(lines))
+
+
+def _digest(file: Path) -> str:
+    """SHA-256 (hex) of a file, without holding it in memory."""
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{file} is missing, and the finished run wrote it; restore it from a copy"
+        ) from None
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:

@@ -61,6 +61,7 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
     folder = RunFolder(path)
     if not folder.result.exists():
         raise CheckpointError(f"{path} holds no finished run: {folder.result.name} is missing")
+    folder.check()
     config = load_config(folder.config)
     transcript = Transcript.closed(config.transcript)
     try:

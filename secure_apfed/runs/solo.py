@@ -83,10 +83,11 @@ def load_model(path: Path) -> SoloModel:
     """Load the model of a finished run folder.
 
     Raises:
-        CheckpointError: no finished run there.
+        CheckpointError: no finished run there, or its files were altered since.
         ModelError: the method has no model of its own, or the files do not fit together.
     """
     folder = RunFolder(path)
+    folder.check(folder.config, folder.card, folder.model)
     card = folder.read_json(folder.card)
     if not card.get("predicts_alone"):
         raise ModelError(

@@ -116,8 +116,7 @@ class RunWriter:
         self._keep(recording)
         folder.write_json(folder.flows, [asdict(flow) for flow in recording.transcript.flows])
         aligned = recording.alignment.get(recording.data.active.name)
-        folder.write_json(
-            folder.result,
+        folder.finish(
             {
                 "method": self._config.method,
                 "accuracy": dict(result.accuracy),
@@ -185,6 +184,5 @@ def _clear(folder: RunFolder) -> None:
         raise CheckpointError(
             f"{folder.path} holds a run already; resume it, or choose another folder"
         )
-    for pattern in ("ledger-*.jsonl", "labels-*.log"):
-        for log in folder.path.glob(pattern):
-            log.unlink()
+    for log in folder.logs():
+        log.unlink()
