@@ -97,8 +97,11 @@ def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice
     from attacks import ATTACKS
     from attacks.run import full_suite, prepare
     from secure_apfed.config import AttackChoice
+    from secure_apfed.errors import ConfigError
 
     wanted = [one.strip() for name in names for one in name.split(",") if one.strip()]
+    if names and not wanted:
+        raise ConfigError("--attacks: no name is given; leave it out for all attacks")
     given = _options_by_attack(options)
     named = list(dict.fromkeys([*(wanted or ([] if given else ATTACKS)), *given]))
     chosen: list[AttackChoice] = []

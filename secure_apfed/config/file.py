@@ -207,9 +207,9 @@ def _index(holder: Any, name: str, override: str) -> str | int:
 
 def _place(source: str, path: _Path, lines: Mapping[_Path, int], overridden: set[_Path]) -> str:
     """Say where a key was given: --set, or file and line (of the nearest key above it)."""
+    if any(path[:end] in overridden for end in range(1, len(path) + 1)):
+        return "--set"
     for end in range(len(path), 0, -1):
-        if path[:end] in overridden:
-            return "--set"
         if path[:end] in lines:
             return f"{source}:{lines[path[:end]]}"
     below = any(given[: len(path)] == path for given in overridden)

@@ -7,7 +7,7 @@ composition root validates them.
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.config.training import PassiveSettings, RuleSettings, SumSettings, TrainSettings
@@ -43,7 +43,7 @@ class Config(Settings):
         defences: without a guarantee, beside the guard, in the order in which they act.
     """
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=200)
     seed: int = Field(0, ge=0)
     method: Literal["apfed", "apfed_r", "apfed_c", "tvfl", "single_view"]
     data: DataSettings
@@ -59,6 +59,13 @@ class Config(Settings):
     rules: RuleSettings = RuleSettings()
     transcript: TranscriptSettings = TranscriptSettings()
     attacks: tuple[AttackChoice, ...] = ()
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not name.isprintable() or not any(map(str.isalnum, name)):
+            raise ValueError("expected one line with a letter or digit; it names the folder")
+        return name
 
     @model_validator(mode="after")
     def _defences_apply(self) -> "Config":

@@ -37,8 +37,12 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
     """
     try:
         if path.suffix.lower() in _PARQUET:
-            return pd.read_parquet(path)
-        return pd.read_csv(path, dtype=dict.fromkeys(texts, str), low_memory=False)
+            frame = pd.read_parquet(path)
+            names = frame.columns.to_series()
+        else:
+            frame = pd.read_csv(path, dtype=dict.fromkeys(texts, str), low_memory=False)
+            # pandas gives repeated names another one, so the header is read as it stands.
+            names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()
     except FileNotFoundError as error:
         raise DataError(f"{source}: there is no file {path}; check the path") from error
     except (OSError, EOFError) as error:
@@ -46,8 +50,16 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
     except (ValueError, ArrowException) as error:
         # pandas' parser errors and UnicodeDecodeError are ValueErrors.
         raise DataError(
-            f"{source}: {path} is not a readable {_format(path)} file ({error}); save it again"
+            f"{source}: {path} is not a readable {_format(path)} file ({str(error).strip()}); "
+            "save it again"
         ) from error
+    repeated = names[names.duplicated()].unique()
+    if len(repeated):
+        raise DataError(
+            f"{source}: {path} has several columns named {', '.join(map(str, repeated))}; "
+            "give each a name of its own"
+        )
+    return frame
 
 
 def _format(path: Path) -> str:

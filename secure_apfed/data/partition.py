@@ -102,7 +102,8 @@ def split_rows(
     if not len(test_rows) or not len(train_rows):
         raise DataError(
             f"test_fraction {test_fraction} of {len(labels_N)} rows leaves {len(train_rows)} "
-            f"training and {len(test_rows)} test rows; both sides need some"
+            f"training and {len(test_rows)} test rows; both sides need some: "
+            "take another test_fraction, or more rows of each class"
         )
     return train_rows, test_rows
 

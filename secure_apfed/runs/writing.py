@@ -70,7 +70,14 @@ class RunWriter:
             yield None
             return
         folder = RunFolder(path)
-        path.mkdir(parents=True, exist_ok=True)
+        if resume:
+            _refuse_nothing_to_resume(folder)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be a run folder ({error.strerror}); choose another folder"
+            ) from error
         with _only_here(folder):
             if not resume:
                 _clear(folder)
@@ -178,11 +185,25 @@ def _only_here(folder: RunFolder) -> Iterator[None]:
         lock.release()
 
 
+def _refuse_nothing_to_resume(folder: RunFolder) -> None:
+    if folder.checkpoint.exists():
+        return
+    if folder.result.exists():
+        raise CheckpointError(f"{folder.path} holds a finished run; there is nothing to resume")
+    raise CheckpointError(
+        f"there is no checkpoint {folder.checkpoint}; start the run without --resume"
+    )
+
+
 def _clear(folder: RunFolder) -> None:
     """Make room for a new run; a run that sent anything has a checkpoint or a result."""
-    if folder.result.exists() or folder.checkpoint.exists():
+    if folder.checkpoint.exists():
         raise CheckpointError(
             f"{folder.path} holds a run already; resume it, or choose another folder"
+        )
+    if folder.result.exists():
+        raise CheckpointError(
+            f"{folder.path} holds a run already, which is finished; choose another folder"
         )
     for log in folder.logs():
         log.unlink()

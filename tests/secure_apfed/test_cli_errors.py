@@ -145,3 +145,39 @@ def test_markup_in_a_message_is_shown_as_it_is(capsys: pytest.CaptureFixture[str
     failure = terminal.Failure(code=3, title="Data", kind="DataError", message="column [bold]x[/]")
     terminal.show_failure(failure, as_json=False, debug=False)
     assert "[bold]x[/]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["..", ".", " ", "a\nb", "x" * 201])
+def test_a_name_that_is_no_folder_name_is_refused(
+    config_file: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["run", str(config_file), "--set", f"name={json.dumps(name)}", "--json"]) == 2
+    assert "--set: name: expected" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("place", "more", "message"),
+    [
+        ("done", ["--resume"], "holds a finished run; there is nothing to resume"),
+        ("done", [], "which is finished; choose another folder"),
+        ("absent", ["--resume"], "start the run without --resume"),
+        ("file", [], "cannot be a run folder (File exists); choose another folder"),
+        ("file/below", [], "cannot be a run folder (Not a directory); choose another folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_says_why_and_is_left_alone(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    place: str, more: list[str], message: str,
+) -> None:  # fmt: skip
+    (tmp_path / "file").touch()
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "result.json").write_text("{}")
+    arguments = ["run", str(config_file), "--output", str(tmp_path / place), "--json", *more]
+    assert execute(arguments) == 3
+    assert message in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert not (tmp_path / "absent").exists()
+
+
+def test_no_names_of_attacks_are_not_all_attacks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["attack", "absent", "--attacks", ",", "--json"]) == 2
+    assert "no name is given" in json.loads(capsys.readouterr().out)["error"]["message"]

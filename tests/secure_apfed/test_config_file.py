@@ -164,6 +164,7 @@ def test_overrides_replace_add_and_reach_into_lists() -> None:
         ("train..epochs=3", "--set train..epochs=3: expected key=value"),
         ("train.epochs=[", "--set train.epochs=[: the value '[' is not YAML"),
         ("train.epochs=few", "--set: train.epochs: expected a whole number, got 'few'"),
+        ("train={epochs: few}", "--set: train.epochs: expected a whole number, got 'few'"),
         ("trian.epochs=3", "--set: trian: is an unknown key; did you mean 'train'?"),
         ("name.first=3", "--set name.first=3: there is no 'first' to set in 'small'"),
     ],

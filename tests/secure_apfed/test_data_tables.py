@@ -341,3 +341,24 @@ def test_a_split_at_random_reads_no_label(split: str, moves: bool, folder: Path)
     table.loc[[5, 8], "left"] = ["yes", "no"]
     table.to_csv(folder / "bank.csv", index=False)
     assert (tested() != before) is moves
+
+
+@pytest.mark.parametrize("name", ["bank.csv", "shop.csv"])
+def test_columns_of_one_name_are_refused_and_not_renamed(folder: Path, name: str) -> None:
+    frame = bank() if name == "bank.csv" else shop()
+    frame.rename(columns={frame.columns[-2]: "customer"}).to_csv(folder / name, index=False)
+    with pytest.raises(DataError, match="several columns named customer; give each a name"):
+        load_data(settings(folder, shop_options={"file": "shop.csv"}), seed=0)
+
+
+def test_a_broken_file_is_told_in_one_line(folder: Path) -> None:
+    (folder / "bank.csv").write_text("customer,left\n1,2\n1,2,3,4\n")
+    with pytest.raises(DataError, match="save it again") as caught:
+        load_data(settings(folder), seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_split_without_test_rows_says_what_to_do(folder: Path) -> None:
+    bank().assign(left=np.arange(ROWS)).to_csv(folder / "bank.csv", index=False)
+    with pytest.raises(DataError, match="take another test_fraction, or more rows of each class"):
+        load_data(settings(folder), seed=0)
