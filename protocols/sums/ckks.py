@@ -11,8 +11,7 @@ active together; an aggregator that alters the sum, or leaves contributions out 
 Values are fixed-point integers, two to a slot where they fit, so the decoded sum is the
 exact integer sum: rounding removes CKKS's noise, and with it what decryptions of
 approximate schemes reveal about the key (Li and Micciancio 2021). Scheme: Cheon, Kim,
-Kim and Song 2017, through SEAL's interface in
-TenSEAL.
+Kim and Song 2017, through SEAL's interface in TenSEAL.
 """
 
 from collections.abc import Mapping
@@ -25,10 +24,10 @@ from numpy.typing import NDArray
 
 from protocols.errors import RemoteProtocolError
 from protocols.sums.agreement import SumAgreement
-from protocols.sums.fixed_point import FixedPoint, Packing
+from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.flavours import Ckks
 from protocols.sums.headroom import ROUNDING_TOLERANCE, CkksHeadroom, solve_ckks
-from protocols.sums.homomorphic import Encrypter, HomomorphicSum
+from protocols.sums.homomorphic import HomomorphicSum
 from protocols.sums.seal_scheme import SealScheme
 
 __all__ = ["CkksSum", "nearest_integers"]
@@ -63,16 +62,9 @@ class CkksSum(HomomorphicSum):
         )
         object.__setattr__(self, "headroom", solved)
 
-    @property
-    def packing(self) -> Packing:
-        return self.headroom.packing
-
     @cached_property
     def scheme(self) -> SealScheme:
         return SealScheme(Ckks(self.poly_degree, self.headroom.primes, self.headroom.scale_bits))
-
-    def contributor(self, me: str) -> Encrypter:
-        return Encrypter(self, me)
 
     def parameters(self) -> Mapping[str, object]:
         return {

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.sums.agreement import SumAgreement
-from protocols.sums.fixed_point import FixedPoint, Packing
+from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.flavours import Coefficients
 from protocols.sums.headroom import CoefficientHeadroom, solve_coefficients
-from protocols.sums.homomorphic import Encrypter, HomomorphicSum
+from protocols.sums.homomorphic import HomomorphicSum
 from protocols.sums.seal_scheme import SealScheme
 
 __all__ = ["CoefficientSum"]
@@ -54,18 +54,11 @@ class CoefficientSum(HomomorphicSum):
         )
         object.__setattr__(self, "headroom", solved)
 
-    @property
-    def packing(self) -> Packing:
-        return self.headroom.packing
-
     @cached_property
     def scheme(self) -> SealScheme:
         found = self.headroom
         flavour = Coefficients(self.poly_degree, (found.prime_bits,), found.plain_bits)
         return self.scheme_type(flavour)
-
-    def contributor(self, me: str) -> Encrypter:
-        return Encrypter(self, me)
 
     def parameters(self) -> Mapping[str, object]:
         return {

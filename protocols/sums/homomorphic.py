@@ -21,7 +21,8 @@ from protocols.sums.agreed_frames import AgreedFrames, fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.frame import Frame, frame_bytes
-from protocols.sums.interface import FloatArray, IntArray, SumContributor
+from protocols.sums.headroom import CkksHeadroom, CoefficientHeadroom
+from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.roles import KeepsSecrets, OneRoundCombiner, OneRoundContributor
 from protocols.sums.seal_scheme import SealContext, SealScheme
 from protocols.sums.zeros import ZeroPool
@@ -36,11 +37,12 @@ class HomomorphicSum(ABC):
     unsafe: ClassVar[bool] = False
     rounds: ClassVar[int] = 1
     agreement: SumAgreement
+    headroom: CkksHeadroom | CoefficientHeadroom
 
     @property
-    @abstractmethod
     def packing(self) -> Packing:
         """How integers share slots."""
+        return self.headroom.packing
 
     @property
     @abstractmethod
@@ -50,8 +52,8 @@ class HomomorphicSum(ABC):
     @abstractmethod
     def parameters(self) -> Mapping[str, object]: ...
 
-    @abstractmethod
-    def contributor(self, me: str) -> SumContributor: ...
+    def contributor(self, me: str) -> "Encrypter":
+        return Encrypter(self, me)
 
     @abstractmethod
     def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
