@@ -2,8 +2,8 @@
 
 from secure_apfed.alignment.history import AlignmentHistory
 from secure_apfed.alignment.ids import IdColumn, IdNormalisation
+from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.alignment.tables import (
-    AlignmentSettings,
     align,
     canonical_ids,
     choose_protocol,

@@ -7,6 +7,7 @@ over their links with `take_part`. Who learns what is the business of the protoc
 `protocols.psi`. Nothing else of this package is needed to use this module.
 
 Example:
+    >>> from secure_apfed.alignment import AlignmentSettings, IdNormalisation, align
     >>> rows = align({"bank": ["ann", "bob", "eve"], "shop": ["Eve", "bob", "joe"]}, hub="bank",
     ...              settings=AlignmentSettings(normalisation=IdNormalisation(case_fold=True)))
     >>> sorted(zip(rows["bank"].tolist(), rows["shop"].tolist()))
@@ -14,18 +15,14 @@ Example:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
 
 from protocols.conversation import converse
 from protocols.errors import LocalProtocolError
 from protocols.psi import SET_INTERSECTIONS
 from protocols.psi.interface import (
-    DEFAULT_MAXIMUM_IDS,
     Aligner,
     IntersectionAgreement,
     IntersectionTooSmallError,
@@ -36,90 +33,22 @@ from protocols.psi.interface import (
 )
 from protocols.randomness import fresh_key
 from secure_apfed.alignment.history import AlignmentHistory
-from secure_apfed.alignment.ids import IdColumn, IdNormalisation, encode_ids
-from secure_apfed.alignment.taking_part import take_part
+from secure_apfed.alignment.ids import IdColumn, encode_ids
+from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.errors import DataError
-from secure_apfed.settings import Settings
 
 __all__ = [
-    "AlignmentSettings",
-    "IdColumn",
-    "IdNormalisation",
     "align",
     "canonical_ids",
     "choose_protocol",
     "count_common",
     "intersection",
     "share_membership",
-    "take_part",
 ]
 
 _AUTO = "auto"
 _DEALER = "dealer (in memory)"
 _MANY_IDS = 20_000
-
-
-class AlignmentSettings(Settings):
-    """How rows are matched; all parties must agree, but for the last three.
-
-    Attributes:
-        protocol: a key of `protocols.psi.SET_INTERSECTIONS`.
-        mode: on whom passives help in training: `all` on the people that all parties share,
-            `pairwise` each on those that it shares with the active. In `pairwise` the active
-            learns these overlaps, and the gradient of a row that one passive alone knows is in
-            the sum as it is.
-        minimum_rows: fewer common rows are not opened; at least 1.
-        maximum_ids: the largest set accepted from a peer.
-        normalisation: how IDs become bytes.
-        threads: how many this party computes with; None lets the protocol choose.
-        history: folder that outlives runs, in which a party notes its intersections in a file
-            `NAME.jsonl` (see `secure_apfed.alignment.history`); None: it keeps none.
-        runs_with_a_peer: how many intersections any one peer gets; goes with `history`.
-    """
-
-    protocol: str = "ecdh"
-    mode: Literal["all", "pairwise"] = "all"
-    minimum_rows: int = Field(default=2, ge=1)
-    maximum_ids: int = Field(default=DEFAULT_MAXIMUM_IDS, ge=1, lt=2**32)
-    normalisation: IdNormalisation = IdNormalisation()
-    threads: int | None = Field(default=None, ge=1)
-    history: Path | None = None
-    runs_with_a_peer: int | None = Field(default=None, ge=1)
-
-    @field_validator("protocol")
-    @classmethod
-    def _is_in_the_table(cls, protocol: str) -> str:
-        if protocol not in SET_INTERSECTIONS:
-            known = ", ".join(sorted(SET_INTERSECTIONS))
-            raise ValueError(f"no set intersection is called {protocol!r}; there are: {known}")
-        return protocol
-
-    @model_validator(mode="after")
-    def _has_room(self) -> "AlignmentSettings":
-        if self.minimum_rows > self.maximum_ids:
-            raise ValueError(
-                f"minimum_rows ({self.minimum_rows}) is above maximum_ids ({self.maximum_ids})"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _history_has_a_limit(self) -> "AlignmentSettings":
-        if (self.history is None) != (self.runs_with_a_peer is None):
-            raise ValueError(
-                "history (a folder) and runs_with_a_peer (how many intersections a peer gets) go "
-                "together: give both, or neither"
-            )
-        return self
-
-    def terms(self) -> dict[str, Any]:
-        """What goes into a contract: all but a party's own choices."""
-        own = {"threads", "history", "runs_with_a_peer"}
-        return self.model_dump(mode="json", exclude=own)
-
-    def for_a_trial(self) -> "AlignmentSettings":
-        """The same for tables of random IDs: any overlap will do, and no history counts it."""
-        trial = {"minimum_rows": 1, "history": None, "runs_with_a_peer": None}
-        return self.model_copy(update=trial)
 
 
 def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> list[bytes]:
