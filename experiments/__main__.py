@@ -18,7 +18,7 @@ from experiments.sweep import CONFIGS, run_sweep
 from experiments.sweep import READING as SWEEP_READING
 from experiments.sweep.summary import HEADER as SWEEP_HEADER
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
-from secure_apfed import terminal
+from secure_apfed import progress_bars, terminal
 from secure_apfed.config.training import TrainSettings
 from secure_apfed.errors import ApfedError
 from secure_apfed.parties import Compute
@@ -41,7 +41,7 @@ def main_job(
     jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
 ) -> None:
     """Align, train, protect, attack and report on breast cancer and digits; print the table."""
-    with terminal.counting("runs", quiet=False) as on_done:
+    with progress_bars.counting("runs", quiet=False) as on_done:
         comparisons = run_main_job(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
     console = Console()
     for comparison in comparisons:
@@ -76,7 +76,7 @@ def sweep(
     unknown = set(config or ()) - set(CONFIGS)
     if unknown:
         raise typer.BadParameter(f"no sweep is called {', '.join(sorted(unknown))}")
-    with terminal.counting("points", quiet=False) as on_done:
+    with progress_bars.counting("points", quiet=False) as on_done:
         found = run_sweep(
             output, seeds=range(seeds), jobs=jobs, configs=config or CONFIGS, store=store,
             figures=figures, on_done=on_done,
@@ -101,7 +101,7 @@ def references(
     if unknown:
         raise typer.BadParameter(f"no reference is called {', '.join(sorted(unknown))}")
     for name in only or REFERENCES:
-        with terminal.counting(name, quiet=False) as on_done:
+        with progress_bars.counting(name, quiet=False) as on_done:
             table = run_reference(REFERENCES[name], output, jobs=jobs, on_done=on_done)
         terminal.show_rows(f"{name}, {table.reference.source}", table.header, table.cells())
         Console().print(f"accuracy of the runs {table.accuracy.text(scale=100)} %", highlight=False)

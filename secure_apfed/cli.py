@@ -15,7 +15,7 @@ import typer
 from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed import terminal
+from secure_apfed import progress_bars, terminal
 from secure_apfed.commands import leakage, plan
 from secure_apfed.errors import ApfedError
 
@@ -92,7 +92,7 @@ def _train(config: "Config", folder: Path, *, resume: bool, quiet: bool) -> "Run
     from secure_apfed import runs
 
     try:
-        with terminal.watching(config.name, quiet=quiet) as on_progress:
+        with progress_bars.watching(config.name, quiet=quiet) as on_progress:
             return runs.run(config, folder, resume=resume, on_progress=on_progress)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.
@@ -217,7 +217,7 @@ def fetch_data(
     """Download a data set from its official address, resume, and verify checksums."""
     from secure_apfed.data import fetch
 
-    with terminal.downloading(quiet=as_json) as on_progress:
+    with progress_bars.downloading(quiet=as_json) as on_progress:
         paths = fetch(name, folder, on_progress)
     if as_json:
         terminal.print_json({"name": name, "files": [str(path) for path in paths]})

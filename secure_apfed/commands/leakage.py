@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from secure_apfed import terminal
+from secure_apfed import progress_bars, terminal
 
 if TYPE_CHECKING:
     from attacks.interface import AttackResult
@@ -153,7 +153,7 @@ def tradeoff(
 
     study = load_study(study_file)
     folder = output or Path("runs", study.name)
-    with terminal.counting(f"{study.name}: trials", quiet=as_json) as on_done:
+    with progress_bars.counting(f"{study.name}: trials", quiet=as_json) as on_done:
         board = run_study(study, folder, jobs=jobs, backend=backend, on_done=on_done)
     if as_json:
         failures = {one.trial: one.message for one in board.failures}
