@@ -209,20 +209,9 @@ class Encrypter(KeepsSecrets, OneRoundContributor):
 
         Args:
             shape: (rows, columns) of the contributions to come.
-            contributions: how many.
+            contributions: for how many zeros are kept; those that are there or on their way count.
             worker: with one (a `ProcessPoolExecutor`), this returns at once, and the zeros
                 serve from when they have come.
-
-        Raises:
-            LocalProtocolError: the setup is not finished.
-        """
-        _, _, zeros = self._ready()
-        zeros.fill(contributions * self._sum.packing.vectors(shape[0] * shape[1]), worker)
-
-    def keep_ready(
-        self, shape: tuple[int, int], contributions: int, *, worker: Executor | None = None
-    ) -> None:
-        """The same, up to `contributions` in all, counting zeros that are there or on their way.
 
         Raises:
             LocalProtocolError: the setup is not finished, or the worker died.

@@ -38,7 +38,7 @@ class ZeroPool(KeepsSecrets):
         self._collect()
         return len(self._ready)
 
-    def fill(self, count: int, worker: Executor | None) -> None:
+    def _fill(self, count: int, worker: Executor | None) -> None:
         """Encrypt `count` zeros now, or let a worker process do it meanwhile."""
         if worker is None:
             self._ready += (self._scheme.zero(self._context) for _ in range(count))
@@ -56,7 +56,7 @@ class ZeroPool(KeepsSecrets):
         """Encrypt as many as `level` needs beyond those that are there or on their way."""
         missing = level - len(self) - sum(count for count, _ in self._coming)
         if missing > 0:
-            self.fill(missing, worker)
+            self._fill(missing, worker)
 
     def take(self, most: int) -> Sequence[Any]:
         """Remove up to `most` zeros that are there by now."""

@@ -38,4 +38,4 @@ def waiting_of(
     """
     if not settings.zero_pool or not isinstance(contributor, Encrypter):
         return lambda: None
-    return partial(contributor.keep_ready, shape, settings.zero_pool, worker=worker)
+    return partial(contributor.prepare, shape, settings.zero_pool, worker=worker)
