@@ -31,7 +31,6 @@ __all__ = [
     "calibrate_noise",
     "excess_of_sum",
     "sensitivity_in_steps",
-    "zcdp_delta",
     "zcdp_epsilon",
 ]
 
@@ -139,19 +138,12 @@ class SummedRelease:
         )
 
 
-def zcdp_delta(rho: float, epsilon: float) -> float:
-    """Return a delta for which rho-zCDP implies (epsilon, delta)-DP.
-
-    Canonne, Kamath and Steinke 2020 (The Discrete Gaussian for Differential Privacy), Corollary
-    13: the infimum over a > 1 of exp((a - 1)(a rho - epsilon)) / (a - 1) (1 - 1 / a)^a.
-    """
-    return float(np.exp(min(0.0, _least(lambda a: _log_delta(a, rho, epsilon)))))
-
-
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """Return an epsilon for which rho-zCDP implies (epsilon, delta)-DP.
 
-    The same bound solved for epsilon at each a, which makes it the smallest.
+    Canonne, Kamath and Steinke 2020 (The Discrete Gaussian for Differential Privacy), Corollary
+    13: delta is the infimum over a > 1 of exp((a - 1)(a rho - epsilon)) / (a - 1) (1 - 1 / a)^a.
+    Here that bound is solved for epsilon at each a, and the smallest taken.
     """
     if rho == 0:
         return 0.0
@@ -161,10 +153,6 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return a * rho + (a * math.log1p(-1 / a) - math.log(a - 1) - log_delta) / (a - 1)
 
     return max(0.0, _least(at)) * _MARGIN
-
-
-def _log_delta(a: float, rho: float, epsilon: float) -> float:
-    return (a - 1) * (a * rho - epsilon) - math.log(a - 1) + a * math.log1p(-1 / a)
 
 
 def _least(bound: Callable[[float], float]) -> float:
