@@ -111,11 +111,27 @@ class RunFolder:
         """Add one line to the metrics."""
         with self.metrics.open("a") as lines:
             lines.write(to_json(record) + "\n")
+            lines.flush()
+            os.fsync(lines.fileno())  # a checkpoint that counts this line follows
 
     def keep_metrics(self, count: int) -> None:
-        """Drop what a killed session wrote after its last checkpoint."""
-        if self.metrics.exists():
-            lines = self.metrics.read_bytes().splitlines(keepends=True)[:count]
+        """Drop what a killed session wrote after its last checkpoint, of `count` epochs.
+
+        Raises:
+            CheckpointError: lines of earlier epochs are missing or damaged.
+        """
+        found = self.metrics.read_bytes().splitlines(keepends=True) if self.metrics.exists() else []
+        lines = found[:count]
+        try:
+            whole = len([json.loads(line) for line in lines]) == count
+        except ValueError:
+            whole = False
+        if not whole:
+            raise CheckpointError(
+                f"{self.metrics} is damaged: the run needs a line of JSON for each of {count} "
+                "epochs; restore it from a copy, or begin a new run in another folder"
+            )
+        if found:
             write_atomically(self.metrics, b"".join(lines))
 
 

@@ -219,6 +219,22 @@ def test_a_truncated_checkpoint_is_named(cut: int, tmp_path: Path) -> None:
         run(small_config(), tmp_path / "run", resume=True)
 
 
+@pytest.mark.parametrize("content", [b"", b'{"epoch": 1\n', b"\xff\n"])
+def test_damaged_metrics_are_told_before_training_goes_on(content: bytes, tmp_path: Path) -> None:
+    interrupted(small_config(), tmp_path / "run", at_step=9)
+    path = tmp_path / "run" / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl .* for each of 1 epochs"):
+        run(small_config(), tmp_path / "run", resume=True, on_progress=_must_not_train)
+    path.write_bytes(whole)
+    run(small_config(), tmp_path / "run", resume=True)
+
+
+def _must_not_train(progress: Any) -> None:
+    raise AssertionError(progress)
+
+
 def test_a_flipped_bit_in_a_checkpoint_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "sealed"
     write_sealed(path, b"content")
