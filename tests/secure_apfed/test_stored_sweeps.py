@@ -65,6 +65,9 @@ def test_a_sentence_names_data_seeds_epochs_and_the_active_alone() -> None:
         "[40.0, 60.0] and reached 50.0 %, where the active alone reached 50.0 % (2 seeds, 3 "
         "epochs, 1,000 training rows)"
     )
+    nothing = point(4.0, loss={"mean": -1e-4, "low": -0.01, "high": 1e-4})
+    ((sweep, one),) = nearest(load_sweeps(text_of(nothing)), epsilon=4, guards=("gaussian",))
+    assert "lost 0.0 points of accuracy [-1.0, 0.0]" in tell(sweep, one)
     labels = load_sweeps(text_of(point(4.0, "none", labels="lp_mst")))
     ((sweep, one),) = nearest(labels, epsilon=4, labels="lp_mst")
     assert "at epsilon_y 4 lost" in tell(sweep, one)
