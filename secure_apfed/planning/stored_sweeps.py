@@ -155,7 +155,8 @@ def tell(sweep: StoredSweep, point: StoredPoint) -> str:
     )
     return (
         f"{point.label} on {sweep.dataset} at {strength} lost "
-        f"{100 * loss.mean:z.1f} points of accuracy [{100 * loss.low:z.1f}, {100 * loss.high:z.1f}] "
+        f"{100 * loss.mean:z.1f} points of accuracy "
+        f"[{100 * loss.low:z.1f}, {100 * loss.high:z.1f}] "
         f"and reached {100 * accuracy.mean:.1f} %, where the active alone reached "
         f"{100 * sweep.alone.mean:.1f} % ({len(sweep.seeds)} seeds, {sweep.epochs} epochs{rows})"
     )
