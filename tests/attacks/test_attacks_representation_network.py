@@ -90,5 +90,6 @@ def test_a_run_keeps_the_encoders_for_the_experimenter(tmp_path: Path) -> None:
     path = tmp_path / "encoders.safetensors"
     assert path.stat().st_mode & 0o077 == 0
     path.write_bytes(path.read_bytes()[:-4])
+    (tmp_path / "SHA256SUMS").unlink()
     with pytest.raises(CheckpointError, match="does not hold the encoders"):
         load_recording(tmp_path, data=kept.data)
