@@ -48,7 +48,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n $(WORKERS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
