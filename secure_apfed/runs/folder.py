@@ -15,7 +15,7 @@ from typing import Any
 from secure_apfed.errors import CheckpointError
 from secure_apfed.plain_json import to_json
 
-__all__ = ["RunFolder", "read_sealed", "write_atomically", "write_sealed"]
+__all__ = ["RunFolder", "no_checkpoint", "read_sealed", "write_atomically", "write_sealed"]
 
 _DIGEST_BYTES = 32
 
@@ -44,7 +44,7 @@ class RunFolder:
 
     def write_json(self, path: Path, content: Any) -> None:
         """Write JSON that people can read."""
-        write_atomically(path, to_json(content, indent=2).encode() + b"\n")
+        write_atomically(path, _readable(content))
 
     def read_json(self, path: Path) -> Any:
         """Read JSON.
@@ -63,7 +63,7 @@ class RunFolder:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Note digests of what the run wrote, then write `result.json`: the run is finished."""
-        content = to_json(result, indent=2).encode() + b"\n"
+        content = _readable(result)
         noted = {file.name: _digest(file) for file in self._written() if file.exists()}
         noted[self.result.name] = hashlib.sha256(content).hexdigest()
         lines = [f"{digest}  {name}\n" for name, digest in noted.items()]
@@ -135,6 +135,10 @@ class RunFolder:
             write_atomically(self.metrics, b"".join(lines))
 
 
+def _readable(content: Any) -> bytes:
+    return to_json(content, indent=2).encode() + b"\n"
+
+
 def _digest(file: Path) -> str:
     """SHA-256 (hex) of a file, without holding it in memory."""
     try:
@@ -168,6 +172,11 @@ def write_sealed(path: Path, content: bytes) -> None:
     write_atomically(path, content + hashlib.sha256(content).digest(), private=True)
 
 
+def no_checkpoint(path: Path) -> CheckpointError:
+    """What to raise where a run should be resumed and there is nothing to resume it from."""
+    return CheckpointError(f"there is no checkpoint {path}; start the run without --resume")
+
+
 def read_sealed(path: Path) -> bytes:
     """Read what `write_sealed` wrote.
 
@@ -177,9 +186,7 @@ def read_sealed(path: Path) -> bytes:
     try:
         sealed = path.read_bytes()
     except FileNotFoundError:
-        raise CheckpointError(
-            f"there is no checkpoint {path}; start the run without --resume"
-        ) from None
+        raise no_checkpoint(path) from None
     content, digest = sealed[:-_DIGEST_BYTES], sealed[-_DIGEST_BYTES:]
     if len(sealed) < _DIGEST_BYTES or hashlib.sha256(content).digest() != digest:
         raise CheckpointError(

@@ -19,7 +19,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Method
 from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.encoders import save_encoders
-from secure_apfed.runs.folder import RunFolder, write_atomically
+from secure_apfed.runs.folder import RunFolder, no_checkpoint, write_atomically
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import save_model
@@ -190,9 +190,7 @@ def _refuse_nothing_to_resume(folder: RunFolder) -> None:
         return
     if folder.result.exists():
         raise CheckpointError(f"{folder.path} holds a finished run; there is nothing to resume")
-    raise CheckpointError(
-        f"there is no checkpoint {folder.checkpoint}; start the run without --resume"
-    )
+    raise no_checkpoint(folder.checkpoint)
 
 
 def _clear(folder: RunFolder) -> None:
