@@ -56,12 +56,15 @@ class Guess:
             but saw nothing of what was released.
         references: name -> further predictions that help to read the figures; they use what
             was released and take no part in the advantage.
+        decoys: variant -> the same computation where each row's release is another row's; the
+            trial adds them unless the attack is not `exchangeable`.
     """
 
     positions: Tensor
     attacks: Mapping[str, Prediction]
     baselines: Mapping[str, Prediction]
     references: Mapping[str, Prediction] = field(default_factory=dict)
+    decoys: Mapping[str, Prediction] = field(default_factory=dict)
 
 
 class Attack(Settings, ABC):
@@ -99,6 +102,14 @@ class Attack(Settings, ABC):
     candidates: int = Field(0, ge=0)
     iterations: int = Field(300, ge=1)
 
+    @property
+    def exchangeable(self) -> bool:
+        """Whether it reads releases of rows, so that exchanging them makes a decoy.
+
+        An attack that reads something else gives its own decoys, or says why it needs none.
+        """
+        return True
+
     def wrong_role(self, view: AdversaryView) -> str | None:
         """Return why the party of this view does not mount this attack, or None if it does."""
         if view.role in self.roles:
@@ -121,16 +132,19 @@ class AttackResult:
     """One attack by one adversary on one run; plain values only.
 
     A failed attack proves no privacy. `variant` and `baseline` are the best ones by `metric`
-    on the scored rows, so both maxima are optimistic by selection, the attack's over
-    len(variants) and the baseline's over len(baselines) candidates.
+    on the scored rows, so both maxima are optimistic by selection, and alike: the adversary
+    chooses among its variants and the baselines proper, which it may fall back on, and the
+    baseline among the latter and the decoys, of which each variant has one. An advantage below
+    0 therefore means no more than one as far above 0: the decoys had more luck.
 
     Attributes:
         attack, target: what was tried; victim: the party that holds what is guessed.
         adversary, role, behaviour: who tried it; method: how the run trained.
         applicable: False: nothing was computed, for this `reason`.
         metric: what the advantage is measured in.
-        variant, score: the best variant and its figures.
-        variants, baselines, references: all figures, by name and metric.
+        variant, score: the best variant and its figures; a baseline where ignoring what was
+            released is best.
+        variants, baselines, references: all figures, by name and metric; decoys are baselines.
         baseline: the name of the best same-knowledge baseline.
         advantage: metric of the best variant minus that of the best baseline; None where not
             applicable.

@@ -23,6 +23,7 @@ __all__ = [
     "first_and_last",
     "gradients",
     "latest",
+    "released_positions",
     "representations",
 ]
 
@@ -67,7 +68,7 @@ def representations(view: AdversaryView, epoch: int, sender: str | None = None) 
     of_sender: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for envelope in view.envelopes.get(epoch, ()):
         if envelope.kind is Kind.REPRESENTATIONS and sender in (None, envelope.sender):
-            of_sender.setdefault(envelope.sender, []).append(_open(envelope))
+            of_sender.setdefault(envelope.sender, []).append(_open(view, envelope))
     if not of_sender:
         raise KeyError(f"{view.name} holds no representations of epoch {epoch}")
     return _side_by_side(of_sender)
@@ -83,7 +84,7 @@ def gradients(view: AdversaryView, epoch: int) -> Observed:
         RemoteProtocolError: a payload of another form.
     """
     rows = {
-        (envelope.sender, envelope.step): _open(envelope)[0]
+        (envelope.sender, envelope.step): _open(view, envelope)[0]
         for envelope in view.envelopes.get(epoch, ())
         if envelope.kind is Kind.REPRESENTATIONS
     }
@@ -107,7 +108,7 @@ def batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tens
     for envelope in view.envelopes[epoch]:
         if envelope.kind is Kind.REPRESENTATIONS and envelope.step not in seen:
             seen.add(envelope.step)
-            yield envelope.step, *_open(envelope)
+            yield envelope.step, *_open(view, envelope)
 
 
 def collect(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
@@ -146,10 +147,21 @@ def first_and_last(
     return collect(of_epoch, epochs), collect(of_epoch, reversed(epochs))
 
 
-def _open(envelope: Envelope) -> tuple[Tensor, Tensor]:
+def released_positions(view: AdversaryView) -> Tensor:
+    """Return the positions (N,) of which the view holds any representation, ascending."""
+    rows = [
+        _open(view, envelope)[0]
+        for epoch in view.epochs
+        for envelope in view.envelopes[epoch]
+        if envelope.kind is Kind.REPRESENTATIONS
+    ]
+    return torch.cat(rows).unique() if rows else torch.empty(0, dtype=torch.int64)
+
+
+def _open(view: AdversaryView, envelope: Envelope) -> tuple[Tensor, Tensor]:
     """Return rows (B,) and representations (B, D)."""
     tensors = _tensors(envelope, "z", rows=True)
-    return tensors["rows"], tensors["z"].flatten(1)
+    return view.attributed(tensors["rows"]), tensors["z"].flatten(1)
 
 
 def _tensors(envelope: Envelope, name: str, *, rows: bool = False) -> dict[str, Tensor]:

@@ -27,7 +27,10 @@ from attacks.recorded import Truth
 from attacks.risk import risk_of_features, risk_of_labels, risk_of_membership
 from attacks.view import AdversaryView
 
-__all__ = ["SCALES", "Scale", "not_applicable", "score"]
+__all__ = ["EXCHANGED", "SCALES", "Scale", "not_applicable", "score"]
+
+EXCHANGED = ", rows exchanged"
+"""Behind a variant's name: its decoy."""
 
 Figures: TypeAlias = Mapping[str, float | None]
 Array: TypeAlias = NDArray[Any]
@@ -138,27 +141,30 @@ def score(
         raise AttackError(f"{attack.name} guesses no row that trained")
     actual = truth_A[guess.positions.numpy()[scored_N]]
     scale = SCALES[attack.target]
-    attacks, baselines, references = (
+    attacks, baselines, decoys, references = (
         {name: dict(scale.measure(_rows(item, scored_N), actual)) for name, item in items.items()}
-        for items in (guess.attacks, guess.baselines, guess.references)
+        for items in (guess.attacks, guess.baselines, guess.decoys, guess.references)
     )
-    variant, best = _best(attacks, scale.metric)
-    baseline, floor = _best(baselines, scale.metric)
+    # Whoever saw releases may ignore them. Of equals the attack is named, not the baseline.
+    variant, best = _best({**attacks, **baselines}, scale.metric)
+    without = {**baselines, **{f"{name}{EXCHANGED}": figures for name, figures in decoys.items()}}
+    baseline, floor = _best(without, scale.metric)
+    chosen = _rows({**guess.baselines, **guess.attacks}[variant], scored_N)
     return AttackResult(
         **_who(attack, view),
         applicable=True,
         metric=scale.metric,
         variant=variant,
-        score=attacks[variant],
+        score={**baselines, **attacks}[variant],
         variants=attacks,
         baseline=baseline,
-        baselines=baselines,
+        baselines=without,
         references=references,
         advantage=best - floor,
         knowledge=_declared(view),
         counts={"known": len(known), "scored": len(actual)},
-        risk=scale.risk(_rows(guess.attacks[variant], scored_N), actual),
-        roc=scale.curve(_rows(guess.attacks[variant], scored_N), actual),
+        risk=scale.risk(chosen, actual),
+        roc=scale.curve(chosen, actual),
         seed=seed,
     )
 
@@ -222,7 +228,8 @@ def _check_shapes(attack: Attack, guess: Guess, columns: int) -> None:
     if not guess.attacks or not guess.baselines:
         raise AttackError(f"{attack.name} must give at least one attack and one baseline")
     expected = (len(guess.positions), columns)
-    for name, item in (*guess.attacks.items(), *guess.baselines.items(), *guess.references.items()):
+    every = (guess.attacks, guess.baselines, guess.references, guess.decoys)
+    for name, item in (pair for items in every for pair in items.items()):
         if item.values.shape != expected:
             raise AttackError(
                 f"{attack.name}, {name}: expected values of shape {expected}, "

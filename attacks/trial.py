@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
 from torch import Tensor
 
+from attacks.decoys import exchanged, with_decoys
 from attacks.interface import Attack, AttackError, AttackResult, Guess
 from attacks.live.strategy import AnsweringAttack
 from attacks.recorded import (
@@ -76,7 +77,9 @@ class Trial:
     def _guess(self, view: AdversaryView) -> Guess:
         # Small fits get slower with more threads, and their sums would differ.
         with threadpool_limits(1):
-            return self.attack.run(view, self.seed)
+            guess = self.attack.run(view, self.seed)
+            decoy = exchanged(view, self.seed) if self.attack.exchangeable else None
+            return guess if decoy is None else with_decoys(guess, self.attack.run(decoy, self.seed))
 
     def view(self, knowledge: Knowledge) -> AdversaryView:
         """What these parties saw, and what they know besides."""

@@ -161,6 +161,8 @@ class AdversaryView:
         agreed: passive -> what it does by contract; empty where it contributes to no sum.
         played: what the adversary played in place of its part; None: it kept to the protocol
             while the run was recorded.
+        stands_for: position -> the position that its releases are attributed to, in a decoy
+            (`attacks.decoys`); None: each is attributed to its own.
         features: member -> (A, ...) its own features; row k is alignment position k.
         networks: member -> its own network, as training left it, where it sends what that makes
             of its features; an attack trains copies.
@@ -178,6 +180,7 @@ class AdversaryView:
     opened: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     agreed: Mapping[str, Agreed] = field(default_factory=dict)
     played: Played | None = None
+    stands_for: Tensor | None = field(default=None, repr=False)
     features: Mapping[str, Tensor] = field(repr=False)
     networks: Mapping[str, nn.Module] = field(default_factory=dict, repr=False)
     answers: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
@@ -188,6 +191,10 @@ class AdversaryView:
     def name(self) -> str:
         """The coalition in words."""
         return " + ".join(self.parties)
+
+    def attributed(self, positions: Tensor) -> Tensor:
+        """Whose releases those of `positions` are taken for: their own, but for decoys."""
+        return positions if self.stands_for is None else self.stands_for[positions]
 
     @property
     def epochs(self) -> tuple[int, ...]:

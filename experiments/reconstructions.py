@@ -42,8 +42,11 @@ def key_of(result: AttackResult) -> str:
 
 
 def keep_examples(result: AttackResult, guess: Guess, truth: Truth) -> Reconstruction | None:
-    """Return the rows of a guess at features to show; None where they are no pictures."""
-    if result.victim is None or result.variant is None:
+    """Return the rows of a guess at features to show.
+
+    None where they are no pictures, or where what was released helped no variant.
+    """
+    if result.victim is None or result.variant is None or result.variant not in guess.attacks:
         return None
     features = truth.features[result.victim]
     if features.dim() != 1 + _IMAGE_DIMENSIONS:

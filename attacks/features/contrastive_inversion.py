@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.features.regression import FeatureAttack, Regression
+from attacks.fusion import beside
 from attacks.interface import AttackError, Guess
 from attacks.labels.completion import chosen_positions, own_columns, standardised
 from attacks.reading import Observed, batches
@@ -79,8 +79,8 @@ class ContrastiveInversion(FeatureAttack):
             attacks=regress.on(
                 {
                     "recovered z": z_ND,
-                    "recovered z and x": np.hstack([z_ND, x_NF]),
-                    "sums and x": np.hstack([sum_ND, x_NF]),
+                    **beside("recovered z", z_ND, x_NF),
+                    **beside("sums", sum_ND, x_NF),
                 }
             ),
             baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": x_NF})},

@@ -11,9 +11,8 @@ Letters: N observed rows, n of them shadow rows, U the others, F the victim's fe
 
 from typing import ClassVar
 
-import numpy as np
-
 from attacks.features.regression import FeatureAttack, Regression
+from attacks.fusion import beside
 from attacks.interface import Guess
 from attacks.labels.completion import (
     chosen_positions,
@@ -51,6 +50,6 @@ class InverseNetwork(FeatureAttack):
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         return Guess(
             positions=positions[regress.unknown],
-            attacks=regress.on({"h": h_NF, "h and x": np.hstack([h_NF, x_NF])}),
+            attacks=regress.on({"h": h_NF, **beside("h", h_NF, x_NF)}),
             baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": x_NF})},
         )

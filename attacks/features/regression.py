@@ -20,6 +20,7 @@ from sklearn.linear_model import RidgeCV
 from sklearn.neural_network import MLPRegressor
 from torch import Tensor
 
+from attacks.fusion import beside
 from attacks.interface import Attack, AttackError, Guess, Prediction, Target
 from attacks.labels.completion import own_columns, standardised
 from attacks.view import AdversaryView
@@ -150,6 +151,6 @@ def guess_features(
     regress = Regression.of(view, positions, hidden=hidden, seed=seed)
     return Guess(
         positions=positions[regress.unknown],
-        attacks=regress.on({**scaled, f"{first} and x": np.hstack([scaled[first], own_NF])}),
+        attacks=regress.on({**scaled, **beside(first, scaled[first], own_NF)}),
         baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": own_NF})},
     )

@@ -2,13 +2,15 @@
 
 Shared by the attacks on labels. Attacks, baselines and references get the same probes, the
 same labels and the same standardisation; only their columns differ. Each probe is reported by
-itself: nothing here chooses among them.
+itself: nothing here chooses among them. How released columns are used together with own ones says
+`attacks.fusion`.
 
 Letters: N rows, n of them with known labels, U the others, F columns, K classes.
 """
 
 import warnings
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -22,6 +24,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 
+from attacks.fusion import beside, stacked
 from attacks.interface import Attack, AttackError, Guess, Prediction, Target
 from attacks.metrics import name_clusters_by_priors
 from attacks.view import AdversaryView, Role
@@ -151,6 +154,7 @@ def guess_labels(
     baselines: Mapping[str, FloatArray],
     references: Mapping[str, FloatArray],
     seed: int,
+    fused: Mapping[str, tuple[FloatArray, FloatArray]] = MappingProxyType({}),
 ) -> Guess:
     """Guess the labels of all `positions` (N,) that are not known, from each set of columns.
 
@@ -160,7 +164,9 @@ def guess_labels(
         attacks: name -> (N, F) standardised columns that use what was released.
         baselines: the same of what the adversary has anyway.
         references: the same of what is shown beside them.
-        seed: of the MLP's weights and of the clusters' starts.
+        seed: of the MLP's weights, of the clusters' starts and of the folds.
+        fused: name -> released and own columns, both standardised, to be used together: side by
+            side with several weights and, where labels are known, stacked.
 
     Raises:
         AttackError: labels are known, but of fewer than two classes among the observed rows.
@@ -172,14 +178,22 @@ def guess_labels(
             "than two classes; raise labels_per_class"
         )
     how = _probe if (labels_N >= 0).any() else _cluster
+    together = {
+        key: columns for name, both in fused.items() for key, columns in beside(name, *both).items()
+    }
     found = [
         {
             f"{way} on {name}": scores
             for name, columns_NF in columns.items()
             for way, scores in how(view, columns_NF, labels_N, seed).items()
         }
-        for columns in (attacks, baselines, references)
+        for columns in ({**attacks, **together}, baselines, references)
     ]
+    for name, both in fused.items():
+        probe = PROBES["logistic"](view.budget.iterations, seed)
+        scores = stacked(probe, *both, labels_N, classes=view.knowledge.classes, seed=seed)
+        if scores is not None:
+            found[0][f"logistic on x, stacked with {name}"] = Prediction(scores)
     return Guess(
         positions=positions[torch.from_numpy(labels_N < 0)],
         attacks=found[0],

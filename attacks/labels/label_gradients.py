@@ -10,7 +10,6 @@ defence against other attacks.
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,9 +63,9 @@ class LabelGradients(LabelProbe):
             positions,
             attacks={
                 "gradients of the first epoch": first_NF,
-                "gradients of the first epoch and x": np.hstack([first_NF, x_NF]),
                 **later,
             },
+            fused={"gradients of the first epoch": (first_NF, x_NF)},
             baselines={"x": x_NF},
             references={},
             seed=seed,

@@ -11,7 +11,6 @@ Its probes are supervised; `semi_supervised` trains as that paper does, also the
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from attacks.interface import Guess
@@ -32,9 +31,10 @@ __all__ = ["ModelCompletion"]
 class ModelCompletion(LabelProbe):
     """Probes with known labels, or clusters without any.
 
-    Attacks use h, and h beside the own features x. Baselines: the majority class, and the same
-    probes or clusters on x alone. Reference: the same on h of the first kept epoch, which shows
-    what training added to the leak; it was released too, so it takes no part in the advantage.
+    Attacks use h, and h together with the own features x. Baselines: the majority class, and the
+    same probes or clusters on x alone. Reference: the same on h of the first kept epoch, which
+    shows what training added to the leak; it was released too, so it takes no part in the
+    advantage.
     """
 
     name: ClassVar[str] = "model_completion"
@@ -55,7 +55,8 @@ class ModelCompletion(LabelProbe):
         return guess_labels(
             view,
             positions,
-            attacks={"h": h_NF, "h and x": np.hstack([h_NF, x_NF])},
+            attacks={"h": h_NF},
+            fused={"h": (h_NF, x_NF)},
             baselines={"x": x_NF},
             references={"h of the first epoch": first_NF} if len(view.epochs) > 1 else {},
             seed=seed,

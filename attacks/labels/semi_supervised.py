@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from attacks.fusion import beside
 from attacks.interface import AttackError, Guess, Prediction
 from attacks.labels.completion import (
     LabelProbe,
@@ -45,7 +45,7 @@ _TRAINED_FURTHER, _FRESH = "own network, trained further", "own network, fresh w
 
 
 class SemiSupervised(LabelProbe):
-    """MixMatch on h, and on h beside the own features x.
+    """MixMatch on h, and on h beside the own features x with several weights.
 
     Baselines: the majority class, MixMatch on x with the same labels, and the supervised probes
     on x; for the own network the same network from fresh weights, trained alike.
@@ -75,6 +75,11 @@ class SemiSupervised(LabelProbe):
     noise: float = Field(0.1, ge=0)
     hidden: int = Field(128, ge=1)
     own_network: bool = False
+
+    @property
+    def exchangeable(self) -> bool:
+        """An own network is no release: the same network from fresh weights stands beside it."""
+        return not self.own_network
 
     def applicable(self, view: AdversaryView) -> str | None:
         """A passive needs recorded representations, or its own network beside them."""
@@ -112,7 +117,7 @@ class SemiSupervised(LabelProbe):
             h_NF = standardised(seen.at(positions), components=self.components, seed=seed)
             attacks = {
                 f"MixMatch on {name}": match.scores(torch.from_numpy(columns), labels_N)
-                for name, columns in (("h", h_NF), ("h and x", np.hstack([h_NF, x_NF])))
+                for name, columns in {"h": h_NF, **beside("h", h_NF, x_NF)}.items()
             }
         told, known_anyway = (
             {name: Prediction(one[unknown_N].numpy()) for name, one in scores.items()}

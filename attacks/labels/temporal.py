@@ -13,7 +13,6 @@ Letters: E epochs, N rows, D numbers of a representation.
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -37,9 +36,9 @@ class Temporal(LabelProbe):
     """Model completion on what the epochs give together.
 
     Attacks use the mean of all epochs, the mean of the last ones, the difference of the last to
-    the first, all epochs side by side (as principal components), and the mean of all beside the
-    own features x. Baselines are those of model completion; its own figures on the last epoch
-    alone are the reference.
+    the first, all epochs side by side (as principal components), and the mean of all together
+    with the own features x. Baselines are those of model completion; its own figures on the last
+    epoch alone are the reference.
 
     Attributes:
         window: epochs in the mean of the last ones.
@@ -81,12 +80,11 @@ class Temporal(LabelProbe):
                 *columns.items(), ("x", own_columns(view, positions)), ("last epoch", h_END[-1])
             )
         }  # fmt: skip
-        beside_x = np.hstack([ready["mean of all epochs"], ready["x"]])
         return guess_labels(
             view,
             positions,
-            attacks={name: ready[name] for name in columns}
-            | {"mean of all epochs and x": beside_x},
+            attacks={name: ready[name] for name in columns},
+            fused={"mean of all epochs": (ready["mean of all epochs"], ready["x"])},
             baselines={"x": ready["x"]},
             references={"the last epoch": ready["last epoch"]},
             seed=seed,

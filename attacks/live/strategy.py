@@ -220,7 +220,7 @@ def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
 
 
 def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
-    """Return what the adversary kept while it played.
+    """Return what the adversary kept while it played; "people" are those whom it asked about.
 
     Raises:
         AttackError: the view is not of a live run of this attack.
@@ -228,6 +228,8 @@ def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
     notes = _kept(attack, view)
     if notes is None:
         raise AttackError(f"{attack.name} was not played in this run")
+    if "people" in notes:
+        return {**notes, "people": view.attributed(notes["people"])}
     return notes
 
 

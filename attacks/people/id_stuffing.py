@@ -44,6 +44,11 @@ class IdStuffing(Attack):
     intersections: int = Field(1, ge=1)
     overstuff: bool = False
 
+    @property
+    def exchangeable(self) -> bool:
+        """No: what opens is never wrong, so that it has no luck to compare with."""
+        return False
+
     def applicable(self, view: AdversaryView) -> str | None:
         """It needs to have been played in an intersection."""
         if view.played is None and view.role in self.roles:

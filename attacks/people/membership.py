@@ -25,6 +25,7 @@ from attacks.interface import Attack, Guess, Prediction, Target
 from attacks.people.shadow import Shadows, halves
 from attacks.view import AdversaryView, Role
 from secure_apfed.models import ModelSettings, encoder_and_head
+from secure_apfed.seeds import shuffled
 
 __all__ = ["Membership", "likelihood_ratio", "logit_confidence"]
 
@@ -74,7 +75,8 @@ class Membership(Attack):
     Attacks: the likelihood ratio, with one variance or with each candidate's own; the
     confidence compared with that of the shadow models that did not train on the row (offline);
     the confidence as it is (Yeom et al., 2018). Baseline: the mean confidence of the shadow
-    models, that is, how easy a row is: what is known of it without asking the model.
+    models, that is, how easy a row is: what is known of it without asking the model. Decoys: the
+    attacks where each candidate's answer is another's.
 
     Attributes:
         shadow_models: S, even; 16 to 64 are usual.
@@ -89,6 +91,11 @@ class Membership(Attack):
     shadow_models: int = Field(32, ge=4, multiple_of=2)
     candidates: int = Field(4_000, ge=4)
     epochs: int | None = Field(None, ge=1)
+
+    @property
+    def exchangeable(self) -> bool:
+        """No row is released: `run` exchanges answers itself, and keeps its shadow models."""
+        return False
 
     def applicable(self, view: AdversaryView) -> str | None:
         """A querier needs a model that answers, and candidates to ask it about."""
@@ -123,17 +130,23 @@ class Membership(Attack):
         np.put_along_axis(inside_SN, rows_SH.numpy(), values=True, axis=1)
         phi_N = logit_confidence(view.answers(candidates.features), candidates.labels)
         outside_N = np.where(inside_SN, 0, shadow_SN).sum(axis=0) / (~inside_SN).sum(axis=0)
-        return Guess(
-            positions=torch.arange(len(candidates)),
-            attacks={
-                "likelihood ratio": _scored(likelihood_ratio(phi_N, shadow_SN, inside_SN)),
-                "likelihood ratio, own variances": _scored(
-                    likelihood_ratio(phi_N, shadow_SN, inside_SN, own_variances=True)
-                ),
+        others_N = shuffled(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
+
+        def judged(phi_N: _Array) -> dict[str, Prediction]:
+            ratio_N = likelihood_ratio(phi_N, shadow_SN, inside_SN)
+            own_ratio_N = likelihood_ratio(phi_N, shadow_SN, inside_SN, own_variances=True)
+            return {
+                "likelihood ratio": _scored(ratio_N),
+                "likelihood ratio, own variances": _scored(own_ratio_N),
                 "above models without the row": _scored(phi_N - outside_N),
                 "confidence": _scored(phi_N),
-            },
+            }
+
+        return Guess(
+            positions=torch.arange(len(candidates)),
+            attacks=judged(phi_N),
             baselines={"shadow models' confidence": _scored(shadow_SN.mean(axis=0))},
+            decoys=judged(phi_N[others_N]),
         )
 
 

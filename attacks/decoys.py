@@ -1,0 +1,65 @@
+"""Decoys: the same attack on the same releases, each attributed to another row.
+
+Run by: the experimenter, beside every attack. What an attack reaches has a part that is luck and
+a part that is the mere number of its variants: columns of noise beside the own features make a
+probe better or worse by chance, and of many such probes the best looks good. A decoy has the
+same luck and knows nothing of any row: all that was released is there, exchanged between the
+rows. Where releases say nothing, an attack and its decoys are exchangeable, so the expected
+advantage is exactly 0, whatever the attack (a permutation test; Good, 2005, Permutation,
+Parametric, and Bootstrap Tests of Hypotheses, Section 1.2).
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attacks.interface import Guess, Prediction
+from attacks.reading import released_positions
+from attacks.view import AdversaryView
+from secure_apfed.seeds import shuffled
+
+__all__ = ["exchanged", "with_decoys"]
+
+
+def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
+    """Return `view` with every release attributed to another row; None if it shows no two rows.
+
+    The order is the same in all epochs. People whom a malicious adversary asked about are
+    exchanged among themselves, so that it still has answers about the same people.
+    """
+    observed = released_positions(view)
+    asked = observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
+    others = observed[~torch.isin(observed, asked)]
+    if len(asked) + len(others) < 2:
+        return None
+    stands_for = torch.arange(int(torch.cat([asked, others]).max()) + 1)
+    for name, group in (("asked", asked.unique()), ("others", others)):
+        stands_for[group] = shuffled(group, seed, "attacks", "decoy", name)
+    return replace(view, stands_for=stands_for)
+
+
+def with_decoys(guess: Guess, decoy: Guess) -> Guess:
+    """Return `guess` with what the attack guessed from exchanged releases as its decoys.
+
+    Where rows are missing from some epochs the two may be about different rows; those that both
+    guess are kept.
+    """
+    common_N = torch.isin(guess.positions, decoy.positions)
+    positions = guess.positions[common_N]
+    order = decoy.positions.argsort()
+    found = order[torch.searchsorted(decoy.positions[order], positions)]
+
+    def kept(predictions: dict[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
+        return {
+            name: Prediction(one.values[rows.numpy()], one.clusters)
+            for name, one in predictions.items()
+        }
+
+    return Guess(
+        positions=positions,
+        attacks=kept(dict(guess.attacks), common_N),
+        baselines=kept(dict(guess.baselines), common_N),
+        references=kept(dict(guess.references), common_N),
+        decoys=kept(dict(decoy.attacks), found),
+    )
