@@ -179,6 +179,20 @@ class AttackResult:
     roc: Sequence[Sequence[float]] = ()
     seed: int
 
+    @property
+    def setting(self) -> str:
+        """The attack, what it was given, and who mounts it on whom: what seeds are averaged over.
+
+        The worst of several settings is the one with the highest mean; the highest figure of each
+        single run would be above 0 where there is nothing.
+        """
+        labels, shadow = self.knowledge.get("labels", 0), self.knowledge.get("shadow_rows", 0)
+        known = [
+            f"{count} {what}" for count, what in ((labels, "labels"), (shadow, "pairs")) if count
+        ]
+        of = f" on {self.victim}" if self.target == "features" else ""
+        return f"{self.attack} ({', '.join(known) or 'no labels'}) by {self.adversary}{of}"
+
     def as_json(self) -> dict[str, Any]:
         """Return a dict that `json.dumps` takes and `AttackResult(**it)` restores."""
         return asdict(self)

@@ -55,7 +55,8 @@ class Line:
 
     Attributes:
         protection: "none", or what stood between the parties; "nothing is sent" for SingleVL.
-        accuracy: on the test rows; advantage: None where no attack applies.
+        accuracy: on the test rows; advantage: of the attack by one adversary that gains most on
+            average over the seeds; None where none applies to every seed.
         wire_bytes: mean over seeds; epsilon: the largest over seeds.
     """
 
@@ -89,7 +90,6 @@ def compare(results: Sequence[TrialResult]) -> list[Line]:
 
 
 def _line(variant: Variant, key: str, results: Sequence[TrialResult]) -> Line:
-    advantages = [result.advantage for result in results if result.advantage is not None]
     return Line(
         method=_INFERENCE.get(key, variant.label),
         variant=variant,
@@ -97,8 +97,17 @@ def _line(variant: Variant, key: str, results: Sequence[TrialResult]) -> Line:
         accuracy=Spread.of([result.accuracy[key] for result in results]),
         wire_bytes=sum(result.wire_bytes for result in results) / len(results),
         epsilon=max(result.epsilon for result in results),
-        advantage=Spread.of(advantages) if advantages else None,
+        advantage=_worst(results),
     )
+
+
+def _worst(results: Sequence[TrialResult]) -> Spread | None:
+    """The advantage of the attack by one adversary that gains most on average."""
+    settings = set.intersection(*(set(result.advantages) for result in results))
+    found = [
+        Spread.of([one.advantages[setting] for one in results]) for setting in sorted(settings)
+    ]
+    return max(found, key=lambda spread: spread.mean, default=None)
 
 
 def _protection(variant: Variant) -> str:

@@ -26,11 +26,12 @@ READING = (
     "parties\" needs every party to predict; every other row predicts with the active's features "
     "alone. TVFL can train on the aligned rows only, the others train on all of the active's. "
     "Epsilon: of one row's releases, replace-one, encoder held fixed, at delta 1e-5; labels and "
-    "the model have no guarantee. Advantage: balanced accuracy of the worst passive that reads "
-    "labels out of what it saw (model completion with 4 labels a class or none; under TVFL also "
-    "the gradients it received), minus its best baseline with the same knowledge, each the best "
-    "of several on the scored rows; about 0 means that these attacks found nothing, not that "
-    "there is nothing."
+    "the model have no guarantee. Advantage: balanced accuracy of a passive that reads labels out "
+    "of what it saw (model completion with 4 labels a class or none; under TVFL also the gradients "
+    "it received), minus its best baseline with the same knowledge, each the best of several on "
+    "the scored rows, by the attack and passive that gain most on average over the seeds. Where "
+    "nothing leaks it is as often below 0 as above; an interval around 0 means that these attacks "
+    "found nothing, not that there is nothing."
 )
 
 CONFIGS = ("main-breast-cancer", "main-digits")

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from attacks.interface import AttackResult
-from attacks.run import headlines
 from experiments.finish import mount_attacks
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
@@ -96,7 +95,7 @@ class TrialResult:
     Attributes:
         accuracy: by inference variant.
         epsilon: epsilon_x; 0 where nothing was released, infinite without a guard.
-        advantage: of the worst attack on labels by the worst adversary; None where none applies.
+        advantages: of the attacks on labels that apply, by setting.
     """
 
     variant: Variant
@@ -105,7 +104,7 @@ class TrialResult:
     wire_bytes: int
     epsilon: float
     seconds: float
-    advantage: float | None
+    advantages: Mapping[str, float]
 
 
 def trials(base: Config, folder: Path, seeds: Sequence[int]) -> Iterator[Trial]:
@@ -164,12 +163,7 @@ def read_trial(trial: Trial) -> TrialResult:
     folder = RunFolder(trial.folder)
     result = folder.read_json(folder.result)
     attacks = json.loads((trial.folder / "attacks.json").read_bytes())
-    worst = headlines([AttackResult(**attack) for attack in attacks])
-    advantages = [
-        attack.advantage
-        for attack in worst
-        if attack.target == "labels" and attack.advantage is not None
-    ]
+    labels = [one for attack in attacks if (one := AttackResult(**attack)).target == "labels"]
     return TrialResult(
         variant=trial.variant,
         seed=trial.config.seed,
@@ -177,5 +171,5 @@ def read_trial(trial: Trial) -> TrialResult:
         wire_bytes=result["wire_bytes"],
         epsilon=float(result["privacy"]["epsilon_x"]),
         seconds=result["seconds"],
-        advantage=max(advantages, default=None),
+        advantages={one.setting: one.advantage for one in labels if one.advantage is not None},
     )

@@ -61,10 +61,11 @@ def _of_seed(name: str, noise: str, seed: int) -> list[Row]:
 
 
 def read_labels(recording: Recording, known: int, seed: int) -> Row:
-    """What both attacks reach and the best probe on own features (x), with the same labels.
+    """What both attacks reach and the best of their baselines, with the same labels.
 
-    Where no label is known the clusters are named by the truth. "worst": of the passive that
-    gains most; all other figures are means over the passives.
+    Where no label is known the clusters are named by the truth. x: the best baseline of A1, that is
+    probes on a passive's own features, alone or beside decoys. Figures are means over the passives,
+    but for the advantages of each.
     """
     options = {"labels_per_class": known}
     once, course = (
@@ -73,21 +74,21 @@ def read_labels(recording: Recording, known: int, seed: int) -> Row:
          if one.applicable}
         for name in ("model_completion", "temporal")
     )  # fmt: skip
-    gains = [_reached(one) - _floor(one) for one in once.values()]
-    steps = [_reached(course[name]) - _reached(one) for name, one in once.items()]
     return {
-        "x": fmean(map(_floor, once.values())),
+        "x": fmean(_reached(one) - _advantage(one) for one in once.values()),
         "A1": fmean(map(_reached, once.values())),
         "A2": fmean(map(_reached, course.values())),
-        "A1 less x": fmean(gains),
-        "A1 less x, worst": max(gains),
-        "A2 less A1": fmean(steps),
+        "A1 less x": fmean(map(_advantage, once.values())),
+        "A2 less x": fmean(map(_advantage, course.values())),
+        "A2 less A1": fmean(_reached(course[name]) - _reached(one) for name, one in once.items()),
+        **{f"A1 less x, {name}": _advantage(one) for name, one in once.items()},
+        **{f"A2 less x, {name}": _advantage(one) for name, one in course.items()},
     }
 
 
-def _floor(result: AttackResult) -> float:
-    figures = [one["balanced_accuracy"] for one in result.baselines.values()]
-    return max(value for value in figures if value is not None)
+def _advantage(result: AttackResult) -> float:
+    assert result.advantage is not None  # every result that applies has one
+    return result.advantage
 
 
 def _reached(result: AttackResult) -> float:

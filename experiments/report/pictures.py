@@ -160,7 +160,8 @@ def _attacks(results: Sequence[AttackResult]) -> tuple[Figure, str] | None:
     figure.legend([attack, baseline], names, loc="outside upper left", ncols=2, frameon=False)
     return figure, (
         "How well each adversary guesses with what it received, beside the same adversary without "
-        "it. The difference is the advantage; a small one proves no privacy."
+        "it, or with it exchanged between the rows. The difference is the advantage: by chance as "
+        "often below 0 as above where nothing leaks. A small one proves no privacy."
     )
 
 

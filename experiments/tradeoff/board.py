@@ -25,7 +25,7 @@ class Leakage:
     """The attack that gained most on one target, averaged over the seeds.
 
     Attributes:
-        attack: its name; metric: what it is measured in.
+        attack: its setting: name, knowledge, adversary; metric: what it is measured in.
         advantage: over the best baseline with the same knowledge.
         score, baseline: the metric itself, means.
     """

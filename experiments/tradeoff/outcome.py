@@ -1,4 +1,4 @@
-"""What a study reads of one finished run: accuracy, epsilons, and the worst of each attack."""
+"""What a study reads of one finished run: accuracy, epsilons, and what each attack reached."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ __all__ = ["Leak", "Outcome", "read_outcome"]
 
 @dataclass(frozen=True)
 class Leak:
-    """One attack by its worst adversary: `metric` of the attack and of its best baseline."""
+    """One attack by one adversary: `metric` of the attack and of its best baseline."""
 
     metric: str
     advantage: float
@@ -27,7 +27,7 @@ class Outcome:
 
     Attributes:
         accuracy: of the method's own inference, 0 to 1.
-        leaks: by (target, attack with the number of labels or shadow rows that it knew).
+        leaks: by (target, setting of the attack).
     """
 
     accuracy: float
@@ -49,7 +49,7 @@ def read_outcome(folder: Path) -> Outcome:
     for result in run.attacks or ():
         if result.advantage is None:
             continue
-        key = (result.target, _name(result))
+        key = (result.target, result.setting)
         past = worst.get(key)
         if past is None or result.advantage > (past.advantage or -math.inf):
             worst[key] = result
@@ -60,13 +60,6 @@ def read_outcome(folder: Path) -> Outcome:
         releases=privacy.releases or 0,
         leaks={key: _leak(result) for key, result in worst.items()},
     )
-
-
-def _name(result: AttackResult) -> str:
-    """The attack and what it was given: other knowledge makes another attack."""
-    labels, shadow = result.knowledge.get("labels", 0), result.knowledge.get("shadow_rows", 0)
-    known = [f"{count} {what}" for count, what in ((labels, "labels"), (shadow, "pairs")) if count]
-    return f"{result.attack} ({', '.join(known) or 'no labels'})"
 
 
 def _leak(result: AttackResult) -> Leak:

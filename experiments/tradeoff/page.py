@@ -11,13 +11,14 @@ __all__ = ["READING", "write_page"]
 
 READING = (
     "Each point is one defence at one strength: mean and 95 % bootstrap interval over the seeds. "
-    "Up is accurate, left is private. Advantage: the worst attack that applied, by its worst "
-    "adversary, minus its best baseline with the same knowledge; it is chosen by the mean over "
-    "seeds, so it is a little optimistic for the attack. An advantage near 0 means that these "
-    "attacks found nothing, not that there is nothing. The legend says (ε_x, ε_y, T): of one row's "
-    "T releases with the encoder held fixed, and of labels. Lines: the active alone is the "
-    "floor; one table of all features, which nobody holds, is what the same network reaches with "
-    "them; TVFL needs all parties to predict. DCS is defined in docs/trade-off.md."
+    "Up is accurate, left is private. Advantage: an attack by one adversary minus its best "
+    "baseline with the same knowledge, those that gain most by their mean over the seeds, which is "
+    "a little optimistic for the attack. One whose interval holds 0 means that these attacks found "
+    "nothing, not that there is nothing; where nothing leaks it is as often below 0 as above. The "
+    "legend says (ε_x, ε_y, T): of one row's T releases with the encoder held fixed, and of "
+    "labels. Lines: the active alone is the floor; one table of all features, which nobody holds, "
+    "is what the same network reaches with them; TVFL needs all parties to predict. DCS is defined "
+    "in docs/trade-off.md."
 )
 
 

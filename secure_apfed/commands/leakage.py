@@ -88,7 +88,8 @@ def _show_attacks(results: "Sequence[AttackResult]") -> None:
         if one.advantage is None:
             terminal.show_note(f"{one.attack} is not applicable: {one.reason}")
     terminal.show_note(
-        "An advantage is over the best baseline with the same knowledge. One near 0 proves nothing."
+        "An advantage is over the best baseline with the same knowledge. One near 0, on either "
+        "side, proves nothing; the worst of several adversaries is above 0 by chance alone."
     )
 
 

@@ -26,7 +26,7 @@ def result(variant: Variant, seed: int = 0, **changes: object) -> TrialResult:
         "wire_bytes": 1_000_000,
         "epsilon": math.inf,
         "seconds": 1.0,
-        "advantage": 0.1,
+        "advantages": {"one by shop": 0.1},
     }
     return TrialResult(**{**usual, **changes})  # type: ignore[arg-type]  # a test's defaults
 
@@ -42,7 +42,7 @@ def test_intervals_are_students() -> None:
 def test_one_line_for_each_inference() -> None:
     lines = compare(
         [
-            result(SINGLE, epsilon=0.0, wire_bytes=0, advantage=None),
+            result(SINGLE, epsilon=0.0, wire_bytes=0, advantages={}),
             result(TVFL, accuracy={"tvfl": 0.9, "tvfl_0": 0.2}),
             result(GUARDED, 0, epsilon=8.0),
             result(GUARDED, 1, epsilon=7.5),
@@ -90,11 +90,19 @@ def test_a_trial_is_run_once(tmp_path: Path) -> None:
     assert first.epsilon == math.inf
     attacks = json.loads((trial.folder / "attacks.json").read_bytes())
     scores = [item["advantage"] for item in attacks if item["advantage"] is not None]
-    assert first.advantage == max(scores)
+    assert sorted(first.advantages.values()) == sorted(scores)
+
+
+def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
+    # The highest of each seed would be 0.3 where each of the two is 0.1 on average.
+    gains = [{"by shop": 0.3, "by bank": -0.1}, {"by shop": -0.1, "by bank": 0.3, "once": 0.9}]
+    (line,) = compare([result(PLAIN, seed, advantages=one) for seed, one in enumerate(gains)])
+    assert line.advantage is not None
+    assert line.advantage.mean == pytest.approx(0.1)
 
 
 def test_the_page_holds_pictures_and_links(tmp_path: Path) -> None:
-    lines = compare([result(SINGLE, advantage=None, epsilon=0.0), result(PLAIN), result(GUARDED)])
+    lines = compare([result(SINGLE, advantages={}, epsilon=0.0), result(PLAIN), result(GUARDED)])
     part = Part(name="digits", title="digits <4>", lines=lines, reports=[("one", "a/report.html")])
     page = write_comparison(tmp_path, title="All", reading="How", parts=[part]).read_text("utf-8")
     assert (tmp_path / "digits.png").stat().st_size > 10_000
