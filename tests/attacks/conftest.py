@@ -115,7 +115,8 @@ def _step(
 def make_recording() -> MakeRecording:
     """Return a maker: (leak, method, epochs) -> the recording of a run that released it.
 
-    With `gradient`, TVFL's active returns what this other leak gives.
+    With `gradient`, TVFL's active returns what this other leak gives. `seed` draws people,
+    alignment, batches and noise.
     """
 
     def make(
@@ -124,8 +125,9 @@ def make_recording() -> MakeRecording:
         method: str = "apfed_c",
         epochs: int = 2,
         gradient: str | Leak | None = None,
+        seed: int = 5,
     ) -> Recording:
-        draw = torch.Generator().manual_seed(5)
+        draw = torch.Generator().manual_seed(seed)
         release = LEAKS[leak] if isinstance(leak, str) else leak
         returned = LEAKS[gradient] if isinstance(gradient, str) else gradient
         data, alignment = _data(draw)

@@ -1,8 +1,9 @@
-"""Every attack of the table is shown to find a planted leak, by a test that says so.
+"""Every attack of the table finds a planted leak, and no leak where none is; tests say so.
 
-An attack that was never seen to succeed says nothing where it fails. `pytest -m planted` runs
-all of these tests, `pytest -m refused` those in which the whole protocol stops an active that
-deviates.
+An attack that was never seen to succeed says nothing where it fails, and one that has an
+advantage, or a disadvantage, where nothing was released says nothing where it has one.
+`pytest -m planted` runs the tests of the first kind, `pytest -m null` those of the second, and
+`pytest -m refused` those in which the whole protocol stops an active that deviates.
 """
 
 import ast
@@ -70,11 +71,16 @@ def test_every_attack_is_shown_on_a_planted_leak(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
+def test_every_attack_is_shown_where_nothing_was_leaked(name: str) -> None:
+    assert name in _of_all_tests("null"), f"mark a test with pytest.mark.null({name!r})"
+
+
+@pytest.mark.parametrize("name", ATTACKS)
 def test_every_active_that_deviates_is_refused(name: str) -> None:
     if issubclass(ATTACKS[name], ActiveAttack):
         assert name in _of_all_tests("refused"), f"mark a test with pytest.mark.refused({name!r})"
 
 
-@pytest.mark.parametrize("marker", ["planted", "refused"])
+@pytest.mark.parametrize("marker", ["planted", "null", "refused"])
 def test_marks_name_attacks_of_the_table(marker: str) -> None:
     assert _of_all_tests(marker) <= set(ATTACKS)
