@@ -9,7 +9,7 @@ Letters: N rows, n of them with known labels, U the others, F columns, K classes
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -24,7 +24,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 
-from attacks.fusion import beside, stacked
+from attacks.fusion import TRUST, beside, corrected
 from attacks.interface import Attack, AttackError, Guess, Prediction, Target
 from attacks.metrics import name_clusters_by_priors
 from attacks.view import AdversaryView, Role
@@ -166,7 +166,7 @@ def guess_labels(
         references: the same of what is shown beside them.
         seed: of the MLP's weights, of the clusters' starts and of the folds.
         fused: name -> released and own columns, both standardised, to be used together: side by
-            side with several weights and, where labels are known, stacked.
+            side with several weights and, where labels are known, own ones as the prior.
 
     Raises:
         AttackError: labels are known, but of fewer than two classes among the observed rows.
@@ -189,11 +189,8 @@ def guess_labels(
         }
         for columns in ({**attacks, **together}, baselines, references)
     ]
-    for name, both in fused.items():
-        probe = PROBES["logistic"](view.budget.iterations, seed)
-        scores = stacked(probe, *both, labels_N, classes=view.knowledge.classes, seed=seed)
-        if scores is not None:
-            found[0][f"logistic on x, stacked with {name}"] = Prediction(scores)
+    if how is _probe:
+        found[0].update(_corrections(view, fused, labels_N, seed))
     return Guess(
         positions=positions[torch.from_numpy(labels_N < 0)],
         attacks=found[0],
@@ -208,16 +205,39 @@ def _probe(
     """Fit each probe on the known rows; return its scores of the others."""
     known_N = labels_N >= 0
     predictions = {}
-    for name, make in PROBES.items():
-        probe = make(view.budget.iterations, seed % 2**32)
-        with warnings.catch_warnings():
-            # The budget may end the optimiser; that is part of the adversary's description.
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            probe.fit(columns_NF[known_N], labels_N[known_N])
+    for name in PROBES:
+        probe = _fitted(name, view, columns_NF[known_N], labels_N[known_N], seed)
         scores_UK = np.zeros((int((~known_N).sum()), view.knowledge.classes))
         scores_UK[:, probe.classes_] = probe.predict_proba(columns_NF[~known_N])
         predictions[name] = Prediction(scores_UK)
     return predictions
+
+
+def _corrections(
+    view: AdversaryView,
+    fused: Mapping[str, tuple[FloatArray, FloatArray]],
+    labels_N: IntArray,
+    seed: int,
+) -> Iterator[tuple[str, Prediction]]:
+    """Correct what a probe finds on own columns by the classes' means of released ones."""
+    known_N = labels_N >= 0
+    for name, (released_NF, own_NF) in fused.items():
+        probe = _fitted("logistic", view, own_NF[known_N], labels_N[known_N], seed)
+        prior_NK = np.zeros((len(own_NF), view.knowledge.classes))
+        prior_NK[:, probe.classes_] = probe.predict_proba(own_NF)
+        for trust in TRUST:
+            found_NK = corrected(prior_NK, released_NF, labels_N, trust)
+            yield f"x corrected by {trust:g} of {name}", Prediction(found_NK[~known_N])
+
+
+def _fitted(
+    name: str, view: AdversaryView, columns_nF: FloatArray, labels_n: IntArray, seed: int
+) -> Any:
+    probe = PROBES[name](view.budget.iterations, seed % 2**32)
+    with warnings.catch_warnings():
+        # The budget may end the optimiser; that is part of the adversary's description.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return probe.fit(columns_nF, labels_n)
 
 
 def _cluster(
