@@ -45,8 +45,9 @@ def test_without_a_leak_the_advantage_is_about_zero(make_recording: Any, leak: s
 def test_what_the_own_features_tell_is_no_advantage(make_recording: Any) -> None:
     result = _mount(make_recording("nothing"))[0]
     # passive-1 knows something of the label, and so of the active's features.
-    assert result.baseline in {"ridge on x", "mlp on x"}
+    assert max(result.baselines[f"{how} on x"]["r2"] for how in ("ridge", "mlp")) > 0.1
     assert result.baselines[result.baseline]["r2"] > 0.1
+    assert abs(result.advantage) < 0.03
     assert result.baselines["mean of the shadow rows"]["r2"] == pytest.approx(0, abs=0.05)
 
 
