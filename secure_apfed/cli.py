@@ -129,13 +129,13 @@ def _told(
 
 def _show_result(result: "RunResult", results: "Sequence[AttackResult]", page: Path | None) -> None:
     from attacks.run import headlines
-    from secure_apfed.privacy_rows import privacy_rows
+    from secure_apfed.privacy_rows import cross_check_rows, privacy_rows
 
     rows = [
         (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
     ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
-    rows += privacy_rows(result.privacy)
+    rows += [*privacy_rows(result.privacy), *cross_check_rows(result.privacy)]
     rows += [
         (f"attack {one.attack}", "not applicable" if one.advantage is None
          else f"advantage {one.advantage:+.3f} in {one.metric} by {one.adversary}")

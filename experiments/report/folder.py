@@ -55,6 +55,7 @@ class Privacy(_Part):
     epsilon_model: Epsilon
     delta: float | None = None
     releases: int | None = None
+    accountants: Mapping[str, float | str] = {}
     trace: tuple[str, ...] = ()
 
 
@@ -188,7 +189,7 @@ def read_run(path: Path) -> RunFolder:
     return RunFolder(
         path=path,
         config=load_config_text(_text(path / "config.yaml"), source=str(path / "config.yaml")),
-        outcome=_parsed(path / "result.json", Outcome, _json(path / "result.json")),
+        outcome=_outcome(path),
         epochs=tuple(
             _parsed(path / "metrics.jsonl", EpochMetrics, line)
             for line in _lines(path / "metrics.jsonl")
@@ -202,6 +203,17 @@ def read_run(path: Path) -> RunFolder:
         attacks=_attacks(path / "attacks.json"),
         examples=read_examples(path),
     )
+
+
+def _outcome(path: Path) -> Outcome:
+    """What result.json says, with the cross-checks of accountants.json where it was written."""
+    outcome = _parsed(path / "result.json", Outcome, _json(path / "result.json"))
+    checks = path / "accountants.json"
+    if not checks.is_file():
+        return outcome
+    checked = _parsed(checks, dict[str, float | str], _json(checks))
+    privacy = outcome.privacy.model_copy(update={"accountants": checked})
+    return outcome.model_copy(update={"privacy": privacy})
 
 
 def _charges(path: Path) -> Mapping[str, int]:

@@ -47,7 +47,7 @@ def render(
         coalitions=[(one.who, one.learns) for one in contents.coalitions_of(run)],
         guarantee=run.outcome.guarantee,
         accounting=(*contents.accounting_of(run), *(audited.rows() if audited else ())),
-        trace=run.outcome.privacy.trace,
+        trace=(*run.outcome.privacy.trace, *contents.cross_checks_of(run)),
         attacks=attacks_of(run),
         limits=contents.limits_of(run),
         settings=contents.settings_of(run),

@@ -38,6 +38,7 @@ class RunFolder:
         self.transcript = path / "transcript.msgpack"
         self.flows = path / "transcript.json"
         self.result = path / "result.json"
+        self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"
         self.lock = path / ".lock"
         self.checkpoint = path / "checkpoint.bin"

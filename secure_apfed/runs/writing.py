@@ -144,6 +144,10 @@ class RunWriter:
         # A finished run needs no checkpoint, and the noise keys in it should not outlive it.
         folder.checkpoint.unlink()
 
+    def cross_check(self, accountants: Mapping[str, float | str]) -> None:
+        """Write what other accountants say of epsilon_x; the run is finished already."""
+        self.folder.write_json(self.folder.accountants, dict(accountants))
+
     def _keep(self, recording: Recording) -> None:
         """Write what only the experimenter holds, for attacks on the finished run."""
         folder, transcript = self.folder, msgpack.packb(recording.transcript.state_dict())

@@ -187,7 +187,7 @@ def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
 
 
 def test_epsilon_is_cross_checked(finished: tuple[Path, RunResult]) -> None:
-    figures = json.loads((finished[0] / "result.json").read_bytes())["privacy"]["accountants"]
+    figures = json.loads((finished[0] / "accountants.json").read_bytes())
     assert figures["gdp"] <= figures["rdp"] < 1.15 * figures["gdp"]
     assert figures["prv"] == pytest.approx(figures["gdp"], rel=0.01)
 
