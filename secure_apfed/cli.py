@@ -70,7 +70,7 @@ def run(
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())
-    folder = output or Path("runs", config.name.replace("/", "-").replace(" ", "-"))
+    folder = output or Path("runs", config.name)
     _check_attacks(config)
     result = _train(config, folder, resume=resume, quiet=as_json)
     results, page = _finish(config, folder, quiet=as_json)

@@ -42,7 +42,7 @@ class Line:
     def of(self, base: Config, epsilon: float, seed: int) -> Config:
         """The run of one point."""
         changes: dict[str, Any] = {
-            "name": f"{base.name}-{self.key}-{epsilon:g}-seed{seed}",
+            "name": f"{base.name}-{self.key}-{epsilon:g}-seed{seed}".replace("+", ""),
             "seed": seed,
             "method": self.method,
             "guard": GuardSettings.model_validate(

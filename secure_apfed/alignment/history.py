@@ -26,6 +26,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.names import check_name
 
 __all__ = ["AlignmentHistory"]
 
@@ -57,8 +58,10 @@ class AlignmentHistory:
             DataError: its name cannot name a file.
             CheckpointError: the file is damaged.
         """
-        if not party or Path(party).name != party or "\0" in party:
-            raise DataError(f"{party!r} cannot name the file of a history; rename the party")
+        try:
+            check_name(party)
+        except ValueError as error:
+            raise DataError(f"this party cannot name the file of a history: {error}") from None
         return cls(folder / f"{party}.jsonl", runs_with_a_peer=runs_with_a_peer)
 
     def admit(self, *, session: str, peers: Sequence[str]) -> None:

@@ -92,7 +92,7 @@ def test_the_table_counts_what_the_transcript_counts(guarded: Path) -> None:
 
 
 def test_text_from_the_config_cannot_become_markup(tmp_path: Path) -> None:
-    config = config_of().model_copy(update={"name": "<script>alert(1)</script>"})
+    config = config_of(data="{dataset: digits, folder: '<script>alert(1)</script>'}")
     text = text_of(write_run(tmp_path / "x", config, accuracy={"apfed_c": 0.5}))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
