@@ -45,7 +45,7 @@ class PrivacyLedger:
 
     Raises:
         ConfigError: delta or budget out of range, or a budget without noise.
-        CheckpointError: the log is damaged or of another run.
+        CheckpointError: the log was altered or is of another run, or it is no regular file.
     """
 
     def __init__(

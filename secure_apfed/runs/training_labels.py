@@ -27,6 +27,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.privacy import make_label_mechanism
 from secure_apfed.privacy.label_stages import first_epoch_of
+from secure_apfed.regular_file import open_regular
 from secure_apfed.seeds import shuffled
 
 __all__ = ["TrainingLabels"]
@@ -99,7 +100,7 @@ class TrainingLabels:
         digest = derive_key(self._key, b"label answers", answers.numpy().tobytes()).hex()
         noted = log.read_text(encoding="ascii").split() if log.exists() else []
         if len(noted) <= self._stage:
-            with log.open("a", encoding="ascii") as lines:
+            with os.fdopen(open_regular(log, create=True), "a", encoding="ascii") as lines:
                 lines.write(digest + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())
