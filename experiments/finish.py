@@ -17,6 +17,7 @@ from experiments.reconstructions import (
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import CheckpointError
 from secure_apfed.runs import RunFolder, load_recording
+from secure_apfed.runs.folder import make_private
 
 __all__ = ["mount_attacks"]
 
@@ -43,6 +44,7 @@ def mount_attacks(
         CheckpointError: the folder is no finished run, or attacks.json is damaged.
     """
     recording = load_recording(folder)
+    make_private(folder)
     config = recording.config
     chosen = tuple(config.attacks if choices is None else choices)
     examples: dict[str, Reconstruction] = {}

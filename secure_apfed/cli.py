@@ -180,11 +180,21 @@ def predict(
 
 
 @app.command()
-def report(folder: RunFolder, as_json: AsJson = False) -> None:
+def report(
+    folder: RunFolder,
+    show_originals: Annotated[
+        bool,
+        typer.Option(
+            "--show-originals",
+            help="Show images that attacks rebuilt beside the people's own; both are their data.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Make the pictures and the HTML report of a run again, from its folder."""
     from experiments.report import write_report
 
-    page = write_report(folder)
+    page = write_report(folder, show_originals=show_originals)
     if as_json:
         terminal.print_json({"report": page})
     else:

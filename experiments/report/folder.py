@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from attacks.interface import AttackResult
-from experiments.reconstructions import Reconstruction, read_examples
+from experiments.reconstructions import FILE, Reconstruction, read_examples
 from experiments.report.entries import Role, Situation
 from secure_apfed import runs
 from secure_apfed.config import Config
@@ -131,7 +131,8 @@ class RunFolder:
         seeds, versions: for repeating the run.
         charges: by party that released anything, how often its ledger was charged.
         attacks: their results; None where none were mounted.
-        examples: what attacks rebuilt, by `key_of` of their result.
+        examples: what attacks rebuilt, by `key_of` of their result; None: it is not to be shown.
+        rebuilt: whether there is any.
     """
 
     path: Path
@@ -145,7 +146,8 @@ class RunFolder:
     versions: Mapping[str, Any]
     charges: Mapping[str, int]
     attacks: tuple[AttackResult, ...] | None
-    examples: Mapping[str, Reconstruction]
+    examples: Mapping[str, Reconstruction] | None
+    rebuilt: bool
 
     @property
     def situation(self) -> Situation:
@@ -164,8 +166,8 @@ class RunFolder:
         )
 
 
-def read_run(path: Path) -> RunFolder:
-    """Read a run folder.
+def read_run(path: Path, *, examples: bool = False) -> RunFolder:
+    """Read a run folder; of what attacks rebuilt that there is some, or with `examples` itself.
 
     Raises:
         CheckpointError: a file is missing or damaged, or the run has not finished.
@@ -201,7 +203,8 @@ def read_run(path: Path) -> RunFolder:
         versions=_json(path / "versions.json"),
         charges=_charges(path),
         attacks=_attacks(path / "attacks.json"),
-        examples=read_examples(path),
+        examples=read_examples(path) if examples else None,
+        rebuilt=(path / FILE).is_file(),
     )
 
 

@@ -1,6 +1,7 @@
 """The run folder: where everything of a run lies, written so that a killed process harms nothing.
 
-Every file is written beside its place and moved there in one step.
+Every file is written beside its place and moved there in one step. The folder is its owner's
+alone: labels, models and ledgers lie in it, so no other local user may enter.
 """
 
 import contextlib
@@ -15,9 +16,17 @@ from typing import Any
 from secure_apfed.errors import CheckpointError
 from secure_apfed.plain_json import to_json
 
-__all__ = ["RunFolder", "no_checkpoint", "read_sealed", "write_atomically", "write_sealed"]
+__all__ = [
+    "RunFolder",
+    "make_private",
+    "no_checkpoint",
+    "read_sealed",
+    "write_atomically",
+    "write_sealed",
+]
 
 _DIGEST_BYTES = 32
+_OURS = ("config.yaml", "study.yaml")  # of a run, or of a study of runs
 
 
 class RunFolder:
@@ -149,6 +158,28 @@ def _digest(file: Path) -> str:
         raise CheckpointError(
             f"{file} is missing, and the finished run wrote it; restore it from a copy"
         ) from None
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone may enter, and shut an empty or an older one.
+
+    Raises:
+        CheckpointError: it cannot be made, or is open to others and was not made for a run.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.stat().st_mode & 0o077:
+            return
+        if any(folder.iterdir()) and not any((folder / name).is_file() for name in _OURS):
+            raise CheckpointError(
+                f"{folder} cannot be a run folder: others may read it, and it holds other files, "
+                "so it is not shut for them; choose a new folder"
+            )
+        folder.chmod(0o700)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be a run folder ({error.strerror}); choose another folder"
+        ) from error
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:

@@ -19,7 +19,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Method
 from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.encoders import save_encoders
-from secure_apfed.runs.folder import RunFolder, no_checkpoint, write_atomically
+from secure_apfed.runs.folder import RunFolder, make_private, no_checkpoint, write_atomically
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import save_model
@@ -61,8 +61,8 @@ class RunWriter:
         """Hold the folder for one run; None where nothing is to be written.
 
         Raises:
-            CheckpointError: nothing to resume from, a run lies there already, or another
-                process runs there.
+            CheckpointError: nothing to resume from, a run lies there already, another
+                process runs there, or others may read what lies there.
         """
         if path is None:
             if resume:
@@ -72,12 +72,7 @@ class RunWriter:
         folder = RunFolder(path)
         if resume:
             _refuse_nothing_to_resume(folder)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be a run folder ({error.strerror}); choose another folder"
-            ) from error
+        make_private(path)
         with _only_here(folder):
             if not resume:
                 _clear(folder)

@@ -76,6 +76,28 @@ def test_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "holds no finished run" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
+def test_reports_show_rebuilt_images_and_originals_on_request_only(finished: Path) -> None:
+    mount_attacks(finished, [AttackChoice(name="inverse_network")])
+    picture = finished / "pictures" / "rebuilt.png"
+    for arguments, shown in (([], False), (["--show-originals"], True), ([], False)):
+        assert execute(["report", str(finished), *arguments]) == 0
+        text = (finished / "report.html").read_text("utf-8")
+        assert picture.exists() == shown
+        assert ("What attacks rebuilt." in text) == shown
+        assert ("Attacks rebuilt images of people. They are left out" in text) == (not shown)
+        if shown:
+            for file in (picture, finished / "report.html"):
+                assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert execute(["attack", str(finished), "--attacks", "inverse_network", "--json"]) == 0
+    assert not picture.exists()
+
+
+def test_a_report_shuts_the_folder_of_an_older_run(finished: Path) -> None:
+    finished.chmod(0o755)
+    assert execute(["report", str(finished)]) == 0
+    assert stat.S_IMODE(finished.stat().st_mode) == 0o700
+
+
 def test_rebuilt_images_are_kept_for_their_owner_only(finished: Path) -> None:
     results = mount_attacks(finished, [AttackChoice(name="inverse_network")])
     examples = read_examples(finished)
