@@ -41,7 +41,7 @@ def mount_attacks(
 
     Raises:
         ConfigError: an unknown attack or option.
-        CheckpointError: the folder is no finished run, or attacks.json is damaged.
+        CheckpointError: the folder is no finished run, or attacks.json holds something else.
     """
     recording = load_recording(folder)
     make_private(folder)
@@ -79,5 +79,8 @@ def _others(folder: Path, mounted: set[str]) -> list[AttackResult]:
     try:
         past = [AttackResult(**one) for one in json.loads(path.read_bytes())]
     except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: is damaged; remove it and attack again: {error}") from None
+        raise CheckpointError(
+            f"{path}: holds no results of attacks as this version writes them ({error}); remove it "
+            "and attack again"
+        ) from None
     return [result for result in past if result.attack not in mounted]

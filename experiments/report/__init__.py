@@ -24,7 +24,8 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
             people's data: a page that shows them is for whoever may see the data themselves.
 
     Raises:
-        CheckpointError: the folder is no finished run, or a file in it is damaged.
+        CheckpointError: the folder is no finished run, or a file in it is not as this
+            version writes it.
     """
     run = read_run(folder, examples=show_originals)
     make_private(folder)

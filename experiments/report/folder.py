@@ -170,7 +170,8 @@ def read_run(path: Path, *, examples: bool = False) -> RunFolder:
     """Read a run folder; of what attacks rebuilt that there is some, or with `examples` itself.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or the run has not finished.
+        CheckpointError: a file is missing or not as this version writes it, or the run has not
+            finished.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such run folder")
@@ -237,7 +238,9 @@ def _parsed(path: Path, kind: type[_PartT], value: Any) -> _PartT:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{path}: is damaged at {place!r}: {first['msg'].lower()}") from None
+        raise CheckpointError(
+            f"{path}: is not as this version writes it, at {place!r}: {first['msg'].lower()}"
+        ) from None
 
 
 def _text(path: Path) -> str:
@@ -253,11 +256,15 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(_text(path))
     except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: is truncated or damaged: {error}") from None
+        raise CheckpointError(
+            f"{path}: is not JSON, so it was cut off or altered: {error}"
+        ) from None
 
 
 def _lines(path: Path) -> Sequence[Mapping[str, Any]]:
     try:
         return [json.loads(line) for line in _text(path).splitlines() if line]
     except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: is truncated or damaged: {error}") from None
+        raise CheckpointError(
+            f"{path}: is not JSON, so it was cut off or altered: {error}"
+        ) from None

@@ -124,7 +124,7 @@ def run_point(point: Point) -> PointResult:
     """Run one point on one thread, or read what an earlier sweep found.
 
     Raises:
-        CheckpointError: the file is damaged or of a run with other settings.
+        CheckpointError: the file holds no point, or one with other settings.
     """
     return PointResult(
         line=point.line.key,

@@ -96,7 +96,7 @@ def _name_in(file: Path) -> str:
     try:
         return str(yaml.safe_load(file.read_bytes())["name"])
     except (yaml.YAMLError, TypeError, KeyError):
-        raise CheckpointError(f"{file} is damaged; remove it, and the study goes on") from None
+        raise CheckpointError(f"{file} names no study; remove it, and the study goes on") from None
 
 
 def _board_of(

@@ -151,9 +151,9 @@ class ReleaseLog:
             fields = json.loads(line)
             chain = bytes.fromhex(fields.pop("chain"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._damaged(number) from error
+            raise self._altered(number) from error
         if chain != self._next_chain(fields):
-            raise self._damaged(number)
+            raise self._altered(number)
         self._chain = chain
         return dict(fields)
 
@@ -162,7 +162,7 @@ class ReleaseLog:
         try:
             return Release.read(fields)
         except (ValueError, TypeError, KeyError, zlib.error) as error:
-            raise self._damaged(number) from error
+            raise self._altered(number) from error
 
     def _check_torn(self, torn: bytes, header: Mapping[str, Any] | None, *, number: int) -> None:
         """Refuse a torn line that is not the beginning of one; of `header`, where that is next."""
@@ -170,7 +170,7 @@ class ReleaseLog:
             _LINE if header is None else _json({**header, "chain": self._next_chain(header).hex()})
         )
         if not (begun.startswith(torn) or (header is None and torn.startswith(begun))):
-            raise self._damaged(number)
+            raise self._altered(number)
 
     def _check_header(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
         if found != expected:
@@ -179,7 +179,7 @@ class ReleaseLog:
                 "continue with the settings it was begun with, or use another folder"
             )
 
-    def _damaged(self, number: int) -> CheckpointError:
+    def _altered(self, number: int) -> CheckpointError:
         return CheckpointError(
             f"{self.path} is not as a ledger wrote it from line {number} on, so it is unknown what "
             "was released; restore the file from a copy, or begin a new run in another folder"

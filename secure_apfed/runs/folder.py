@@ -60,7 +60,7 @@ class RunFolder:
         """Read JSON.
 
         Raises:
-            CheckpointError: missing or damaged.
+            CheckpointError: missing, or not JSON.
         """
         try:
             return json.loads(path.read_bytes())
@@ -69,7 +69,9 @@ class RunFolder:
                 f"{path} is missing; is {self.path} the folder of a finished run?"
             ) from None
         except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: it is not JSON ({error})") from error
+            raise CheckpointError(
+                f"{path} is not JSON ({error}); it was cut off or altered: restore it from a copy"
+            ) from error
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Note digests of what the run wrote, then write `result.json`: the run is finished."""
@@ -86,7 +88,7 @@ class RunFolder:
         What the run did not write is not checked, nor a folder without digests.
 
         Raises:
-            CheckpointError: a file is missing or altered, or the digests are damaged.
+            CheckpointError: a file is missing or altered, or the digests cannot be read.
         """
         if not self.digests.exists():
             return
@@ -95,7 +97,7 @@ class RunFolder:
             noted = {name: digest for digest, name in (line.split("  ") for line in lines)}
         except ValueError:
             raise CheckpointError(
-                f"{self.digests} is damaged: expected lines as sha256sum writes them; restore it "
+                f"{self.digests} holds other lines than sha256sum writes; restore it "
                 "from a copy, or remove it to go on without this check"
             ) from None
         for name in (file.name for file in files) if files else noted:
@@ -128,7 +130,7 @@ class RunFolder:
         """Drop what a killed session wrote after its last checkpoint, of `count` epochs.
 
         Raises:
-            CheckpointError: lines of earlier epochs are missing or damaged.
+            CheckpointError: lines of earlier epochs are missing, or not JSON.
         """
         found = self.metrics.read_bytes().splitlines(keepends=True) if self.metrics.exists() else []
         lines = found[:count]
@@ -138,7 +140,7 @@ class RunFolder:
             whole = False
         if not whole:
             raise CheckpointError(
-                f"{self.metrics} is damaged: the run needs a line of JSON for each of {count} "
+                f"{self.metrics} lacks lines: the run needs one of JSON for each of {count} "
                 "epochs; restore it from a copy, or begin a new run in another folder"
             )
         if found:
@@ -200,7 +202,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
 
 
 def write_sealed(path: Path, content: bytes) -> None:
-    """Write a private file that ends in its SHA-256, so that damage is seen."""
+    """Write a private file that ends in its SHA-256: a check against damage, not forgery."""
     write_atomically(path, content + hashlib.sha256(content).digest(), private=True)
 
 

@@ -167,6 +167,6 @@ class TrainingLabels:
         if not sound or not stage or int(answered.sum()) != done or not bool(inside.all()):
             raise CheckpointError(
                 f"the checkpoint does not hold answers for {len(self._answers_N)} training "
-                "labels; it is damaged or of another run"
+                "labels; it was altered or is of another run"
             )
         self._answers_N, self._stage = answers_N.clone(), stage

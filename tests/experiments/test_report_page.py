@@ -168,13 +168,25 @@ def test_a_run_without_attacks_says_so(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("result.json", None, "the run has not finished; continue it with --resume"),
-        ("result.json", "{", "result.json: is truncated or damaged"),
-        ("result.json", '{"method": "apfed_c"}', "result.json: is damaged at 'accuracy'"),
+        ("result.json", "{", "result.json: is not JSON, so it was cut off or altered"),
+        (
+            "result.json",
+            '{"method": "apfed_c"}',
+            "result.json: is not as this version writes it, at 'accuracy'",
+        ),
         ("transcript.json", None, "transcript.json: is missing"),
-        ("transcript.json", '[{"sender": 3}]', "transcript.json: is damaged at '0.sender'"),
-        ("metrics.jsonl", '{"epoch": 0', "metrics.jsonl: is truncated or damaged"),
-        ("accountants.json", "[1]", "accountants.json: is damaged"),
-        ("attacks.json", "[{}]", "attacks.json: is damaged"),
+        (
+            "transcript.json",
+            '[{"sender": 3}]',
+            "transcript.json: is not as this version writes it, at '0.sender'",
+        ),
+        (
+            "metrics.jsonl",
+            '{"epoch": 0',
+            "metrics.jsonl: is not JSON, so it was cut off or altered",
+        ),
+        ("accountants.json", "[1]", "accountants.json: is not as this version writes it, at"),
+        ("attacks.json", "[{}]", "attacks.json: is not as this version writes it, at"),
     ],
 )
 def test_a_damaged_folder_names_the_file(

@@ -224,7 +224,7 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
         run_study(study, out / "tiny-none-seed0")
     for damage in ("", "{", "[]", "base: x"):
         (out / "study.yaml").write_text(damage)
-        with pytest.raises(CheckpointError, match=r"study\.yaml is damaged"):
+        with pytest.raises(CheckpointError, match=r"study\.yaml names no study"):
             run_study(study, out)
     (out / "study.yaml").write_text("{name: tiny, of_an_earlier_version: 1}")
     run_study(study, out)
