@@ -17,6 +17,7 @@ from experiments.reconstructions import (
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import CheckpointError
 from secure_apfed.runs import RunFolder, load_recording
+from secure_apfed.runs.folder import make_private
 
 __all__ = ["mount_attacks"]
 
@@ -40,9 +41,10 @@ def mount_attacks(
 
     Raises:
         ConfigError: an unknown attack or option.
-        CheckpointError: the folder is no finished run, or attacks.json is damaged.
+        CheckpointError: the folder is no finished run, or attacks.json holds something else.
     """
     recording = load_recording(folder)
+    make_private(folder)
     config = recording.config
     chosen = tuple(config.attacks if choices is None else choices)
     examples: dict[str, Reconstruction] = {}
@@ -77,5 +79,8 @@ def _others(folder: Path, mounted: set[str]) -> list[AttackResult]:
     try:
         past = [AttackResult(**one) for one in json.loads(path.read_bytes())]
     except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: is damaged; remove it and attack again: {error}") from None
+        raise CheckpointError(
+            f"{path}: holds no results of attacks as this version writes them ({error}); remove it "
+            "and attack again"
+        ) from None
     return [result for result in past if result.attack not in mounted]

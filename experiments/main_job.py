@@ -75,6 +75,7 @@ def run_main_job(
         jobs: processes; each uses one thread.
         on_done: called with trials done and in all.
     """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     work = {name: list(_trials(name, folder, seeds)) for name in CONFIGS}
     every = [trial for listed in work.values() for trial in listed]
     results: dict[Path, TrialResult] = {}

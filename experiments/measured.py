@@ -66,7 +66,7 @@ def measure(wanted: Measurement) -> Measured:
     """Run on one thread, or read what an earlier run found.
 
     Raises:
-        CheckpointError: the file is damaged or of a run with other settings.
+        CheckpointError: the file holds no figures, or those of a run with other settings.
         ApfedError: as `secure_apfed.runs.run`.
     """
     if wanted.file.exists():
@@ -100,7 +100,9 @@ def _read(wanted: Measurement) -> Measured:
             settings=str(told["settings"]),
         )
     except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{wanted.file} is damaged; remove it and run again") from error
+        raise CheckpointError(
+            f"{wanted.file} holds no figures of a run; remove it and run again"
+        ) from error
     if found.settings != wanted.digest:
         raise CheckpointError(
             f"{wanted.file} is of a run with other settings; remove it, or choose another folder"

@@ -74,7 +74,7 @@ def read_examples(folder: Path) -> dict[str, Reconstruction]:
     """Read what `write_examples` wrote; empty where there is nothing.
 
     Raises:
-        CheckpointError: a damaged file.
+        CheckpointError: other content than that.
     """
     path = folder / FILE
     if not path.is_file():
@@ -87,4 +87,6 @@ def read_examples(folder: Path) -> dict[str, Reconstruction]:
             for key in sorted(keys)
         }
     except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path}: is damaged: {error}") from None
+        raise CheckpointError(
+            f"{path}: holds no rebuilt images ({error}); remove it and attack again"
+        ) from None

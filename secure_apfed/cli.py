@@ -70,7 +70,7 @@ def run(
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())
-    folder = output or Path("runs", config.name.replace("/", "-").replace(" ", "-"))
+    folder = output or Path("runs", config.name)
     _check_attacks(config)
     result = _train(config, folder, resume=resume, quiet=as_json)
     results, page = _finish(config, folder, quiet=as_json)
@@ -129,13 +129,13 @@ def _told(
 
 def _show_result(result: "RunResult", results: "Sequence[AttackResult]", page: Path | None) -> None:
     from attacks.run import headlines
-    from secure_apfed.privacy_rows import privacy_rows
+    from secure_apfed.privacy_rows import cross_check_rows, privacy_rows
 
     rows = [
         (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
     ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
-    rows += privacy_rows(result.privacy)
+    rows += [*privacy_rows(result.privacy), *cross_check_rows(result.privacy)]
     rows += [
         (f"attack {one.attack}", "not applicable" if one.advantage is None
          else f"advantage {one.advantage:+.3f} in {one.metric} by {one.adversary}")
@@ -180,11 +180,21 @@ def predict(
 
 
 @app.command()
-def report(folder: RunFolder, as_json: AsJson = False) -> None:
+def report(
+    folder: RunFolder,
+    show_originals: Annotated[
+        bool,
+        typer.Option(
+            "--show-originals",
+            help="Show images that attacks rebuilt beside the people's own; both are their data.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Make the pictures and the HTML report of a run again, from its folder."""
     from experiments.report import write_report
 
-    page = write_report(folder)
+    page = write_report(folder, show_originals=show_originals)
     if as_json:
         terminal.print_json({"report": page})
     else:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypeAlias
 from pydantic import Field, PositiveInt, model_validator
 
 from protocols.errors import RemoteProtocolError
+from secure_apfed.names import Name, check_parties
 from secure_apfed.objectives.settings import ObjectiveSettings
 from secure_apfed.settings import Settings
 
@@ -31,9 +32,15 @@ PartyRole: TypeAlias = Literal["active", "passive", "aggregator", "dealer"]
 class Participant(Settings):
     """One party and the X25519 public key (hex) of its links in this session."""
 
-    name: str = Field(min_length=1, max_length=64)
+    name: Name
     role: PartyRole
     public_key: str = Field(pattern="^[0-9a-f]{64}$")
+
+    @model_validator(mode="after")
+    def _name_fits(self) -> Self:
+        if self.name != self.role:
+            check_parties([self.name])
+        return self
 
 
 class RepresentationTerms(Settings):
@@ -101,7 +108,7 @@ class Contract(Settings):
     @model_validator(mode="after")
     def _parties_fit(self) -> Self:
         names = [item.name for item in self.participants]
-        if len(set(names)) != len(names):
+        if len({name.casefold() for name in names}) != len(names):
             raise ValueError(f"participants are all different, got {', '.join(names)}")
         if set(self.passives) != set(self.names("passive")):
             raise ValueError(

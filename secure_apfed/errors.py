@@ -20,7 +20,7 @@ class ConfigError(ApfedError):
 
 
 class DataError(ApfedError):
-    """A data file or table is missing, damaged or unfit; says what to run or to fix."""
+    """A data file or table is missing, unreadable or unfit; says what to run or to fix."""
 
 
 class ModelError(ApfedError):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from secure_apfed.planning.forecast import Forecast
     from secure_apfed.privacy import PrivacySpent
 
-__all__ = ["passive_rows", "privacy_rows", "told"]
+__all__ = ["cross_check_rows", "passive_rows", "privacy_rows", "told"]
 
 
 def privacy_rows(privacy: Union["PrivacySpent", "Forecast"]) -> list[tuple[str, str]]:
@@ -26,6 +26,14 @@ def privacy_rows(privacy: Union["PrivacySpent", "Forecast"]) -> list[tuple[str, 
             "epsilon_model, one whole record",
             "not claimed" if math.isinf(model) else told(model, delta=privacy.delta),
         ),
+    ]
+
+
+def cross_check_rows(privacy: "PrivacySpent") -> list[tuple[str, str]]:
+    """Return (name, value) for each accountant; a value is a figure or why there is none."""
+    return [
+        (f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}")
+        for name, value in privacy.accountants.items()
     ]
 
 

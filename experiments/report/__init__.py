@@ -10,23 +10,31 @@ from experiments.report.page import render
 from experiments.report.pictures import write_pictures
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.plain_json import to_json
-from secure_apfed.runs.folder import write_atomically
+from secure_apfed.runs.folder import make_private, write_atomically
 
 __all__ = ["find_reference", "read_run", "write_report"]
 
 
-def write_report(folder: Path) -> Path:
+def write_report(folder: Path, *, show_originals: bool = False) -> Path:
     """Make pictures/*.png, report.html and privacy.json of a finished run; return the page's path.
 
+    Args:
+        folder: of the run; shut for others, where it was not.
+        show_originals: show images that attacks rebuilt beside the people's own. Both are
+            people's data: a page that shows them is for whoever may see the data themselves.
+
     Raises:
-        CheckpointError: the folder is no finished run, or a file in it is damaged.
+        CheckpointError: the folder is no finished run, or a file in it is not as this
+            version writes it.
     """
-    run = read_run(folder)
+    run = read_run(folder, examples=show_originals)
+    make_private(folder)
     reference = find_reference(run)
     pictures = write_pictures(run, reference, folder / "pictures")
     page = folder / "report.html"
     audited = audit_of(run)
-    write_atomically(page, render(run, reference, pictures, audited).encode())
+    content = render(run, reference, pictures, audited).encode()
+    write_atomically(page, content, private=show_originals)
     document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"
     write_atomically(folder / "privacy.json", document)
     return page

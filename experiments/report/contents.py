@@ -19,7 +19,8 @@ from secure_apfed.exchange import Kind
 
 __all__ = [
     "Learned", "Tile", "accounting_of", "alignment_leaks_of",
-    "coalitions_of", "learned_by", "limits_of", "settings_of", "tiles_of", "warnings_of",
+    "coalitions_of", "cross_checks_of", "learned_by", "limits_of", "settings_of", "tiles_of",
+    "warnings_of",
 ]  # fmt: skip
 
 
@@ -96,6 +97,15 @@ def alignment_leaks_of(run: RunFolder) -> tuple[str, ...]:
 def coalitions_of(run: RunFolder) -> tuple[Coalition, ...]:
     """Return what parties of this run would learn together."""
     return coalitions_in(run.situation)
+
+
+def cross_checks_of(run: RunFolder) -> tuple[str, ...]:
+    """Return what each accountant says of epsilon_x, or why it says nothing."""
+    return tuple(
+        f"cross-check, {name} accountant: "
+        + (value if isinstance(value, str) else f"epsilon_x {value:.4g}")
+        for name, value in run.outcome.privacy.accountants.items()
+    )
 
 
 def limits_of(run: RunFolder) -> tuple[str, ...]:

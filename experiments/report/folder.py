@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from attacks.interface import AttackResult
-from experiments.reconstructions import Reconstruction, read_examples
+from experiments.reconstructions import FILE, Reconstruction, read_examples
 from experiments.report.entries import Role, Situation
 from secure_apfed import runs
 from secure_apfed.config import Config
@@ -55,6 +55,7 @@ class Privacy(_Part):
     epsilon_model: Epsilon
     delta: float | None = None
     releases: int | None = None
+    accountants: Mapping[str, float | str] = {}
     trace: tuple[str, ...] = ()
 
 
@@ -130,7 +131,8 @@ class RunFolder:
         seeds, versions: for repeating the run.
         charges: by party that released anything, how often its ledger was charged.
         attacks: their results; None where none were mounted.
-        examples: what attacks rebuilt, by `key_of` of their result.
+        examples: what attacks rebuilt, by `key_of` of their result; None: it is not to be shown.
+        rebuilt: whether there is any.
     """
 
     path: Path
@@ -144,7 +146,8 @@ class RunFolder:
     versions: Mapping[str, Any]
     charges: Mapping[str, int]
     attacks: tuple[AttackResult, ...] | None
-    examples: Mapping[str, Reconstruction]
+    examples: Mapping[str, Reconstruction] | None
+    rebuilt: bool
 
     @property
     def situation(self) -> Situation:
@@ -163,11 +166,12 @@ class RunFolder:
         )
 
 
-def read_run(path: Path) -> RunFolder:
-    """Read a run folder.
+def read_run(path: Path, *, examples: bool = False) -> RunFolder:
+    """Read a run folder; of what attacks rebuilt that there is some, or with `examples` itself.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or the run has not finished.
+        CheckpointError: a file is missing or not as this version writes it, or the run has not
+            finished.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such run folder")
@@ -188,7 +192,7 @@ def read_run(path: Path) -> RunFolder:
     return RunFolder(
         path=path,
         config=load_config_text(_text(path / "config.yaml"), source=str(path / "config.yaml")),
-        outcome=_parsed(path / "result.json", Outcome, _json(path / "result.json")),
+        outcome=_outcome(path),
         epochs=tuple(
             _parsed(path / "metrics.jsonl", EpochMetrics, line)
             for line in _lines(path / "metrics.jsonl")
@@ -200,8 +204,20 @@ def read_run(path: Path) -> RunFolder:
         versions=_json(path / "versions.json"),
         charges=_charges(path),
         attacks=_attacks(path / "attacks.json"),
-        examples=read_examples(path),
+        examples=read_examples(path) if examples else None,
+        rebuilt=(path / FILE).is_file(),
     )
+
+
+def _outcome(path: Path) -> Outcome:
+    """What result.json says, with the cross-checks of accountants.json where it was written."""
+    outcome = _parsed(path / "result.json", Outcome, _json(path / "result.json"))
+    checks = path / "accountants.json"
+    if not checks.is_file():
+        return outcome
+    checked = _parsed(checks, dict[str, float | str], _json(checks))
+    privacy = outcome.privacy.model_copy(update={"accountants": checked})
+    return outcome.model_copy(update={"privacy": privacy})
 
 
 def _charges(path: Path) -> Mapping[str, int]:
@@ -222,7 +238,9 @@ def _parsed(path: Path, kind: type[_PartT], value: Any) -> _PartT:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{path}: is damaged at {place!r}: {first['msg'].lower()}") from None
+        raise CheckpointError(
+            f"{path}: is not as this version writes it, at {place!r}: {first['msg'].lower()}"
+        ) from None
 
 
 def _text(path: Path) -> str:
@@ -238,11 +256,15 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(_text(path))
     except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: is truncated or damaged: {error}") from None
+        raise CheckpointError(
+            f"{path}: is not JSON, so it was cut off or altered: {error}"
+        ) from None
 
 
 def _lines(path: Path) -> Sequence[Mapping[str, Any]]:
     try:
         return [json.loads(line) for line in _text(path).splitlines() if line]
     except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: is truncated or damaged: {error}") from None
+        raise CheckpointError(
+            f"{path}: is not JSON, so it was cut off or altered: {error}"
+        ) from None

@@ -43,12 +43,13 @@ def draw_roc(run: RunFolder) -> tuple[Figure, str] | None:
 
 
 def draw_rebuilt(run: RunFolder) -> tuple[Figure, str] | None:
-    """The attacks that rebuilt images, those that recovered most first; None without any."""
+    """The attacks that rebuilt images, most recovered first; None: none, or not to be shown."""
+    examples = run.examples or {}
     shown = sorted(
         (
-            (result, run.examples[key_of(result)])
+            (result, examples[key_of(result)])
             for result in run.attacks or ()
-            if key_of(result) in run.examples
+            if key_of(result) in examples
         ),
         key=lambda pair: -(pair[0].score.get("r2") or 0.0),
     )[:_MOST]

@@ -47,8 +47,9 @@ def render(
         coalitions=[(one.who, one.learns) for one in contents.coalitions_of(run)],
         guarantee=run.outcome.guarantee,
         accounting=(*contents.accounting_of(run), *(audited.rows() if audited else ())),
-        trace=run.outcome.privacy.trace,
+        trace=(*run.outcome.privacy.trace, *contents.cross_checks_of(run)),
         attacks=attacks_of(run),
+        left_out=_left_out(run),
         limits=contents.limits_of(run),
         settings=contents.settings_of(run),
         config=dump_config(run.config),
@@ -96,6 +97,16 @@ def _no_reference(run: RunFolder, reference: RunFolder | None) -> str:
         "There is no SingleVL run on the same data and seed beside this one, so its accuracy is "
         "not compared. Run the same file with --set method=single_view into a folder beside this "
         "one, then make the report again."
+    )
+
+
+def _left_out(run: RunFolder) -> str:
+    if not run.rebuilt or run.examples is not None:
+        return ""
+    return (
+        "Attacks rebuilt images of people. They are left out of this page, as are the originals: "
+        "both are these people's data. To see them, in a page for whoever may see the data "
+        "themselves: secure-apfed report RUN --show-originals"
     )
 
 

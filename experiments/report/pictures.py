@@ -64,6 +64,7 @@ def write_pictures(
                 continue
             figure, caption = drawn
             path = folder / f"{name}.png"
+            path.touch(mode=0o600 if name == "rebuilt" else 0o644)
             figure.savefig(path)
             made.append(Picture(path=path, title=title, caption=caption))
     return tuple(made)

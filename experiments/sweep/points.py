@@ -42,7 +42,7 @@ class Line:
     def of(self, base: Config, epsilon: float, seed: int) -> Config:
         """The run of one point."""
         changes: dict[str, Any] = {
-            "name": f"{base.name}-{self.key}-{epsilon:g}-seed{seed}",
+            "name": f"{base.name}-{self.key}-{epsilon:g}-seed{seed}".replace("+", ""),
             "seed": seed,
             "method": self.method,
             "guard": GuardSettings.model_validate(
@@ -124,7 +124,7 @@ def run_point(point: Point) -> PointResult:
     """Run one point on one thread, or read what an earlier sweep found.
 
     Raises:
-        CheckpointError: the file is damaged or of a run with other settings.
+        CheckpointError: the file holds no point, or one with other settings.
     """
     return PointResult(
         line=point.line.key,

@@ -41,7 +41,7 @@ def read_outcome(folder: Path) -> Outcome:
     """Read a finished run with its attacks.
 
     Raises:
-        CheckpointError: a file is missing or damaged.
+        CheckpointError: a file is missing or not as this version writes it.
     """
     run = read_run(folder)
     privacy = run.outcome.privacy

@@ -17,7 +17,7 @@ from experiments.tradeoff.trial import Failure, Trial, attempt, trials_of
 from secure_apfed.config.file import dump_settings
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.plain_json import to_json
-from secure_apfed.runs.folder import write_atomically
+from secure_apfed.runs.folder import make_private, write_atomically
 
 __all__ = ["run_study"]
 
@@ -87,7 +87,7 @@ def _claim(folder: Path, study: Study, work: Sequence[Trial]) -> None:
         raise CheckpointError(f"{folder} holds a run, not a study; choose another --output")
     for trial in work:
         trial.refuse_another_run()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     write_atomically(told, dump_settings(study).encode())
 
 
@@ -96,7 +96,7 @@ def _name_in(file: Path) -> str:
     try:
         return str(yaml.safe_load(file.read_bytes())["name"])
     except (yaml.YAMLError, TypeError, KeyError):
-        raise CheckpointError(f"{file} is damaged; remove it, and the study goes on") from None
+        raise CheckpointError(f"{file} names no study; remove it, and the study goes on") from None
 
 
 def _board_of(

@@ -13,6 +13,7 @@ from attacks.run import prepare
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text, load_settings_text, read_text
 from secure_apfed.errors import ApfedError, ConfigError
+from secure_apfed.names import RunName
 from secure_apfed.settings import Settings
 
 __all__ = ["Defence", "Point", "Study", "StudyError", "load_study", "points"]
@@ -86,7 +87,7 @@ class Study(Settings):
         defences: what is compared.
     """
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=64)
+    name: RunName = Field(max_length=64)
     base: str
     set: dict[str, Any] = {}
     seeds: int = Field(5, ge=1)
@@ -192,7 +193,9 @@ def _points(study: Study) -> Iterator[Point]:
 
 def _point(study: Study, name: str, changes: Mapping[str, Any], *, strength: str = "") -> Point:
     label = f"{name} {strength}".strip()
-    file_name = "".join(letter if letter.isalnum() else "-" for letter in label.lower())
+    file_name = "".join(
+        letter if letter.isascii() and letter.isalnum() else "-" for letter in label.lower()
+    )
     overrides = [f"{path}={json.dumps(value)}" for path, value in {**study.set, **changes}.items()]
     try:
         configs = tuple(

@@ -26,6 +26,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.names import check_name
 
 __all__ = ["AlignmentHistory"]
 
@@ -40,7 +41,7 @@ class AlignmentHistory:
         runs_with_a_peer: how many runs any one peer gets, at least 1.
 
     Raises:
-        CheckpointError: the file is damaged.
+        CheckpointError: a line of the file is no run.
     """
 
     def __init__(self, path: Path, *, runs_with_a_peer: int) -> None:
@@ -55,10 +56,12 @@ class AlignmentHistory:
 
         Raises:
             DataError: its name cannot name a file.
-            CheckpointError: the file is damaged.
+            CheckpointError: a line of the file is no run.
         """
-        if not party or Path(party).name != party or "\0" in party:
-            raise DataError(f"{party!r} cannot name the file of a history; rename the party")
+        try:
+            check_name(party)
+        except ValueError as error:
+            raise DataError(f"this party cannot name the file of a history: {error}") from None
         return cls(folder / f"{party}.jsonl", runs_with_a_peer=runs_with_a_peer)
 
     def admit(self, *, session: str, peers: Sequence[str]) -> None:
@@ -70,7 +73,7 @@ class AlignmentHistory:
 
         Raises:
             DataError: the session was used before, or a peer had all its runs; nothing is noted.
-            CheckpointError: the file is damaged, or another process holds it.
+            CheckpointError: a line of the file is no run, or another process holds it.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._alone():
@@ -119,13 +122,13 @@ class AlignmentHistory:
             fields = json.loads(line)
             session, peers = fields["session"], fields["peers"]
         except (ValueError, TypeError, KeyError) as error:
-            raise self._damaged(number) from error
+            raise self._no_run(number) from error
         texts = [session, *peers] if isinstance(peers, list) else [None]
         if not all(isinstance(text, str) for text in texts):
-            raise self._damaged(number)
+            raise self._no_run(number)
         return session, peers
 
-    def _damaged(self, number: int) -> CheckpointError:
+    def _no_run(self, number: int) -> CheckpointError:
         return CheckpointError(
             f"{self._path}, line {number}, is no run of an alignment; restore the file from a "
             "backup: without it, peers would start again from none"

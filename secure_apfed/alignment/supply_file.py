@@ -61,7 +61,7 @@ def take_supply(path: Path) -> Supply:
 
     Raises:
         DataError: there is no such file, or what is in it was taken before.
-        LocalProtocolError: the file is damaged; it stays as it is.
+        LocalProtocolError: the file was cut off or altered; it stays as it is.
     """
     try:
         stored = path.read_bytes()

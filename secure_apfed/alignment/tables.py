@@ -36,6 +36,7 @@ from secure_apfed.alignment.history import AlignmentHistory
 from secure_apfed.alignment.ids import IdColumn, encode_ids
 from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.errors import DataError
+from secure_apfed.names import check_parties
 
 __all__ = [
     "align",
@@ -138,7 +139,8 @@ def align(
         about anybody's table.
 
     Raises:
-        DataError: unfit IDs, unknown hub or backend, or fewer common rows than `minimum_rows`.
+        DataError: unfit IDs or names, unknown hub or backend, or fewer common rows than
+            `minimum_rows`.
     """
     output = Output.HUB_ROWS if hub_only else Output.ROWS
     aligners = _play(ids_by_party, hub, backend, settings, output, progress)
@@ -190,6 +192,10 @@ def _play(
             f"alignment takes a hub and at least one other party; the hub is {hub!r}, "
             f"the parties are {', '.join(ids_by_party) or 'none'}"
         )
+    try:
+        check_parties(ids_by_party)
+    except ValueError as error:
+        raise DataError(str(error)) from None
     ids = {party: canonical_ids(party, ids_by_party[party], settings) for party in ids_by_party}
     chosen = _with_protocol(settings, backend, {party: len(rows) for party, rows in ids.items()})
     session = f"in memory {fresh_key().hex()}"

@@ -15,6 +15,7 @@ from secure_apfed.data.settings import DataSettings
 from secure_apfed.defences import DefenceSettings, check_defences
 from secure_apfed.exchange.transcript import TranscriptSettings
 from secure_apfed.models.settings import ModelSettings
+from secure_apfed.names import RunName, check_parties
 from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
 from secure_apfed.settings import Settings
 
@@ -34,7 +35,7 @@ class Config(Settings):
     """A complete run.
 
     Attributes:
-        name: of the run, used for its folder and report.
+        name: of the run, of its folder and its report.
         seed: of everything reproducible (initial weights, batches, partition), never of keys.
         method: apfed (every passive says its objective), apfed_r and apfed_c (the paper's
             two), tvfl (joint training, joint inference) or single_view (the active alone).
@@ -43,7 +44,7 @@ class Config(Settings):
         defences: without a guarantee, beside the guard, in the order in which they act.
     """
 
-    name: str = Field(min_length=1, max_length=200)
+    name: RunName
     seed: int = Field(0, ge=0)
     method: Literal["apfed", "apfed_r", "apfed_c", "tvfl", "single_view"]
     data: DataSettings
@@ -60,12 +61,11 @@ class Config(Settings):
     transcript: TranscriptSettings = TranscriptSettings()
     attacks: tuple[AttackChoice, ...] = ()
 
-    @field_validator("name")
+    @field_validator("passives")
     @classmethod
-    def _names_a_folder(cls, name: str) -> str:
-        if not name.isprintable() or not any(map(str.isalnum, name)):
-            raise ValueError("expected one line with a letter or digit; it names the folder")
-        return name
+    def _are_names(cls, passives: dict[str, PassiveSettings]) -> dict[str, PassiveSettings]:
+        check_parties(name for name in passives if name != "default")
+        return passives
 
     @model_validator(mode="after")
     def _defences_apply(self) -> "Config":

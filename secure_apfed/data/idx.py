@@ -47,6 +47,6 @@ def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uin
     if len(content) != expected:
         raise DataError(
             f"{source}: its header announces sizes {sizes}, {expected} bytes in all, the file has "
-            f"{len(content)}; it is truncated or damaged, get it again"
+            f"{len(content)}; it was cut off, altered or is no IDX file, get it again"
         )
     return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(sizes)

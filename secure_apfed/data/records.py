@@ -10,6 +10,7 @@ import torch
 
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.errors import DataError
+from secure_apfed.names import check_parties
 
 __all__ = ["PartyTable", "VerticalData", "check_distinct"]
 
@@ -75,7 +76,7 @@ class VerticalData:
 
     Raises:
         DataError: labels missing, at the wrong party, outside the classes or all of one
-            class; two parties of one name; splits that overlap or lie outside the table.
+            class; names that parties cannot have; splits that overlap or lie outside the table.
     """
 
     active: PartyTable
@@ -93,6 +94,10 @@ class VerticalData:
         names = [table.name for table in self.tables]
         if len(set(names)) != len(names):
             raise DataError(f"two parties have one name among {', '.join(names)}; rename one")
+        try:
+            check_parties(names)
+        except ValueError as error:
+            raise DataError(str(error)) from None
         for passive in self.passives:
             if passive.labels is not None:
                 raise DataError(f"{passive.name} is passive and holds no labels; give it None")

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from secure_apfed.data.catalogue import TABLES, find_dataset
 from secure_apfed.data.column_encoding import Missing
 from secure_apfed.errors import ConfigError
+from secure_apfed.names import ByParty, PartyName
 from secure_apfed.settings import Settings
 
 __all__ = ["DataSettings", "PartySettings"]
@@ -71,9 +72,9 @@ class DataSettings(Settings):
     split: Literal["by_class", "at_random"] = "by_class"
     limit: int | None = Field(None, ge=1)
     folder: Path | None = None
-    columns: dict[str, tuple[int | str, ...]] | None = None
-    parties: dict[str, PartySettings] | None = None
-    active: str = "active"
+    columns: ByParty[tuple[int | str, ...]] | None = None
+    parties: ByParty[PartySettings] | None = None
+    active: PartyName = "active"
     id_column: str | tuple[str, ...] = "id"
     label_column: str = "label"
     classes: tuple[str, ...] | None = Field(None, min_length=2)

@@ -9,6 +9,7 @@ from protocols.randomness import fresh_key
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.method import Start
+from secure_apfed.names import UPDATES, log_file
 from secure_apfed.parties import PrivateUpdates
 from secure_apfed.privacy import (
     GradientGuard,
@@ -64,7 +65,7 @@ def open_ledger(
         delta=delta,
         budget=budget,
         rows=rows,
-        log=start.logs / f"ledger-{name}.jsonl" if start.logs else None,
+        log=log_file(start.logs, "ledger", name, "jsonl") if start.logs else None,
         seeded=start.config.guard.noise != "secret",
     )
 
@@ -125,7 +126,7 @@ def update_ledgers(party: str, private: PrivateUpdates | None) -> dict[str, Priv
 
 
 def _updates_of(party: str) -> str:
-    return f"{party}-updates"
+    return party + UPDATES
 
 
 def whole_training(

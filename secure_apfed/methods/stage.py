@@ -12,7 +12,6 @@ from torch import Tensor
 from protocols.conversation import Conversation
 from protocols.seal import fresh_run_key
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, PassiveTerms
-from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import InMemoryTransport, Kind, Transcript
 from secure_apfed.exchange.conversation import hold_conversation
 from secure_apfed.exchange.outbox import Outbox
@@ -85,9 +84,6 @@ def _roles(
     """Names and roles of all parties."""
     roles: dict[str, PartyRole] = {start.data.active.name: "active"}
     roles.update((name, "passive") for name in terms)
-    for name in (AGGREGATOR, DEALER):
-        if name in roles:
-            raise ConfigError(f"a party cannot be called {name!r}, which names a role; rename it")
     if aggregates:
         roles[AGGREGATOR] = "aggregator"
     if terms and needs_dealer(start.config.alignment):

@@ -85,7 +85,7 @@ def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
         text: JSON as the package ships it; None reads that.
 
     Raises:
-        DataError: it is damaged or of another version.
+        DataError: it is not as this version stores sweeps.
     """
     if text is None:
         text = files("secure_apfed.planning").joinpath("stored_sweeps.json").read_text("utf-8")
@@ -96,7 +96,8 @@ def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
         return TypeAdapter(tuple[StoredSweep, ...]).validate_python(told["sweeps"])
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise DataError(
-            "the stored sweeps are damaged; install the package again, or make them with "
+            "the stored sweeps are not as this version stores them; install the package again, or "
+            "make them with "
             "python -m experiments sweep --store"
         ) from error
 

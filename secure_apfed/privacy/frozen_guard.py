@@ -132,8 +132,8 @@ class FrozenGaussianGuard:
         ):  # fmt: skip
             raise CheckpointError(
                 f"frozen rows are positions and as many rows of numbers, got {rows.dtype} of shape "
-                f"{tuple(rows.shape)} and shape {tuple(z_FD.shape)}; the checkpoint is damaged or "
-                "of another run"
+                f"{tuple(rows.shape)} and shape {tuple(z_FD.shape)}; the checkpoint was "
+                "altered or is of another run"
             )
         self._frozen = dict(zip(rows.tolist(), z_FD.cpu(), strict=True))
 

@@ -73,7 +73,7 @@ class RepresentationGuard(Protocol):
         """Restore what `tensors` returned.
 
         Raises:
-            CheckpointError: it is damaged or of another guard.
+            CheckpointError: it was altered or is of another guard.
         """
         ...
 

@@ -15,7 +15,7 @@ import torch
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
-from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT
+from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, GridTooLargeError
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.gdp import compose
 from secure_apfed.privacy.mechanism import Mechanism, NoPrivacy
@@ -45,7 +45,7 @@ class PrivacyLedger:
 
     Raises:
         ConfigError: delta or budget out of range, or a budget without noise.
-        CheckpointError: the log is damaged or of another run.
+        CheckpointError: the log was altered or is of another run, or it is no regular file.
     """
 
     def __init__(
@@ -154,12 +154,15 @@ class PrivacyLedger:
             "trace": list(spent.trace),
         }
 
-    def cross_check(self) -> dict[str, float]:
-        """Return epsilon_x by every accountant that knows the mechanism; takes seconds."""
+    def cross_check(self) -> dict[str, float | str]:
+        """Return epsilon_x by every accountant that knows the mechanism; takes seconds.
+
+        Words stand in place of a figure that would take too much memory, or that failed.
+        """
         if isinstance(self._mechanism, SummedRelease):
             return {self._accountant: self.would_cost(self._most)}
         return {
-            name: accountant.epsilon(self._mechanism, releases=self._most, delta=self._delta)
+            name: _figure(accountant, self._mechanism, self._most, self._delta)
             for name, accountant in ACCOUNTANTS.items()
             if accountant.available()
         }
@@ -243,6 +246,17 @@ def _accountant_of(
     return EXACT.name, lambda releases, delta: EXACT.epsilon(
         mechanism, releases=releases, delta=delta
     )
+
+
+def _figure(
+    accountant: Accountant, mechanism: Mechanism, releases: int, delta: float
+) -> float | str:
+    try:
+        return accountant.epsilon(mechanism, releases=releases, delta=delta)
+    except GridTooLargeError as error:
+        return f"left out: {error}"
+    except Exception as error:  # noqa: BLE001 - other people's numerics may fail in any way
+        return f"failed: {type(error).__name__}: {error}"
 
 
 def _noise_multiplier(mechanism: Mechanism | SummedRelease) -> float | None:

@@ -1,14 +1,16 @@
 """The write-ahead log of releases: what may have been sent, whatever happens to the process.
 
 Written by: the ledger, before each release. Holds row positions and digests, no
-representation. Protects from: losing count, by a crash, a rolled-back checkpoint or a
-damaged file. Against its own party editing it, it protects nothing: the log is that
-party's own book.
+representation. Protects from: losing count, by a crash or a rolled-back checkpoint; and from
+going on after a change that its hashes show, which are changed, missing or swapped lines before
+the last. It does not see whole lines missing at its end, unless a checkpoint counts them. Nor
+does it protect from its own party editing it: the log is that party's own book.
 
 One JSON object a line. The first names the mechanism; every other is one release with its
 step, digest and rows, and a running hash over all lines so far. The ledger allows a release
-only after the operating system has taken the whole line, newline included. So an incomplete
-last line, left by a process that was killed, was never released and is cut off.
+only after the operating system has taken the whole line. So the mere beginning of a last line,
+left by a process that was killed, was never released and is cut off, once all before it has
+been read and found sound. A whole last line counts, whether its newline is there or not.
 
 A machine that loses power may lose lines that the operating system had not written yet: at
 most those since `sync`, which the ledger calls for every checkpoint. Resuming from that
@@ -24,6 +26,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +34,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secure_apfed.errors import CheckpointError
+from secure_apfed.regular_file import open_regular
 
 __all__ = ["Release", "ReleaseLog"]
 
 _FORMAT = 1
 _CHAIN_BYTES = 16
+_LINE = b'{"chain":"'  # how each begins: keys are sorted
 
 
 @dataclass(frozen=True)
@@ -86,21 +91,27 @@ class ReleaseLog:
             about: facts that must be the same whenever the log is continued.
 
         Raises:
-            CheckpointError: the file is damaged, or was begun about something else.
+            CheckpointError: what lies there is no file, no log, a log that was begun about
+                something else, or one that was altered; it is left as it is.
         """
         log = cls(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole, _, torn = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
-        log._size = len(whole) + bool(whole)
-        if torn:
-            os.truncate(path, log._size)
-        lines = whole.split(b"\n") if whole else []
         header = {"format": _FORMAT, **about}
-        if lines:
-            log._check_header(log._read(lines[0], 1), header)
-        else:
+        with log._opened(create=True) as file:
+            content = file.readall()
+            lines, torn = _lines_of(content)
+            if lines:
+                log._check_header(log._read(lines[0], 1), header)
+            releases = [log._release(line, n) for n, line in enumerate(lines[1:], start=2)]
+            log._check_torn(torn, header if not lines else None, number=len(lines) + 1)
+            log._size = len(content) - len(torn)
+            if torn:
+                file.truncate(log._size)
+            if lines and not torn and not content.endswith(b"\n"):
+                log._size += file.write(b"\n")
+        if not lines:
             log._append(header)
-        return log, [log._release(line, n) for n, line in enumerate(lines[1:], start=2)]
+        return log, releases
 
     def append(self, release: Release) -> None:
         """Hand one release over to the operating system, whole or not at all."""
@@ -108,13 +119,16 @@ class ReleaseLog:
 
     def sync(self) -> None:
         """Return once everything appended is on the disk."""
-        with self.path.open("ab", buffering=0) as file:
+        with self._opened() as file:
             os.fsync(file.fileno())
+
+    def _opened(self, *, create: bool = False) -> FileIO:
+        return FileIO(open_regular(self.path, create=create), "r+")
 
     def _append(self, fields: Mapping[str, Any]) -> None:
         chain = self._next_chain(fields)
         line = _json({**fields, "chain": chain.hex()}) + b"\n"
-        with self.path.open("ab", buffering=0) as file:
+        with self._opened() as file:
             if (size := file.seek(0, os.SEEK_END)) != self._size:
                 raise CheckpointError(
                     f"{self.path} has {size} bytes, expected {self._size}: another process writes "
@@ -137,9 +151,9 @@ class ReleaseLog:
             fields = json.loads(line)
             chain = bytes.fromhex(fields.pop("chain"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._damaged(number) from error
+            raise self._altered(number) from error
         if chain != self._next_chain(fields):
-            raise self._damaged(number)
+            raise self._altered(number)
         self._chain = chain
         return dict(fields)
 
@@ -148,7 +162,15 @@ class ReleaseLog:
         try:
             return Release.read(fields)
         except (ValueError, TypeError, KeyError, zlib.error) as error:
-            raise self._damaged(number) from error
+            raise self._altered(number) from error
+
+    def _check_torn(self, torn: bytes, header: Mapping[str, Any] | None, *, number: int) -> None:
+        """Refuse a torn line that is not the beginning of one; of `header`, where that is next."""
+        begun = (
+            _LINE if header is None else _json({**header, "chain": self._next_chain(header).hex()})
+        )
+        if not (begun.startswith(torn) or (header is None and torn.startswith(begun))):
+            raise self._altered(number)
 
     def _check_header(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
         if found != expected:
@@ -157,11 +179,20 @@ class ReleaseLog:
                 "continue with the settings it was begun with, or use another folder"
             )
 
-    def _damaged(self, number: int) -> CheckpointError:
+    def _altered(self, number: int) -> CheckpointError:
         return CheckpointError(
-            f"{self.path} is damaged at line {number}, so it is unknown what was released; "
-            "restore the file from a copy, or begin a new run in another folder"
+            f"{self.path} is not as a ledger wrote it from line {number} on, so it is unknown what "
+            "was released; restore the file from a copy, or begin a new run in another folder"
         )
+
+
+def _lines_of(content: bytes) -> tuple[list[bytes], bytes]:
+    """Return the whole lines, and the beginning of one at the end, if there is one.
+
+    A line is one JSON object without objects inside, so it is no mere beginning with a "}".
+    """
+    *lines, last = content.split(b"\n")
+    return ([*lines, last], b"") if b"}" in last else (lines, last)
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:

@@ -25,7 +25,8 @@ class PrivacySpent:
         delta: at which epsilon_x holds.
         releases: T, the releases of the row that was sent most often.
         mu: parameter of Gaussian DP of those releases together.
-        accountants: epsilon_x by each accountant that was asked, by its name in `ACCOUNTANTS`.
+        accountants: epsilon_x by each accountant that was asked, by its name in `ACCOUNTANTS`;
+            where one has no figure, words that say why.
         trace: how epsilon_x came about, line by line.
     """
 
@@ -35,7 +36,7 @@ class PrivacySpent:
     delta: float
     releases: int
     mu: float = math.inf
-    accountants: Mapping[str, float] = field(default_factory=dict)
+    accountants: Mapping[str, float | str] = field(default_factory=dict)
     trace: tuple[str, ...] = ()
 
     def with_labels(self, labels: LabelMechanism) -> "PrivacySpent":

@@ -44,7 +44,7 @@ def load_encoders(folder: RunFolder, config: Config, data: VerticalData) -> Mapp
     """Return what `save_encoders` wrote; empty where it wrote nothing.
 
     Raises:
-        CheckpointError: a damaged file.
+        CheckpointError: other tensors than those of the run.
     """
     if not folder.encoders.exists():
         return {}

@@ -1,6 +1,7 @@
 """The run folder: where everything of a run lies, written so that a killed process harms nothing.
 
-Every file is written beside its place and moved there in one step.
+Every file is written beside its place and moved there in one step. The folder is its owner's
+alone: labels, models and ledgers lie in it, so no other local user may enter.
 """
 
 import contextlib
@@ -15,9 +16,17 @@ from typing import Any
 from secure_apfed.errors import CheckpointError
 from secure_apfed.plain_json import to_json
 
-__all__ = ["RunFolder", "no_checkpoint", "read_sealed", "write_atomically", "write_sealed"]
+__all__ = [
+    "RunFolder",
+    "make_private",
+    "no_checkpoint",
+    "read_sealed",
+    "write_atomically",
+    "write_sealed",
+]
 
 _DIGEST_BYTES = 32
+_OURS = ("config.yaml", "study.yaml")  # of a run, or of a study of runs
 
 
 class RunFolder:
@@ -38,6 +47,7 @@ class RunFolder:
         self.transcript = path / "transcript.msgpack"
         self.flows = path / "transcript.json"
         self.result = path / "result.json"
+        self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"
         self.lock = path / ".lock"
         self.checkpoint = path / "checkpoint.bin"
@@ -50,7 +60,7 @@ class RunFolder:
         """Read JSON.
 
         Raises:
-            CheckpointError: missing or damaged.
+            CheckpointError: missing, or not JSON.
         """
         try:
             return json.loads(path.read_bytes())
@@ -59,7 +69,9 @@ class RunFolder:
                 f"{path} is missing; is {self.path} the folder of a finished run?"
             ) from None
         except ValueError as error:
-            raise CheckpointError(f"{path} is damaged: it is not JSON ({error})") from error
+            raise CheckpointError(
+                f"{path} is not JSON ({error}); it was cut off or altered: restore it from a copy"
+            ) from error
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Note digests of what the run wrote, then write `result.json`: the run is finished."""
@@ -76,7 +88,7 @@ class RunFolder:
         What the run did not write is not checked, nor a folder without digests.
 
         Raises:
-            CheckpointError: a file is missing or altered, or the digests are damaged.
+            CheckpointError: a file is missing or altered, or the digests cannot be read.
         """
         if not self.digests.exists():
             return
@@ -85,7 +97,7 @@ class RunFolder:
             noted = {name: digest for digest, name in (line.split("  ") for line in lines)}
         except ValueError:
             raise CheckpointError(
-                f"{self.digests} is damaged: expected lines as sha256sum writes them; restore it "
+                f"{self.digests} holds other lines than sha256sum writes; restore it "
                 "from a copy, or remove it to go on without this check"
             ) from None
         for name in (file.name for file in files) if files else noted:
@@ -118,7 +130,7 @@ class RunFolder:
         """Drop what a killed session wrote after its last checkpoint, of `count` epochs.
 
         Raises:
-            CheckpointError: lines of earlier epochs are missing or damaged.
+            CheckpointError: lines of earlier epochs are missing, or not JSON.
         """
         found = self.metrics.read_bytes().splitlines(keepends=True) if self.metrics.exists() else []
         lines = found[:count]
@@ -128,7 +140,7 @@ class RunFolder:
             whole = False
         if not whole:
             raise CheckpointError(
-                f"{self.metrics} is damaged: the run needs a line of JSON for each of {count} "
+                f"{self.metrics} lacks lines: the run needs one of JSON for each of {count} "
                 "epochs; restore it from a copy, or begin a new run in another folder"
             )
         if found:
@@ -150,6 +162,28 @@ def _digest(file: Path) -> str:
         ) from None
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone may enter, and shut an empty or an older one.
+
+    Raises:
+        CheckpointError: it cannot be made, or is open to others and was not made for a run.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.stat().st_mode & 0o077:
+            return
+        if any(folder.iterdir()) and not any((folder / name).is_file() for name in _OURS):
+            raise CheckpointError(
+                f"{folder} cannot be a run folder: others may read it, and it holds other files, "
+                "so it is not shut for them; choose a new folder"
+            )
+        folder.chmod(0o700)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be a run folder ({error.strerror}); choose another folder"
+        ) from error
+
+
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """Replace `path` in one step; `private` files are readable by their owner only."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -168,7 +202,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
 
 
 def write_sealed(path: Path, content: bytes) -> None:
-    """Write a private file that ends in its SHA-256, so that damage is seen."""
+    """Write a private file that ends in its SHA-256: a check against damage, not forgery."""
     write_atomically(path, content + hashlib.sha256(content).digest(), private=True)
 
 

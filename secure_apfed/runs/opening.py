@@ -12,6 +12,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS, Method, Start, noise_keys
+from secure_apfed.names import log_file
 from secure_apfed.parties.descent import named_below
 from secure_apfed.runs.checkpoint import Checkpoint, table_digests
 from secure_apfed.runs.training_labels import TrainingLabels
@@ -45,7 +46,7 @@ class Opening:
         active = data.active.name
         self.labels = TrainingLabels(
             config, data, key=self.noise_keys[active],
-            log=logs / f"labels-{active}.log" if logs else None,
+            log=log_file(logs, "labels", active, "log") if logs else None,
         )  # fmt: skip
         if checkpoint:
             self.labels.load_tensors(named_below("labels", checkpoint.parties[active]))

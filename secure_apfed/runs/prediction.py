@@ -84,7 +84,7 @@ def predict_file(
             where it was trained on the parties' own tables.
 
     Raises:
-        CheckpointError: no model, or a damaged one.
+        CheckpointError: no model, or one that was altered.
         DataError: the file cannot be read, or lacks columns that the model needs.
     """
     model = load_model(folder)

@@ -54,8 +54,9 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
     """Load a finished run from its folder; the data is loaded anew from its configuration.
 
     Raises:
-        CheckpointError: no finished run there, or a damaged file.
-        ModelError: a model that was damaged.
+        CheckpointError: no finished run there, or a file that cannot be read as this version
+            writes it.
+        ModelError: the same of a model.
         DataError: the data is not there any more.
     """
     folder = RunFolder(path)
@@ -70,7 +71,10 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
         )
         alignment = load_tensors(folder.alignment.read_bytes())
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: the transcript or alignment is damaged") from error
+        raise CheckpointError(
+            f"{path}: {folder.transcript.name} or {folder.alignment.name} cannot be read as this "
+            f"version writes them ({error}); restore them from a copy"
+        ) from error
     data = data or load_data(config.data, seed=config.seed)
     return Recording(
         config=config,

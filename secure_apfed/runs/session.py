@@ -7,6 +7,7 @@ write. Whatever happens, what was written is whole: see `folder` and `checkpoint
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,6 @@ def _play(
     session.begin(checkpoint)
     accuracy = session.train()
     method = session.method
-    privacy = cross_checked(session.privacy(), method)
     recording = Recording(
         config=config, data=data, alignment=method.alignment, transcript=method.transcript,
         model=predictor_of(method.solo()), encoders=encoders_of(method),
@@ -88,14 +88,18 @@ def _play(
         method=config.method,
         accuracy=accuracy,
         wire_bytes=method.transcript.wire_bytes,
-        privacy=privacy,
+        privacy=session.privacy(),
         recording=recording,
         folder=folder,
     )
     if writer:
         guarantee = guarantee_text(config, method, opening.labels.mechanism)
         writer.finish(method, result, guarantee=guarantee, seconds=session.seconds)
-    return result
+    # Only now: whatever becomes of the other accountants, the run is finished.
+    privacy = cross_checked(result.privacy, method)
+    if writer:
+        writer.cross_check(privacy.accountants)
+    return replace(result, privacy=privacy)
 
 
 class _Session:

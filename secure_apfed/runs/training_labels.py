@@ -27,6 +27,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.privacy import make_label_mechanism
 from secure_apfed.privacy.label_stages import first_epoch_of
+from secure_apfed.regular_file import open_regular
 from secure_apfed.seeds import shuffled
 
 __all__ = ["TrainingLabels"]
@@ -99,7 +100,7 @@ class TrainingLabels:
         digest = derive_key(self._key, b"label answers", answers.numpy().tobytes()).hex()
         noted = log.read_text(encoding="ascii").split() if log.exists() else []
         if len(noted) <= self._stage:
-            with log.open("a", encoding="ascii") as lines:
+            with os.fdopen(open_regular(log, create=True), "a", encoding="ascii") as lines:
                 lines.write(digest + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())
@@ -166,6 +167,6 @@ class TrainingLabels:
         if not sound or not stage or int(answered.sum()) != done or not bool(inside.all()):
             raise CheckpointError(
                 f"the checkpoint does not hold answers for {len(self._answers_N)} training "
-                "labels; it is damaged or of another run"
+                "labels; it was altered or is of another run"
             )
         self._answers_N, self._stage = answers_N.clone(), stage

@@ -19,7 +19,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Method
 from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.encoders import save_encoders
-from secure_apfed.runs.folder import RunFolder, no_checkpoint, write_atomically
+from secure_apfed.runs.folder import RunFolder, make_private, no_checkpoint, write_atomically
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import save_model
@@ -61,8 +61,8 @@ class RunWriter:
         """Hold the folder for one run; None where nothing is to be written.
 
         Raises:
-            CheckpointError: nothing to resume from, a run lies there already, or another
-                process runs there.
+            CheckpointError: nothing to resume from, a run lies there already, another
+                process runs there, or others may read what lies there.
         """
         if path is None:
             if resume:
@@ -72,12 +72,7 @@ class RunWriter:
         folder = RunFolder(path)
         if resume:
             _refuse_nothing_to_resume(folder)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be a run folder ({error.strerror}); choose another folder"
-            ) from error
+        make_private(path)
         with _only_here(folder):
             if not resume:
                 _clear(folder)
@@ -143,6 +138,10 @@ class RunWriter:
         )
         # A finished run needs no checkpoint, and the noise keys in it should not outlive it.
         folder.checkpoint.unlink()
+
+    def cross_check(self, accountants: Mapping[str, float | str]) -> None:
+        """Write what other accountants say of epsilon_x; the run is finished already."""
+        self.folder.write_json(self.folder.accountants, dict(accountants))
 
     def _keep(self, recording: Recording) -> None:
         """Write what only the experimenter holds, for attacks on the finished run."""

@@ -14,7 +14,7 @@ __all__ = ["attack_result", "config_of", "flow", "write_run"]
 def config_of(method: str = "apfed_c", guard: str = "{mechanism: none}", **settings: str) -> Config:
     """Return a small config; further settings are YAML by top-level key."""
     told = {
-        "name": f"digits {method}",
+        "name": f"digits-{method}",
         "method": method,
         "data": "{dataset: digits, views: 4, overlap: 0.8}",
         "guard": guard,

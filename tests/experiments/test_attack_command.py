@@ -76,6 +76,28 @@ def test_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "holds no finished run" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
+def test_reports_show_rebuilt_images_and_originals_on_request_only(finished: Path) -> None:
+    mount_attacks(finished, [AttackChoice(name="inverse_network")])
+    picture = finished / "pictures" / "rebuilt.png"
+    for arguments, shown in (([], False), (["--show-originals"], True), ([], False)):
+        assert execute(["report", str(finished), *arguments]) == 0
+        text = (finished / "report.html").read_text("utf-8")
+        assert picture.exists() == shown
+        assert ("What attacks rebuilt." in text) == shown
+        assert ("Attacks rebuilt images of people. They are left out" in text) == (not shown)
+        if shown:
+            for file in (picture, finished / "report.html"):
+                assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert execute(["attack", str(finished), "--attacks", "inverse_network", "--json"]) == 0
+    assert not picture.exists()
+
+
+def test_a_report_shuts_the_folder_of_an_older_run(finished: Path) -> None:
+    finished.chmod(0o755)
+    assert execute(["report", str(finished)]) == 0
+    assert stat.S_IMODE(finished.stat().st_mode) == 0o700
+
+
 def test_rebuilt_images_are_kept_for_their_owner_only(finished: Path) -> None:
     results = mount_attacks(finished, [AttackChoice(name="inverse_network")])
     examples = read_examples(finished)
@@ -87,7 +109,7 @@ def test_rebuilt_images_are_kept_for_their_owner_only(finished: Path) -> None:
     assert {key.rpartition("-")[0] for key in examples} == {"inverse_network"}
     assert any(result.applicable for result in results)
     path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match="holds no rebuilt images"):
         read_examples(finished)
     path.unlink()
     assert read_examples(finished) == {}
@@ -115,7 +137,7 @@ def test_a_truncated_alignment_is_told(finished: Path, capsys: pytest.CaptureFix
     noted = digests.read_bytes()
     digests.unlink()
     assert execute(["attack", str(finished), "--attacks", "spectral"]) != 0
-    assert "is damaged" in plain(capsys.readouterr().err)
+    assert "cannot be read as this version writes them" in plain(capsys.readouterr().err)
     digests.write_bytes(noted)
     path.write_bytes(whole)
 

@@ -92,7 +92,7 @@ def test_the_table_counts_what_the_transcript_counts(guarded: Path) -> None:
 
 
 def test_text_from_the_config_cannot_become_markup(tmp_path: Path) -> None:
-    config = config_of().model_copy(update={"name": "<script>alert(1)</script>"})
+    config = config_of(data="{dataset: digits, folder: '<script>alert(1)</script>'}")
     text = text_of(write_run(tmp_path / "x", config, accuracy={"apfed_c": 0.5}))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
@@ -168,18 +168,31 @@ def test_a_run_without_attacks_says_so(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("result.json", None, "the run has not finished; continue it with --resume"),
-        ("result.json", "{", "result.json: is truncated or damaged"),
-        ("result.json", '{"method": "apfed_c"}', "result.json: is damaged at 'accuracy'"),
+        ("result.json", "{", "result.json: is not JSON, so it was cut off or altered"),
+        (
+            "result.json",
+            '{"method": "apfed_c"}',
+            "result.json: is not as this version writes it, at 'accuracy'",
+        ),
         ("transcript.json", None, "transcript.json: is missing"),
-        ("transcript.json", '[{"sender": 3}]', "transcript.json: is damaged at '0.sender'"),
-        ("metrics.jsonl", '{"epoch": 0', "metrics.jsonl: is truncated or damaged"),
-        ("attacks.json", "[{}]", "attacks.json: is damaged"),
+        (
+            "transcript.json",
+            '[{"sender": 3}]',
+            "transcript.json: is not as this version writes it, at '0.sender'",
+        ),
+        (
+            "metrics.jsonl",
+            '{"epoch": 0',
+            "metrics.jsonl: is not JSON, so it was cut off or altered",
+        ),
+        ("accountants.json", "[1]", "accountants.json: is not as this version writes it, at"),
+        ("attacks.json", "[{}]", "attacks.json: is not as this version writes it, at"),
     ],
 )
 def test_a_damaged_folder_names_the_file(
     guarded: Path, name: str, content: str | None, message: str
 ) -> None:
-    (guarded / name).unlink()
+    (guarded / name).unlink(missing_ok=True)
     if content is not None:
         (guarded / name).write_text(content)
     with pytest.raises(CheckpointError, match=re.escape(message)):
@@ -236,6 +249,16 @@ def test_the_guards_claim_is_audited(guarded: Path) -> None:
     assert told["contradicted"] is False
     assert told["ceiling_auc"] == pytest.approx(0.880, abs=0.01)
     assert told["ceiling_tpr"] == pytest.approx(0.253, abs=0.01)
+
+
+def test_an_accountant_that_was_left_out_says_so_in_its_place(guarded: Path) -> None:
+    checks = {"gdp": 7.98, "prv": "left out: its grid would take 2.1e+10 points (bound 4,194,304)"}
+    (guarded / "accountants.json").write_text(json.dumps(checks))
+    text = text_of(guarded)
+    assert f"cross-check, prv accountant: {checks['prv']}" in text
+    assert "cross-check, gdp accountant: epsilon_x 7.98" in text
+    figures = json.loads((guarded / "privacy.json").read_bytes())["accounting"]["figures"]
+    assert figures["accountants"] == checks
 
 
 def test_a_claim_that_the_guard_does_not_keep_is_contradicted(tmp_path: Path) -> None:

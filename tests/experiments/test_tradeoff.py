@@ -224,7 +224,7 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
         run_study(study, out / "tiny-none-seed0")
     for damage in ("", "{", "[]", "base: x"):
         (out / "study.yaml").write_text(damage)
-        with pytest.raises(CheckpointError, match=r"study\.yaml is damaged"):
+        with pytest.raises(CheckpointError, match=r"study\.yaml names no study"):
             run_study(study, out)
     (out / "study.yaml").write_text("{name: tiny, of_an_earlier_version: 1}")
     run_study(study, out)
@@ -247,4 +247,5 @@ def test_without_the_undefended_point_there_is_no_board(study_file: Path, tmp_pa
     study_file.write_text(_short().replace("undefended: true", undefended))
     with pytest.raises(StudyError, match="'none', which the others are compared with, failed"):
         run_study(load_study(study_file), tmp_path / "out")
+    assert (tmp_path / "out").stat().st_mode & 0o077 == 0  # its owner's alone
     assert (tmp_path / "out" / "tiny-noise-epsilon-1-0-seed0" / "result.json").exists()

@@ -189,7 +189,7 @@ def test_there_is_no_supply_before_the_end() -> None:
     ],
 )
 def test_a_damaged_supply_is_an_error(damage: Callable[[bytes], bytes]) -> None:
-    with pytest.raises(LocalProtocolError, match="damaged"):
+    with pytest.raises(LocalProtocolError, match="does not match its checksum"):
         Supply.from_bytes(damage(stock()["p"].to_bytes()))
 
 

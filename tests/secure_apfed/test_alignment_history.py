@@ -85,7 +85,7 @@ def test_a_process_that_holds_the_file_is_an_error_in_time(
 
 @pytest.mark.parametrize("party", ["../shop", "a/b", "", "nul\0"])
 def test_a_name_that_is_no_file_is_refused(party: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot name the file of a history; rename the party"):
+    with pytest.raises(DataError, match="cannot name the file of a history: expected a name"):
         AlignmentHistory.of_party(tmp_path, party, runs_with_a_peer=1)
 
 

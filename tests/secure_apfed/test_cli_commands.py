@@ -19,7 +19,7 @@ from secure_apfed.data import find_dataset
 from secure_apfed.runs import Progress
 
 CONFIG = """\
-name: small run
+name: small-run
 method: apfed_c
 data: {dataset: breast_cancer, overlap: 0.8}
 model: {hidden: [8], representation: 8, projection: 8}

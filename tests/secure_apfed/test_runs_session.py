@@ -90,7 +90,7 @@ def test_private_training_resumes_bit_for_bit_and_refunds_nothing(
     config = small_config(method, **PRIVATE)
     run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "run", at_step=15)
-    lines = (tmp_path / "run" / "ledger-active-updates.jsonl").read_text().splitlines()
+    lines = (tmp_path / "run" / "ledger-active+updates.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 15  # charged beyond the checkpoint, which lies at step 14
     run(config, tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run")
@@ -107,7 +107,7 @@ def test_private_training_that_resumes_with_other_noise_is_charged_again(tmp_pat
     config = small_config(**PRIVATE, guard={**noise, "noise": "reproducible_insecure"})
     folder = tmp_path / "run"
     interrupted(config, folder, at_step=15)
-    ledger = folder / "ledger-active-updates.jsonl"
+    ledger = folder / "ledger-active+updates.jsonl"
     before = ledger.read_bytes()
     content = msgpack.unpackb(read_sealed(folder / "checkpoint.bin"), strict_map_key=False)
     content["noise_keys"]["active"] = bytes(32)
@@ -187,7 +187,7 @@ def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
 
 
 def test_epsilon_is_cross_checked(finished: tuple[Path, RunResult]) -> None:
-    figures = json.loads((finished[0] / "result.json").read_bytes())["privacy"]["accountants"]
+    figures = json.loads((finished[0] / "accountants.json").read_bytes())
     assert figures["gdp"] <= figures["rdp"] < 1.15 * figures["gdp"]
     assert figures["prv"] == pytest.approx(figures["gdp"], rel=0.01)
 

@@ -76,12 +76,13 @@ class Supply:
         """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.supply_file`.
 
         Raises:
-            LocalProtocolError: it is damaged.
+            LocalProtocolError: it was cut off or altered.
         """
         stored, check = stored[:-_CHECK_BYTES], stored[-_CHECK_BYTES:]
         if hashlib.sha256(stored).digest() != check:
             raise LocalProtocolError(
-                "a stored supply of triples is damaged; deal another under a new session"
+                "a stored supply of triples does not match its checksum, so it was cut off or "
+                "altered; deal another under a new session"
             )
         agreement, name_bytes, count = _HEAD.unpack_from(stored)
         at = _HEAD.size + name_bytes

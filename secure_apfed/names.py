@@ -1,0 +1,106 @@
+"""Names of parties, runs and studies: one rule for all, since names become file names.
+
+Read by: settings, where names are given; the tables of a run; whatever makes a path of a name.
+Letters, digits, "_", "-" and "." alone, a letter or digit first: no folder, no hidden file, no
+control character. Names that differ in capitals alone are one, as on many file systems. What
+this program adds to a name, it sets apart by "+", which no name has.
+
+Example:
+    >>> log_file(Path("run"), "ledger", "bank" + UPDATES, "jsonl").name
+    'ledger-bank+updates.jsonl'
+    >>> check_parties(["bank", "Bank"])
+    Traceback (most recent call last):
+    ValueError: 'bank' and 'Bank' differ in capitals at most, and would share files; rename one
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, TypeAlias, TypeVar
+
+from pydantic import AfterValidator
+
+from secure_apfed.errors import ConfigError
+
+__all__ = [
+    "RESERVED", "UPDATES", "ByParty", "Name", "PartyName", "RunName", "check_name", "check_parties",
+    "log_file",
+]  # fmt: skip
+
+_T = TypeVar("_T")
+_FORM = "[A-Za-z0-9][A-Za-z0-9._-]*"
+_PARTY_LETTERS, _RUN_LETTERS = 64, 200
+
+# Of a party's ledger of private updates.
+UPDATES = "+updates"
+# Roles that are parties of every contract, and the passives' settings for those not named.
+RESERVED = ("aggregator", "dealer", "default")
+
+
+def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
+    """Return the name.
+
+    Raises:
+        ValueError: another form, or too long.
+    """
+    if len(name) > at_most or not re.fullmatch(_FORM, name):
+        shown = repr(name if len(name) <= at_most else f"{name[:at_most]}...")
+        raise ValueError(
+            f"expected a name of 1 to {at_most} letters (a-z, A-Z), digits, '_', '-' and '.', a "
+            f"letter or digit first, since files are named after it; got {shown}"
+        )
+    return name
+
+
+def check_parties(names: Iterable[str]) -> None:
+    """Refuse names that a run's parties with tables cannot have together.
+
+    Raises:
+        ValueError: another form, two alike, or one that is reserved.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        _party(name)
+        if (other := seen.get(name.casefold())) is not None:
+            raise ValueError(
+                f"{other!r} and {name!r} differ in capitals at most, and would share files; "
+                "rename one"
+            )
+        seen[name.casefold()] = name
+
+
+def _party(name: str) -> str:
+    if check_name(name).casefold() in RESERVED:
+        raise ValueError(
+            f"a party cannot be called {name!r}, which stands for something else in every run; "
+            "rename it"
+        )
+    return name
+
+
+def _run(name: str) -> str:
+    return check_name(name, at_most=_RUN_LETTERS)
+
+
+def _keys(by_party: dict[str, _T]) -> dict[str, _T]:
+    check_parties(by_party)
+    return by_party
+
+
+Name: TypeAlias = Annotated[str, AfterValidator(check_name)]
+PartyName: TypeAlias = Annotated[str, AfterValidator(_party)]
+RunName: TypeAlias = Annotated[str, AfterValidator(_run)]
+ByParty: TypeAlias = Annotated[dict[str, _T], AfterValidator(_keys)]
+
+
+def log_file(folder: Path, kind: str, name: str, suffix: str) -> Path:
+    """Return `folder/KIND-NAME.SUFFIX` for a party's name, or one with `UPDATES` behind it.
+
+    Raises:
+        ConfigError: the name could reach another file than its own.
+    """
+    try:
+        check_name(name.removesuffix(UPDATES))
+    except ValueError as error:
+        raise ConfigError(f"no file of {folder} can be named so: {error}") from None
+    return folder / f"{kind}-{name}.{suffix}"

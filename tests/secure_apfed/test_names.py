@@ -1,0 +1,137 @@
+"""Names reach file names: one rule, held where settings are read and where a path is made."""
+
+import doctest
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from experiments.tradeoff.study import Study
+from secure_apfed import names
+from secure_apfed.alignment import align
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.contract import Participant
+from secure_apfed.data import load_data
+from secure_apfed.data.records import VerticalData
+from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.names import UPDATES, check_name, check_parties, log_file
+
+BAD = [
+    "", ".", "..", "x/../../../victim/active", "bank/eu", "a\\b", "-x", ".x", "a b", "a\n", "a\0b",
+    "\u00e9", "a+updates", "a:b", "caf\u0065\u0301", "A" * 65, "\u2215", "a\u202e",
+]  # fmt: skip
+GOOD = ["a", "Bank", "bank-updates", "passive-1", "7", "a..b", "x_1.eu", "A" * 64]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_file_name_is_no_name(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a name of 1 to 64 letters"):
+        check_name(name)
+    with pytest.raises(ConfigError, match=r"no file of .* can be named so"):
+        log_file(tmp_path, "ledger", name + UPDATES, "jsonl")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_names_make_files_of_one_folder(name: str, tmp_path: Path) -> None:
+    assert check_name(name) == name
+    file = log_file(tmp_path, "ledger", name, "jsonl")
+    file.write_text("")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_no_two_ledgers_share_a_file(tmp_path: Path) -> None:
+    parties = ["bank", "bank-updates", "bank.updates", "updates"]
+    keys = [key for party in parties for key in (party, party + UPDATES)]
+    files = {log_file(tmp_path, "ledger", key, "jsonl").name.casefold() for key in keys}
+    assert len(files) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["a", "a"], "differ in capitals at most"),
+        (["Bank", "shop", "bank"], "'Bank' and 'bank' differ in capitals at most"),
+        (["Aggregator"], "cannot be called 'Aggregator'"),
+        (["dealer"], "cannot be called 'dealer'"),
+        (["default"], "cannot be called 'default'"),
+        (["a", "b/c"], "got 'b/c'"),
+    ],
+)
+def test_parties_of_a_run_are_told_apart(given: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_parties(given)
+
+
+def config(**changes: Any) -> Config:
+    settings: dict[str, Any] = {
+        "name": "test", "method": "apfed_c", "guard": {"mechanism": "none"},
+        "data": {"dataset": "breast_cancer"},
+    }  # fmt: skip
+    return Config.model_validate({**settings, **changes})
+
+
+def tables(*parties: str, active: str = "bank") -> dict[str, Any]:
+    files = {party: {"file": "x.csv"} for party in parties}
+    return {"data": {"dataset": "tables", "parties": files, "active": active}}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name: config(name=name * 4 if len(name) == 65 else name),
+        lambda name: config(**tables("bank", name)),
+        lambda name: config(**tables("shop", name, active=name)),
+        lambda name: config(passives={name: {}}),
+        lambda name: config(data={"dataset": "breast_cancer",
+                                  "columns": {"active": [1], name: [2]}}),
+        lambda name: Participant(name=name, role="passive", public_key="ab" * 32),
+        lambda name: Study(name=name, base="x", defences=({"name": "x", "undefended": True},)),  # type: ignore[arg-type]  # as a file gives them
+    ],
+)  # fmt: skip
+def test_every_setting_that_names_a_party_or_run_keeps_the_rule(make: Any, name: str) -> None:
+    with pytest.raises(ValidationError):
+        make(name)
+
+
+def test_settings_say_where_and_what() -> None:
+    text = """
+name: r
+method: apfed_c
+guard: {mechanism: none}
+data:
+  dataset: tables
+  active: bank
+  parties:
+    bank: {file: b.csv}
+    x/../../victim: {file: c.csv}
+"""
+    with pytest.raises(
+        ConfigError, match=r"config:8: data\.parties: expected a name .* got 'x/\.\./"
+    ):
+        load_config_text(text)
+    with pytest.raises(ConfigError, match="'bank' and 'BANK' differ in capitals"):
+        load_config_text(text.replace("x/../../victim", "BANK"))
+
+
+def test_a_role_is_named_by_its_own_word_alone() -> None:
+    key = "ab" * 32
+    assert Participant(name="aggregator", role="aggregator", public_key=key).name == "aggregator"
+    with pytest.raises(ValidationError, match="cannot be called 'aggregator'"):
+        Participant(name="aggregator", role="passive", public_key=key)
+
+
+def test_tables_and_alignment_keep_the_rule_too() -> None:
+    data = load_data(config().data, seed=0)
+    passive = data.passives[0]
+    object.__setattr__(passive, "name", "../x")
+    with pytest.raises(DataError, match=r"got '\.\./x'"):
+        VerticalData(data.active, data.passives, data.classes, data.train_rows, data.test_rows)
+    with pytest.raises(DataError, match="got 'a/b'"):
+        align({"bank": ["1", "2"], "a/b": ["1", "2"]}, hub="bank")
+
+
+def test_the_example_runs() -> None:
+    assert doctest.testmod(names).failed == 0

@@ -1,0 +1,134 @@
+"""Cross-checks of epsilon: bounded, said where they are left out, and never a run's loss."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from secure_apfed.privacy import ACCOUNTANTS, GaussianRelease, PrivacyLedger
+from secure_apfed.privacy.accountants import MAX_GRID_POINTS, GridTooLargeError
+from secure_apfed.privacy.gdp import calibrate_sigma
+from secure_apfed.runs import load_model, run
+from secure_apfed.runs.folder import RunFolder
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+DELTA = 1e-5
+
+
+def release(epsilon: float, releases: int) -> GaussianRelease:
+    return GaussianRelease(noise_multiplier=calibrate_sigma(epsilon, DELTA, releases, clip=0.5))
+
+
+@pytest.mark.parametrize("releases", [1, 10])
+@pytest.mark.parametrize("epsilon", [0.5, 0.01, 0.0037, 0.001, 1e-6])
+def test_prv_is_computed_where_its_grid_is_bounded(epsilon: float, releases: int) -> None:
+    mechanism = release(epsilon, releases)
+    if epsilon >= (0.01 if releases == 1 else 0.5):
+        told = ACCOUNTANTS["prv"].epsilon(mechanism, releases=releases, delta=DELTA)
+        assert told == pytest.approx(epsilon, rel=0.01)
+    else:
+        with pytest.raises(GridTooLargeError, match=r"its grid would take .* points \(bound 4,194"):
+            ACCOUNTANTS["prv"].epsilon(mechanism, releases=releases, delta=DELTA)
+
+
+def test_the_grid_of_prv_is_as_large_as_foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opacus.accountants.prv import Domain
+
+    made: list[int] = []
+    create = Domain.create_aligned
+
+    def noted(*args: Any) -> Domain:
+        made.append((domain := create(*args)).size)
+        return domain
+
+    monkeypatch.setattr(Domain, "create_aligned", noted)
+    monkeypatch.setattr("secure_apfed.privacy.accountants.MAX_GRID_POINTS", 60_000)
+    ACCOUNTANTS["prv"].epsilon(release(0.5, 1), releases=1, delta=DELTA)
+    monkeypatch.setattr("secure_apfed.privacy.accountants.MAX_GRID_POINTS", made[0] - 10)
+    with pytest.raises(GridTooLargeError):
+        ACCOUNTANTS["prv"].epsilon(release(0.5, 1), releases=1, delta=DELTA)
+    monkeypatch.setattr("secure_apfed.privacy.accountants.MAX_GRID_POINTS", made[0] + 10)
+    ACCOUNTANTS["prv"].epsilon(release(0.5, 1), releases=1, delta=DELTA)
+
+
+def test_no_grid_is_begun_for_a_large_epsilon_either() -> None:
+    """PLD's would take 4 GB at epsilon 1000; PRV's numbers overflow, and it would say inf."""
+    for name in ("prv", "pld"):
+        with pytest.raises(GridTooLargeError, match="its grid would"):
+            ACCOUNTANTS[name].epsilon(release(1000.0, 10), releases=10, delta=DELTA)
+
+
+def test_the_foreseen_grid_of_pld_is_that_of_its_library() -> None:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    from secure_apfed.privacy.accountants import _pld_grid
+
+    for epsilon in (0.5, 20.0):
+        mechanism = release(epsilon, 1)
+        library = privacy_loss_distribution.from_gaussian_mechanism(mechanism.noise_multiplier)
+        assert _pld_grid(mechanism, 1)[0] == pytest.approx(library._pmf_remove.size, rel=0.01)
+
+
+def test_an_epsilon_that_rounds_to_nothing_has_no_grid() -> None:
+    with pytest.raises(GridTooLargeError):
+        ACCOUNTANTS["prv"].epsilon(GaussianRelease(noise_multiplier=1e9), releases=1, delta=DELTA)
+
+
+def test_what_is_left_out_stands_where_its_figure_would() -> None:
+    mechanism = release(1e-6, 1)
+    ledger = PrivacyLedger(mechanism, delta=DELTA, budget=None, rows=1, log=None)
+    ledger.load_state_dict({"counts": torch.ones(1, dtype=torch.int64)})
+    told = ledger.cross_check()
+    assert told["gdp"] == pytest.approx(1e-6, rel=1e-4)
+    assert str(told["prv"]).startswith("left out: its grid would take ")
+    assert f"(bound {MAX_GRID_POINTS:,})" in str(told["prv"])
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 0.0037, 1e-6])
+def test_a_run_of_any_epsilon_is_finished(epsilon: float, tmp_path: Path) -> None:
+    guard = {"mechanism": "gaussian", "epsilon": epsilon, "noise": "reproducible_insecure"}
+    result = run(
+        small_config(guard=guard, train={"epochs": 1, "batch_size": 64, "device": "cpu"}),
+        tmp_path / "run",
+    )
+    told = json.loads((tmp_path / "run" / "accountants.json").read_bytes())
+    assert told == dict(result.privacy.accountants)
+    assert isinstance(told["prv"], str) == (epsilon < 0.01)
+    assert told["gdp"] == pytest.approx(epsilon, rel=1e-3)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("does not converge")])
+def test_a_cross_check_that_fails_leaves_the_finished_run(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **options: Any) -> float:
+        raise error
+
+    monkeypatch.setattr(ACCOUNTANTS["prv"], "epsilon", fail)
+    result = run(small_config(), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    assert str(result.privacy.accountants["prv"]).startswith(f"failed: {type(error).__name__}")
+    assert folder.read_json(folder.accountants)["prv"] == result.privacy.accountants["prv"]
+    assert folder.read_json(folder.result)["privacy"]["epsilon_x"] == result.privacy.epsilon_x
+
+
+def test_a_process_that_ends_in_the_cross_check_leaves_the_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*args: Any, **options: Any) -> float:
+        raise SystemExit(137)  # as far as this process can play one that is killed
+
+    monkeypatch.setattr(ACCOUNTANTS["prv"], "epsilon", killed)
+    with pytest.raises(SystemExit):
+        run(small_config(), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    folder.check()
+    load_model(folder.path)
+    assert 7.9 < folder.read_json(folder.result)["privacy"]["epsilon_x"] <= 8.0
+    assert (folder.path / "ledger-active.jsonl").stat().st_size > 0
+    assert not folder.checkpoint.exists()
+    assert not folder.accountants.exists()
