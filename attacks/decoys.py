@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attacks.interface import Guess, Prediction
-from attacks.reading import released_positions
+from attacks.reading import answered_positions, released_positions
 from attacks.view import AdversaryView
 from secure_apfed.seeds import shuffled
 
@@ -25,18 +25,29 @@ __all__ = ["exchanged", "with_decoys"]
 def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
     """Return `view` with every release attributed to another row; None if it shows no two rows.
 
-    The order is the same in all epochs. People whom a malicious adversary asked about are
-    exchanged among themselves, so that it still has answers about the same people.
+    The order is the same in all epochs. Exchanged among themselves are rows of which as much was
+    seen: people whom a malicious adversary asked about; rows that trained, which got gradients;
+    and the others, which in joint training are test rows. So a decoy speaks of the same rows.
     """
     observed = released_positions(view)
     asked = observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
-    others = observed[~torch.isin(observed, asked)]
-    if len(asked) + len(others) < 2:
+    answered = answered_positions(view)
+    groups = {
+        "asked": asked.unique(),
+        "answered": _without(answered, asked),
+        "others": _without(observed, torch.cat([asked, answered])),
+    }
+    every = torch.cat(list(groups.values()))
+    if len(every) < 2:
         return None
-    stands_for = torch.arange(int(torch.cat([asked, others]).max()) + 1)
-    for name, group in (("asked", asked.unique()), ("others", others)):
+    stands_for = torch.arange(int(every.max()) + 1)
+    for name, group in groups.items():
         stands_for[group] = shuffled(group, seed, "attacks", "decoy", name)
     return replace(view, stands_for=stands_for)
+
+
+def _without(positions: Tensor, others: Tensor) -> Tensor:
+    return positions[~torch.isin(positions, others)]
 
 
 def with_decoys(guess: Guess, decoy: Guess) -> Guess:

@@ -18,6 +18,7 @@ from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 
 __all__ = [
     "Observed",
+    "answered_positions",
     "batches",
     "collect",
     "first_and_last",
@@ -83,20 +84,35 @@ def gradients(view: AdversaryView, epoch: int) -> Observed:
         KeyError: the view holds no gradient of that epoch.
         RemoteProtocolError: a payload of another form.
     """
-    rows = {
-        (envelope.sender, envelope.step): _open(view, envelope)[0]
-        for envelope in view.envelopes.get(epoch, ())
-        if envelope.kind is Kind.REPRESENTATIONS
-    }
     of_receiver: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    for envelope in view.envelopes.get(epoch, ()):
-        answered = rows.get((envelope.receiver, envelope.step))
-        if envelope.kind is Kind.GRADIENTS and answered is not None:
-            values_BD = _tensors(envelope, "gradient")["gradient"].flatten(1)
-            of_receiver.setdefault(envelope.receiver, []).append((answered, values_BD))
+    for envelope, rows in _answers(view, epoch):
+        values_BD = _tensors(envelope, "gradient")["gradient"].flatten(1)
+        of_receiver.setdefault(envelope.receiver, []).append((rows, values_BD))
     if not of_receiver:
         raise KeyError(f"{view.name} holds no gradients of epoch {epoch}")
     return _side_by_side(of_receiver)
+
+
+def answered_positions(view: AdversaryView) -> Tensor:
+    """Return the positions (N,) of which the view holds any gradient, ascending."""
+    rows = [rows for epoch in view.epochs for _, rows in _answers(view, epoch)]
+    return torch.cat(rows).unique() if rows else torch.empty(0, dtype=torch.int64)
+
+
+def _answers(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
+    """Yield the gradients of an epoch, and the rows of the representations that each answers."""
+    envelopes = view.envelopes.get(epoch, ())
+    returned = [envelope for envelope in envelopes if envelope.kind is Kind.GRADIENTS]
+    if not returned:
+        return
+    rows = {
+        (envelope.sender, envelope.step): _open(view, envelope)[0]
+        for envelope in envelopes
+        if envelope.kind is Kind.REPRESENTATIONS
+    }
+    for envelope in returned:
+        if (answered := rows.get((envelope.receiver, envelope.step))) is not None:
+            yield envelope, answered
 
 
 def batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:

@@ -56,7 +56,7 @@ class Line:
     Attributes:
         protection: "none", or what stood between the parties; "nothing is sent" for SingleVL.
         accuracy: on the test rows; advantage: of the attack by one adversary that gains most on
-            average over the seeds; None where none applies to every seed.
+            average over the seeds; None where none applies.
         wire_bytes: mean over seeds; epsilon: the largest over seeds.
     """
 
@@ -102,11 +102,15 @@ def _line(variant: Variant, key: str, results: Sequence[TrialResult]) -> Line:
 
 
 def _worst(results: Sequence[TrialResult]) -> Spread | None:
-    """The advantage of the attack by one adversary that gains most on average."""
-    settings = set.intersection(*(set(result.advantages) for result in results))
-    found = [
-        Spread.of([one.advantages[setting] for one in results]) for setting in sorted(settings)
-    ]
+    """The advantage of the attack by one adversary that gains most on average.
+
+    Over the runs to which it applies, if these are most: one run without it must not hide it.
+    """
+    gains: dict[str, list[float]] = {}
+    for result in results:
+        for setting, advantage in result.advantages.items():
+            gains.setdefault(setting, []).append(advantage)
+    found = [Spread.of(of) for of in gains.values() if 2 * len(of) > len(results)]
     return max(found, key=lambda spread: spread.mean, default=None)
 
 

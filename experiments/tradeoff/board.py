@@ -45,8 +45,8 @@ class Entry:
     Attributes:
         epsilon_x, epsilon_y: the largest over the seeds; inf: nothing is promised.
         releases: T, the most releases of one row.
-        leakage: by target, of the worst attack that applied to every seed; a target that no
-            attack applied to is absent.
+        leakage: by target, of the worst attack that applied to most seeds, over those; a target
+            that no attack applied to is absent.
         dcs_vflair, dcs_baseline: defence capability scores, 0 to 1, higher is better; None where
             no attack applies. See `dcs`.
     """
@@ -112,7 +112,7 @@ def _worst_leaks(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Leakage]]:
     by_target: dict[str, list[tuple[str, list[Leak]]]] = {}
     for target, attack in keys:
         leaks = [one.leaks[target, attack] for one in outcomes if (target, attack) in one.leaks]
-        if len(leaks) == len(outcomes):
+        if 2 * len(leaks) > len(outcomes):
             by_target.setdefault(target, []).append((attack, leaks))
     for target, candidates in by_target.items():
         attack, leaks = max(
