@@ -21,6 +21,7 @@ from attacks.features.chosen_representations import ChosenRepresentations
 from attacks.features.decoder_extraction import DecoderExtraction
 from attacks.features.isolation import Isolation
 from attacks.interface import AttackResult
+from attacks.labels.completion import PROBES
 from attacks.live import stuffing
 from attacks.live.apfed import LiveRun
 from attacks.live.play import play_from
@@ -31,7 +32,7 @@ from attacks.trial import Trial
 from attacks.view import Played
 from secure_apfed.alignment import AlignmentSettings
 from secure_apfed.contract import RepresentationTerms
-from secure_apfed.data import VerticalData
+from secure_apfed.data import VerticalData, load_data
 from secure_apfed.seeds import seeded
 from tests.attacks.live_runs import TWO_TABLES, live_config
 
@@ -46,17 +47,22 @@ CONFIDENCE = 0.99
 WIDEST = 0.1
 
 
+def _interval(figures: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of independent figures and half the width of its Student t interval."""
+    values = np.asarray(figures, dtype=np.float64)
+    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    return float(values.mean()), quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
 def why_not_zero(advantages: Sequence[float]) -> str | None:
     """Return how the mean of these independent figures differs from 0, or None.
 
-    By Student's t interval; too wide a one shows nothing, and is an answer as well.
+    Too wide an interval shows nothing, and is an answer as well.
     """
     values = np.asarray(advantages, dtype=np.float64)
     if len(values) < 2 or not np.isfinite(values).all():
         return f"{len(values)} figures, all finite: {bool(np.isfinite(values).all())}"
-    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
-    half = quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
-    mean = float(values.mean())
+    mean, half = _interval(advantages)
     found = f"{mean:+.3f} +- {half:.3f} ({', '.join(f'{value:+.3f}' for value in values)})"
     if half > WIDEST:
         return f"{found} is too wide to tell"
@@ -115,6 +121,30 @@ def test_noise_for_representations_tells_no_label(
         trial = _trial(name, recording, adversary, "active", seed, **options)
         advantages.append(_advantage(trial.result()))
     assert why_not_zero(advantages) is None
+
+
+def test_a_leak_that_would_drown_own_features_is_found(make_recording: Any) -> None:
+    def weak(labels: Any, own: Any, draw: torch.Generator, epoch: int) -> torch.Tensor:
+        z = torch.randn(len(labels), 128, generator=draw)
+        z[:, :3] += 1.5 * nn.functional.one_hot(labels, 3)
+        return z
+
+    advantages, unweighted = [], []
+    for seed in SEEDS:
+        recording = make_recording(weak, epochs=1, seed=seed)
+        result = _trial(
+            "model_completion", recording, "passive-1", "active", seed,
+            labels_per_class=10, iterations=40,
+        ).result()  # fmt: skip
+        advantages.append(_advantage(result))
+        # What was compared before: no weights, no stacking, no falling back on one's own.
+        figures = {name: one["balanced_accuracy"] or 0 for name, one in result.variants.items()}
+        found = [one for name, one in figures.items() if name.endswith((" on h", " on h and x"))]
+        own = [result.baselines[f"{probe} on x"]["balanced_accuracy"] or 0 for probe in PROBES]
+        unweighted.append(max(found) - max(own))
+    mean, half = _interval(advantages)
+    assert mean > half, advantages
+    assert np.mean(unweighted) < -0.02, unweighted
 
 
 @pytest.mark.null("semi_supervised")
@@ -216,6 +246,13 @@ def test_noise_in_the_place_of_sums_rebuilds_no_feature(make_recording: Any) -> 
     assert why_not_zero(advantages) is None
 
 
+def _in_order(data: VerticalData) -> dict[str, torch.Tensor]:
+    """Whom all parties have, in an order that repeats, unlike that of a set intersection."""
+    rows = {table.name: {one: row for row, one in enumerate(table.ids)} for table in data.tables}
+    common = sorted(set.intersection(*(set(row_of) for row_of in rows.values())))
+    return {name: torch.tensor([row_of[one] for one in common]) for name, row_of in rows.items()}
+
+
 class _Deaf(LiveRun):
     """Answers every question with noise."""
 
@@ -237,10 +274,16 @@ class _Deaf(LiveRun):
 def test_noise_in_the_place_of_answers_rebuilds_no_feature(
     method: str, attack: ActiveAttack
 ) -> None:
-    # Fewer numbers than features, so that every way of reading an answer is taken.
-    several = {"columns": {**TWO_TABLES["columns"], "passive-2": list(range(20, 30))}}
-    data = TWO_TABLES | (several if attack.name == "isolation" else {})
-    run = _Deaf(live_config(method, data=data, model={"projection": 12}), rules=frozenset())
+    several = ["active", "passive-1", "passive-2"][: 3 if attack.name == "isolation" else 2]
+    columns = {name: list(range(10 * at, 10 * at + 10)) for at, name in enumerate(several)}
+    config = live_config(
+        method,
+        data={**TWO_TABLES, "columns": columns},
+        # Fewer numbers than features, so that every way of reading an answer is taken.
+        model={"projection": 12},
+    )
+    data = load_data(config.data, seed=config.seed)
+    run = _Deaf(config, data, rules=frozenset(), alignment=_in_order(data))
     advantages = []
     for seed in SEEDS:
         run.draw = torch.Generator().manual_seed(seed)

@@ -15,7 +15,7 @@ from attacks.interface import AttackError, AttackResult, Guess, Prediction
 from attacks.labels.model_completion import ModelCompletion
 from attacks.recorded import reveal_labels, truth_of, view_of
 from attacks.run import headlines, mount, prepare
-from attacks.scoring import score
+from attacks.scoring import EXCHANGED, score
 from attacks.view import Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
@@ -123,6 +123,52 @@ class TestScoring:
         assert result.score == {"accuracy": 1.0, "balanced_accuracy": 1.0, "auc": 1.0}
         assert result.baselines["floor"]["auc"] == 0.5
         assert result.advantage == pytest.approx(2 / 3)
+
+    @staticmethod
+    def _right(truth: Any, rows: torch.Tensor, share: float) -> Any:
+        """Scores that are right about the first `share` of the rows."""
+        scores = np.eye(3)[truth.labels[rows].numpy()]
+        scores[int(share * len(rows)) :] = np.roll(scores[int(share * len(rows)) :], 1, axis=1)
+        return scores
+
+    def test_whoever_is_worse_than_without_releases_ignores_them(self, parts: Any) -> None:
+        view, truth, rows = parts
+        bad, good = (self._right(truth, rows, share) for share in (0.2, 0.6))
+        guess = replace(self._guess(rows, bad, good), decoys={"guess": Prediction(bad)})
+        result = score(self.attack, view, guess, truth, 0)
+        assert (result.variant, result.baseline, result.advantage) == ("floor", "floor", 0)
+        assert result.score == result.baselines["floor"]
+        assert list(result.variants) == ["guess"]
+        assert set(result.baselines) == {"floor", f"guess{EXCHANGED}"}
+
+    def test_of_equals_the_attack_is_named(self, parts: Any) -> None:
+        view, truth, rows = parts
+        scores = self._right(truth, rows, 0.6)
+        result = score(self.attack, view, self._guess(rows, scores, scores), truth, 0)
+        assert (result.variant, result.baseline, result.advantage) == ("guess", "floor", 0)
+
+    def test_a_lucky_decoy_is_the_floor(self, parts: Any) -> None:
+        view, truth, rows = parts
+        attack, floor, lucky = (self._right(truth, rows, share) for share in (0.6, 0.4, 0.8))
+        guess = replace(self._guess(rows, attack, floor), decoys={"guess": Prediction(lucky)})
+        result = score(self.attack, view, guess, truth, 0)
+        assert (result.variant, result.baseline) == ("guess", f"guess{EXCHANGED}")
+        assert result.advantage == pytest.approx(-0.2, abs=0.02)
+
+    def test_references_take_no_part(self, parts: Any) -> None:
+        view, truth, rows = parts
+        attack, floor, best = (self._right(truth, rows, share) for share in (0.6, 0.4, 1))
+        guess = replace(self._guess(rows, attack, floor), references={"best": Prediction(best)})
+        result = score(self.attack, view, guess, truth, 0)
+        assert (result.variant, result.baseline) == ("guess", "floor")
+
+    def test_decoys_of_another_shape_are_refused(self, parts: Any) -> None:
+        view, truth, rows = parts
+        scores = self._right(truth, rows, 0.6)
+        short = {"guess": Prediction(scores[1:])}
+        guess = replace(self._guess(rows, scores, scores), decoys=short)
+        with pytest.raises(AttackError, match=r"guess: expected values of shape"):
+            score(self.attack, view, guess, truth, 0)
 
     def test_the_adversarys_known_rows_are_never_scored(self, parts: Any) -> None:
         view, truth, _ = parts
