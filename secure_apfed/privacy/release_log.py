@@ -24,6 +24,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Release:
     digest: bytes
     rows: NDArray[np.int64]
 
-    @property
+    @cached_property
     def identity(self) -> bytes:
         """The same for the same bytes sent again at the same step."""
         return hashlib.blake2b(_json(self.fields()), digest_size=32).digest()
