@@ -25,7 +25,7 @@ from secure_apfed.runs.folder import read_sealed, write_sealed
 
 __all__ = ["Checkpoint", "config_digest", "load_tensors", "save_tensors", "table_digests"]
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)

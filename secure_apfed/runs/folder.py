@@ -104,8 +104,9 @@ class RunFolder:
         )  # fmt: skip
 
     def logs(self) -> tuple[Path, ...]:
-        """Ledgers, and digests of label answers."""
-        return (*sorted(self.path.glob("ledger-*.jsonl")), *sorted(self.path.glob("labels-*.log")))
+        """Ledgers, counts of what passives answered, and digests of label answers."""
+        kinds = ("ledger-*.jsonl", "answers-*.jsonl", "labels-*.log")
+        return tuple(log for kind in kinds for log in sorted(self.path.glob(kind)))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to the metrics."""
