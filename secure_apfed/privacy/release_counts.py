@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy.release_log import Release, ReleaseLog
 
@@ -44,15 +45,10 @@ class ReleaseCounts:
         self.step_repeated = False
         self._seen: set[bytes] = set()
         self._log: ReleaseLog | None = None
-        before: list[Release] = []
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.touch(mode=0o600)
-            self._log, before = ReleaseLog.open(log, {**about, "rows": rows})
-        for release in before:
-            if len(release.rows) and release.rows[-1] >= rows:
-                raise CheckpointError(f"{log} counts row {release.rows[-1]} of {rows} rows")
-            self._count(release)
+            self._log = ReleaseLog.open(log, {**about, "rows": rows}, total=rows, visit=self._count)
 
     def knows(self, release: Release) -> bool:
         """Whether these bytes left at this step before."""
@@ -64,7 +60,15 @@ class ReleaseCounts:
         return max(self.most, int((self.of_row_N[different] + times).max(initial=0)))
 
     def add(self, release: Release) -> None:
-        """Count a release before it is made; on return the operating system holds it."""
+        """Count a release before it is made; on return the operating system holds it.
+
+        Raises:
+            LocalProtocolError: more rows than there are.
+        """
+        if len(release.rows) > len(self.of_row_N):
+            raise LocalProtocolError(
+                f"a release names {len(release.rows)} rows of {len(self.of_row_N)}"
+            )
         if self.knows(release):
             return
         if self._log:

@@ -22,7 +22,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,14 +61,23 @@ class Release:
         }  # fmt: skip
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> "Release":
-        """Invert `fields`; raises ValueError, KeyError, TypeError or zlib.error."""
-        steps = np.frombuffer(zlib.decompress(base64.b64decode(fields["rows"])), dtype="<u4")
-        if len(steps) != fields["count"]:
+    def read(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
+        """Invert `fields`, whoever wrote them; `total` is how many rows there are.
+
+        Raises:
+            ValueError, OverflowError, KeyError, TypeError, zlib.error: not a release of them.
+        """
+        # Compressed rows may stand for a thousand times their size, so they are inflated to
+        # the size of all rows and no further.
+        inflating = zlib.decompressobj()
+        content = inflating.decompress(base64.b64decode(fields["rows"]), 4 * total + 1)
+        steps = np.frombuffer(content, dtype="<u4")
+        if not inflating.eof or len(steps) != fields["count"]:
             raise ValueError("another number of rows")
-        return cls(
-            int(fields["step"]), bytes.fromhex(fields["digest"]), np.cumsum(steps, dtype="i8")
-        )
+        rows = np.cumsum(steps, dtype="i8")
+        if len(rows) and rows[-1] >= total:
+            raise ValueError("rows that there are not")
+        return cls(int(fields["step"]), bytes.fromhex(fields["digest"]), rows)
 
 
 class ReleaseLog:
@@ -79,12 +88,16 @@ class ReleaseLog:
         self._chain, self._size = b"", 0
 
     @classmethod
-    def open(cls, path: Path, about: Mapping[str, Any]) -> tuple["ReleaseLog", list[Release]]:
-        """Continue the log at `path`, or begin it, and return it with all its releases.
+    def open(
+        cls, path: Path, about: Mapping[str, Any], *, total: int, visit: Callable[[Release], None]
+    ) -> "ReleaseLog":
+        """Continue the log at `path`, or begin it; its releases are visited one by one.
 
         Args:
             path: of the file; its folder is made if it is missing.
             about: facts that must be the same whenever the log is continued.
+            total: how many rows there are.
+            visit: called with each release that the log holds, the oldest first.
 
         Raises:
             CheckpointError: the file is damaged, or was begun about something else.
@@ -101,7 +114,9 @@ class ReleaseLog:
             log._check_header(log._read(lines[0], 1), header)
         else:
             log._append(header)
-        return log, [log._release(line, n) for n, line in enumerate(lines[1:], start=2)]
+        for number, line in enumerate(lines[1:], start=2):
+            visit(log._release(line, number, total))
+        return log
 
     def append(self, release: Release) -> None:
         """Hand one release over to the operating system, whole or not at all."""
@@ -137,18 +152,18 @@ class ReleaseLog:
         try:
             fields = json.loads(line)
             chain = bytes.fromhex(fields.pop("chain"))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._damaged(number) from error
         if chain != self._next_chain(fields):
             raise self._damaged(number)
         self._chain = chain
         return dict(fields)
 
-    def _release(self, line: bytes, number: int) -> Release:
+    def _release(self, line: bytes, number: int, total: int) -> Release:
         fields = self._read(line, number)
         try:
-            return Release.read(fields)
-        except (ValueError, TypeError, KeyError, zlib.error) as error:
+            return Release.read(fields, total=total)
+        except (ValueError, OverflowError, TypeError, KeyError, zlib.error) as error:
             raise self._damaged(number) from error
 
     def _check_header(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
