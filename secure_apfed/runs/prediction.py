@@ -14,12 +14,13 @@ from torch import Tensor
 from secure_apfed.config.file import load_config
 from secure_apfed.data import load_features, parse_encoding
 from secure_apfed.errors import DataError
+from secure_apfed.plain_csv import to_csv
 from secure_apfed.runs import load_model
 
 __all__ = ["Predictions", "predict_file"]
 
 _WRITERS = {
-    ".csv": lambda frame, path: frame.to_csv(path, index=False),
+    ".csv": lambda frame, path: path.write_text(to_csv(frame), encoding="utf-8", newline=""),
     ".parquet": lambda frame, path: frame.to_parquet(path, index=False),
     ".json": lambda frame, path: frame.to_json(path, orient="records"),
 }
@@ -57,6 +58,8 @@ class Predictions:
 
     def write(self, path: Path) -> None:
         """Write one line a row: id, class and the probability of every class.
+
+        In CSV a text that a spreadsheet would take for a formula stands behind an apostrophe.
 
         Raises:
             DataError: the file's name ends in nothing that can be written.
