@@ -13,7 +13,8 @@ from secure_apfed.runs.prediction import Predictions
 
 FORMULAS = (
     "=1+1", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "=", "-", "+", "@",
-    "-inf", "-1,5", "+49 30 1", "--1", "-0x1", "-1_000", "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x", "-\uff11",
+    "-inf", "-1,5", "+49 30 1", "--1", "-0x1", "-1_000",
+    "\uff1d1", "\uff0b1", "\uff0d1", "\uff20x", "-\uff11",
 )  # fmt: skip
 
 
