@@ -4,7 +4,6 @@ A comparison starts from one YAML file, the protected run; every other one is de
 it by a variant, so that all share data, networks and optimiser.
 """
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ import torch
 from attacks.interface import AttackResult
 from attacks.run import headlines
 from experiments.finish import mount_attacks
+from experiments.report.folder import Outcome
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config
 from secure_apfed.config.training import SumSettings
 from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import read_json
 from secure_apfed.privacy import GuardSettings
 from secure_apfed.runs import RunFolder, run
 
@@ -153,7 +153,7 @@ def refuse_another_run(config: Config, path: Path) -> None:
     """
     folder = RunFolder(path)
     begun = folder.result.exists() or folder.checkpoint.exists()
-    if begun and load_config(folder.config) != config:
+    if begun and folder.load_config() != config:
         raise CheckpointError(
             f"{path} holds a run with other settings; remove it, or choose another folder"
         )
@@ -162,9 +162,8 @@ def refuse_another_run(config: Config, path: Path) -> None:
 def read_trial(trial: Trial) -> TrialResult:
     """Read a finished trial from its folder."""
     folder = RunFolder(trial.folder)
-    result = folder.read_json(folder.result)
-    attacks = json.loads((trial.folder / "attacks.json").read_bytes())
-    worst = headlines([AttackResult(**attack) for attack in attacks])
+    result = read_json(folder.result, Outcome)
+    worst = headlines(read_json(trial.folder / "attacks.json", tuple[AttackResult, ...]))
     advantages = [
         attack.advantage
         for attack in worst
@@ -173,9 +172,9 @@ def read_trial(trial: Trial) -> TrialResult:
     return TrialResult(
         variant=trial.variant,
         seed=trial.config.seed,
-        accuracy=result["accuracy"],
-        wire_bytes=result["wire_bytes"],
-        epsilon=float(result["privacy"]["epsilon_x"]),
-        seconds=result["seconds"],
+        accuracy=result.accuracy,
+        wire_bytes=result.wire_bytes,
+        epsilon=result.privacy.epsilon_x,
+        seconds=result.seconds,
         advantage=max(advantages, default=None),
     )

@@ -72,9 +72,7 @@ def read_text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise ConfigError(
-                f"{path}: is larger than {MOST_BYTES} bytes; expected a YAML file with settings"
-            )
+            raise _too_large(str(path))
         return content.decode("utf-8").replace("\r\n", "\n")
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
@@ -94,6 +92,8 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
     Raises:
         ConfigError: not YAML, or of a kind that is not read.
     """
+    if len(text) > MOST_BYTES:
+        raise _too_large(source)
     try:
         loader = _Loader(text)
         try:
@@ -132,6 +132,10 @@ def as_yaml(content: Any) -> str:
     """Return plain values as YAML, which `parse_yaml` reads back equal."""
     text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text
+
+
+def _too_large(source: str) -> ConfigError:
+    return ConfigError(f"{source}: is larger than {MOST_BYTES} bytes; expected YAML with settings")
 
 
 def _keys(node: yaml.Node, source: str, path: KeyPath = ()) -> Iterator[tuple[KeyPath, int]]:

@@ -13,6 +13,7 @@ from experiments.report import find_reference, read_run, write_report
 from experiments.report.contents import settings_of
 from experiments.report.words import count, duration, epsilon, number, percent, size
 from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import MOST_JSON_BYTES
 from tests.experiments.run_folder import attack_result, config_of, write_run
 
 
@@ -174,6 +175,13 @@ def test_a_run_without_attacks_says_so(tmp_path: Path) -> None:
         ("transcript.json", '[{"sender": 3}]', "transcript.json: is damaged at '0.sender'"),
         ("metrics.jsonl", '{"epoch": 0', "metrics.jsonl: is truncated or damaged"),
         ("attacks.json", "[{}]", "attacks.json: is damaged"),
+        ("seeds.json", "[]", "seeds.json: is damaged"),
+        ("seeds.json", "3", "seeds.json: is damaged"),
+        ("versions.json", "[1]", "versions.json: is damaged"),
+        ("versions.json", "null", "versions.json: is damaged"),
+        ("versions.json", "[" * 100_000, "versions.json: is truncated or damaged"),
+        ("result.json", " " * (MOST_JSON_BYTES + 1), "result.json: is larger than"),
+        ("config.yaml", " " * (MOST_JSON_BYTES + 1), "config.yaml: is larger than"),
     ],
 )
 def test_a_damaged_folder_names_the_file(
