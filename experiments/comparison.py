@@ -10,6 +10,7 @@ from scipy import stats
 
 from experiments import tables
 from experiments.trials import TrialResult, Variant
+from secure_apfed.plain_csv import cell
 
 __all__ = ["HEADER", "Line", "Spread", "as_csv", "as_markdown", "compare"]
 
@@ -142,7 +143,7 @@ def as_csv(lines: Sequence[Line]) -> str:
     for line in lines:
         advantage = line.advantage or Spread(math.nan, math.nan)
         writer.writerow(
-            (line.method, line.protection, line.accuracy.mean, line.accuracy.half_width,
+            (cell(line.method), cell(line.protection), line.accuracy.mean, line.accuracy.half_width,
              line.wire_bytes, line.epsilon, advantage.mean, advantage.half_width)
         )  # fmt: skip
     return text.getvalue()

@@ -1,6 +1,5 @@
 """What follows a finished run: the attacks that its config or its user names."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from experiments.reconstructions import (
 )
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import read_json
 from secure_apfed.runs import RunFolder, load_recording
 from secure_apfed.runs.folder import make_private
 
@@ -77,10 +77,7 @@ def _others(folder: Path, mounted: set[str]) -> list[AttackResult]:
     if not path.is_file():
         return []
     try:
-        past = [AttackResult(**one) for one in json.loads(path.read_bytes())]
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{path}: holds no results of attacks as this version writes them ({error}); remove it "
-            "and attack again"
-        ) from None
+        past = read_json(path, tuple[AttackResult, ...])
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; or remove it and attack again") from None
     return [result for result in past if result.attack not in mounted]

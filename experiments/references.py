@@ -4,7 +4,6 @@
 papers, or other ones: each entry says which, and the distance is written beside the figures.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,10 @@ from attacks.interface import AttackResult
 from experiments import tables
 from experiments.intervals import Interval
 from experiments.main_job import base_config
+from experiments.report.folder import Outcome
 from experiments.trials import finish_trial
 from secure_apfed.config import Config
+from secure_apfed.folder_files import read_json
 from secure_apfed.runs import RunFolder
 
 __all__ = ["REFERENCES", "Reference", "ReferenceTable", "run_reference"]
@@ -151,9 +152,8 @@ def run_reference(
 def _finished(config: Config, path: Path) -> tuple[float, list[AttackResult]]:
     finish_trial(config, path)
     folder = RunFolder(path)
-    accuracy = next(iter(folder.read_json(folder.result)["accuracy"].values()))
-    attacks = json.loads((path / "attacks.json").read_bytes())
-    return accuracy, [AttackResult(**one) for one in attacks]
+    accuracy = next(iter(read_json(folder.result, Outcome).accuracy.values()))
+    return accuracy, list(read_json(path / "attacks.json", tuple[AttackResult, ...]))
 
 
 def _figures(

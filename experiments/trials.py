@@ -4,7 +4,6 @@ A comparison starts from one YAML file, the protected run; every other one is de
 it by a variant, so that all share data, networks and optimiser.
 """
 
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +14,12 @@ import torch
 
 from attacks.interface import AttackResult
 from experiments.finish import mount_attacks
+from experiments.report.folder import Outcome
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config
 from secure_apfed.config.training import SumSettings
 from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import read_json
 from secure_apfed.privacy import GuardSettings
 from secure_apfed.runs import RunFolder, run
 
@@ -152,7 +152,7 @@ def refuse_another_run(config: Config, path: Path) -> None:
     """
     folder = RunFolder(path)
     begun = folder.result.exists() or folder.checkpoint.exists()
-    if begun and load_config(folder.config) != config:
+    if begun and folder.load_config() != config:
         raise CheckpointError(
             f"{path} holds a run with other settings; remove it, or choose another folder"
         )
@@ -161,15 +161,18 @@ def refuse_another_run(config: Config, path: Path) -> None:
 def read_trial(trial: Trial) -> TrialResult:
     """Read a finished trial from its folder."""
     folder = RunFolder(trial.folder)
-    result = folder.read_json(folder.result)
-    attacks = json.loads((trial.folder / "attacks.json").read_bytes())
-    labels = [one for attack in attacks if (one := AttackResult(**attack)).target == "labels"]
+    result = read_json(folder.result, Outcome)
+    attacks = read_json(trial.folder / "attacks.json", tuple[AttackResult, ...])
     return TrialResult(
         variant=trial.variant,
         seed=trial.config.seed,
-        accuracy=result["accuracy"],
-        wire_bytes=result["wire_bytes"],
-        epsilon=float(result["privacy"]["epsilon_x"]),
-        seconds=result["seconds"],
-        advantages={one.setting: one.advantage for one in labels if one.advantage is not None},
+        accuracy=result.accuracy,
+        wire_bytes=result.wire_bytes,
+        epsilon=result.privacy.epsilon_x,
+        seconds=result.seconds,
+        advantages={
+            one.setting: one.advantage
+            for one in attacks
+            if one.target == "labels" and one.advantage is not None
+        },
     )

@@ -87,6 +87,7 @@ class Contract(Settings):
         alignment, secure_sum, guard: protocols with their public parameters.
         minimum_batch: rows below which a passive refuses a batch.
         epochs, batch_size: how much will be asked of the passives at most.
+        spare_answers: for a row above one an epoch, in all sessions of the run together.
         when_a_party_leaves: in the middle of a step, "abort": the run stops for all; "recover":
             it goes on without a passive that fell silent, while no fewer than the secure sum's
             threshold are left.
@@ -103,6 +104,7 @@ class Contract(Settings):
     minimum_batch: int = Field(ge=1)
     epochs: int = Field(ge=1)
     batch_size: int = Field(ge=1)
+    spare_answers: int = Field(0, ge=0)
     when_a_party_leaves: Literal["abort", "recover"] = "abort"
 
     @model_validator(mode="after")

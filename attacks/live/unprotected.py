@@ -36,9 +36,9 @@ class Rule(StrEnum):
 
     NORMS: a row of z has a norm between two bounds. BATCH: rows are distinct and not too few.
     SPREAD: their representations differ in direction. ALLOWANCE: a step is answered once, a row
-    once an epoch, a batch is no larger than agreed. WEIGHT: lambda_p is the contract's. BINDING:
-    a contribution adds up only with answers to the same representations. PARTICIPANTS: a sum
-    holds one contribution of every passive.
+    no more often than agreed, in batches no larger. WEIGHT: lambda_p is the contract's. BINDING: a
+    contribution adds up only with answers to the same representations. PARTICIPANTS: a sum holds
+    one contribution of every passive.
     """
 
     NORMS = "norms"
@@ -78,11 +78,15 @@ class UnprotectedPassive(PassiveParty):
         if Rule.SPREAD in rules:
             check_spread(z_BD, terms, sender=envelope.sender)
         if Rule.ALLOWANCE in rules:
+            self._allowance.check(envelope.step, rows_B, sender=envelope.sender)
             self.gate.enter(envelope)
-            self._allowance.take(rows_B, sender=envelope.sender)
         asked = {} if Rule.WEIGHT in rules else meta.get("weights", {})
         self._asked = float(asked.get(self.name, self.terms.weight))
         return rows_B, z_BD
+
+    def _count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
+        if Rule.ALLOWANCE in self._rules:
+            super()._count(envelope, rows_B, digest)
 
     def _gradient(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
         scale = self._asked / self.terms.weight if self.terms.weight else 1.0

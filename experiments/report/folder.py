@@ -1,22 +1,21 @@
 """A finished run as its folder tells it; the only thing that a report is made from."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from attacks.interface import AttackResult
 from experiments.reconstructions import FILE, Reconstruction, read_examples
 from experiments.report.entries import Role, Situation
 from secure_apfed import runs
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
+from secure_apfed.folder_files import count_lines, read_json, read_json_lines
 
 __all__ = [
     "Attendance",
@@ -27,8 +26,6 @@ __all__ = [
     "RunFolder",
     "read_run",
 ]
-
-_PartT = TypeVar("_PartT")
 
 
 def _unbounded(value: Any) -> Any:
@@ -185,23 +182,20 @@ def read_run(path: Path, *, examples: bool = False) -> RunFolder:
         files.config, files.contract, files.result, files.metrics, files.flows, files.seeds,
         files.versions, *files.logs(),
     )  # fmt: skip
-    contract = _parsed(path / "contract.json", _Contract, _json(path / "contract.json"))
+    contract = read_json(files.contract, _Contract)
     participants = sorted(
         contract.document.participants, key=lambda one: list(Role).index(one.role)
     )
     return RunFolder(
         path=path,
-        config=load_config_text(_text(path / "config.yaml"), source=str(path / "config.yaml")),
+        config=files.load_config(),
         outcome=_outcome(path),
-        epochs=tuple(
-            _parsed(path / "metrics.jsonl", EpochMetrics, line)
-            for line in _lines(path / "metrics.jsonl")
-        ),
-        flows=_parsed(path / "transcript.json", tuple[Flow, ...], _json(path / "transcript.json")),
+        epochs=read_json_lines(files.metrics, EpochMetrics),
+        flows=read_json(files.flows, tuple[Flow, ...]),
         contract_sha256=contract.sha256,
         roles={one.name: one.role for one in participants},
-        seeds=_json(path / "seeds.json"),
-        versions=_json(path / "versions.json"),
+        seeds=read_json(files.seeds, dict[str, Any]),
+        versions=read_json(files.versions, dict[str, Any]),
         charges=_charges(path),
         attacks=_attacks(path / "attacks.json"),
         examples=read_examples(path) if examples else None,
@@ -211,11 +205,11 @@ def read_run(path: Path, *, examples: bool = False) -> RunFolder:
 
 def _outcome(path: Path) -> Outcome:
     """What result.json says, with the cross-checks of accountants.json where it was written."""
-    outcome = _parsed(path / "result.json", Outcome, _json(path / "result.json"))
+    outcome = read_json(path / "result.json", Outcome)
     checks = path / "accountants.json"
     if not checks.is_file():
         return outcome
-    checked = _parsed(checks, dict[str, float | str], _json(checks))
+    checked = read_json(checks, dict[str, float | str])
     privacy = outcome.privacy.model_copy(update={"accountants": checked})
     return outcome.model_copy(update={"privacy": privacy})
 
@@ -223,48 +217,10 @@ def _outcome(path: Path) -> Outcome:
 def _charges(path: Path) -> Mapping[str, int]:
     """Count the ledgers' lines; the first of each says what it is."""
     files = sorted(path.glob("ledger-*.jsonl"))
-    return {file.stem.removeprefix("ledger-"): len(_lines(file)) - 1 for file in files}
+    return {file.stem.removeprefix("ledger-"): count_lines(file) - 1 for file in files}
 
 
 def _attacks(path: Path) -> tuple[AttackResult, ...] | None:
     if not path.is_file():
         return None
-    return _parsed(path, tuple[AttackResult, ...], _json(path))
-
-
-def _parsed(path: Path, kind: type[_PartT], value: Any) -> _PartT:
-    try:
-        return TypeAdapter(kind).validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise CheckpointError(
-            f"{path}: is not as this version writes it, at {place!r}: {first['msg'].lower()}"
-        ) from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: is missing; the run folder is not complete") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{path}: is not JSON, so it was cut off or altered: {error}"
-        ) from None
-
-
-def _lines(path: Path) -> Sequence[Mapping[str, Any]]:
-    try:
-        return [json.loads(line) for line in _text(path).splitlines() if line]
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{path}: is not JSON, so it was cut off or altered: {error}"
-        ) from None
+    return read_json(path, tuple[AttackResult, ...])

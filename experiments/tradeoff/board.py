@@ -13,6 +13,7 @@ from experiments.intervals import Interval
 from experiments.tradeoff.outcome import Leak, Outcome
 from experiments.tradeoff.study import Point
 from experiments.tradeoff.trial import Failure
+from secure_apfed.plain_csv import to_csv
 
 __all__ = ["BETA", "Board", "Entry", "Leakage", "dcs", "on_the_front"]
 
@@ -220,8 +221,7 @@ class Board:
 
     def as_csv(self) -> str:
         """The leaderboard with plain numbers, nested names joined by dots."""
-        text: str = pd.json_normalize(self.as_json()).to_csv(index=False)
-        return text
+        return to_csv(pd.json_normalize(self.as_json()))
 
 
 def _with_dcs(entry: Entry, undefended: float) -> Entry:

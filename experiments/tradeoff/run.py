@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from joblib import Parallel, delayed, parallel_config
 
 from experiments.report import write_report
@@ -15,6 +14,7 @@ from experiments.tradeoff.page import write_page
 from experiments.tradeoff.study import Point, Study, StudyError, points
 from experiments.tradeoff.trial import Failure, Trial, attempt, trials_of
 from secure_apfed.config.file import dump_settings
+from secure_apfed.config.plain_yaml import read_text, yaml_value
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import make_private, write_atomically
@@ -94,8 +94,8 @@ def _claim(folder: Path, study: Study, work: Sequence[Trial]) -> None:
 def _name_in(file: Path) -> str:
     """The study's name; whatever else the file says may be of an earlier version."""
     try:
-        return str(yaml.safe_load(file.read_bytes())["name"])
-    except (yaml.YAMLError, TypeError, KeyError):
+        return str(yaml_value(read_text(file), given=str(file))["name"])
+    except (ConfigError, TypeError, KeyError):
         raise CheckpointError(f"{file} names no study; remove it, and the study goes on") from None
 
 

@@ -116,8 +116,7 @@ def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice
 
 
 def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
-    import yaml
-
+    from secure_apfed.config.plain_yaml import yaml_value
     from secure_apfed.errors import ConfigError
 
     given: dict[str, dict[str, object]] = {}
@@ -129,10 +128,7 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
                 f"--option {option}: expected ATTACK.KEY=VALUE, as in "
                 "model_completion.labels_per_class=4"
             )
-        try:
-            given.setdefault(name, {})[key] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"--option {option}: the value {text!r} is not YAML") from None
+        given.setdefault(name, {})[key] = yaml_value(text, given=f"--option {option}")
     return given
 
 

@@ -7,15 +7,14 @@ line, the key, what was expected and what was given. The same functions read any
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from secure_apfed.config import Config
+from secure_apfed.config.plain_yaml import KeyPath, as_yaml, parse_yaml, read_text, yaml_value
 from secure_apfed.config.problems import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import Settings
@@ -30,22 +29,6 @@ __all__ = [
 ]
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
-
-_FLOAT = re.compile(
-    r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+[eE][-+]?[0-9]+$"
-)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML's safe subset, in which 1e-3 is a number (YAML 1.2), not a text (PyYAML)."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads back the same."""
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
 def load_config(path: str | Path, *, overrides: Sequence[str] = ()) -> Config:
@@ -100,49 +83,12 @@ def dump_config(config: Config) -> str:
 
 def dump_settings(settings: Settings) -> str:
     """Return the complete YAML of any settings; it loads back equal."""
-    text: str = yaml.dump(
-        settings.model_dump(mode="json"),
-        Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100,
-    )  # fmt: skip
-    return text
+    return as_yaml(settings.model_dump(mode="json"))
 
 
-def read_text(path: Path) -> str:
-    """Return a file's text.
-
-    Raises:
-        ConfigError: there is no such file, it may not be read, or it is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; expected a YAML file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path}: is not text in UTF-8 (byte {error.start}); expected a YAML file"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-_Path = tuple[str | int, ...]
-
-
-def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[_Path, int]]:
+def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     """Return the mapping that the text holds, and the line of each key."""
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-        lines = dict(_keys(node, source)) if node is not None else {}
-        # _Loader is a SafeLoader: it makes plain values only.
-        raw = yaml.load(text, Loader=_Loader)  # noqa: S506
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{source}:{mark.line + 1}" if mark else source
-        raise ConfigError(f"{place}: is not YAML: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{source}: is not YAML: {str(error).splitlines()[0]}") from None
+    raw, lines = parse_yaml(text, source)
     if raw is None:
         raise ConfigError(f"{source}: is empty; expected settings, at least name, method and data")
     if not isinstance(raw, dict):
@@ -151,39 +97,13 @@ def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[_Path, int]]:
     return raw, lines
 
 
-def _keys(node: yaml.Node, source: str, path: _Path = ()) -> Iterator[tuple[_Path, int]]:
-    """Yield the path and line of every key below `node`; refuse repeated keys."""
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield (*path, index), item.start_mark.line + 1
-            yield from _keys(item, source, (*path, index))
-    if not isinstance(node, yaml.MappingNode):
-        return
-    seen: dict[str, int] = {}
-    for key, value in node.value:
-        line = key.start_mark.line + 1
-        name = str(key.value)
-        if name in seen:
-            raise ConfigError(
-                f"{source}:{line}: {'.'.join(map(str, (*path, name)))}: is given twice, "
-                f"first in line {seen[name]}; keep one"
-            )
-        seen[name] = line
-        yield (*path, name), line
-        yield from _keys(value, source, (*path, name))
-
-
-def _override(raw: dict[str, Any], override: str) -> _Path:
+def _override(raw: dict[str, Any], override: str) -> KeyPath:
     """Set one "key.path=value" in `raw`; return its path."""
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set {override}: expected key=value, as in train.epochs=3")
-    try:
-        # _Loader is a SafeLoader: it makes plain values only.
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {override}: the value {text!r} is not YAML") from None
+    value = yaml_value(text, given=f"--set {override}")
     path: list[str | int] = []
     holder: Any = raw
     for name in names[:-1]:
@@ -205,7 +125,9 @@ def _index(holder: Any, name: str, override: str) -> str | int:
     raise ConfigError(f"--set {override}: there is no {name!r} to set in {given}")
 
 
-def _place(source: str, path: _Path, lines: Mapping[_Path, int], overridden: set[_Path]) -> str:
+def _place(
+    source: str, path: KeyPath, lines: Mapping[KeyPath, int], overridden: set[KeyPath]
+) -> str:
     """Say where a key was given: --set, or file and line (of the nearest key above it)."""
     if any(path[:end] in overridden for end in range(1, len(path) + 1)):
         return "--set"

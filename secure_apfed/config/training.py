@@ -142,9 +142,14 @@ class RuleSettings(Settings):
             `parties/directions.py`); null is 0.0005, and 0 (no rule) below 8 numbers a
             row, where honest rows may lie as close.
             The active trains alone on a batch of its own that differs less, and warns.
+        spare_answers: how much more often than once an epoch a row may be answered, over all
+            sessions of the run: for epochs that break off and are played again. The same
+            answer again is free, and on a CPU it is the same; on a GPU, or under
+            masked_recovery with a threshold below all passives, it counts.
     """
 
     minimum_batch: int = Field(2, ge=2)
     maximum_norm: float | None = Field(None, gt=0)
     minimum_norm: float | None = Field(None, ge=0)
     minimum_spread: float | None = Field(None, ge=0, lt=1)
+    spare_answers: int = Field(2, ge=0)

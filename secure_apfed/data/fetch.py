@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from secure_apfed.data.catalogue import find_dataset
-from secure_apfed.data.files import DataFile, check_digest, decompress, default_folder, read_file
+from secure_apfed.data.files import DataFile, check_digest, default_folder, read_checked
 from secure_apfed.data.pool import Download
 from secure_apfed.errors import DataError
 
@@ -74,7 +74,7 @@ def fetch_file(
         part = folder / f".{download.file.name}.{mark}.part"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _download(address, part, download.file.name, progress)
+            _download(address, part, download.file, progress)
             _install(download, part, targets, address)
         except DataError as error:
             failures.append(str(error))
@@ -101,17 +101,17 @@ def _is_here(path: Path, file: DataFile) -> bool:
     if not path.is_file():
         return False
     try:
-        check_digest(read_file(path), file, path=path, remedy="")
+        read_checked(path, file, remedy="get it again")
     except DataError:
         return False
     return True
 
 
-def _download(address: str, part: Path, name: str, progress: Progress) -> None:
+def _download(address: str, part: Path, file: DataFile, progress: Progress) -> None:
     """Bring `part` to its full length, continuing after interruptions."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            _continue(address, part, name, progress)
+            _continue(address, part, file, progress)
         except httpx.HTTPStatusError as error:
             raise DataError(f"{address} answers {error.response.status_code}") from error
         except httpx.HTTPError as error:
@@ -125,8 +125,9 @@ def _download(address: str, part: Path, name: str, progress: Progress) -> None:
             return
 
 
-def _continue(address: str, part: Path, name: str, progress: Progress) -> None:
+def _continue(address: str, part: Path, wanted: DataFile, progress: Progress) -> None:
     """Append what `part` still lacks, or begin again where the server sends the whole file."""
+    most = _most_bytes(wanted)
     have = part.stat().st_size if part.exists() else 0
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     with httpx.stream(
@@ -144,18 +145,26 @@ def _continue(address: str, part: Path, name: str, progress: Progress) -> None:
         total = have + int(length) if length.isdecimal() else None
         with part.open("ab" if have else "wb") as file:
             for chunk in response.iter_raw():
-                file.write(chunk)
                 have += len(chunk)
-                progress(name, have, total)
+                if have > most:
+                    part.unlink()
+                    raise DataError(
+                        f"{address} sends more than the {most} bytes that the file may have"
+                    )
+                file.write(chunk)
+                progress(wanted.name, have, total)
+
+
+def _most_bytes(file: DataFile) -> int:
+    """How much gzip may take, at its worst, for what does not compress."""
+    return file.size + file.size // 100 + 2**12
 
 
 def _install(download: Download, part: Path, targets: dict[Path, DataFile], address: str) -> None:
     """Check `part` and move it, or what it packs, to its final place; a wrong one is removed."""
     remedy = f"{address} sends other bytes, which are removed again"
-    content = part.read_bytes()
     try:
-        plain = content if download.members else decompress(content, source=part)
-        check_digest(plain, download.file, path=part, remedy=remedy)
+        read_checked(part, download.file, remedy=remedy, compressed=not download.members)
         if download.members:
             _unpack(part, targets, remedy)
     except DataError:

@@ -19,9 +19,9 @@ __all__ = [
     "DataFile",
     "check_digest",
     "data_folders",
-    "decompress",
     "default_folder",
     "find_file",
+    "read_checked",
     "read_file",
 ]
 
@@ -34,15 +34,15 @@ class DataFile:
 
     Attributes:
         name: its official name, uncompressed; `name.gz` is taken as well.
+        size: uncompressed bytes; nothing is inflated beyond them.
         sha256: hex digest of the uncompressed bytes; empty where `md5` is all that is known.
         md5: the older hex digest, as published; a check against damage, not against forgery.
-        size: uncompressed bytes, where no digest of them is published; 0 if a digest is.
     """
 
     name: str
+    size: int
     sha256: str = ""
     md5: str = ""
-    size: int = 0
 
 
 def default_folder() -> Path:
@@ -86,31 +86,33 @@ def find_file(
     )
 
 
-def read_file(path: Path) -> bytes:
-    """Return a file's bytes, decompressed where its name ends in .gz.
+def read_file(path: Path, *, most: int | None = None, compressed: bool | None = None) -> bytes:
+    """Return a file's bytes, decompressed where it is.
+
+    Args:
+        path: of the file.
+        most: bytes, decompressed; beyond them nothing is read or inflated. None: no bound, for
+            the user's own files.
+        compressed: whether it is a gzip file; None goes by its name.
 
     Raises:
-        DataError: unreadable, or a damaged gzip file.
+        DataError: unreadable, larger, or a damaged gzip file.
     """
+    packed = path.suffix == ".gz" if compressed is None else compressed
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    return decompress(content, source=path) if path.suffix == ".gz" else content
-
-
-def decompress(content: bytes, *, source: Path) -> bytes:
-    """Return what a gzip file holds.
-
-    Raises:
-        DataError: truncated or damaged.
-    """
-    try:
-        return gzip.decompress(content)
+        with gzip.open(path) if packed else path.open("rb") as file:
+            content: bytes = file.read(-1 if most is None else most + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{source}: truncated or damaged gzip file ({error}); get it again"
+            f"{path}: truncated or damaged gzip file ({error}); get it again"
         ) from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if most is not None and len(content) > most:
+        raise DataError(
+            f"{path}: more than the {most} uncompressed bytes expected; it is another file"
+        )
+    return content
 
 
 def check_digest(content: bytes, file: DataFile, *, path: Path, remedy: str) -> None:
@@ -119,7 +121,7 @@ def check_digest(content: bytes, file: DataFile, *, path: Path, remedy: str) -> 
     Raises:
         DataError: says what was expected, what was found, and the remedy.
     """
-    if file.size and len(content) != file.size:
+    if len(content) != file.size:
         raise DataError(
             f"{path}: {len(content)} uncompressed bytes, expected {file.size}; it is truncated or "
             f"another set's file: {remedy}"
@@ -135,3 +137,19 @@ def check_digest(content: bytes, file: DataFile, *, path: Path, remedy: str) -> 
                 f"{path}: the {name} of its uncompressed bytes is {found}, expected {expected}; it "
                 f"is damaged or another set's file: {remedy}"
             )
+
+
+def read_checked(
+    path: Path, file: DataFile, *, remedy: str, compressed: bool | None = None
+) -> bytes:
+    """Read a file of the catalogue, no further than its size, and check it.
+
+    Raises:
+        DataError: as `read_file` and `check_digest`.
+    """
+    try:
+        content = read_file(path, most=file.size, compressed=compressed)
+    except DataError as error:
+        raise DataError(f"{error}: {remedy}") from error
+    check_digest(content, file, path=path, remedy=remedy)
+    return content

@@ -22,11 +22,16 @@ __all__ = [
     "MNIST_DOWNLOADS",
 ]
 
+# Training images and labels, test images and labels: a header and a byte a pixel or label.
+_IDX_BYTES = (16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000)
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 
 
 def _idx_files(digests: Mapping[str, tuple[str, str]]) -> tuple[DataFile, ...]:
-    return tuple(DataFile(name, sha256, md5) for name, (sha256, md5) in digests.items())
+    return tuple(
+        DataFile(name, size, sha256, md5)
+        for size, (name, (sha256, md5)) in zip(_IDX_BYTES, digests.items(), strict=True)
+    )
 
 
 def _archive(file: DataFile, members: tuple[DataFile, ...]) -> tuple[Download, ...]:
@@ -85,17 +90,19 @@ CIFAR100 = (
 )
 
 _MFEAT = {
-    "fou": "b517f89501eff177b4daf897d8f7e8eb6a5b0e5671f740e57cc1d768f6b969b3",
-    "fac": "fc9f88143a423f7cf9df6ce9a2afcdde23c1d4e3202e436e17447c09945da1ca",
-    "kar": "685544902516d302e92f84736cec34cb7268169b1f0dbba706dbd46dc76426df",
-    "pix": "4aabd68ecf903736cabcaa1c8e4b32e62384c827ced972e540ac2580d1bd26bd",
-    "zer": "9d89df4f793790fc318e0a598eaa06cea0fd5f22734731e1c3e53fda0c108ea9",
+    "fou": (1278159, "b517f89501eff177b4daf897d8f7e8eb6a5b0e5671f740e57cc1d768f6b969b3"),
+    "fac": (1469530, "fc9f88143a423f7cf9df6ce9a2afcdde23c1d4e3202e436e17447c09945da1ca"),
+    "kar": (1013847, "685544902516d302e92f84736cec34cb7268169b1f0dbba706dbd46dc76426df"),
+    "pix": (966853, "4aabd68ecf903736cabcaa1c8e4b32e62384c827ced972e540ac2580d1bd26bd"),
+    "zer": (668481, "9d89df4f793790fc318e0a598eaa06cea0fd5f22734731e1c3e53fda0c108ea9"),
 }
 
-HANDWRITTEN = tuple(DataFile(f"mfeat-{view}.csv", sha256) for view, sha256 in _MFEAT.items())
+HANDWRITTEN = tuple(DataFile(f"mfeat-{view}.csv", *pins) for view, pins in _MFEAT.items())
 CREDIT_CARD = (
     DataFile(
-        "UCI_Credit_Card.csv", "a0f0ab49d6326671d6cd83be5c88dcf18007025fe9a53ecd699119c871176ca1"
+        "UCI_Credit_Card.csv",
+        2_862_995,
+        "a0f0ab49d6326671d6cd83be5c88dcf18007025fe9a53ecd699119c871176ca1",
     ),
 )
 
@@ -112,6 +119,7 @@ FASHION_MNIST_DOWNLOADS = _gz(
 CIFAR10_DOWNLOADS = _archive(
     DataFile(
         "cifar-10-binary.tar.gz",
+        170_052_171,
         "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
         "c32a1d4ab5d03f1284b67883e8d87530",
     ),
@@ -120,6 +128,7 @@ CIFAR10_DOWNLOADS = _archive(
 CIFAR100_DOWNLOADS = _archive(
     DataFile(
         "cifar-100-binary.tar.gz",
+        168_513_733,
         "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
         "03b5dce01913d631647c71ecec9e9cb8",
     ),

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from secure_apfed.data.cifar import parse_cifar
-from secure_apfed.data.files import DataFile, check_digest, find_file, read_file
+from secure_apfed.data.files import DataFile, find_file, read_checked
 from secure_apfed.data.idx import parse_idx
 from secure_apfed.data.pool import DataSet, ImagePool, TablePool
 from secure_apfed.errors import DataError
@@ -112,9 +112,7 @@ def _content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
     path = find_file(
         file, dataset=dataset.name, subfolders=dataset.subfolders, folder=folder, remedy=get
     )
-    content = read_file(path)
-    check_digest(content, file, path=path, remedy=f"remove it and {get}")
-    return content
+    return read_checked(path, file, remedy=f"remove it and {get}")
 
 
 def _frame(dataset: DataSet, file: DataFile, folder: Path | None) -> pd.DataFrame:

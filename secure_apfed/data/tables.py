@@ -6,9 +6,9 @@ passive; or from elsewhere, where it names an encoding. IDs are compared as text
 "7" differ.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,8 @@ from secure_apfed.data.numbers import is_numeric, to_texts
 from secure_apfed.data.partition import generator, split_rows
 from secure_apfed.data.records import PartyTable, VerticalData, check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings
-from secure_apfed.errors import DataError
+from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.folder_files import read_json
 
 __all__ = ["load_active", "load_passive", "load_tables"]
 
@@ -111,9 +112,9 @@ def _encoding_of(
         )
     path = _path(settings, party.encoding)
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = read_json(path, dict[str, Any])
         encoding = parse_encoding(told.get("encoding", told))
-    except (OSError, ValueError, AttributeError, DataError) as error:
+    except (CheckpointError, DataError) as error:
         raise DataError(f"{name}: {party.encoding} holds no encoding in JSON: {error}") from error
     if not isinstance(encoding, ColumnEncoding):
         raise DataError(f"{name}: {party.encoding} is an encoding of images, its file is a table")

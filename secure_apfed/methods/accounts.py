@@ -4,6 +4,7 @@ Run by: each party for what it sends itself. Its noise key is a secret of its ow
 """
 
 import hashlib
+from pathlib import Path
 
 from protocols.randomness import fresh_key
 from secure_apfed.config import Config
@@ -23,6 +24,7 @@ from secure_apfed.privacy import (
 from secure_apfed.privacy.contributions import SummedRelease
 
 __all__ = [
+    "answers_log",
     "guard_for",
     "ledger_for",
     "noise_keys",
@@ -68,6 +70,11 @@ def open_ledger(
         log=log_file(start.logs, "ledger", name, "jsonl") if start.logs else None,
         seeded=start.config.guard.noise != "secret",
     )
+
+
+def answers_log(start: Start, passive: str) -> Path | None:
+    """Where a passive counts what it answers, over all sessions of the run."""
+    return start.logs / f"answers-{passive}.jsonl" if start.logs else None
 
 
 def ledger_for(

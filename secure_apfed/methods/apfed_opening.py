@@ -13,6 +13,7 @@ from secure_apfed.defences import gradient_chain, representation_chain
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import noising
 from secure_apfed.methods.accounts import (
+    answers_log,
     guard_for,
     ledger_for,
     private_updates,
@@ -194,9 +195,10 @@ def _passive_parties(
                 train=config.train,
                 compute=Compute.of(config.train),
                 seed=config.seed,
+                answers=answers_log(start, table.name),
                 held_N=rows >= 0,
                 noise=noising.contribution_noise(
-                    start, table.name, shape, plan=noise, aligned=len(rows), contract=stage.contract
+                    start, table.name, shape, plan=noise, aligned=len(rows)
                 ),
                 waiting=waiting_of(settings, contributor, batch, worker),
                 defences=gradient_chain(config.defences, surroundings_of(start, table.name, shape)),

@@ -15,7 +15,6 @@ from protocols.sums import SecureSum
 from protocols.sums.fixed_point import FixedPoint
 from secure_apfed.config import Config
 from secure_apfed.config.training import NoiseSettings
-from secure_apfed.contract import Contract
 from secure_apfed.defences import DEFENCES, GradientDefence
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.accounts import open_ledger
@@ -96,7 +95,6 @@ def contribution_noise(
     *,
     plan: NoisePlan | None,
     aligned: int,
-    contract: Contract,
 ) -> ContributionNoise | None:
     """One passive's noise and its account; None where none is agreed."""
     config = start.config
@@ -118,8 +116,6 @@ def contribution_noise(
         key=key,
         ledger=ledger,
         secret=config.guard.noise == "secret",
-        # Holds keys that each party draws anew, its own among them: nobody can repeat a session.
-        session=contract.digest if contract.when_a_party_leaves == "recover" else b"",
     )
 
 

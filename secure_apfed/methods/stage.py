@@ -113,6 +113,7 @@ def _contract(
         minimum_batch=config.rules.minimum_batch,
         epochs=config.train.epochs,
         batch_size=config.train.batch_size,
+        spare_answers=config.rules.spare_answers,
         when_a_party_leaves=_when_a_party_leaves(secure_sum, passives=len(terms)),
     )
 

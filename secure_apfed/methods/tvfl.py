@@ -17,7 +17,7 @@ from secure_apfed.contract import Contract, PassiveTerms
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import gradient_chain, label_code, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Transcript
-from secure_apfed.methods.accounts import guard_for, ledger_for
+from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.defending import surroundings_of
 from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
@@ -267,6 +267,7 @@ def _passive_parties(
                 train=config.train,
                 compute=Compute.of(config.train),
                 seed=config.seed,
+                answers=answers_log(start, table.name),
                 defences=representation_chain(config.defences, around),
             )
         )

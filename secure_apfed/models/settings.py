@@ -27,7 +27,7 @@ class ModelSettings(Settings):
     """
 
     network: Literal["auto", "conv_mnist", "conv_cifar", "mlp"] = "auto"
-    hidden: tuple[Width, ...] = (64,)
+    hidden: Annotated[tuple[Width, ...], Field(max_length=64)] = (64,)
     representation: Width = 32
     projection: Width | Literal["auto", "none"] = "auto"
     dropout: float = Field(0.5, ge=0, lt=1)

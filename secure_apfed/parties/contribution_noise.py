@@ -4,8 +4,6 @@ Run by: every passive under `secure_sum.noise`. What it gives, and against whom,
 `secure_apfed.privacy.contributions`. Letters: B batch, D numbers of a row.
 """
 
-import hashlib
-
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -24,47 +22,36 @@ class ContributionNoise:
     anything new and is free; one that computes another adds other noise and is charged again.
     That holds where every sum has all passives. Where one may be missing, two sums of one step
     with the same noise would differ by its contribution, under its own noise alone: then each
-    session has its own noise, and pays for it.
+    session has digests, and so noise, of its own, and pays for it.
 
     Args:
         deviation: in steps of fixed point, as agreed.
         key: 32 secret bytes of this party.
         ledger: of this party.
         secret: without it noise depends on the step alone, so that runs repeat with the seed.
-        session: names this session where a sum may lack passives; empty elsewhere.
     """
 
-    def __init__(
-        self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool,
-        session: bytes = b"",
-    ) -> None:  # fmt: skip
+    def __init__(self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool) -> None:
         self.ledger = ledger
         self._deviation, self._key, self._secret = deviation, key, secret
-        self._session = session
 
     def __reduce__(self) -> str:
         raise LocalProtocolError("noise keys are secrets of their party and never serialised")
 
     def draw(
-        self, values_BD: NDArray[np.floating], *, step: int, rows_B: Tensor, held_B: Tensor
+        self, shape: tuple[int, ...], *, step: int, known_B: Tensor, digest: bytes
     ) -> NDArray[np.int64]:
-        """Charge one release of the held rows, and return the noise of all rows.
+        """Charge one release of the people that it knows, and return the noise of all rows.
 
         Args:
-            values_BD: what will be contributed.
+            shape: of what will be contributed, (B, D).
             step: of the run.
-            rows_B: alignment positions.
-            held_B: which of them are of people that this party knows, bool.
+            known_B: alignment positions of those people.
+            digest: of all rows and values that will be contributed.
 
         Raises:
             BudgetExhaustedError: contributing would exceed the budget; nothing may be sent.
         """
-        content = hashlib.blake2b(self._session)
-        content.update(rows_B.cpu().numpy().tobytes())
-        content.update(np.ascontiguousarray(values_BD).tobytes())
-        digest = content.digest()
-        self.ledger.charge(step=step, rows=rows_B[held_B], digest=digest)
+        self.ledger.charge(step=step, rows=known_B, digest=digest)
         context = (step.to_bytes(8, "big"), *((digest,) if self._secret else ()))
-        return discrete_gaussian(
-            self._key, *context, deviation=self._deviation, shape=values_BD.shape
-        )
+        return discrete_gaussian(self._key, *context, deviation=self._deviation, shape=shape)

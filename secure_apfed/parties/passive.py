@@ -4,7 +4,9 @@ Run by: every organisation that helps. Emits only its contribution to a secure s
 Letters: B batch, D numbers of a representation.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -39,6 +41,7 @@ class PassiveParty(Party):
         objective: (z, own features) -> loss, with its networks.
         contributor: its end of the secure sum.
         seed: of its dropout; train, compute: how it optimises and where.
+        answers: file in which it counts what it answers; None: memory and checkpoints only.
         held_N: which positions are of people that it knows, (N,), bool; the features of the
             others are not used. None: all.
         defences: what its gradient goes through before the sum.
@@ -56,6 +59,7 @@ class PassiveParty(Party):
         train: TrainSettings,
         compute: Compute,
         seed: int,
+        answers: Path | None,
         held_N: Tensor | None = None,
         defences: GradientChain | None = None,
         waiting: Callable[[], None] | None = None,
@@ -67,7 +71,7 @@ class PassiveParty(Party):
         self._defences = defences or GradientChain()
         self._waiting = waiting
         self.gate = StepGate(self.name)
-        self._allowance = Allowance(self.name, self.contract, aligned=len(features_N))
+        self._allowance = Allowance(self.name, self.contract, aligned=len(features_N), log=answers)
         self._features_N = compute.place(features_N)
         everybody = torch.ones(len(features_N), dtype=torch.bool)
         self._held_N = everybody if held_N is None else held_N
@@ -83,17 +87,20 @@ class PassiveParty(Party):
         sum by B. So the clip bound C does not depend on the batch size.
 
         Raises:
-            RemoteProtocolError: the batch breaks a rule of the contract; nothing is computed.
+            RemoteProtocolError: the batch breaks a rule of the contract; nothing is sent, and,
+                unless it may be a batch that was answered in another session, computed.
             BudgetExhaustedError: contributing would exceed its budget; nothing is sent.
         """
         rows_B, sent_BD = self._accept(envelope)
         gradient_BD = self._gradient(envelope.step, rows_B, sent_BD)
         gradient_BD = self._defences.protect(gradient_BD, Leaving(envelope.step, AGGREGATOR))
         values_BD = gradient_BD.flatten(1).cpu().numpy()
+        digest = self._digest(rows_B, values_BD)
+        self._count(envelope, rows_B, digest)
         body = self.contributor.contribute(
             values_BD,
             self._binding(envelope, rows_B),
-            self._draw(envelope.step, rows_B, values_BD),
+            self._draw(envelope.step, rows_B, values_BD.shape, digest),
         )
         return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)
 
@@ -106,9 +113,25 @@ class PassiveParty(Party):
             minimum=self.contract.minimum_batch,
         )
         check_spread(sent_BD, self.terms.representation, sender=envelope.sender)
+        self._allowance.check(envelope.step, rows_B, sender=envelope.sender)
         self.gate.enter(envelope)
-        self._allowance.take(rows_B, sender=envelope.sender)
         return rows_B, sent_BD
+
+    def _digest(self, rows_B: Tensor, values_BD: NDArray[np.floating]) -> bytes:
+        """Of an answer; a session that gives the same one again tells nobody anything new.
+
+        Where a sum may lack passives, two sums of one step may differ by one contribution, so
+        that answers of different sessions are never the same.
+        """
+        recovers = self.contract.when_a_party_leaves == "recover"
+        content = hashlib.blake2b(self.contract.digest if recovers else b"")
+        content.update(rows_B.cpu().numpy().tobytes())
+        content.update(np.ascontiguousarray(values_BD).tobytes())
+        return content.digest()
+
+    def _count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
+        """Count the answer before it leaves."""
+        self._allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
 
     def _binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
         """What the contribution answers: exactly what was received."""
@@ -124,12 +147,13 @@ class PassiveParty(Party):
             self._waiting()
 
     def _draw(
-        self, step: int, rows_B: Tensor, values_BD: NDArray[np.floating]
+        self, step: int, rows_B: Tensor, shape: tuple[int, ...], digest: bytes
     ) -> NDArray[np.int64] | None:
         """The noise, charged, where some was agreed."""
         if self.noise is None:
             return None
-        return self.noise.draw(values_BD, step=step, rows_B=rows_B, held_B=self._held_N[rows_B])
+        known_B = rows_B[self._held_N[rows_B]]
+        return self.noise.draw(shape, step=step, known_B=known_B, digest=digest)
 
     def answer(self, envelope: Envelope) -> Envelope:
         """Answer what the aggregator asks about the last contribution (second round).

@@ -8,7 +8,9 @@ Letters: B batch, D numbers of a representation.
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +19,8 @@ from protocols.sums.interface import StepBinding
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
 from secure_apfed.parties.directions import spread_of
+from secure_apfed.privacy.release_counts import ReleaseCounts
+from secure_apfed.privacy.release_log import Release
 
 __all__ = [
     "Allowance",
@@ -33,7 +37,7 @@ _NORM_SLACK = 1e-5
 
 
 class StepGate:
-    """Lets every step through once, in rising order."""
+    """Lets every step of a session through once, in rising order."""
 
     def __init__(self, me: str) -> None:
         self._me = me
@@ -44,7 +48,7 @@ class StepGate:
         if envelope.step <= self.last:
             raise RemoteProtocolError(
                 f"{self._me}: {envelope.sender} sent step {envelope.step} after step {self.last}; "
-                "a step is never answered twice"
+                "a step is never answered twice in one session"
             )
         self.last = envelope.step
 
@@ -52,18 +56,27 @@ class StepGate:
 class Allowance:
     """What the contract lets the active ask of one party: batch sizes, and answers for each row.
 
+    Answers are counted over all sessions of the run, in a write-ahead log: breaking off and
+    resuming gets no more of them. The same answer to the same step counts once.
+
     Args:
         me: the party; contract: of the session.
-        aligned: number of positions; beyond: answers for a row above one an epoch.
+        aligned: number of positions; beyond: answers for a row above those for training.
+        log: file of the write-ahead log; None: memory and checkpoints only.
+
+    Raises:
+        CheckpointError: the log was altered, or is of another run.
     """
 
-    def __init__(self, me: str, contract: Contract, *, aligned: int, beyond: int = 0) -> None:
+    def __init__(
+        self, me: str, contract: Contract, *, aligned: int, log: Path | None, beyond: int = 0
+    ) -> None:
         self._me, self._largest = me, contract.batch_size
-        self._answers = contract.epochs + beyond
-        self._answered_N = torch.zeros(aligned, dtype=torch.int64)
+        self._answers = contract.epochs + contract.spare_answers + beyond
+        self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._answers})
 
-    def take(self, rows_B: Tensor, *, sender: str) -> None:
-        """Count one answer for each of these rows.
+    def check(self, step: int, rows_B: Tensor, *, sender: str) -> None:
+        """Refuse before anything is computed, unless it may be an answer that was given before.
 
         Raises:
             RemoteProtocolError: a larger batch, or a row more often, than agreed.
@@ -73,20 +86,47 @@ class Allowance:
                 f"{sender} sent a batch of {len(rows_B)} rows to {self._me}; the contract says at "
                 f"most {self._largest}"
             )
-        if int(self._answered_N[rows_B].max()) >= self._answers:
+        if step not in self._counts.steps:
+            self._check_answers(rows_B, sender)
+
+    def take(self, step: int, rows_B: Tensor, digest: bytes, *, sender: str) -> None:
+        """Count one answer for each of these rows; on return it is on the disk and may leave.
+
+        Args:
+            step: of the run.
+            rows_B: that are answered, without repeats.
+            digest: of the answer.
+            sender: who asks.
+
+        Raises:
+            RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
+        """
+        answer = Release(step, digest, np.sort(rows_B.cpu().numpy()))
+        if self._counts.knows(answer):
+            return
+        self._check_answers(rows_B, sender)
+        self._counts.add(answer)
+        self._counts.sync()
+
+    def _check_answers(self, rows_B: Tensor, sender: str) -> None:
+        if int(self._counts.of_row_N[rows_B.cpu().numpy()].max(initial=0)) >= self._answers:
             raise RemoteProtocolError(
-                f"{sender} asked {self._me} for a row more than {self._answers} times; the "
-                "contract's epochs allow no more"
+                f"{sender} asked {self._me} for a row more than {self._answers} times, all "
+                "sessions of the run counted; the contract agrees to no more. If the run broke "
+                "off often, begin a new one with more rules.spare_answers"
             )
-        self._answered_N[rows_B] += 1
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for a checkpoint."""
-        return {"answered": self._answered_N}
+        return self._counts.state_dict()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
-        self._answered_N = tensors["answered"].clone()
+        """Continue from what `tensors` returned; what the log counts stays counted.
+
+        Raises:
+            CheckpointError: of another number of rows, or the log misses answers.
+        """
+        self._counts.load_state_dict(tensors)
 
 
 def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> None:

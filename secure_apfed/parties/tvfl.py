@@ -7,6 +7,7 @@ about labels. Letters: N rows of a table, B batch, K classes.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -150,6 +151,7 @@ class TvflPassive(Party):
         features_N: its features in the order of the alignment.
         encoder: its network.
         guard, ledger: what protects its representations, and the account of what was sent.
+        answers: file in which it counts what it answers; None: memory and checkpoints only.
         defences: what its representations go through before the guard.
     """
 
@@ -164,13 +166,16 @@ class TvflPassive(Party):
         train: TrainSettings,
         compute: Compute,
         seed: int,
+        answers: Path | None,
         defences: RepresentationChain | None = None,
     ) -> None:
         super().__init__(seat)
         self.ledger = ledger
         self.gate = StepGate(self.name)
-        # One answer more than epochs: the final inference asks for test rows once.
-        self._allowance = Allowance(self.name, self.contract, aligned=len(features_N), beyond=1)
+        # One answer more than for training: the final inference asks for test rows once.
+        self._allowance = Allowance(
+            self.name, self.contract, aligned=len(features_N), log=answers, beyond=1
+        )
         self._guard = guard
         self._features_N = compute.place(features_N)
         self._modules = {
@@ -206,8 +211,8 @@ class TvflPassive(Party):
             minimum=self.contract.minimum_batch,
             sender=envelope.sender,
         )
+        self._allowance.check(envelope.step, rows_B, sender=envelope.sender)
         self.gate.enter(envelope)
-        self._allowance.take(rows_B, sender=envelope.sender)
         self._sent_BD = None  # also where sending fails below
         for module in self._modules.values():
             module.train(learn)
@@ -224,6 +229,7 @@ class TvflPassive(Party):
         ).reshape(h_BD.shape)
         payload = pack({"rows": rows_B, "z": sent_BD})
         digest = hashlib.sha256(payload).digest()
+        self._allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
         self.ledger.charge(step=envelope.step, rows=rows_B, digest=digest, repeats=repeats_B)
         self._sent_BD = sent_BD if learn else None
         return self.outbox.write(Kind.REPRESENTATIONS, envelope.step, self.contract.active, payload)

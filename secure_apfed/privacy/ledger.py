@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from protocols.errors import LocalProtocolError
-from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
+from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, GridTooLargeError
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.gdp import compose
 from secure_apfed.privacy.mechanism import Mechanism, NoPrivacy
-from secure_apfed.privacy.release_log import Release, ReleaseLog
+from secure_apfed.privacy.release_counts import ReleaseCounts
+from secure_apfed.privacy.release_log import Release
 from secure_apfed.privacy.spent import PrivacySpent
 
 __all__ = ["BudgetExhaustedError", "PrivacyLedger"]
@@ -67,24 +68,13 @@ class PrivacyLedger:
                 f"a budget of epsilon {budget} cannot be kept without noise; "
                 "choose the guard gaussian or leave the budget out"
             )
-        if rows < 0:
-            raise ConfigError(f"a ledger counts at least 0 rows, got {rows}")
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
         self._accountant, self._epsilon = _accountant_of(mechanism)
-        self._counts_N = np.zeros(rows, dtype=np.int64)
-        self._most = 0
-        self._seen: set[bytes] = set()
-        self._seeded, self._bare, self._steps = seeded, False, set[int]()
+        self._counts = ReleaseCounts(
+            rows=rows, log=log, about={"noise_multiplier": _noise_multiplier(mechanism)}
+        )
+        self._seeded = seeded
         self._others: Callable[..., None] | None = None
-        about = {"noise_multiplier": _noise_multiplier(mechanism), "rows": rows}
-        self._log: ReleaseLog | None = None
-        before: list[Release] = []
-        if log is not None:
-            self._log, before = ReleaseLog.open(log, about)
-        for release in before:
-            if len(release.rows) and release.rows[-1] >= rows:
-                raise CheckpointError(f"{log} counts row {release.rows[-1]} of {rows} rows")
-            self._count(release)
 
     def ask_before_charging(self, others: Callable[..., None]) -> None:
         """Let `others(ledger, mu=..., step=...)` refuse a charge after which mu would be that."""
@@ -107,11 +97,9 @@ class PrivacyLedger:
             LocalProtocolError: arguments of a wrong type or range.
         """
         release = self._release(step, rows, digest, repeats)
-        if release.identity in self._seen:
+        if self._counts.knows(release):
             return
-        different, times = np.unique(release.rows, return_counts=True)
-        most = max(self._most, int((self._counts_N[different] + times).max(initial=0)))
-        bare = self._is_bare(release)
+        most, bare = self._counts.after(release), self._is_bare(release)
         epsilon = math.inf if bare else self.would_cost(most)
         if self._budget is not None and epsilon > self._budget:
             raise BudgetExhaustedError(
@@ -119,27 +107,25 @@ class PrivacyLedger:
                 f"{epsilon:.4g}, the budget is {self._budget:.4g} at delta {self._delta:g}; "
                 "stop here, or begin a run with more noise, fewer epochs or a larger budget"
             )
-        if self._others and len(different):
+        if self._others and len(release.rows):
             self._others(self, mu=math.inf if bare else self._mu(most), step=step)
-        if self._log:
-            self._log.append(release)
-        self._count(release)
+        self._counts.add(release)
 
     def spent(self) -> PrivacySpent:
         """Return what all releases so far cost; cheap enough for a progress display."""
-        if self._most == 0:
+        if self._counts.most == 0:
             return PrivacySpent.nothing(delta=self._delta)
-        epsilon = self.would_cost(self._most)
+        epsilon = self.would_cost(self._counts.most)
         trace = (
             f"one release: {self._mechanism}",
-            f"releases of one row: {self._most} at most, no amplification by subsampling",
+            f"releases of one row: {self._counts.most} at most, no amplification by subsampling",
             f"{self._accountant} accountant: epsilon_x {epsilon:.4g} at delta {self._delta:g}",
         )
         return PrivacySpent(
             epsilon_x=epsilon,
             delta=self._delta,
-            releases=self._most,
-            mu=self._mu(self._most),
+            releases=self._counts.most,
+            mu=self._mu(self._counts.most),
             accountants={self._accountant: epsilon},
             trace=trace,
         )
@@ -160,18 +146,16 @@ class PrivacyLedger:
         Words stand in place of a figure that would take too much memory, or that failed.
         """
         if isinstance(self._mechanism, SummedRelease):
-            return {self._accountant: self.would_cost(self._most)}
+            return {self._accountant: self.would_cost(self._counts.most)}
         return {
-            name: _figure(accountant, self._mechanism, self._most, self._delta)
+            name: _figure(accountant, self._mechanism, self._counts.most, self._delta)
             for name, accountant in ACCOUNTANTS.items()
             if accountant.available()
         }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the account for a checkpoint, (N,) int64 releases of each row; sync the log."""
-        if self._log:
-            self._log.sync()
-        return {"counts": torch.from_numpy(self._counts_N.copy())}
+        return self._counts.state_dict()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Continue from a checkpoint; what this ledger or its log already counts stays counted.
@@ -179,19 +163,7 @@ class PrivacyLedger:
         Raises:
             CheckpointError: of another number of rows, or it counts releases that the log misses.
         """
-        counts = state.get("counts")
-        if counts is None or counts.dtype != torch.int64 or counts.shape != self._counts_N.shape:
-            raise CheckpointError(
-                f"the checkpoint's ledger does not count {len(self._counts_N)} rows; "
-                "it is of another run"
-            )
-        if self._log and bool((counts.numpy() > self._counts_N).any()):
-            raise CheckpointError(
-                f"{self._log.path} misses releases that the checkpoint counts; it was deleted "
-                "or replaced: restore it, or begin a new run"
-            )
-        self._counts_N = np.maximum(self._counts_N, counts.numpy())
-        self._most = int(self._counts_N.max(initial=0))
+        self._counts.load_state_dict(state)
 
     def _release(
         self, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None
@@ -208,25 +180,22 @@ class PrivacyLedger:
                 f"repeats are bool of shape {tuple(rows.shape)} like the rows, "
                 f"got {again.dtype} {tuple(again.shape)}"
             )
-        sent, total = rows.cpu().numpy(), len(self._counts_N)
+        sent, total = rows.cpu().numpy(), len(self._counts.of_row_N)
         if len(sent) and not 0 <= sent.min() <= sent.max() < total:
             raise LocalProtocolError(
                 f"row positions lie in 0..{total - 1}, got {sent.min()}..{sent.max()}"
             )
-        free = again.numpy() & (self._counts_N[sent] > 0)
+        free = again.numpy() & (self._counts.of_row_N[sent] > 0)
         return Release(step, digest, np.sort(sent[~free]))
 
-    def _count(self, release: Release) -> None:
-        if release.identity not in self._seen:
-            self._seen.add(release.identity)
-            self._bare = self._is_bare(release)
-            self._steps.update([release.step] if len(release.rows) else [])
-            np.add.at(self._counts_N, release.rows, 1)
-            self._most = max(self._most, int(self._counts_N[release.rows].max(initial=0)))
+    @property
+    def _bare(self) -> bool:
+        """Whether two releases of one step shared noise."""
+        return self._seeded and self._counts.step_repeated
 
     def _is_bare(self, release: Release) -> bool:
         """Whether two releases of one step share noise once this one is made."""
-        again = len(release.rows) > 0 and release.step in self._steps
+        again = len(release.rows) > 0 and release.step in self._counts.steps
         return self._bare or (self._seeded and again)
 
     def _mu(self, releases: int) -> float:

@@ -24,8 +24,9 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class Release:
     digest: bytes
     rows: NDArray[np.int64]
 
-    @property
+    @cached_property
     def identity(self) -> bytes:
         """The same for the same bytes sent again at the same step."""
         return hashlib.blake2b(_json(self.fields()), digest_size=32).digest()
@@ -65,14 +66,23 @@ class Release:
         }  # fmt: skip
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> "Release":
-        """Invert `fields`; raises ValueError, KeyError, TypeError or zlib.error."""
-        steps = np.frombuffer(zlib.decompress(base64.b64decode(fields["rows"])), dtype="<u4")
-        if len(steps) != fields["count"]:
+    def read(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
+        """Invert `fields`, whoever wrote them; `total` is how many rows there are.
+
+        Raises:
+            ValueError, OverflowError, KeyError, TypeError, zlib.error: not a release of them.
+        """
+        # Compressed rows may stand for a thousand times their size, so they are inflated to
+        # the size of all rows and no further.
+        inflating = zlib.decompressobj()
+        content = inflating.decompress(base64.b64decode(fields["rows"]), 4 * total + 1)
+        steps = np.frombuffer(content, dtype="<u4")
+        if not inflating.eof or len(steps) != fields["count"]:
             raise ValueError("another number of rows")
-        return cls(
-            int(fields["step"]), bytes.fromhex(fields["digest"]), np.cumsum(steps, dtype="i8")
-        )
+        rows = np.cumsum(steps, dtype="i8")
+        if len(rows) and rows[-1] >= total:
+            raise ValueError("rows that there are not")
+        return cls(int(fields["step"]), bytes.fromhex(fields["digest"]), rows)
 
 
 class ReleaseLog:
@@ -83,12 +93,16 @@ class ReleaseLog:
         self._chain, self._size = b"", 0
 
     @classmethod
-    def open(cls, path: Path, about: Mapping[str, Any]) -> tuple["ReleaseLog", list[Release]]:
-        """Continue the log at `path`, or begin it, and return it with all its releases.
+    def open(
+        cls, path: Path, about: Mapping[str, Any], *, total: int, visit: Callable[[Release], None]
+    ) -> "ReleaseLog":
+        """Continue the log at `path`, or begin it; its releases are visited one by one.
 
         Args:
             path: of the file; its folder is made if it is missing.
             about: facts that must be the same whenever the log is continued.
+            total: how many rows there are.
+            visit: called with each release that the log holds, the oldest first.
 
         Raises:
             CheckpointError: what lies there is no file, no log, a log that was begun about
@@ -102,7 +116,8 @@ class ReleaseLog:
             lines, torn = _lines_of(content)
             if lines:
                 log._check_header(log._read(lines[0], 1), header)
-            releases = [log._release(line, n) for n, line in enumerate(lines[1:], start=2)]
+            for number, line in enumerate(lines[1:], start=2):
+                visit(log._release(line, number, total))
             log._check_torn(torn, header if not lines else None, number=len(lines) + 1)
             log._size = len(content) - len(torn)
             if torn:
@@ -111,7 +126,7 @@ class ReleaseLog:
                 log._size += file.write(b"\n")
         if not lines:
             log._append(header)
-        return log, releases
+        return log
 
     def append(self, release: Release) -> None:
         """Hand one release over to the operating system, whole or not at all."""
@@ -150,18 +165,18 @@ class ReleaseLog:
         try:
             fields = json.loads(line)
             chain = bytes.fromhex(fields.pop("chain"))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise self._altered(number) from error
         if chain != self._next_chain(fields):
             raise self._altered(number)
         self._chain = chain
         return dict(fields)
 
-    def _release(self, line: bytes, number: int) -> Release:
+    def _release(self, line: bytes, number: int, total: int) -> Release:
         fields = self._read(line, number)
         try:
-            return Release.read(fields)
-        except (ValueError, TypeError, KeyError, zlib.error) as error:
+            return Release.read(fields, total=total)
+        except (ValueError, OverflowError, TypeError, KeyError, zlib.error) as error:
             raise self._altered(number) from error
 
     def _check_torn(self, torn: bytes, header: Mapping[str, Any] | None, *, number: int) -> None:

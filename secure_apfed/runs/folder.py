@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import open_plain, read_text
 from secure_apfed.plain_json import to_json
 
 __all__ = [
@@ -56,22 +59,14 @@ class RunFolder:
         """Write JSON that people can read."""
         write_atomically(path, _readable(content))
 
-    def read_json(self, path: Path) -> Any:
-        """Read JSON.
+    def load_config(self) -> Config:
+        """Read the configuration.
 
         Raises:
-            CheckpointError: missing, or not JSON.
+            CheckpointError: missing, too large, or no text.
+            ConfigError: no configuration.
         """
-        try:
-            return json.loads(path.read_bytes())
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{path} is missing; is {self.path} the folder of a finished run?"
-            ) from None
-        except ValueError as error:
-            raise CheckpointError(
-                f"{path} is not JSON ({error}); it was cut off or altered: restore it from a copy"
-            ) from error
+        return load_config_text(read_text(self.config), source=str(self.config))
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Note digests of what the run wrote, then write `result.json`: the run is finished."""
@@ -93,8 +88,8 @@ class RunFolder:
         if not self.digests.exists():
             return
         try:
-            lines = self.digests.read_text(encoding="utf-8").splitlines()
-            noted = {name: digest for digest, name in (line.split("  ") for line in lines)}
+            lines = read_text(self.digests).splitlines()
+            noted = {_plain(name): digest for digest, name in (line.split("  ") for line in lines)}
         except ValueError:
             raise CheckpointError(
                 f"{self.digests} holds other lines than sha256sum writes; restore it "
@@ -116,8 +111,9 @@ class RunFolder:
         )  # fmt: skip
 
     def logs(self) -> tuple[Path, ...]:
-        """Ledgers, and digests of label answers."""
-        return (*sorted(self.path.glob("ledger-*.jsonl")), *sorted(self.path.glob("labels-*.log")))
+        """Ledgers, counts of what passives answered, and digests of label answers."""
+        kinds = ("ledger-*.jsonl", "answers-*.jsonl", "labels-*.log")
+        return tuple(log for kind in kinds for log in sorted(self.path.glob(kind)))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to the metrics."""
@@ -136,7 +132,7 @@ class RunFolder:
         lines = found[:count]
         try:
             whole = len([json.loads(line) for line in lines]) == count
-        except ValueError:
+        except (ValueError, RecursionError):
             whole = False
         if not whole:
             raise CheckpointError(
@@ -153,13 +149,15 @@ def _readable(content: Any) -> bytes:
 
 def _digest(file: Path) -> str:
     """SHA-256 (hex) of a file, without holding it in memory."""
-    try:
-        with file.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{file} is missing, and the finished run wrote it; restore it from a copy"
-        ) from None
+    with open_plain(file) as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _plain(name: str) -> str:
+    """The name of a file in the folder; ValueError for a path that leads elsewhere."""
+    if name in ("", ".", "..") or name != Path(name).name or "\x00" in name:
+        raise ValueError("no name of a file")
+    return name
 
 
 def make_private(folder: Path) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
-from secure_apfed.config.file import load_config
-from secure_apfed.data import load_features, parse_encoding
+from secure_apfed.data import load_features
 from secure_apfed.errors import DataError
-from secure_apfed.runs import load_model
+from secure_apfed.plain_csv import to_csv
+from secure_apfed.runs import RunFolder, load_model
 
 __all__ = ["Predictions", "predict_file"]
 
 _WRITERS = {
-    ".csv": lambda frame, path: frame.to_csv(path, index=False),
+    ".csv": lambda frame, path: path.write_text(to_csv(frame), encoding="utf-8", newline=""),
     ".parquet": lambda frame, path: frame.to_parquet(path, index=False),
     ".json": lambda frame, path: frame.to_json(path, orient="records"),
 }
@@ -58,6 +58,8 @@ class Predictions:
     def write(self, path: Path) -> None:
         """Write one line a row: id, class and the probability of every class.
 
+        In CSV a text that a spreadsheet would take for a formula stands behind an apostrophe.
+
         Raises:
             DataError: the file's name ends in nothing that can be written.
         """
@@ -88,17 +90,14 @@ def predict_file(
         DataError: the file cannot be read, or lacks columns that the model needs.
     """
     model = load_model(folder)
-    encoding = parse_encoding(model.card["encoding"])
     named = _trained_ids(folder) if id_columns is None else tuple(id_columns)
-    ids, features = load_features(path, encoding, id_columns=named)
-    return Predictions(
-        ids=ids, classes=tuple(model.card["classes"]), probabilities=model.predict(features)
-    )
+    ids, features = load_features(path, model.encoding, id_columns=named)
+    return Predictions(ids=ids, classes=model.classes, probabilities=model.predict(features))
 
 
 def _trained_ids(folder: Path) -> tuple[str, ...]:
-    config_file = folder / "config.yaml"
-    data = load_config(config_file).data if config_file.is_file() else None
+    files = RunFolder(folder)
+    data = files.load_config().data if files.config.exists() else None
     if data is None or data.parties is None:
         return ()
     columns = data.parties[data.active].id_column or data.id_column

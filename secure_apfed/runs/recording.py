@@ -9,7 +9,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
@@ -63,14 +62,16 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
     if not folder.result.exists():
         raise CheckpointError(f"{path} holds no finished run: {folder.result.name} is missing")
     folder.check()
-    config = load_config(folder.config)
+    config = folder.load_config()
     transcript = Transcript.closed(config.transcript)
     try:
         transcript.load_state_dict(
             msgpack.unpackb(folder.transcript.read_bytes(), strict_map_key=False)
         )
         alignment = load_tensors(folder.alignment.read_bytes())
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError
+    ) as error:  # fmt: skip
         raise CheckpointError(
             f"{path}: {folder.transcript.name} or {folder.alignment.name} cannot be read as this "
             f"version writes them ({error}); restore them from a copy"

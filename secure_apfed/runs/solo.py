@@ -5,19 +5,20 @@ features are encoded, and what the run promised about privacy.
 """
 
 import copy
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import safetensors
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, Field
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from secure_apfed.data import FeatureEncoding, parse_encoding
+from secure_apfed.data import FeatureEncoding
 from secure_apfed.errors import ModelError
+from secure_apfed.folder_files import read_json
 from secure_apfed.models import ModelSettings, encoder_and_head
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.runs.folder import RunFolder, write_atomically
@@ -25,6 +26,14 @@ from secure_apfed.runs.folder import RunFolder, write_atomically
 __all__ = ["SoloModel", "load_model", "predictor_of", "save_model"]
 
 _CARD_VERSION = 1
+
+
+class _Parts(BaseModel):
+    """What a card says of the network; the rest of it is for people."""
+
+    encoding: FeatureEncoding
+    model: ModelSettings
+    classes: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -88,28 +97,32 @@ def load_model(path: Path) -> SoloModel:
     """
     folder = RunFolder(path)
     folder.check(folder.config, folder.card, folder.model)
-    card = folder.read_json(folder.card)
+    card = read_json(folder.card, dict[str, Any])
     if not card.get("predicts_alone"):
         raise ModelError(
             f"{path} holds a run of {card.get('method')}, whose model needs every party to "
             "predict; train with apfed_r, apfed_c or single_view to predict alone"
         )
+    parts = read_json(folder.card, _Parts)
     try:
-        encoding = parse_encoding(card["encoding"])
-        settings = ModelSettings.model_validate_json(json.dumps(card["model"]))
-        encoder, head = encoder_and_head(settings, encoding.shape, len(card["classes"]))
-        network = nn.ModuleDict({"encoder": encoder, "head": head})
-        tensors = load(folder.model.read_bytes())
-        network.to(next(iter(tensors.values())).dtype).load_state_dict(tensors)
+        network = _network(parts, load(folder.model.read_bytes()))
     except FileNotFoundError:
         raise ModelError(f"{folder.model} is missing; the run did not finish") from None
-    except (KeyError, ValidationError, RuntimeError, safetensors.SafetensorError) as error:
+    except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"{folder.model} and {folder.card.name} do not make a model: {error}"
         ) from error
-    return SoloModel(
-        nn.Sequential(encoder, head).eval(),
-        tuple(card["classes"]),
-        encoding,
-        card,
-    )
+    return SoloModel(network, parts.classes, parts.encoding, card)
+
+
+def _network(parts: _Parts, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Encoder and head; takes no more memory than the tensors, whatever the card asks for."""
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    if dtypes not in ({torch.float32}, {torch.float64}):
+        raise ModelError(
+            f"parameters are all float32 or all float64, got {sorted(map(str, dtypes))}"
+        )
+    with torch.device("meta"):
+        encoder, head = encoder_and_head(parts.model, parts.encoding.shape, len(parts.classes))
+    nn.ModuleDict({"encoder": encoder, "head": head}).load_state_dict(tensors, assign=True)
+    return nn.Sequential(encoder, head).eval()

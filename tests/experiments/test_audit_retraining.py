@@ -157,6 +157,7 @@ def parties() -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
         seats["p"], features_N=task.passive_features, objective=objective,
         contributor=sums.contributor("p"),
         train=TrainSettings(learning_rate=task.passive_rate, **still), compute=compute, seed=0,
+        answers=None,
     )  # fmt: skip
     return active, passive, AggregatorParty(seats["aggregator"], combiner=sums.combiner())
 

@@ -13,6 +13,7 @@ from experiments.report import find_reference, read_run, write_report
 from experiments.report.contents import settings_of
 from experiments.report.words import count, duration, epsilon, number, percent, size
 from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import MOST_JSON_BYTES
 from tests.experiments.run_folder import attack_result, config_of, write_run
 
 
@@ -185,8 +186,15 @@ def test_a_run_without_attacks_says_so(tmp_path: Path) -> None:
             '{"epoch": 0',
             "metrics.jsonl: is not JSON, so it was cut off or altered",
         ),
-        ("accountants.json", "[1]", "accountants.json: is not as this version writes it, at"),
+        ("accountants.json", "[1]", "accountants.json: is not as this version writes it"),
         ("attacks.json", "[{}]", "attacks.json: is not as this version writes it, at"),
+        ("seeds.json", "[]", "seeds.json: is not as this version writes it"),
+        ("seeds.json", "3", "seeds.json: is not as this version writes it"),
+        ("versions.json", "[1]", "versions.json: is not as this version writes it"),
+        ("versions.json", "null", "versions.json: is not as this version writes it"),
+        ("versions.json", "[" * 100_000, "versions.json: is not JSON"),
+        ("result.json", " " * (MOST_JSON_BYTES + 1), "result.json: is larger than"),
+        ("config.yaml", " " * (MOST_JSON_BYTES + 1), "config.yaml: is larger than"),
     ],
 )
 def test_a_damaged_folder_names_the_file(

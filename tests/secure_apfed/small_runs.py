@@ -25,12 +25,12 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
     return Config.model_validate({**settings, **changes})
 
 
-def interrupted(config: Config, folder: Path, *, at_step: int) -> None:
-    """Start the run and stop it in the middle of a step, as Ctrl-C does."""
+def interrupted(config: Config, folder: Path, *, at_step: int, resume: bool = False) -> None:
+    """Start or resume the run and stop it in the middle of a step, as Ctrl-C does."""
 
     def stop(progress: Any) -> None:
         if progress.step == at_step:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(config, folder, on_progress=stop)
+        run(config, folder, resume=resume, on_progress=stop)

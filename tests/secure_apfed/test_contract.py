@@ -85,6 +85,7 @@ DIFFERENT: list[dict[str, Any]] = [
     {"minimum_batch": 3},
     {"epochs": 4},
     {"batch_size": 64},
+    {"spare_answers": 1},
 ]
 
 

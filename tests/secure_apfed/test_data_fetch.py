@@ -3,9 +3,12 @@
 import gzip
 import hashlib
 import io
+import os
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +23,7 @@ from secure_apfed.errors import ConfigError, DataError
 
 PLAIN = bytes(range(256)) * 200
 PACKED = gzip.compress(PLAIN, mtime=0)
-FILE = DataFile("train-images", sha256=hashlib.sha256(PLAIN).hexdigest())
+FILE = DataFile("train-images", len(PLAIN), hashlib.sha256(PLAIN).hexdigest())
 
 
 @dataclass
@@ -173,7 +176,7 @@ def test_a_part_that_is_complete_already_is_taken(server: Server, tmp_path: Path
     ("content", "message"),
     [
         (
-            gzip.compress(b"other", mtime=0),
+            gzip.compress(PLAIN[::-1], mtime=0),
             f"the SHA-256 .* expected {FILE.sha256}.* sends other bytes",
         ),
         (b"<html>sign in</html>", "truncated or damaged gzip file"),
@@ -186,6 +189,56 @@ def test_wrong_bytes_are_refused_and_removed(
     with pytest.raises(DataError, match=message):
         fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def in_little_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_small_download_is_not_inflated_to_a_large_one(server: Server, tmp_path: Path) -> None:
+    """6.6 MB became 3.2 GB before the digest was looked at."""
+    server.files["/a.gz"] = gzip.compress(bytes(50_000_000))
+    refusal = f"more than the {len(PLAIN)} uncompressed bytes expected"
+    with in_little_memory(), pytest.raises(DataError, match=refusal):
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("honours", [True, False])
+def test_a_server_that_sends_on_and_on_is_stopped(
+    server: Server, tmp_path: Path, honours: bool
+) -> None:
+    server.files["/a.gz"] = gzip.compress(os.urandom(10_000_000))
+    server.honours_ranges = honours
+    server.cuts = [1000]
+    seen: list[int] = []
+    with pytest.raises(DataError, match=r"sends more than the \d+ bytes that the file may"):
+        fetch_file(
+            download(server, "/a.gz"), tmp_path, dataset="d",
+            progress=lambda file, done, total: seen.append(done),
+        )  # fmt: skip
+    assert max(seen) < 1_000_000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lies_there_is_not_inflated_either(server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = PACKED
+    (tmp_path / "train-images.gz").write_bytes(gzip.compress(bytes(200_000_000)))
+    with in_little_memory():
+        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert (tmp_path / "train-images.gz").read_bytes() == PACKED
+
+
+def test_everything_in_the_catalogue_has_a_size() -> None:
+    for entry in DATASETS.values():
+        assert all(file.size for file in entry.files)
+        assert all(one.file.size for one in entry.downloads)
 
 
 def test_an_absent_file_names_the_address(server: Server, tmp_path: Path) -> None:
@@ -227,7 +280,7 @@ def archive(members: dict[str, bytes]) -> bytes:
 def test_an_archive_gives_its_members_and_nothing_else(server: Server, tmp_path: Path) -> None:
     packed = archive({"c/a.bin": b"aa", "../../evil": b"x", "/b.bin": b"bbb"})
     server.files["/c.tar.gz"] = packed
-    file = DataFile("c.tar.gz", sha256=hashlib.sha256(packed).hexdigest())
+    file = DataFile("c.tar.gz", len(packed), hashlib.sha256(packed).hexdigest())
     members = (DataFile("a.bin", size=2), DataFile("b.bin", size=3))
     home = tmp_path / "one" / "two"
     found = fetch_file(Download(file, (f"{server.url}/c.tar.gz",), members), home, dataset="c")
@@ -238,7 +291,7 @@ def test_an_archive_gives_its_members_and_nothing_else(server: Server, tmp_path:
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ((DataFile("a.bin", size=2), DataFile("b.bin")), "lacks b.bin"),
+        ((DataFile("a.bin", size=2), DataFile("b.bin", size=1)), "lacks b.bin"),
         ((DataFile("a.bin", size=9),), "2 uncompressed bytes, expected 9"),
     ],
 )
@@ -247,7 +300,7 @@ def test_an_archive_without_the_members(
 ) -> None:
     packed = archive({"a.bin": b"aa"})
     server.files["/c.tar.gz"] = packed
-    file = DataFile("c.tar.gz", sha256=hashlib.sha256(packed).hexdigest())
+    file = DataFile("c.tar.gz", len(packed), hashlib.sha256(packed).hexdigest())
     with pytest.raises(DataError, match=message):
         fetch_file(Download(file, (f"{server.url}/c.tar.gz",), members), tmp_path, dataset="c")
 

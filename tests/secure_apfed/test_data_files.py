@@ -168,6 +168,8 @@ def test_a_missing_file_names_the_folders_and_the_command(tmp_path: Path) -> Non
 
 def test_a_wrong_file_says_what_was_expected_and_found(tmp_path: Path) -> None:
     small_mnist(tmp_path / "mnist")
+    (file, *_) = DATASETS["mnist"].files
+    (tmp_path / "mnist" / f"{file.name}.gz").write_bytes(gzip.compress(bytes(file.size)))
     with pytest.raises(DataError) as caught:
         load_data(DataSettings(dataset="mnist", folder=tmp_path), seed=0)
     assert f"expected {DATASETS['mnist'].files[0].sha256}" in str(caught.value)
@@ -186,9 +188,9 @@ def test_sizes_and_digests_are_checked(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="3 uncompressed bytes, expected 4"):
         check_digest(b"abc", DataFile("a", size=4), path=tmp_path, remedy="")
     with pytest.raises(DataError, match="the MD5 of its uncompressed bytes is 9001509"):
-        check_digest(b"abc", DataFile("a", md5="0" * 32), path=tmp_path, remedy="")
+        check_digest(b"abc", DataFile("a", 3, md5="0" * 32), path=tmp_path, remedy="")
     check_digest(
-        b"abc", DataFile("a", md5="900150983cd24fb0d6963f7d28e17f72"), path=tmp_path, remedy=""
+        b"abc", DataFile("a", 3, md5="900150983cd24fb0d6963f7d28e17f72"), path=tmp_path, remedy=""
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from experiments.report.contents import accounting_of
@@ -21,7 +22,6 @@ from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.runs import run
-from tests.secure_apfed.seats import contract
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -149,32 +149,28 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
         (4,),
         plan=noising.NoisePlan(steps=agreed["steps"], honest=agreed["honest"]),
         aligned=result["aligned_rows"],
-        contract=contract(),
     )
     assert noise is not None
     assert noise.ledger.account() == result["contributions"]["passive-1"]
     everybody = torch.arange(result["aligned_rows"])
     with pytest.raises(BudgetExhaustedError):
-        noise.draw(
-            np.ones((len(everybody), 4)),
-            step=100,
-            rows_B=everybody,
-            held_B=torch.ones(len(everybody)).bool(),
-        )
+        noise.draw((len(everybody), 4), step=100, known_B=everybody, digest=b"other")
 
 
 def test_noise_is_charged_before_it_is_returned_and_free_when_repeated() -> None:
     release = SummedRelease(deviation=1000, honest=1, sensitivity=100.0, numbers=8)
     ledger = PrivacyLedger(release, delta=1e-5, budget=None, rows=6, log=None)
     noise = ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, secret=True)
-    rows_B, held_B = torch.tensor([4, 1]), torch.tensor([True, False])
-    values = np.arange(8.0).reshape(2, 4)
-    first = noise.draw(values, step=0, rows_B=rows_B, held_B=held_B)
+
+    def draw(digest: bytes) -> NDArray[np.int64]:
+        return noise.draw((2, 4), step=0, known_B=torch.tensor([4]), digest=digest)
+
+    first = draw(b"first")
     assert first.shape == (2, 4)
-    assert np.array_equal(first, noise.draw(values, step=0, rows_B=rows_B, held_B=held_B))
+    assert np.array_equal(first, draw(b"first"))
     assert ledger.state_dict()["counts"].tolist() == [0, 0, 0, 0, 1, 0]
-    for other in (values + 1e-12, values.astype(np.float32)):
-        assert not np.array_equal(first, noise.draw(other, step=0, rows_B=rows_B, held_B=held_B))
+    for other in (b"second", b"third"):
+        assert not np.array_equal(first, draw(other))
     assert ledger.state_dict()["counts"].tolist() == [0, 0, 0, 0, 3, 0]
 
 

@@ -4,6 +4,7 @@ import copy
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,12 +58,15 @@ class Decoder(nn.Module):
 FEATURES = random(len(ALIGNMENT), COLUMNS, seed=8)
 
 
-def passive(agreed: Contract, name: str = "p1") -> tuple[PassiveParty, Decoder]:
+def passive(
+    agreed: Contract, name: str = "p1", *, answers: Path | None = None
+) -> tuple[PassiveParty, Decoder]:
     torch.manual_seed(3)
     objective = Decoder()
     party = PassiveParty(
         seat(name, agreed), features_N=FEATURES, objective=objective,
         contributor=plain_sum().contributor(name), train=TRAIN, compute=COMPUTE, seed=0,
+        answers=answers,
     )  # fmt: skip
     return party, objective
 
@@ -178,6 +182,31 @@ def test_a_passives_state_comes_back_and_old_steps_stay_refused() -> None:
         again.contribute(batches[1])
     again.contribute(batches[2])
     assert same(again.tensors(), party.tensors())
+
+
+def test_an_answer_is_the_same_one_bit_for_bit_or_another(tmp_path: Path) -> None:
+    """What a later session is answered again for free: the same rows and values, no others."""
+    rows, z = torch.arange(3), random(3, D)
+    agreed = contract().model_copy(update={"epochs": 1})
+    recovers = agreed.model_copy(update={"when_a_party_leaves": "recover"})
+    later = recovers.model_copy(update={"session": SESSION, "alignment": {"session": 2}})
+    for index, (first, second, sent, free) in enumerate(
+        [
+            (agreed, agreed, z, True),
+            (agreed, agreed, z + 1e-12, False),
+            (agreed, agreed, z.flip(0), False),
+            (recovers, recovers, z, True),
+            (recovers, later, z, False),  # its sums may lack other passives
+        ]
+    ):
+        log = tmp_path / f"answers-{index}.jsonl"
+        passive(first, answers=log)[0].contribute(representations(rows, z))
+        again, _ = passive(second, answers=log)
+        if free:
+            again.contribute(representations(rows, sent))
+        else:
+            with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
+                again.contribute(representations(rows, sent))
 
 
 class Ledger:

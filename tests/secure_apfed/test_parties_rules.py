@@ -1,5 +1,8 @@
 """What receivers of representations refuse, and what a contribution is bound to."""
 
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +11,7 @@ from torch import Tensor
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
+from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind, pack
 from secure_apfed.parties.rules import (
     Allowance,
@@ -162,33 +166,84 @@ def test_a_binding_changes_with_everything_it_binds() -> None:
     assert others[5].rows == usual.rows
 
 
-def allowance(*, epochs: int = 2, beyond: int = 0) -> Allowance:
-    terms = contract().model_copy(update={"batch_size": 3, "epochs": epochs})
-    return Allowance("p1", terms, aligned=10, beyond=beyond)
+def allowance(
+    *, epochs: int = 2, beyond: int = 0, spare: int = 0, log: Path | None = None
+) -> Allowance:
+    agreed = {"batch_size": 3, "epochs": epochs, "spare_answers": spare}
+    terms = contract().model_copy(update=agreed)
+    return Allowance("p1", terms, aligned=10, log=log, beyond=beyond)
+
+
+def take(own: Allowance, rows: list[int], *, step: int, digest: bytes = b"answer") -> None:
+    own.take(step, torch.tensor(rows), digest, sender="active")
 
 
 def test_a_batch_above_the_contracts_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match=r"a batch of 4 rows to p1.*at most 3"):
-        allowance().take(torch.arange(4), sender="active")
+        allowance().check(0, torch.arange(4), sender="active")
 
 
-def test_a_row_is_answered_once_an_epoch() -> None:
-    own = allowance(epochs=2)
-    for _ in range(2):
-        own.take(torch.tensor([1, 2]), sender="active")
-    with pytest.raises(RemoteProtocolError, match="a row more than 2 times"):
-        own.take(torch.tensor([2, 3]), sender="active")
-    own.take(torch.tensor([3, 4]), sender="active")
-    once_more = allowance(epochs=1, beyond=1)
-    for _ in range(2):
-        once_more.take(torch.tensor([0]), sender="active")
+@pytest.mark.parametrize(("epochs", "spare", "beyond"), [(2, 0, 0), (1, 1, 0), (1, 0, 1)])
+def test_a_row_is_answered_as_often_as_agreed(epochs: int, spare: int, beyond: int) -> None:
+    own = allowance(epochs=epochs, spare=spare, beyond=beyond)
+    take(own, [1, 2], step=0)
+    take(own, [1, 2], step=1)
+    with pytest.raises(RemoteProtocolError, match=r"more than 2 times.*rules\.spare_answers"):
+        take(own, [2, 3], step=2)
+    with pytest.raises(RemoteProtocolError, match="more than 2 times"):
+        own.check(2, torch.tensor([2, 3]), sender="active")
+    take(own, [3, 4], step=2)
+
+
+def test_the_same_answer_to_the_same_step_counts_once() -> None:
+    own = allowance(epochs=1)
+    for _ in range(3):
+        own.check(7, torch.tensor([1, 2]), sender="active")
+        take(own, [1, 2], step=7)
+    for step, rows, digest in ((8, [1, 2], b"answer"), (7, [1], b"answer"), (7, [1, 2], b"other")):
+        with pytest.raises(RemoteProtocolError, match="more than 1 times"):
+            take(own, rows, step=step, digest=digest)
 
 
 def test_answers_are_counted_over_checkpoints() -> None:
     own, again = allowance(epochs=1), allowance(epochs=1)
-    own.take(torch.tensor([1, 2]), sender="active")
+    take(own, [1, 2], step=0)
     again.load_tensors(own.tensors())
-    own.take(torch.tensor([5]), sender="active")
+    take(own, [5], step=1)
     with pytest.raises(RemoteProtocolError, match="more than 1 times"):
-        again.take(torch.tensor([2]), sender="active")
-    again.take(torch.tensor([5]), sender="active")
+        take(again, [2], step=1)
+    take(again, [5], step=1)
+
+
+def test_answers_are_counted_over_sessions_whatever_the_checkpoint_says(tmp_path: Path) -> None:
+    log = tmp_path / "answers-p1.jsonl"
+    own = allowance(epochs=1, log=log)
+    checkpoint = own.tensors()
+    take(own, [1, 2], step=0)
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    again = allowance(epochs=1, log=log)
+    again.load_tensors(checkpoint)
+    take(again, [1, 2], step=0)
+    with pytest.raises(RemoteProtocolError, match="more than 1 times"):
+        take(again, [2], step=1)
+
+
+def test_an_answer_is_on_the_disk_before_it_may_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, synced = tmp_path / "answers-p1.jsonl", []
+    own = allowance(log=log)
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(log.read_bytes()))
+    take(own, [1, 2], step=0)
+    assert [content.count(b"\n") for content in synced] == [2]
+
+
+def test_a_log_that_was_deleted_or_is_of_other_terms_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "answers-p1.jsonl"
+    own = allowance(epochs=1, log=log)
+    take(own, [1, 2], step=0)
+    with pytest.raises(CheckpointError, match="log of another run"):
+        allowance(epochs=2, log=log)
+    log.unlink()
+    with pytest.raises(CheckpointError, match="misses releases that the checkpoint counts"):
+        allowance(epochs=1, log=log).load_tensors({"counts": torch.ones(10, dtype=torch.int64)})

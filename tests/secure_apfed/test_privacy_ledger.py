@@ -1,11 +1,16 @@
+import base64
+import hashlib
 import io
 import json
 import math
 import os
+import tracemalloc
+import zlib
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -427,6 +432,92 @@ class TestDamage:
     ) -> None:
         with pytest.raises(CheckpointError, match="is the log of another run"):
             ledger_at(log, **other)  # type: ignore[arg-type]  # one other fact at a time
+
+
+def chained(*lines: dict[str, Any]) -> bytes:
+    """A log whose running hash holds: whoever can write the file can compute it."""
+    chain, content = b"", b""
+    for fields in lines:
+        plain = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        chain = hashlib.blake2b(chain + plain, digest_size=16).digest()
+        content += json.dumps({**fields, "chain": chain.hex()}).encode() + b"\n"
+    return content
+
+
+HEADER = {"format": 1, "noise_multiplier": 5.0, "rows": 10}
+
+
+def packed(content: bytes, count: int, /, **changes: Any) -> dict[str, Any]:
+    rows = base64.b64encode(zlib.compress(content, 9)).decode()
+    return {"step": 0, "digest": "00", "count": count, "rows": rows, **changes}
+
+
+class TestHostileLog:
+    def test_the_hash_of_these_tests_is_the_logs_own(self, log: Path) -> None:
+        charge(ledger_at(log), 0, 1, 2)
+        lines = [json.loads(line) for line in log.read_bytes().splitlines()]
+        own = chained(*({k: v for k, v in one.items() if k != "chain"} for one in lines))
+        assert [json.loads(line) for line in own.splitlines()] == lines
+
+    @pytest.mark.parametrize("count", [20_000_000, 10, 1])
+    def test_rows_are_inflated_to_those_that_there_are_and_no_further(
+        self, log: Path, count: int
+    ) -> None:
+        """A line of 2.8 MB took 10.5 GB."""
+        log.parent.mkdir()
+        log.write_bytes(chained(HEADER, packed(bytes(80_000_000), count)))
+        tracemalloc.start()
+        with pytest.raises(CheckpointError, match="damaged at line 2"):
+            ledger_at(log)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 5e6
+
+    def test_releases_are_read_one_by_one(self, log: Path) -> None:
+        rows, times = 20_000, 400
+        every = packed(np.ones(rows, dtype="<u4").tobytes(), rows)
+        lines = ({**every, "step": step} for step in range(times))
+        log.parent.mkdir()
+        log.write_bytes(chained({**HEADER, "rows": rows + 1}, *lines))
+        tracemalloc.start()
+        assert ledger_at(log, rows=rows + 1).spent().releases == times
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 20e6  # all at once: 64 MB
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            packed(bytes(4), 1, step=math.inf),
+            packed(bytes(4), 1, step=math.nan),
+            packed(bytes(4), 1, step=[]),
+            packed(bytes(4), 1, digest=3),
+            packed(bytes(4), 1, count="1"),
+            packed(bytes(4), -1),
+            packed(bytes(3), 1),
+            packed(bytes(8), 1),
+            packed(bytes(4), 1, rows="AAAA"),
+            packed(bytes(4), 1, rows=3),
+            packed(bytes(44), 11),
+        ],
+    )
+    def test_a_line_whose_hash_holds_is_checked_all_the_same(
+        self, log: Path, line: dict[str, Any]
+    ) -> None:
+        log.parent.mkdir()
+        log.write_bytes(chained(HEADER, line))
+        with pytest.raises(CheckpointError, match="damaged at line 2"):
+            ledger_at(log)
+
+    def test_deep_nesting_is_damage(self, log: Path) -> None:
+        log.parent.mkdir()
+        log.write_bytes(chained(HEADER) + b"[" * 100_000 + b"\n")
+        with pytest.raises(CheckpointError, match="damaged at line 2"):
+            ledger_at(log)
+
+    def test_what_could_not_be_read_back_is_not_written(self, log: Path) -> None:
+        with pytest.raises(LocalProtocolError, match="11 rows of 10"):
+            charge(ledger_at(log), 0, *[1] * 11)
 
 
 def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: Path) -> None:

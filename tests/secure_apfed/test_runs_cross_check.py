@@ -112,8 +112,10 @@ def test_a_cross_check_that_fails_leaves_the_finished_run(
     result = run(small_config(), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     assert str(result.privacy.accountants["prv"]).startswith(f"failed: {type(error).__name__}")
-    assert folder.read_json(folder.accountants)["prv"] == result.privacy.accountants["prv"]
-    assert folder.read_json(folder.result)["privacy"]["epsilon_x"] == result.privacy.epsilon_x
+    assert json.loads(folder.accountants.read_bytes())["prv"] == result.privacy.accountants["prv"]
+    assert (
+        json.loads(folder.result.read_bytes())["privacy"]["epsilon_x"] == result.privacy.epsilon_x
+    )
 
 
 def test_a_process_that_ends_in_the_cross_check_leaves_the_finished_run(
@@ -128,7 +130,7 @@ def test_a_process_that_ends_in_the_cross_check_leaves_the_finished_run(
     folder = RunFolder(tmp_path / "run")
     folder.check()
     load_model(folder.path)
-    assert 7.9 < folder.read_json(folder.result)["privacy"]["epsilon_x"] <= 8.0
+    assert 7.9 < json.loads(folder.result.read_bytes())["privacy"]["epsilon_x"] <= 8.0
     assert (folder.path / "ledger-active.jsonl").stat().st_size > 0
     assert not folder.checkpoint.exists()
     assert not folder.accountants.exists()

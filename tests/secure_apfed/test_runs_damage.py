@@ -56,7 +56,8 @@ def test_attacks_are_mounted_on_no_altered_recording(
 ) -> None:
     noted = (finished[method] / "SHA256SUMS").read_text().splitlines()
     names = {line.split("  ")[1] for line in noted}
-    logs = {path.name for path in finished[method].glob("ledger-*")}
+    kinds = ("ledger-*", "answers-*")
+    logs = {path.name for kind in kinds for path in finished[method].glob(kind)}
     own = {"encoders.safetensors"} if method == "tvfl" else {"model.safetensors"}
     assert names == OF_ALL | own | logs
     for name in names:

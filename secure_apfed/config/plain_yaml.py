@@ -1,0 +1,180 @@
+"""YAML for settings: plain values under keys that are texts, in files of a bounded size.
+
+Run by: whoever reads settings, which somebody else may have written. A small file must not
+become a large value: aliases, with which a few lines stand for billions of values, are refused
+when they are met, and so are numbers of endless digits, keys of other kinds than text, and tags.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from secure_apfed.errors import ConfigError
+
+__all__ = ["MOST_BYTES", "KeyPath", "as_yaml", "parse_yaml", "read_text", "yaml_value"]
+
+MOST_BYTES = 2**18
+_MOST_DIGITS = 100
+
+KeyPath = tuple[str | int, ...]
+
+_FLOAT = re.compile(
+    r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$|^[-+]?\.[0-9]+[eE][-+]?[0-9]+$"
+)
+_TAG = "tag:yaml.org,2002:"
+_KINDS = frozenset(
+    f"{_TAG}{kind}"
+    for kind in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map", "merge")
+)
+_NUMBERS = frozenset({f"{_TAG}int", f"{_TAG}float"})
+
+
+class _AliasError(yaml.YAMLError):
+    """An alias was met: its name, and its line from 1."""
+
+    def __init__(self, name: str, line: int) -> None:
+        super().__init__(name)
+        self.name, self.line = name, line
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe subset without aliases, in which 1e-3 is a number (YAML 1.2), not a text."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it out
+            raise _AliasError(event.anchor, event.start_mark.line + 1)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads back the same."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file with settings.
+
+    Raises:
+        ConfigError: there is no such file, it may not be read, it is not UTF-8, or too large.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise _too_large(str(path))
+        return content.decode("utf-8").replace("\r\n", "\n")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; expected a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: is not text in UTF-8 (byte {error.start}); expected a YAML file"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
+    """Return the value that a text holds, and the line of each key; `source` names it in errors.
+
+    Raises:
+        ConfigError: not YAML, or of a kind that is not read.
+    """
+    if len(text) > MOST_BYTES:
+        raise _too_large(source)
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None, {}
+            lines = dict(_keys(node, source))
+            return loader.construct_document(node), lines
+        finally:
+            loader.dispose()
+    except _AliasError as alias:
+        raise ConfigError(
+            f"{source}:{alias.line}: aliases, as *{alias.name}, are not read; write the value out"
+        ) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{source}:{mark.line + 1}" if mark else source
+        raise ConfigError(f"{place}: is not YAML: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{source}: is not YAML: {str(error).splitlines()[0]}") from None
+
+
+def yaml_value(text: str, *, given: str) -> Any:
+    """Return the value in a piece of YAML, as behind an option; `given` says where it stands.
+
+    Raises:
+        ConfigError: not YAML, or of a kind that is not read.
+    """
+    try:
+        return parse_yaml(text, given)[0]
+    except ConfigError as error:
+        raise ConfigError(f"{given}: the value {text[:80]!r} is not YAML ({error})") from None
+
+
+def as_yaml(content: Any) -> str:
+    """Return plain values as YAML, which `parse_yaml` reads back equal."""
+    text: str = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def _too_large(source: str) -> ConfigError:
+    return ConfigError(f"{source}: is larger than {MOST_BYTES} bytes; expected YAML with settings")
+
+
+def _keys(node: yaml.Node, source: str, path: KeyPath = ()) -> Iterator[tuple[KeyPath, int]]:
+    """Yield the path and line of every key below `node`; refuse what is not plain."""
+    _check_plain(node, source)
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield (*path, index), item.start_mark.line + 1
+            yield from _keys(item, source, (*path, index))
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.tag != f"{_TAG}str":
+            raise ConfigError(
+                f"{source}:{line}: keys are texts, got {_shown(key)}; write it in quotes"
+            )
+        name = key.value
+        if name in seen:
+            raise ConfigError(
+                f"{source}:{line}: {'.'.join(map(str, (*path, name)))}: is given twice, "
+                f"first in line {seen[name]}; keep one"
+            )
+        seen[name] = line
+        yield (*path, name), line
+        yield from _keys(value, source, (*path, name))
+
+
+def _check_plain(node: yaml.Node, source: str) -> None:
+    line = node.start_mark.line + 1
+    if node.tag not in _KINDS:
+        raise ConfigError(f"{source}:{line}: the tag {node.tag[:80]} is not read; leave it out")
+    if node.tag in _NUMBERS and len(node.value) > _MOST_DIGITS:
+        raise ConfigError(
+            f"{source}:{line}: a number of {len(node.value)} characters; expected "
+            f"{_MOST_DIGITS} at most"
+        )
+
+
+def _shown(key: yaml.Node) -> str:
+    return repr(key.value[:80]) if isinstance(key, yaml.ScalarNode) else "a list or mapping"

@@ -1,0 +1,157 @@
+"""Files of a folder that somebody else may have written: bounds first, then their shape.
+
+Run by: whoever opens a run folder, which may have been sent to them. Only plain files are read,
+no further than a bound, and JSON becomes a type that is named; everything else is one error that
+says which file, what was expected, what was found and what to do.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from secure_apfed.errors import CheckpointError
+
+__all__ = [
+    "MOST_JSON_BYTES",
+    "count_lines",
+    "open_plain",
+    "read_json",
+    "read_json_lines",
+    "read_text",
+]
+
+# A byte of JSON may take twenty in memory.
+MOST_JSON_BYTES = 2**24
+_DIGITS = 20
+_CHUNK = 2**20
+
+PartT = TypeVar("PartT")
+
+
+def open_plain(path: Path) -> BufferedReader:
+    """Open a file that is no pipe, device or folder.
+
+    Raises:
+        CheckpointError: missing, of another kind, or it may not be read.
+    """
+    try:
+        # Opening a pipe would wait for its writer.
+        file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path}: is missing; the folder is not complete, restore it from a copy"
+        ) from None
+    except IsADirectoryError:
+        raise _no_plain_file(path) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise _no_plain_file(path)
+    return file
+
+
+def read_text(path: Path) -> str:
+    """Read a text in UTF-8.
+
+    Raises:
+        CheckpointError: missing, too large, or other bytes.
+    """
+    try:
+        return _content(path).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{path}: is no text in UTF-8 (byte {error.start}); restore it from a copy"
+        ) from None
+
+
+def read_json(path: Path, kind: type[PartT]) -> PartT:
+    """Read one JSON document of a type.
+
+    Raises:
+        CheckpointError: missing, too large, no JSON, or of another shape.
+    """
+    return _shaped(path, kind, _parsed(path, _content(path)))
+
+
+def read_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
+    """Read a file with one JSON document of a type a line.
+
+    Raises:
+        CheckpointError: missing, too large, or a line that is no JSON or of another shape.
+    """
+    lines = _content(path).splitlines()
+    return tuple(
+        _shaped(path, kind, _parsed(path, line, f"line {number}: "))
+        for number, line in enumerate(lines, start=1)
+        if line
+    )
+
+
+def count_lines(path: Path) -> int:
+    """How many lines a file has, however long it is.
+
+    Raises:
+        CheckpointError: missing, or no plain file.
+    """
+    with open_plain(path) as file:
+        return sum(chunk.count(b"\n") for chunk in _chunks(file))
+
+
+def _chunks(file: BufferedReader) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK):
+        yield chunk
+
+
+def _content(path: Path) -> bytes:
+    with open_plain(path) as file:
+        content = file.read(MOST_JSON_BYTES + 1)
+    if len(content) > MOST_JSON_BYTES:
+        raise CheckpointError(
+            f"{path}: is larger than {MOST_JSON_BYTES} bytes, which no run writes; restore it from "
+            "a copy"
+        )
+    return content
+
+
+def _parsed(path: Path, content: bytes, place: str = "") -> Any:
+    try:
+        return json.loads(content, parse_int=_whole, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: is not JSON, so it was cut off or altered: {place}{error}; restore it from "
+            "a copy"
+        ) from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is no JSON")
+
+
+def _shaped(path: Path, kind: type[PartT], value: Any) -> PartT:
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        at = f", at {place!r}" if place else ""
+        raise CheckpointError(
+            f"{path}: is not as this version writes it{at}: {first['msg'].lower()}; restore it "
+            "from a copy"
+        ) from None
+
+
+def _no_plain_file(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: is no plain file; restore it from a copy")

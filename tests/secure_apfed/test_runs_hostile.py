@@ -1,0 +1,176 @@
+"""Run folders that somebody else wrote: every file ends in an error that names it, in time."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from secure_apfed.errors import ApfedError, CheckpointError, ModelError
+from secure_apfed.folder_files import MOST_JSON_BYTES, read_json, read_json_lines
+from secure_apfed.runs import load_model, load_recording, run
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+NOT_JSON = {
+    "nothing": b"",
+    "cut": b'{"a": 1',
+    "deep": b"[" * 200_000,
+    "deep objects": b'{"a":' * 200_000,
+    "no text": b"\xff\xfe\x00",
+    "endless digits": b"9" * 100_000,
+    "too many digits": b'{"a": 123456789012345678901234567890}',
+    "no number": b'{"a": NaN}',
+    "infinity": b'{"a": -Infinity}',
+}
+
+
+@pytest.mark.parametrize("name", NOT_JSON)
+def test_what_is_no_json_is_told(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_bytes(NOT_JSON[name])
+    with pytest.raises(
+        CheckpointError, match=r"one\.json: is not JSON, so it was cut off or altered: .*copy"
+    ):
+        read_json(path, dict[str, Any])
+    if content := NOT_JSON[name]:
+        path.write_bytes(b'{"a": 1}\n' + content)
+        with pytest.raises(
+            CheckpointError, match=r"one\.json: is not JSON, so it was cut off or altered: .*line 2"
+        ):
+            read_json_lines(path, dict[str, Any])
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"null", b'"a"', b"true"])
+def test_json_of_another_shape_is_told(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"one\.json: is not as this version writes it: .*dict"
+    ):
+        read_json(path, dict[str, Any])
+
+
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    with path.open("wb") as file:
+        file.truncate(MOST_JSON_BYTES + 1)
+    for read in (read_json, read_json_lines):
+        with pytest.raises(CheckpointError, match=r"one\.json: is larger than \d+ bytes"):
+            read(path, dict[str, Any])
+
+
+def test_only_plain_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "link", "folder"):
+        with pytest.raises(CheckpointError, match=f"{name}: is no plain file"):
+            read_json(tmp_path / name, dict[str, Any])
+    with pytest.raises(CheckpointError, match="absent: is missing"):
+        read_json(tmp_path / "absent", dict[str, Any])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "whole"
+    run(small_config(train={"epochs": 1, "batch_size": 64, "device": "cpu"}), folder)
+    (folder / "SHA256SUMS").unlink()
+    return folder
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def _set(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    return lambda card: {**card, **changes}
+
+
+def _columns(count: int) -> Callable[[dict[str, Any]], Any]:
+    columns = [{"kind": "numeric", "name": f"c{n}"} for n in range(count)]
+    return _set(encoding={"kind": "columns", "columns": columns})
+
+
+CARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a list": lambda card: [card],
+    "a number": lambda card: 3,
+    "empty": lambda card: {},
+    "no classes": _set(classes=[]),
+    "classes that are a number": _set(classes=10**9),
+    "classes that are a text": _set(classes="ab"),
+    "classes that are numbers": _set(classes=[1, 2]),
+    "a model that is a text": _set(model="mlp"),
+    "a model that is null": _set(model=None),
+    "an encoding that is a list": _set(encoding=[]),
+    "other columns": _columns(9),
+    "wide layers": _set(model={"hidden": [65536] * 40, "network": "mlp"}),
+    "many layers": _set(model={"hidden": [1] * 100_000, "network": "mlp"}),
+    "a large image": _set(
+        encoding={"kind": "image", "channels": 1, "height": 10**6, "width": 10**6,
+                  "end_row": 10**6},
+        model={"network": "mlp"},
+    ),
+    "an image beyond counting": _set(
+        encoding={"kind": "image", "channels": 2**62, "height": 2**62, "width": 2**62,
+                  "end_row": 2**62},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_that_somebody_wrote_is_checked(name: str, copied: Path) -> None:
+    card = copied / "model.json"
+    card.write_text(json.dumps(CARDS[name](json.loads(card.read_bytes()))))
+    with pytest.raises((CheckpointError, ModelError), match=r"model\.json|holds a run of"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize("harm", ["none", "whole numbers", "mixed", "another shape"])
+def test_parameters_that_somebody_wrote_are_checked(harm: str, copied: Path) -> None:
+    path = copied / "model.safetensors"
+    tensors = load_file(path)
+    first = next(iter(tensors))
+    made = {
+        "none": {},
+        "whole numbers": {name: one.to(torch.int64) for name, one in tensors.items()},
+        "mixed": {**tensors, first: tensors[first].double()},
+        "another shape": {**tensors, first: torch.zeros(3)},
+    }[harm]
+    save_file(made, path)
+    with pytest.raises(ModelError, match=r"model\.safetensors and model\.json do not make a model"):
+        load_model(copied)
+
+
+@pytest.mark.parametrize("content", [b"\x90", b"\x80", b"\xc0", b"\x92\x01\x02", b"\x91" * 5000])
+def test_a_transcript_that_somebody_wrote_is_checked(content: bytes, copied: Path) -> None:
+    (copied / "transcript.msgpack").write_bytes(content)
+    with pytest.raises(CheckpointError, match="cannot be read as this version writes them"):
+        load_recording(copied)
+
+
+@pytest.mark.parametrize(
+    "name", ["/dev/zero", "../run/model.json", "sub/model.json", ".", "", "..", "model.json\x00"]
+)
+def test_digests_are_of_files_of_the_folder(name: str, copied: Path) -> None:
+    (copied / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n")
+    with pytest.raises(CheckpointError, match="SHA256SUMS holds other lines"):
+        load_recording(copied)
+
+
+def test_damage_anywhere_is_an_error_for_people(copied: Path) -> None:
+    for name in ("config.yaml", "model.json", "model.safetensors", "alignment.safetensors"):
+        path = copied / name
+        whole = path.read_bytes()
+        for content in (b"", b"\x00" * 100, b"[" * 5000, b"\xff" * 100, b"{}", b"[]", b"null"):
+            path.write_bytes(content)
+            with pytest.raises(ApfedError):
+                load_recording(copied)
+        path.write_bytes(whole)
