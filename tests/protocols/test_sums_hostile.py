@@ -15,6 +15,7 @@ import json, random, resource, sys
 from collections import Counter
 import numpy as np
 from protocols.errors import RemoteProtocolError
+from tests.contracts.reaction import Rearmed
 from tests.contracts.sum_parties import Parties, agreement, make
 
 choice, rounds = sys.argv[1], int(sys.argv[2])
@@ -45,6 +46,7 @@ def mutate(data):
 
 
 played = Parties(make(choice, agreement(2)))
+receiver = Rearmed(played.receiver)
 outcomes = Counter()
 
 
@@ -63,7 +65,7 @@ def one_round():
     attempt("combine", lambda: played.combiner.combine(bad, bound.digest))
     bound = played.next()
     combined = played.combiner.combine(played.contribute([np.full((2, 3), 0.1)] * 2, bound))
-    attempt("decode", lambda: played.receiver.decode(mutate(combined), (2, 3), bound))
+    attempt("decode", lambda: receiver.decode(mutate(combined), (2, 3), bound))
 
 
 def two_rounds(turn):
