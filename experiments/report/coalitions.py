@@ -148,7 +148,7 @@ LIMITS: tuple[Limit, ...] = (
         "run that goes on or stops. With the first refusal the active throws its keys away: a "
         "session of S steps tells at most log2(S + 1) bits, under ckks and ckks_fast of one "
         "contribution, else of a sum. A resumed run has other keys, but computes the same numbers: "
-        "each session that is stopped and resumed may tell as much again, and 18 or fewer a "
+        "each session that is stopped and resumed may tell as much again, and about twenty a "
         "number. Do not keep resuming a run that stops at refused sums.",
     ),
     Limit(
