@@ -7,9 +7,11 @@ makes them.
 
 Key agreement is static X25519 (RFC 7748) between the run keys that the session's
 contract names; the link key is HKDF-SHA256 (RFC 5869) of the shared secret, salted
-with the hash of the contract. A party that holds another contract derives other keys,
-so its messages fail to authenticate. Messages are AES-256-GCM with the message's
-sequence number as the nonce, one key for each direction.
+with the hash of the contract, over the names and a hello of either end: 32 random bytes that it
+draws for this link and sends in the clear. So no two links have the same key, whatever the other
+end does, and a replayed session opens nowhere. A party that holds another contract, or heard
+another hello, derives other keys, so its messages fail to authenticate. Messages are AES-256-GCM
+with the message's sequence number as the nonce, one key for each direction.
 """
 
 from dataclasses import dataclass, field
@@ -21,10 +23,13 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.fork_check import ForkCheck
+from protocols.randomness import fresh_key
 
-__all__ = ["SEAL_OVERHEAD_BYTES", "RunKey", "SealedLink", "fresh_run_key"]
+__all__ = ["HELLO_BYTES", "SEAL_OVERHEAD_BYTES", "RunKey", "SealedLink", "fresh_run_key"]
 
 SEAL_OVERHEAD_BYTES = 16
+HELLO_BYTES = 32
 _PUBLIC_KEY_BYTES = 32
 _PRIVATE_KEY_BYTES = 32
 _NONCE_BYTES = 12
@@ -73,30 +78,84 @@ def fresh_run_key() -> RunKey:
 class SealedLink:
     """One party's end of the link to one peer.
 
-    Sequence numbers count from 0 in each direction and are the nonces: a repeated,
-    missing or reordered message is refused.
+    The ends send each other their `hello`, then `agree`. Sequence numbers count from 0 in each
+    direction and are the nonces: a repeated, missing or reordered message is refused, and so is
+    any use in a forked process, which would count on from the same number.
 
     Args:
         me, peer: the two parties' names.
         run_key: this party's key pair.
-        peer_public: the peer's public key, as the contract names it.
         contract_hash: 32 bytes; both ends must hold the same contract.
+
+    Attributes:
+        hello: 32 random bytes of this end, public; the peer needs them.
+
+    Raises:
+        LocalProtocolError: `me` and `peer` are the same.
     """
 
-    def __init__(
-        self, *, me: str, peer: str, run_key: RunKey, peer_public: bytes, contract_hash: bytes
-    ) -> None:
+    def __init__(self, *, me: str, peer: str, run_key: RunKey, contract_hash: bytes) -> None:
+        if me == peer:
+            raise LocalProtocolError(f"{me!r} has no link to itself")
         self.me, self.peer = me, peer
-        self._sealer = self._cipher(run_key, peer_public, contract_hash, me, peer)
-        self._opener = self._cipher(run_key, peer_public, contract_hash, peer, me)
+        self.hello = fresh_key()
+        self._run_key, self._contract_hash = run_key, contract_hash
+        self._ciphers: tuple[AESGCM, AESGCM] | None = None
         self._sent = self._received = 0
+        self._fork_check = ForkCheck(f"the link of {me} to {peer}")
 
-    @staticmethod
-    def _cipher(key: RunKey, peer_public: bytes, salt: bytes, sender: str, receiver: str) -> AESGCM:
-        names = b"".join(
-            len(name.encode()).to_bytes(2, "big") + name.encode() for name in (sender, receiver)
+    def agree(self, peer_public: bytes, peer_hello: bytes) -> None:
+        """Derive the keys of both directions, once.
+
+        Args:
+            peer_public: the peer's public key, as the contract names it.
+            peer_hello: its end's `hello`, as it came; it needs no protection on the way.
+
+        Raises:
+            LocalProtocolError: the keys are agreed already.
+            RemoteProtocolError: no public key, or no hello of another end.
+        """
+        self._fork_check.require()
+        if self._ciphers is not None:
+            raise LocalProtocolError(
+                f"the link of {self.me} to {self.peer} agreed its keys already; make another link"
+            )
+        foreign = type(peer_hello) is bytes and peer_hello != self.hello
+        if not foreign or len(peer_hello) != HELLO_BYTES:
+            raise RemoteProtocolError(
+                f"{self.me} expects of {self.peer} a hello of {HELLO_BYTES} bytes other than its "
+                "own, and got something else"
+            )
+        here, there = (self.me, self.hello), (self.peer, peer_hello)
+        self._ciphers = (
+            self._cipher(peer_public, here, there),
+            self._cipher(peer_public, there, here),
         )
-        return AESGCM(key.agree(peer_public, salt=salt, info=b"secure-apfed link v1" + names))
+
+    def _cipher(
+        self, peer_public: bytes, sender: tuple[str, bytes], receiver: tuple[str, bytes]
+    ) -> AESGCM:
+        ends = b"".join(
+            len(name.encode()).to_bytes(2, "big") + name.encode() + hello
+            for name, hello in (sender, receiver)
+        )
+        info = b"secure-apfed link v2" + ends
+        return AESGCM(self._run_key.agree(peer_public, salt=self._contract_hash, info=info))
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the keys are there, so that messages can be sealed and opened."""
+        return self._ciphers is not None
+
+    def _keys(self) -> tuple[AESGCM, AESGCM]:
+        """The ciphers that seal and open."""
+        self._fork_check.require()
+        if self._ciphers is None:
+            raise LocalProtocolError(
+                f"the link of {self.me} to {self.peer} has no keys yet; send its hello there, and "
+                "call agree with the hello of the other end"
+            )
+        return self._ciphers
 
     def __reduce__(self) -> str:
         raise LocalProtocolError("a link holds keys and counts its nonces; it is never copied")
@@ -110,14 +169,16 @@ class SealedLink:
         """Encrypt and authenticate `plaintext`, and authenticate `associated` with it.
 
         Raises:
-            LocalProtocolError: `sequence` is not the next one.
+            LocalProtocolError: `sequence` is not the next one, no keys are agreed, or this is
+                a forked process.
         """
+        sealer, _ = self._keys()
         if sequence != self._sent:
             raise LocalProtocolError(
                 f"{self.me} to {self.peer}: the next message is number {self._sent}, got {sequence}"
             )
         self._sent += 1
-        return self._sealer.encrypt(sequence.to_bytes(_NONCE_BYTES, "big"), plaintext, associated)
+        return sealer.encrypt(sequence.to_bytes(_NONCE_BYTES, "big"), plaintext, associated)
 
     def open(self, sealed: bytes, *, sequence: int, associated: bytes) -> bytes:
         """Decrypt what the peer sealed.
@@ -126,15 +187,14 @@ class SealedLink:
             RemoteProtocolError: replayed, reordered, altered, or sealed under another
                 contract or by another party. The link's state does not change then.
         """
+        _, opener = self._keys()
         if sequence != self._received:
             raise RemoteProtocolError(
                 f"{self.me}: expected message {self._received} of {self.peer}, got {sequence}; "
                 "a message was replayed, lost or reordered"
             )
         try:
-            plaintext = self._opener.decrypt(
-                sequence.to_bytes(_NONCE_BYTES, "big"), sealed, associated
-            )
+            plaintext = opener.decrypt(sequence.to_bytes(_NONCE_BYTES, "big"), sealed, associated)
         except InvalidTag as error:
             raise RemoteProtocolError(
                 f"{self.me}: message {sequence} of {self.peer} does not authenticate; "

@@ -142,6 +142,16 @@ LIMITS: tuple[Limit, ...] = (
         "learning of them).",
     ),
     Limit(
+        methods=("apfed",),
+        sentence="Whoever alters a sum (the aggregator, but not under crypten; or a passive that "
+        "puts in other numbers than agreed) sees whether the active takes it, at least from the "
+        "run that goes on or stops. With the first refusal the active throws its keys away: a "
+        "session of S steps tells at most log2(S + 1) bits, under ckks and ckks_fast of one "
+        "contribution, else of a sum. A resumed run has other keys, but computes the same numbers: "
+        "each session that is stopped and resumed may tell as much again, and about twenty a "
+        "number. Do not keep resuming a run that stops at refused sums.",
+    ),
+    Limit(
         methods=("tvfl",),
         sentence="A passive cannot tell the gradient of the task from one that makes its encoder "
         "easier to invert (attack `hijack`).",

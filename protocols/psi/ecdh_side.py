@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.fork_check import ForkCheck
 from protocols.psi import curve, ladder
 from protocols.psi.framing import Framing
 from protocols.psi.interface import IntersectionAgreement, Output, Progress
@@ -67,8 +68,10 @@ class Side:
         self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
         self._digests = curve.digest_ids(ids, session=self.agreement.digest)
         self._started = False
+        self._fork_check = ForkCheck(f"{me}: this role of an intersection")
 
     def begin(self) -> None:
+        self._fork_check.require()
         if self._started:
             raise LocalProtocolError(f"{self.me}: an intersection is started once")
         self._started = True
@@ -103,6 +106,7 @@ class Side:
         return self._framing.pack(kind, items)
 
     def unpack(self, sender: str, message: bytes) -> tuple[Kind, bytes]:
+        self._fork_check.require()
         if not self._started:
             raise LocalProtocolError(f"{self.me}: call start before receive")
         kind, items = self._framing.unpack(sender, message)

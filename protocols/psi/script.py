@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.fork_check import ForkCheck
 from protocols.psi.interface import IntersectionTooSmallError, Output
 from protocols.psi.result import Opened, ResultHolder
 
@@ -42,6 +43,7 @@ class ScriptedRole(ResultHolder):
     def __init__(self, me: str, peers: Collection[str], output: Output, script: Script) -> None:
         super().__init__(me, output)
         self._script = script
+        self._fork_check = ForkCheck(f"{me}: this role of an intersection")
         self._inbox: dict[str, deque[bytes]] = {peer: deque() for peer in peers}
         self._awaited: Collection[str] = ()
         self._started = self._failed = False
@@ -53,6 +55,7 @@ class ScriptedRole(ResultHolder):
 
     def start(self) -> Sequence[Outgoing]:
         """Run the script up to its first turn."""
+        self._fork_check.require()
         if self._started:
             raise LocalProtocolError(f"{self._me}: an intersection is started once")
         self._started = True
@@ -60,6 +63,7 @@ class ScriptedRole(ResultHolder):
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Keep a message until the script waits for it; run the script as far as it goes."""
+        self._fork_check.require()
         if not self._started:
             raise LocalProtocolError(f"{self._me}: call start before receive")
         if sender not in self._inbox:

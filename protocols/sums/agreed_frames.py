@@ -8,10 +8,10 @@ key; and from an active that sends different representations to different passiv
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping, Sequence
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.fork_check import ForkCheck
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.frame import Frame, FrameKind
 
@@ -57,7 +57,7 @@ class AgreedFrames:
         self.fingerprint = fingerprint
         self.least = contributors if least is None else least
         self._last_step = -1
-        self._process = os.getpid()
+        self._fork_check = ForkCheck(f"this role of {backend}")
 
     def begin_step(self, binding: StepBinding) -> None:
         """Mark the step of `binding` as used by this role.
@@ -81,12 +81,7 @@ class AgreedFrames:
 
     def require_own_process(self) -> None:
         """Raise LocalProtocolError in a process that holds a copy of this role by a fork."""
-        if os.getpid() != self._process:
-            raise LocalProtocolError(
-                f"this role of {self.backend} belongs to the process that made it; a copy would "
-                "use its steps, keys and masks a second time. Make the role in the process that "
-                "uses it"
-            )
+        self._fork_check.require()
 
     def setup(self, *blobs: bytes) -> bytes:
         """Frame a setup message."""

@@ -37,9 +37,9 @@ from protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from protocols.sums.agreed_frames import fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.frame import frame_bytes
+from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, IntArray
-from protocols.sums.roles import NoSetup
+from protocols.sums.roles import NoSetup, OneRefusalReceiver
 from protocols.sums.rounds import TwoRoundFrames
 from protocols.sums.step_seals import SEAL_OVERHEAD_BYTES, StepSeals
 
@@ -204,7 +204,7 @@ class CryptenCombiner(NoSetup):
         return self._frames.sum_of(frames, [frame.blobs[0] for frame in frames])
 
 
-class CryptenReceiver(StepSeals):
+class CryptenReceiver(StepSeals, OneRefusalReceiver):
     """The active's end: opens the shares of the sum and adds them."""
 
     def __init__(self, described: CryptenSum) -> None:
@@ -212,13 +212,10 @@ class CryptenReceiver(StepSeals):
         self._sum = described
         super().__init__(agreement.receiver, agreement.contributors, described.frames())
 
-    def decode(
-        self, combined: bytes, shape: tuple[int, int], binding: StepBinding
-    ) -> NDArray[np.float64]:
-        """See `SumReceiver`."""
+    def _open(self, frame: Frame, binding: StepBinding) -> NDArray[np.float64]:
         agreement, fixed_point = self._sum.agreement, self._sum.fixed_point
+        shape = frame.rows, frame.columns
         self.require_finished()
-        frame = self._frames.open_sum(combined, shape, binding)
         if len(frame.blobs) != len(agreement.contributors):
             raise RemoteProtocolError(
                 f"{agreement.combiner} gathered {len(frame.blobs)} shares of the sum, expected "

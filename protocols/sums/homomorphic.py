@@ -1,9 +1,9 @@
 """The three roles that every sum under homomorphic encryption shares.
 
 Run by: the active (`KeyHolder`: makes the key pair, keeps its secret half, decrypts only
-the sum), the passives (`Encrypter`: public key), the aggregator (`CiphertextAdder`: no key
-at all, 32 bytes of fingerprint). What is encrypted, and under which scheme, says the
-`HomomorphicSum` that makes the roles.
+the sum, and none after one that it refused), the passives (`Encrypter`: public key), the
+aggregator (`CiphertextAdder`: no key at all, 32 bytes of fingerprint). What is encrypted, and
+under which scheme, says the `HomomorphicSum` that makes the roles.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,12 @@ from protocols.sums.fixed_point import FixedPoint, Packing
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.headroom import CkksHeadroom, CoefficientHeadroom
 from protocols.sums.interface import FloatArray, IntArray
-from protocols.sums.roles import KeepsSecrets, OneRoundCombiner, OneRoundContributor
+from protocols.sums.roles import (
+    KeepsSecrets,
+    OneRefusalReceiver,
+    OneRoundCombiner,
+    OneRoundContributor,
+)
 from protocols.sums.seal_scheme import SealContext, SealScheme
 from protocols.sums.zeros import ZeroPool
 
@@ -102,8 +107,8 @@ class HomomorphicSum(ABC):
         return self.frames_marked(b"").open_setup(body, sender)
 
 
-class KeyHolder(KeepsSecrets):
-    """The active's end."""
+class KeyHolder(KeepsSecrets, OneRefusalReceiver):
+    """The active's end; the secret key is gone once it refused a sum."""
 
     def __init__(self, described: HomomorphicSum) -> None:
         self._sum = described
@@ -134,13 +139,9 @@ class KeyHolder(KeepsSecrets):
     def finished(self) -> bool:
         return self._started
 
-    def decode(
-        self, combined: bytes, shape: tuple[int, int], binding: StepBinding
-    ) -> NDArray[np.float64]:
-        """See `SumReceiver`."""
+    def _open(self, frame: Frame, binding: StepBinding) -> NDArray[np.float64]:
         described, sender = self._sum, self._sum.agreement.combiner
-        frame = self._frames.open_sum(combined, shape, binding)
-        values = shape[0] * shape[1]
+        values = frame.rows * frame.columns
         slots = described.scheme.decrypt(
             self._context, frame.blobs, described.packing.vectors(values), sender=sender
         )
@@ -151,7 +152,10 @@ class KeyHolder(KeepsSecrets):
                 f"the sum of step {binding.step} from {sender} lies beyond the range of its "
                 "contributions; it was altered, or the passives answered different messages"
             )
-        return described.fixed_point.dequantise(fields[:values].reshape(shape))
+        return described.fixed_point.dequantise(fields[:values].reshape(frame.rows, frame.columns))
+
+    def _forget(self) -> None:
+        del self._context
 
 
 class Encrypter(KeepsSecrets, OneRoundContributor):

@@ -113,8 +113,10 @@ class SumReceiver(Conversation, Protocol):
             binding: what was asked; its step must be above all former ones.
 
         Raises:
-            LocalProtocolError: this step was opened already, or nothing was set up.
-            RemoteProtocolError: a frame of another step or shape, or a sum out of range.
+            LocalProtocolError: this step was opened already, nothing was set up, or a sum was
+                refused before.
+            RemoteProtocolError: a frame of another step or shape, or a sum out of range. What
+                opens sums is thrown away then (see `OneRefusalReceiver`).
         """
         ...
 

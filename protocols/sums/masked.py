@@ -28,7 +28,12 @@ from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.pairwise import PairwiseSeeds
-from protocols.sums.roles import NoSetup, OneRoundCombiner, OneRoundContributor
+from protocols.sums.roles import (
+    NoSetup,
+    OneRefusalReceiver,
+    OneRoundCombiner,
+    OneRoundContributor,
+)
 
 __all__ = [
     "Elements",
@@ -167,7 +172,7 @@ class MaskedCombiner(NoSetup, OneRoundCombiner):
         return self._frames.sum_of(frames, (total.tobytes(),))
 
 
-class MaskedReceiver(PairwiseSeeds):
+class MaskedReceiver(PairwiseSeeds, OneRefusalReceiver):
     """The active's end: takes off the masks that it shares with each passive."""
 
     def __init__(self, masked: MaskedSum) -> None:
@@ -175,13 +180,10 @@ class MaskedReceiver(PairwiseSeeds):
         self._masked = masked
         super().__init__(agreement.receiver, agreement.contributors, masked.frames())
 
-    def decode(
-        self, combined: bytes, shape: tuple[int, int], binding: StepBinding
-    ) -> NDArray[np.float64]:
-        """See `SumReceiver`."""
+    def _open(self, frame: Frame, binding: StepBinding) -> NDArray[np.float64]:
         masked, sender = self._masked, self._masked.agreement.combiner
+        shape = frame.rows, frame.columns
         self.require_finished()
-        frame = self._frames.open_sum(combined, shape, binding)
         total = elements(frame, sender, masked.word).reshape(shape).copy()
         for peer in self._counted(frame):
             self.add_stream(peer, binding, total, sign=-1)

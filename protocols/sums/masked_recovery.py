@@ -4,7 +4,8 @@ Run by: all three roles. Protects from the same as `masked`, and has a sum as lo
 `threshold` (t) of the M passives contribute and answer: a passive that contributed counts,
 one that did not is left out of the sum and of the rest of the session. With fewer than t,
 contributions or answers, the step has no sum and nothing of any contribution is revealed.
-A false share is found out, and the step has no sum then.
+A false share is found out where a secret is put together from it, and the step has no sum then;
+one that was not needed goes unnoticed, and changes nothing.
 
 Bounds. c passives that work together with the aggregator learn no single contribution while
 2t > M + c, so t must be above M / 2, and the default floor(2M / 3) + 1 holds against c < M / 3:

@@ -57,7 +57,7 @@ class PairwiseSeeds(KeepsSecrets):
         if sender not in self._peers or sender in self._seeds:
             raise RemoteProtocolError(
                 f"{sender} sent a mask key to {self.me}, who expects one from each of "
-                f"{', '.join(self._peers)}"
+                f"{', '.join(self._peers) or 'nobody'}"
             )
         frame = self._frames.open_own_setup(body, sender, self.me)
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _KEY_BYTES:
@@ -82,6 +82,11 @@ class PairwiseSeeds(KeepsSecrets):
             raise LocalProtocolError(
                 f"{self.me} has no mask key of {', '.join(missing)} yet; run the setup first"
             )
+
+    def _forget(self) -> None:
+        """Throw away the seeds, and the key that would agree them once more."""
+        self._peers, self._seeds = (), {}
+        del self._key
 
     def add_stream(
         self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]

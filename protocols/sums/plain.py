@@ -19,7 +19,12 @@ from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint, checked_matrix, clip_rows
 from protocols.sums.frame import Frame, frame_bytes
 from protocols.sums.interface import FloatArray, IntArray
-from protocols.sums.roles import NoSetup, OneRoundCombiner, OneRoundContributor
+from protocols.sums.roles import (
+    NoSetup,
+    OneRefusalReceiver,
+    OneRoundCombiner,
+    OneRoundContributor,
+)
 
 __all__ = ["PlainCombiner", "PlainContributor", "PlainReceiver", "PlainSum"]
 
@@ -136,23 +141,25 @@ class PlainCombiner(NoSetup, OneRoundCombiner):
         return self._frames.sum_of(frames, (total.tobytes(),))
 
 
-class PlainReceiver(NoSetup):
-    """The active's end."""
+class PlainReceiver(NoSetup, OneRefusalReceiver):
+    """The active's end; it holds no key, and keeps the rule of all receivers."""
 
     def __init__(self, plain: PlainSum) -> None:
         self._plain = plain
         self._frames = plain.frames()
 
-    def decode(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> FloatArray:
-        """See `SumReceiver`; returns the precision that the passives used."""
+    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Returns the precision that the passives used."""
         agreement = self._plain.agreement
-        frame = self._frames.open_sum(combined, shape, binding)
         total = _values(
             frame, agreement.combiner, self._plain, addends=len(agreement.contributors)
-        ).reshape(shape)
+        ).reshape(frame.rows, frame.columns)
         if self._plain.quantise:
             return FixedPoint.of(agreement).dequantise(total.astype(np.int64))
         return total.astype(total.dtype.newbyteorder("="))
+
+    def _forget(self) -> None:
+        """Nothing opens these sums: all may read them."""
 
 
 def _values(frame: Frame, sender: str, plain: PlainSum, *, addends: int) -> NDArray[Any]:

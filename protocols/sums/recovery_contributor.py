@@ -13,7 +13,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.seal import SealedLink, fresh_run_key
 from protocols.sums.agreement import StepBinding
 from protocols.sums.interface import FloatArray, IntArray
-from protocols.sums.masked import Elements, MaskedSum
+from protocols.sums.masked import Elements, MaskedSum, require_blobs
 from protocols.sums.pairwise import PairwiseSeeds, add_keystream
 from protocols.sums.roles import KeepsSecrets
 from protocols.sums.roster import pack_names, parse_names
@@ -50,7 +50,12 @@ class RecoveryContributor(KeepsSecrets):
         self._others = tuple(name for name in agreement.contributors if name != me)
         self._active = PairwiseSeeds(me, (agreement.receiver,), frames)
         self._link_key = fresh_run_key()
-        self._links: dict[str, SealedLink] = {}
+        self._links = {
+            name: SealedLink(
+                me=me, peer=name, run_key=self._link_key, contract_hash=agreement.digest
+            )
+            for name in self._others
+        }
         self._due = set(self._others)  # passives whose shares for the first step did not come
         self._ready: _Step | None = _Step(self._fresh_keys(), {})
         self._waiting: tuple[_Step, StepKeys] | None = None
@@ -61,12 +66,12 @@ class RecoveryContributor(KeepsSecrets):
         link, announced = self._link_key.public, self._ready.own.announcement.pack()
         return (
             *self._active.start(),
-            *(Outgoing(name, self._frames.setup(link)) for name in self._others),
+            *(Outgoing(to, self._frames.setup(link, end.hello)) for to, end in self._links.items()),
             Outgoing(self._masked.agreement.combiner, self._frames.setup(announced)),
         )
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        """Take the active's mask key; of each passive its link key, then shares for step one."""
+        """Take the active's mask key; of each passive its link, then shares for step one."""
         if sender == self._masked.agreement.receiver:
             return self._active.receive(sender, body)
         step = self._ready
@@ -76,18 +81,14 @@ class RecoveryContributor(KeepsSecrets):
                 f"{', '.join(self._others) or 'nobody'}"
             )
         frame = self._frames.open_own_setup(body, sender, self.me)
-        if len(frame.blobs) != 1:
-            raise RemoteProtocolError(f"{sender} sent {len(frame.blobs)} parts, expected one")
-        if sender in self._links:
-            opened = self._links[sender].open(frame.blobs[0], sequence=0, associated=_SETUP)
+        link = self._links[sender]
+        require_blobs(frame, sender, 1 if link.agreed else 2)
+        if link.agreed:
+            opened = link.open(frame.blobs[0], sequence=0, associated=_SETUP)
             step.held[sender] = Held.parse(opened, sender=sender)
             self._due.remove(sender)
             return ()
-        link = SealedLink(
-            me=self.me, peer=sender, run_key=self._link_key, peer_public=frame.blobs[0],
-            contract_hash=self._masked.agreement.digest,
-        )  # fmt: skip
-        self._links[sender] = link
+        link.agree(*frame.blobs)
         parcel = link.seal(step.own.held_by(sender).pack(), sequence=0, associated=_SETUP)
         return (Outgoing(sender, self._frames.setup(parcel)),)
 

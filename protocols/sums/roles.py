@@ -1,15 +1,26 @@
-"""What roles are built on: secrets that stay, no setup, one round.
+"""What roles are built on: secrets that stay, no setup, one round, one refusal.
 
-Run by: every role of a sum. Protects from: roles that are copied with their keys, and messages
-where none is expected.
+Run by: every role of a sum. Protects from: roles that are copied with their keys, messages
+where none is expected, and peers that learn from what a receiver refuses.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums.agreed_frames import AgreedFrames
+from protocols.sums.agreement import StepBinding
+from protocols.sums.frame import Frame
+from protocols.sums.interface import FloatArray
 
-__all__ = ["KeepsSecrets", "NoSetup", "OneRoundCombiner", "OneRoundContributor"]
+__all__ = [
+    "KeepsSecrets",
+    "NoSetup",
+    "OneRefusalReceiver",
+    "OneRoundCombiner",
+    "OneRoundContributor",
+]
 
 
 class KeepsSecrets:
@@ -56,3 +67,43 @@ class OneRoundCombiner:
             f"{type(self).__name__} has one round: combine the {len(contributions)} contributions, "
             "nobody is asked anything"
         )
+
+
+class OneRefusalReceiver(ABC):
+    """The receiver's end: it opens sums until it refuses one, and none after that.
+
+    Whether an altered sum is taken or refused depends on the secret key and on what the sum holds,
+    and whoever altered it sees which, if only from the run that ends. Each further answer would
+    tell more, up to a whole contribution and the whole key (a reaction attack). So with the first
+    refusal, for whatever reason, what opens sums is thrown away: all that reactions ever tell is
+    which step was the first to be refused, log2(S + 1) bits of a session of S steps.
+    """
+
+    _frames: AgreedFrames
+    _refused_step: int | None = None
+
+    def decode(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> FloatArray:
+        """See `SumReceiver`."""
+        if self._refused_step is not None:
+            raise LocalProtocolError(
+                f"{self._frames.agreement.receiver} refused the sum of step {self._refused_step}, "
+                "and threw away what opens sums of this session: more refusals would tell "
+                f"{self._frames.agreement.combiner} what they hold; set up a new session"
+            )
+        step = binding.step
+        try:
+            return self._open(self._frames.open_sum(combined, shape, binding), binding)
+        except LocalProtocolError:  # our own misuse, which shows before any secret is used
+            raise
+        except Exception:
+            self._refused_step = step
+            self._forget()
+            raise
+
+    @abstractmethod
+    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """The sum in a frame that answers `binding`; RemoteProtocolError if it is none."""
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Throw away what opens sums."""

@@ -4,11 +4,13 @@ Run by: every role of `ckks`, `ckks_fast` and `bfv`, through SEAL's own interfac
 TenSEAL's vectors cost a fifth more time, insist on a key-switching prime, which sums need
 not, and wrap ciphertexts in a format whose length fields they trust. Protects from: hostile
 bytes (each blob passes `BlobShape` before SEAL reads it, SEAL's errors become
-`RemoteProtocolError`) and from keys in wrong hands: no object but the receiver's ever
-holds a secret key. Parameters never come from a peer.
+`RemoteProtocolError`), from broken public keys (zeros, constants, parts of them) and from keys in
+wrong hands: no object but the receiver's ever holds a secret key. Parameters never come from a
+peer. Not from a key holder that makes a bad key on purpose: it could give its secret key away.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +23,14 @@ from protocols.sums.flavours import Flavour
 from protocols.sums.residues import Residues
 from protocols.sums.roles import KeepsSecrets
 from protocols.sums.scratch import scratch_file
-from protocols.sums.seal_blobs import BlobShape
+from protocols.sums.seal_blobs import BlobShape, unpacked
 
 __all__ = ["SealContext", "SealScheme"]
 
+# The residues of a public key modulo a prime q are as good as uniform, so about N^2 / 2q of the N
+# repeat another one. More than a 16th do with probability below 2^-100, for primes of 20 bits
+# or more at any N.
+_MOST_REPEATED = 1 / 16
 # What pybind11 makes of SEAL's C++ exceptions.
 _SEAL_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
 
@@ -91,17 +97,34 @@ class SealScheme:
         """A context that can encrypt under the raw public key that `sender` sent.
 
         Raises:
-            RemoteProtocolError: the key is damaged or of other parameters.
+            RemoteProtocolError: the key is damaged, of other parameters, or no key that encrypts.
         """
         self.key.check(key, sender=sender)
-        loaded = seal.PublicKey()
-        try:
-            with scratch_file() as scratch:
-                scratch.load(loaded, self._seal, key)
-            encryptor = seal.Encryptor(self._seal, loaded)
-        except _SEAL_ERRORS as error:
-            raise RemoteProtocolError(f"SEAL refuses the public key from {sender}") from error
-        return SealContext(loaded, encryptor, None)
+        loaded, refusal = seal.PublicKey(), f"SEAL refuses the public key from {sender}"
+        with _seal_errors_as(refusal), scratch_file() as scratch:
+            scratch.load(loaded, self._seal, key)
+            content = unpacked(scratch.save(loaded))
+        self._require_spread(content, sender)
+        with _seal_errors_as(refusal):
+            context = SealContext(loaded, seal.Encryptor(self._seal, loaded), None)
+            self.zero(context)  # what SEAL would refuse only once it encrypts shows here
+        return context
+
+    def _require_spread(self, content: bytes, sender: str) -> None:
+        """Raise RemoteProtocolError unless the residues of a key differ as uniform ones do.
+
+        Under zero or constant polynomials a ciphertext shows its message under the noise alone.
+        """
+        degree = self.flavour.poly_degree
+        residues = np.frombuffer(content, dtype="<u8", offset=len(content) % (8 * degree))
+        for residues_N in residues.reshape(-1, degree):  # a polynomial modulo a prime
+            repeated = degree - len(np.unique(residues_N))
+            if repeated > degree * _MOST_REPEATED:
+                raise RemoteProtocolError(
+                    f"the public key from {sender} is no RLWE key: {repeated} of {degree} residues "
+                    "of one polynomial repeat others, expected next to none; nothing is encrypted "
+                    f"under it. {sender} sets up again with a key of its own library"
+                )
 
     def zero(self, context: SealContext) -> Any:
         """A fresh encryption of zeros, for one later ciphertext of `encrypt`."""
@@ -151,15 +174,12 @@ class SealScheme:
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain, rows = seal.Plaintext(), []
-        with scratch_file() as scratch:
-            for ciphertext in self.load(blobs, vectors, sender=sender):
-                try:
-                    context.decryptor.decrypt(ciphertext, plain)
-                    rows.append(self._encoder.decode(plain, scratch))
-                except _SEAL_ERRORS as error:
-                    raise RemoteProtocolError(
-                        f"SEAL cannot decrypt the sum from {sender}"
-                    ) from error
+        loaded = self.load(blobs, vectors, sender=sender)
+        refusal = f"SEAL cannot decrypt the sum from {sender}"
+        with _seal_errors_as(refusal), scratch_file() as scratch:
+            for ciphertext in loaded:
+                context.decryptor.decrypt(ciphertext, plain)
+                rows.append(self._encoder.decode(plain, scratch))
         numbers = np.concatenate(rows)
         if not np.isfinite(numbers).all():
             raise RemoteProtocolError(f"the sum from {sender} decrypts to infinite numbers")
@@ -174,15 +194,22 @@ class SealScheme:
         for blob in blobs:
             self.ciphertext.check(blob, sender=sender)
         loaded = [seal.Ciphertext(self._seal) for _ in blobs]
-        try:
-            with scratch_file() as scratch:
-                for ciphertext, blob in zip(loaded, blobs, strict=True):
-                    scratch.load(ciphertext, self._seal, blob)
-        except _SEAL_ERRORS as error:
-            raise RemoteProtocolError(f"SEAL refuses a ciphertext from {sender}") from error
+        refusal = f"SEAL refuses a ciphertext from {sender}"
+        with _seal_errors_as(refusal), scratch_file() as scratch:
+            for ciphertext, blob in zip(loaded, blobs, strict=True):
+                scratch.load(ciphertext, self._seal, blob)
         if {_kind(ciphertext) for ciphertext in loaded} != {self._fresh_kind}:
             raise RemoteProtocolError(f"{sender} sent a ciphertext of another scale, level or size")
         return loaded
+
+
+@contextmanager
+def _seal_errors_as(refusal: str) -> Iterator[None]:
+    """Whatever SEAL raises over a peer's bytes is a RemoteProtocolError that says `refusal`."""
+    try:
+        yield
+    except _SEAL_ERRORS as error:
+        raise RemoteProtocolError(refusal) from error
 
 
 def _kind(ciphertext: Any) -> tuple[int, float, tuple[int, ...]]:

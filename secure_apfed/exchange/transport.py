@@ -52,11 +52,13 @@ class InMemoryTransport:
         self._frames: defaultdict[tuple[str, str], deque[bytes]] = defaultdict(deque)
         self._links = {
             (me, peer): SealedLink(
-                me=me, peer=peer, run_key=run_keys[me],
-                peer_public=run_keys[peer].public, contract_hash=contract_hash,
+                me=me, peer=peer, run_key=run_keys[me], contract_hash=contract_hash
             )
             for me in run_keys for peer in run_keys if me != peer
         }  # fmt: skip
+        for (me, peer), link in self._links.items():
+            # Between machines hellos travel before the first envelope, with the public keys.
+            link.agree(run_keys[peer].public, self._links[peer, me].hello)
 
     def _link(self, me: str, peer: str) -> SealedLink:
         try:

@@ -213,7 +213,8 @@ class ActiveParty(Party):
         Raises:
             LocalProtocolError: no batch waits, or a sum is missing or was not asked for.
             BudgetExhaustedError: the update would exceed the budget of private training.
-            RemoteProtocolError: the sum answers something else. Nothing is updated then.
+            RemoteProtocolError: the sum answers something else. Nothing is updated then, and no
+                sum of this session is opened any more.
         """
         batch, pending = self._batch, self._pending
         if batch is None or (pending is None) != (envelope is None):

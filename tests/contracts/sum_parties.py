@@ -106,13 +106,18 @@ def _shared(choice: str, passives: int, bits: int) -> Parties:
 
 
 def parties(choice: str, passives: int = 3, bits: int = 16) -> Parties:
-    """Parties that tests share; each sum takes a fresh step.
+    """Parties that tests share; each sum takes a fresh step, and none is refused.
 
     Those of two rounds are not shared: a step that a test leaves unfinished ends their session.
     """
     if SECURE_SUMS.get(choice, PlainSum).rounds == 2:
         return Parties(make(choice, agreement(passives, bits=bits)))
     return _shared(choice, passives, bits)
+
+
+def fresh_parties(choice: str) -> Parties:
+    """Parties that no other test uses: a receiver that refused a sum opens no further one."""
+    return Parties(parties(choice).sum)
 
 
 def random_values(passives: int, shape: tuple[int, int] = (3, 5), seed: int = 0) -> list[Any]:

@@ -24,6 +24,7 @@ from tests.contracts.sum_parties import (
     Parties,
     agreement,
     binding,
+    fresh_parties,
     make,
     parties,
     random_values,
@@ -301,24 +302,75 @@ def test_steps_and_shapes_do_not_mix(choice: str) -> None:
 
 @every
 def test_the_receiver_refuses_another_step_shape_or_message(choice: str) -> None:
-    played = parties(choice)
-    bound = played.next()
-    combined = played.combine(played.contribute(random_values(3), bound))
-    with pytest.raises(RemoteProtocolError, match=r"a sum of shape \(3, 5\), expected \(5, 3\)"):
-        played.receiver.decode(combined, (5, 3), bound)
-    for other in (played.next(), binding(bound.step, message=1)):
-        with pytest.raises(RemoteProtocolError, match="for another message"):
-            played.receiver.decode(combined, (3, 5), other)
+    expected = (
+        ((5, 3), binding(1), r"a sum of shape \(3, 5\), expected \(5, 3\)"),
+        ((3, 5), binding(2), "for another message"),
+        ((3, 5), binding(1, message=1), "for another message"),
+    )
+    for shape, asked, error in expected:
+        played = fresh_parties(choice)
+        combined = played.combine(played.contribute(random_values(3), played.next()))
+        with pytest.raises(RemoteProtocolError, match=error):
+            played.receiver.decode(combined, shape, asked)
 
 
 @every
 def test_a_contribution_is_not_a_sum(choice: str) -> None:
     """An aggregator that forwards one contribution as the sum is found out."""
-    played = parties(choice)
+    played = fresh_parties(choice)
     bound = played.next()
     contribution = played.contribute(random_values(3), bound)["passive_1"]
     with pytest.raises(RemoteProtocolError, match=r"a contribution of .*, expected a sum"):
         played.receiver.decode(contribution, (3, 5), bound)
+
+
+REFUSED: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda combined: b"",
+    "cut": lambda combined: combined[:-1],
+    "another version": lambda combined: combined[:4] + b"\xff" + combined[5:],
+    "another key": lambda combined: combined[:72] + bytes(32) + combined[104:],
+    # As floats not a number, as integers beyond any sum, and no seal, mask or ciphertext.
+    "other values": lambda combined: (
+        combined[:112] + ((b"\xff" * 7 + b"\x7f") * len(combined))[: len(combined) - 112]
+    ),
+}
+
+
+@every
+@pytest.mark.parametrize("change", REFUSED)
+def test_after_a_refused_sum_the_receiver_decodes_nothing_more(choice: str, change: str) -> None:
+    """Not the good sum of that step, nor that of the next; whoever alters sums gets one refusal."""
+    played, values = fresh_parties(choice), random_values(3)
+    assert played.add(values).shape == (3, 5)
+    bound = played.next()
+    good = played.combine(played.contribute(values, bound))
+    altered = REFUSED[change](good)
+    with pytest.raises(RemoteProtocolError):
+        played.receiver.decode(altered, (3, 5), bound)
+    refused = f"active refused the sum of step {bound.step}, and threw away"
+    for _ in range(2):
+        with pytest.raises(LocalProtocolError, match=refused):
+            played.receiver.decode(good, (3, 5), bound)
+        bound = played.next()
+        good = played.combine(played.contribute(values, bound))
+    for sender in (*played.names, "aggregator"):
+        with pytest.raises(RemoteProtocolError):
+            played.receiver.receive(sender, good)
+
+
+@every
+def test_our_own_misuse_of_a_receiver_ends_nothing(choice: str) -> None:
+    """It shows before the sum is looked at, so it tells the aggregator nothing."""
+    played, values = fresh_parties(choice), random_values(3)
+    for _ in range(2):
+        bound = played.next()
+        combined = played.combine(played.contribute(values, bound))
+        for body, shape in ((combined, (0, 5)), (bytearray(combined), (3, 5))):
+            with pytest.raises(LocalProtocolError):
+                played.receiver.decode(body, shape, bound)  # type: ignore[arg-type]  # that is it
+        assert played.receiver.decode(combined, (3, 5), bound).shape == (3, 5)
+        with pytest.raises(LocalProtocolError, match="each step is used once"):
+            played.receiver.decode(combined, (3, 5), bound)
 
 
 @every

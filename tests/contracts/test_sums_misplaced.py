@@ -4,7 +4,15 @@ import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from tests.contracts.overheard import Overheard
-from tests.contracts.sum_parties import CHOICES, agreement, binding, make, parties, random_values
+from tests.contracts.reaction import Rearmed
+from tests.contracts.sum_parties import (
+    CHOICES,
+    agreement,
+    binding,
+    fresh_parties,
+    make,
+    random_values,
+)
 
 SENDERS = ("active", "aggregator", "passive_1", "passive_2", "stranger")
 
@@ -14,7 +22,8 @@ def test_a_frame_is_taken_in_its_place_only(choice: str) -> None:
     """Setup, contributions, requests, answers and sums: own ones, and those of other keys."""
     other = Overheard(make(choice, agreement()))
     other.step(binding(1))
-    played = parties(choice)
+    played = fresh_parties(choice)
+    played.receiver = Rearmed(played.receiver)
     bound = played.next()
     frames = played.contribute(random_values(3), bound)
     combined = played.combine(frames)

@@ -25,28 +25,30 @@ LOW_ORDER = [
 ]
 
 
-def link(me: str, peer: str, key: RunKey, peer_public: bytes) -> SealedLink:
-    return SealedLink(
-        me=me, peer=peer, run_key=key, peer_public=peer_public, contract_hash=CONTRACT
-    )
+def link(me: str, peer: str, key: RunKey, contract_hash: bytes = CONTRACT) -> SealedLink:
+    return SealedLink(me=me, peer=peer, run_key=key, contract_hash=contract_hash)
+
+
+def agreed(
+    first: SealedLink, first_key: RunKey, second: SealedLink, second_key: RunKey
+) -> tuple[SealedLink, SealedLink]:
+    """Both ends, after each heard the other's hello."""
+    first.agree(second_key.public, second.hello)
+    second.agree(first_key.public, first.hello)
+    return first, second
+
+
+def pair_of_links(**changes: Any) -> tuple[SealedLink, SealedLink]:
+    """Two ends that have not heard of each other; `changes` are Bob's alone."""
+    usual = {"me": "bob", "peer": "alice", "key": fresh_run_key()}
+    return link("alice", "bob", fresh_run_key()), link(**{**usual, **changes})
 
 
 def ends(**changes: Any) -> tuple[SealedLink, SealedLink]:
     """Both ends of a link; `changes` are Bob's alone."""
     alice, bob = fresh_run_key(), fresh_run_key()
-    return (
-        link("alice", "bob", alice, bob.public),
-        SealedLink(
-            **{
-                "me": "bob",
-                "peer": "alice",
-                "run_key": bob,
-                "peer_public": alice.public,
-                "contract_hash": CONTRACT,
-                **changes,
-            }
-        ),
-    )
+    usual = {"me": "bob", "peer": "alice", "key": bob}
+    return agreed(link("alice", "bob", alice), alice, link(**{**usual, **changes}), bob)
 
 
 @given(bodies=st.lists(st.tuples(st.booleans(), st.binary(), st.binary()), max_size=8))
@@ -134,28 +136,31 @@ def test_other_contracts_and_names_do_not_authenticate(changes: dict[str, Any]) 
 
 def test_names_are_framed_before_they_are_hashed() -> None:
     one, two = fresh_run_key(), fresh_run_key()
-    sealed = link("ab", "c", one, two.public).seal(b"", sequence=0, associated=b"")
+    first, second = agreed(link("ab", "c", one), one, link("bc", "a", two), two)
+    sealed = first.seal(b"", sequence=0, associated=b"")
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-        link("bc", "a", two, one.public).open(sealed, sequence=0, associated=b"")
+        second.open(sealed, sequence=0, associated=b"")
 
 
 def test_a_third_party_opens_nothing() -> None:
     alice, bob, carol = fresh_run_key(), fresh_run_key(), fresh_run_key()
-    sealed = link("alice", "bob", alice, bob.public).seal(b"x", sequence=0, associated=b"")
+    first, posing = link("alice", "bob", alice), link("bob", "alice", carol)
+    agreed(first, alice, posing, bob)
+    sealed = first.seal(b"x", sequence=0, associated=b"")
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-        link("bob", "alice", carol, alice.public).open(sealed, sequence=0, associated=b"")
+        posing.open(sealed, sequence=0, associated=b"")
 
 
 @pytest.mark.parametrize("public", LOW_ORDER, ids=lambda public: public.hex()[:8])
 def test_a_public_key_of_low_order_is_refused(public: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="of low order"):
-        link("alice", "bob", fresh_run_key(), public)
+        link("alice", "bob", fresh_run_key()).agree(public, bytes(32))
 
 
 @pytest.mark.parametrize("length", [0, 31, 33])
 def test_a_public_key_of_another_length_is_refused(length: int) -> None:
     with pytest.raises(RemoteProtocolError, match=f"32 bytes, the peer's has {length}"):
-        link("alice", "bob", fresh_run_key(), bytes([9] * length))
+        link("alice", "bob", fresh_run_key()).agree(bytes([9] * length), bytes(32))
 
 
 def test_a_run_key_is_neither_shown_nor_copied() -> None:
@@ -172,6 +177,91 @@ def test_a_link_is_neither_pickled_nor_copied(spread: Callable[[object], object]
     alice, _ = ends()
     with pytest.raises(LocalProtocolError, match="never copied"):
         spread(alice)
+
+
+def key_and_links(number: int) -> tuple[RunKey, RunKey, list[tuple[SealedLink, SealedLink]]]:
+    """Several links between the same run keys under the same contract."""
+    alice, bob = fresh_run_key(), fresh_run_key()
+    pairs = [(link("alice", "bob", alice), link("bob", "alice", bob)) for _ in range(number)]
+    return alice, bob, pairs
+
+
+def test_links_under_the_same_run_keys_and_contract_share_no_keystream() -> None:
+    """Under one key and nonce two ciphertexts would give the exclusive or of what they hide."""
+    alice, bob, pairs = key_and_links(3)
+    sealed = set()
+    for first, second in pairs:
+        agreed(first, alice, second, bob)
+        sealed.add(first.seal(bytes(32), sequence=0, associated=b""))
+        sealed.add(second.seal(bytes(32), sequence=0, associated=b""))
+    assert len(sealed) == 6
+
+
+@pytest.mark.parametrize("repeats", ["alice", "bob"])
+def test_one_fresh_hello_is_enough_for_another_key(repeats: str) -> None:
+    """Whoever plays a former session's hello again meets other keys: nothing of it opens."""
+    alice, bob, ((first, second), (again, other)) = key_and_links(2)
+    agreed(first, alice, second, bob)
+    old = first.seal(b"pay", sequence=0, associated=b"")
+    back = second.seal(b"paid", sequence=0, associated=b"")
+    if repeats == "alice":
+        other.agree(alice.public, first.hello)
+        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+            other.open(old, sequence=0, associated=b"")
+    else:
+        again.agree(bob.public, second.hello)
+        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+            again.open(back, sequence=0, associated=b"")
+        assert again.seal(b"pay", sequence=0, associated=b"") != old
+
+
+@pytest.mark.parametrize("bit", [0, 100, 255])
+def test_an_altered_hello_leaves_no_common_key(bit: int) -> None:
+    alice, bob, ((first, second),) = key_and_links(1)
+    altered = bytearray(first.hello)
+    altered[bit // 8] ^= 1 << bit % 8
+    first.agree(bob.public, second.hello)
+    second.agree(alice.public, bytes(altered))
+    for sender, receiver in ((first, second), (second, first)):
+        sealed = sender.seal(b"body", sequence=0, associated=b"")
+        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+            receiver.open(sealed, sequence=0, associated=b"")
+
+
+def test_without_the_hello_of_the_peer_nothing_is_sealed_or_opened() -> None:
+    alice, bob = pair_of_links()
+    with pytest.raises(LocalProtocolError, match="no keys yet; send its hello"):
+        alice.seal(b"", sequence=0, associated=b"")
+    with pytest.raises(LocalProtocolError, match="no keys yet; send its hello"):
+        bob.open(bytes(16), sequence=0, associated=b"")
+    assert len({alice.hello, bob.hello, bytes(32)}) == 3
+
+
+@pytest.mark.parametrize("hello", [b"", bytes(31), bytes(33), None, "a" * 32, bytearray(32)])
+def test_a_hello_is_32_bytes(hello: Any) -> None:
+    alice, _ = pair_of_links()
+    with pytest.raises(RemoteProtocolError, match="a hello of 32 bytes"):
+        alice.agree(fresh_run_key().public, hello)
+
+
+def test_a_reflected_hello_is_refused() -> None:
+    alice, _ = pair_of_links()
+    with pytest.raises(RemoteProtocolError, match="hello of 32 bytes other than its own"):
+        alice.agree(fresh_run_key().public, alice.hello)
+
+
+def test_keys_are_agreed_once() -> None:
+    """A second time the numbers, and with the same hello the nonces, would begin anew."""
+    alice, bob, ((first, second),) = key_and_links(1)
+    agreed(first, alice, second, bob)
+    with pytest.raises(LocalProtocolError, match="agreed its keys already"):
+        first.agree(bob.public, second.hello)
+
+
+def test_a_party_has_no_link_to_itself() -> None:
+    """Both directions would have one key."""
+    with pytest.raises(LocalProtocolError, match="'alice' has no link to itself"):
+        link("alice", "alice", fresh_run_key())
 
 
 def test_run_keys_are_fresh() -> None:

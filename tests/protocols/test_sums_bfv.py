@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import BfvSum
 from protocols.sums.frame import Frame
-from tests.contracts.sum_parties import Parties, agreement, binding, parties
+from tests.contracts.sum_parties import Parties, agreement, binding, fresh_parties, parties
 
 SHAPE = (128, 64)
 
@@ -56,8 +56,9 @@ def test_active_and_aggregator_together_see_uniform_coefficients(played: Parties
     assert len(np.unique(played.receiver.decode(combined, SHAPE, bound))) == 1
 
 
-def test_an_equivocating_active_with_the_aggregator_gets_noise(played: Parties) -> None:
+def test_an_equivocating_active_with_the_aggregator_gets_noise() -> None:
     """The masks are bound to what was sent, whatever the aggregator lets pass."""
+    played = fresh_parties("bfv")
     assert isinstance(played.sum, BfvSum)
     bound = played.next()
     told = dict.fromkeys(played.names, bound) | {"passive_2": binding(bound.step, message=1)}

@@ -19,7 +19,14 @@ from protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from protocols.sums.scratch import scratch_file
 from protocols.sums.seal_blobs import BlobShape
 from protocols.sums.seal_scheme import SealContext, SealScheme
-from tests.contracts.sum_parties import Parties, agreement, make, parties, random_values
+from tests.contracts.sum_parties import (
+    Parties,
+    agreement,
+    fresh_parties,
+    make,
+    parties,
+    random_values,
+)
 
 
 @pytest.fixture(scope="module", params=["ckks", "ckks_fast", "bfv"])
@@ -158,8 +165,9 @@ def test_an_exchanged_key_does_not_match_its_fingerprint(choice: str) -> None:
         other.receive("active", first.pack())
 
 
-def test_an_altered_sum_is_refused(played: Parties, scheme: SealScheme) -> None:
+def test_an_altered_sum_is_refused(choice: str, scheme: SealScheme) -> None:
     """Doubling inside the ciphertexts keeps the frame intact but leaves the range."""
+    played = fresh_parties(choice)
     bound = played.next()
     values = [np.ones((8, 1))] * 3
     combined = Frame.parse(
@@ -170,7 +178,8 @@ def test_an_altered_sum_is_refused(played: Parties, scheme: SealScheme) -> None:
         played.receiver.decode(replace(combined, blobs=tuple(doubled)).pack(), (8, 1), bound)
 
 
-def test_values_in_the_padding_are_refused(played: Parties, scheme: SealScheme) -> None:
+def test_values_in_the_padding_are_refused(choice: str) -> None:
+    played = fresh_parties(choice)
     bound = played.next()
     combined = Frame.parse(
         played.combiner.combine(played.contribute([np.ones((8, 1))] * 3, bound)),
@@ -374,9 +383,8 @@ def test_insecure_parameters_are_refused_on_construction(
         backend(agreement(), poly_degree=2048)
 
 
-def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(
-    choice: str, played: Parties
-) -> None:
+def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(choice: str) -> None:
+    played = fresh_parties(choice)
     bound, values = played.next(), [np.full((2, 2), 0.1 * k) for k in (1, 2, 3)]
     bodies = played.contribute(values, bound)
     frames = [Frame.parse(body, sender=name) for name, body in bodies.items()]

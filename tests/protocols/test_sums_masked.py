@@ -8,7 +8,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import MaskedRecoverySum, MaskedSum, StepBinding
 from protocols.sums.frame import Frame
 from protocols.sums.masked import MaskedReceiver
-from tests.contracts.sum_parties import Parties, agreement, binding, parties
+from tests.contracts.sum_parties import Parties, agreement, binding, fresh_parties, parties
 
 SHAPE = (128, 64)
 
@@ -71,7 +71,8 @@ def test_an_equivocating_active_with_the_aggregator_gets_noise(played: Parties) 
     assert looks_uniform(opened)
 
 
-def test_an_altered_sum_is_refused(played: Parties) -> None:
+def test_an_altered_sum_is_refused() -> None:
+    played = fresh_parties("masked")
     bound = played.next()
     combined = played.combiner.combine(played.contribute([np.ones((2, 2))] * 3, bound))
     altered = combined[:-1] + bytes([combined[-1] ^ 0x40])

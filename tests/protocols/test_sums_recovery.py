@@ -396,6 +396,22 @@ def test_false_answers_give_no_sum(change: Any, message: str) -> None:
         session.combiner.combine(answers, bound.digest)
 
 
+def test_a_false_share_that_is_not_needed_goes_unnoticed_and_changes_nothing() -> None:
+    """The secrets are put together from the first answers that reach the threshold."""
+    session, again = Session(4, 3), Session(4, 3)
+    values, totals = session.values(session.names), []
+    for played, false in ((session, b""), (again, bytes(16))):
+        bound = played.next()
+        _, requests = played.asked(values, bound)
+        answers = {me: played.contributors[me].answer(requests[me]) for me in played.names}
+        if false:
+            shares = (false,) * len(blobs(answers["passive_4"]))
+            answers["passive_4"] = altered(answers["passive_4"], blobs=shares)
+        combined = played.combiner.combine(answers, bound.digest)
+        totals.append(played.receiver.decode(combined, SHAPE, bound))
+    assert np.array_equal(totals[0], totals[1])
+
+
 def test_a_sum_names_those_whom_it_counts() -> None:
     session = Session(4, 3)
     bound = session.next()
@@ -511,14 +527,22 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
     for sender in ("aggregator", "passive_1", "stranger"):
         with pytest.raises(RemoteProtocolError, match="who expects two from each of passive_2"):
             first.receive(sender, link)
-    for parts, told in (((), "sent 0 parts, expected one"), ((b"",), "has 32 bytes"),
-                           ((bytes(32),), "low order")):  # fmt: skip
+    public, hello = blobs(link)
+    for parts, told in (
+        ((), "sent 0 parts in a setup, expected 2"),
+        ((public,), "sent 1 parts in a setup, expected 2"),
+        ((b"", hello), "has 32 bytes"),
+        ((bytes(32), hello), "low order"),
+        ((public, hello[1:]), "a hello of 32 bytes"),
+    ):
         with pytest.raises(RemoteProtocolError, match=told):
             first.receive("passive_2", altered(link, blobs=parts))
     reply = first.receive("passive_2", link)[0]
     assert reply.receiver == "passive_2"
-    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+    with pytest.raises(RemoteProtocolError, match="sent 2 parts in a setup, expected 1"):
         first.receive("passive_2", link)
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        first.receive("passive_2", altered(link, blobs=(bytes(80),)))
     other = MaskedRecoverySum(agreement(threshold=2)).contributor("passive_3").start()[1].body
     with pytest.raises(RemoteProtocolError, match="another agreement"):
         first.receive("passive_3", other)

@@ -82,6 +82,7 @@ def fixed_randomness() -> Iterator[None]:
         return RunKey.restored(block())
 
     with (
+        patch("protocols.seal.fresh_key", block),
         patch("protocols.sums.step_keys.fresh_key", block),
         patch("protocols.sums.crypten_sum.fresh_key", block),
         patch("protocols.sums.pairwise.fresh_run_key", run_key),

@@ -5,9 +5,10 @@ intersection to come. It names the sizes that the parties will announce, from wh
 number of triples follows; sets may turn out smaller. Protects as the dealing within
 an intersection does. A supply is as secret as the IDs, and is used once: whoever used it for
 two intersections would show the exclusive or of what it masked. So a process uses no supply
-twice, however often it reads the bytes. It cannot know what another process did with a copy of
-them: `secure_apfed.alignment.supply_file` keeps supplies on the disk such that only one process
-takes each.
+twice, however often it reads the bytes, and a forked process none that was there before the fork.
+It cannot know what another process did with a copy of them:
+`secure_apfed.alignment.supply_file` keeps supplies on the disk such that only one process takes
+each.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from collections.abc import Generator, Sequence
 from typing import ClassVar
 
 from protocols.errors import LocalProtocolError
+from protocols.fork_check import ForkCheck
 from protocols.psi.circuit.bits import WORD
 from protocols.psi.circuit.dealer import deal_request, stocking_script
 from protocols.psi.circuit.hashing import BITS
@@ -47,9 +49,11 @@ class Supply:
     def __init__(self, agreement: bytes, me: str, bodies: Sequence[bytes] = ()) -> None:
         self._agreement, self._me, self._bodies = agreement, me, list(bodies)
         self._claimed = False
+        self._fork_check = ForkCheck(f"{me}: this supply of triples")
 
     def add(self, body: bytes) -> None:
         """Put in what was dealt for the next chunk."""
+        self._fork_check.require()
         self._bodies.append(body)
 
     def to_bytes(self) -> bytes:
@@ -58,6 +62,7 @@ class Supply:
         Raises:
             LocalProtocolError: it is in use, or in a file, already.
         """
+        self._fork_check.require()
         if self._claimed:
             raise LocalProtocolError(
                 f"{self._me}: this supply of triples is in use, or was stored already"
@@ -99,6 +104,7 @@ class Supply:
         Raises:
             LocalProtocolError: it was used before, or is another party's or agreement's.
         """
+        self._fork_check.require()
         digest = self._stored()[-_CHECK_BYTES:]
         if self._claimed or digest in Supply._used:
             raise LocalProtocolError(f"{me}: a supply of triples is used once; deal another")
@@ -114,6 +120,7 @@ class Supply:
 
     def take(self, length: int) -> bytes:
         """Return the next body, which must have this length."""
+        self._fork_check.require()
         body = self._bodies.pop(0) if self._bodies else b""
         if len(body) != length:
             raise LocalProtocolError(

@@ -1,0 +1,127 @@
+"""An aggregator that alters sums and sees which of them the receiver takes: a reaction attack."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.conversation import Outgoing
+from protocols.errors import RemoteProtocolError
+from protocols.sums import StepBinding, SumReceiver
+from protocols.sums.frame import Frame
+from protocols.sums.homomorphic import HomomorphicSum
+from protocols.sums.masked import MaskedSum
+from protocols.sums.scratch import scratch_file
+from protocols.sums.seal_scheme import SealScheme
+from tests.contracts.sum_parties import Parties
+
+__all__ = ["Reactions", "Rearmed", "key_coefficients", "number_from_reactions", "shifted"]
+
+
+class Rearmed:
+    """A receiver that goes on after a refusal: for fuzzing, and to show what its end is for."""
+
+    def __init__(self, receiver: SumReceiver) -> None:
+        self._receiver = receiver
+
+    @property
+    def finished(self) -> bool:
+        return self._receiver.finished
+
+    def start(self) -> Sequence[Outgoing]:
+        return self._receiver.start()
+
+    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        return self._receiver.receive(sender, body)
+
+    def decode(self, combined: bytes, shape: tuple[int, int], bound: StepBinding) -> Any:
+        before = dict(vars(self._receiver))
+        try:
+            return self._receiver.decode(combined, shape, bound)
+        except RemoteProtocolError:
+            vars(self._receiver).clear()
+            vars(self._receiver).update(before)
+            raise
+
+
+class Reactions:
+    """What the aggregator sees of a receiver: whether it took a sum, and nothing else.
+
+    Every question is put as the sum of the next step, with this frame's other parts.
+    """
+
+    def __init__(self, played: Parties, receiver: SumReceiver, frame: Frame) -> None:
+        self._played, self._receiver, self._frame = played, receiver, frame
+        self.asked = self.refused = 0
+
+    def takes(self, *blobs: bytes) -> bool:
+        bound, frame = self._played.next(), self._frame
+        asked = replace(frame, step=bound.step, binding=bound.digest, blobs=blobs).pack()
+        self.asked += 1
+        try:
+            self._receiver.decode(asked, (frame.rows, frame.columns), bound)
+        except RemoteProtocolError:
+            self.refused += 1
+            return False
+        return True
+
+
+def shifted(played: Parties, blobs: tuple[bytes, ...], offset: int) -> tuple[bytes, ...]:
+    """The sum in these blobs with a constant added to its first number; needs no key."""
+    described = played.sum
+    if isinstance(described, MaskedSum):
+        numbers = np.frombuffer(blobs[0], described.word).copy()
+        numbers[0] += np.array(offset, dtype=np.int64).astype(described.word)
+        return (numbers.tobytes(), *blobs[1:])
+    assert isinstance(described, HomomorphicSum)
+    scheme, first = described.scheme, np.array([[offset]], dtype=np.int64)
+    return (_plus(scheme, blobs[0], described.packing.pack(first)[0]), *blobs[1:])
+
+
+def _plus(scheme: SealScheme, blob: bytes, slots_S: NDArray[np.int64]) -> bytes:
+    import tenseal.sealapi as seal
+
+    (ciphertext,), plain = scheme.load([blob], 1, sender="us"), seal.Plaintext()
+    with scratch_file() as scratch:
+        vars(scheme)["_encoder"].encode(slots_S, plain, scratch)
+        vars(scheme)["_evaluator"].add_plain_inplace(ciphertext, plain)
+        return scratch.save(ciphertext)
+
+
+def number_from_reactions(limit: int, takes_with: Callable[[int], bool]) -> int:
+    """A number, in steps of fixed point, by bisection over what is added to it.
+
+    The receiver refuses what lies beyond `limit`, M times the largest contribution, so the largest
+    offset that it takes is that bound less the number.
+    """
+    taken, refused = 0, 2 * limit + 1
+    while refused - taken > 1:
+        middle = (taken + refused) // 2
+        if takes_with(middle):
+            taken = middle
+        else:
+            refused = middle
+    return limit - taken
+
+
+def key_coefficients(played: Parties, takes: Callable[..., bool], count: int) -> list[int]:
+    """The first coefficients of the secret key, of -1, 0 and 1, each from one or two reactions.
+
+    The ciphertext (offset X^(N-1), A X^k) decrypts to offset + A s_j at the last coefficient,
+    which is padding and must round to 0, and to noise below half a step elsewhere.
+    """
+    described = played.sum
+    assert isinstance(described, HomomorphicSum)
+    residues, degree = described.scheme.ciphertext, described.packing.slots
+    step = residues.modulus >> described.headroom.plain_bits  # type: ignore[union-attr]
+    small, near = step // 4, step // 2 - step // 8
+
+    def beyond(coefficient: int, sign: int) -> bool:
+        numbers = np.zeros(2 * degree, dtype=np.uint64)
+        numbers[degree - 1] = sign * near % residues.modulus
+        numbers[2 * degree - 1 - coefficient] = small
+        return not takes(residues.blob(numbers))
+
+    return [next((sign for sign in (1, -1) if beyond(k, sign)), 0) for k in range(count)]

@@ -1,0 +1,93 @@
+"""A forked process is no second end of a link, and its copy of a supply or role is refused."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import json, os
+from protocols.errors import LocalProtocolError
+from protocols.psi.ecdh import EcdhIntersection
+from protocols.psi.interface import IntersectionAgreement
+from tests.protocols.test_psi_supply import AHEAD, SETS, MEMBERS, play, stock
+from tests.protocols.test_seal import ends, pair_of_links
+from protocols.psi.circuit.backend import CircuitIntersection
+from protocols.psi.circuit.supply import Supply
+
+
+def said(action):
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        told = "died"
+        try:
+            action()
+            told = "done"
+        except LocalProtocolError as error:
+            told = str(error)
+        finally:
+            os.write(writing, told.encode())
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        told = pipe.read().decode()
+    os.wait()
+    return told
+
+
+alice, bob = ends()
+begun, _ = pair_of_links()
+sealed = bob.seal(b"", sequence=0, associated=b"")
+supply = stock()["hub"]
+claimed = stock()["hub"]
+claimed.claim(AHEAD, "hub")
+ecdh = EcdhIntersection(IntersectionAgreement(session="s")).hub("hub", ["p"], [b"1"])
+circuit = CircuitIntersection(IntersectionAgreement(session="s", dealer="d"))
+script = circuit.hub("hub", ["p"], [b"1"])
+told = {
+    "link, seal": said(lambda: alice.seal(b"", sequence=0, associated=b"")),
+    "link, open": said(lambda: alice.open(sealed, sequence=0, associated=b"")),
+    "link, agree": said(lambda: begun.agree(bytes(32), bytes(32))),
+    "supply, claim": said(lambda: supply.claim(AHEAD, "hub")),
+    "supply, store": said(supply.to_bytes),
+    "supply, take": said(lambda: claimed.take(1)),
+    "supply, add": said(lambda: claimed.add(b"")),
+    "ecdh, start": said(ecdh.start),
+    "circuit, start": said(script.start),
+}
+ecdh.start()
+script.start()
+told["ecdh, receive"] = said(lambda: ecdh.receive("p", b""))
+told["circuit, receive"] = said(lambda: script.receive("p", b""))
+alice.seal(b"", sequence=0, associated=b"")
+alice.open(sealed, sequence=0, associated=b"")
+supply.claim(AHEAD, "hub")
+print(json.dumps(told))
+"""
+
+
+@cache
+def told() -> dict[str, str]:
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    result: dict[str, str] = json.loads(finished.stdout)
+    return result
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "link, seal", "link, open", "link, agree", "supply, claim", "supply, store",
+        "supply, take", "supply, add", "ecdh, start", "ecdh, receive", "circuit, start",
+        "circuit, receive",
+    ],
+)  # fmt: skip
+def test_a_forked_copy_is_refused_and_the_original_goes_on(use: str) -> None:
+    assert "belongs to the process that made it" in told()[use]
