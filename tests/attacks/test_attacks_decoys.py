@@ -16,6 +16,7 @@ from attacks.recorded import view_of
 from attacks.scoring import EXCHANGED
 from attacks.trial import Trial
 from attacks.view import AdversaryView, Knowledge, Played
+from secure_apfed.exchange import Kind
 
 
 def _view(recording: Any, party: str = "passive-1", played: Played | None = None) -> AdversaryView:
@@ -44,6 +45,22 @@ def test_releases_are_exchanged_alike_in_all_epochs(
             seen, moved = read(view, epoch), read(decoy, epoch)
             assert torch.equal(moved.positions, seen.positions)
             assert torch.equal(moved.at(stands_for[seen.positions]), seen.z)
+
+
+def test_rows_that_got_gradients_are_exchanged_among_themselves(make_recording: Any) -> None:
+    recording = make_recording("nothing", method="tvfl", gradient="nothing", epochs=1)
+    kept = recording.transcript._epochs[0]
+    last = max(item.step for item in kept)
+    # As test rows: released and never answered.
+    kept[:] = [item for item in kept if (item.kind, item.step) != (Kind.GRADIENTS, last)]
+    view = _view(recording)
+    observed, trained = released_positions(view), gradients(view, 0).positions
+    rest = observed[~torch.isin(observed, trained)]
+    assert len(rest)
+    decoy, stands_for = _decoy(view)
+    for group in (trained, rest):
+        assert torch.equal(stands_for[group].sort().values, group)
+    assert torch.equal(gradients(decoy, 0).positions, trained)
 
 
 def test_nothing_but_releases_is_exchanged(make_recording: Any) -> None:
@@ -82,6 +99,8 @@ def test_a_view_without_releases_has_no_decoy(make_recording: Any) -> None:
     recording = make_recording("nothing")
     assert exchanged(_view(recording, "outsider"), 0) is None
     assert exchanged(_view(make_recording("nothing", epochs=0)), 0) is None
+    one = Played("isolation", {"people": torch.tensor([3, 3])})
+    assert exchanged(_view(make_recording("nothing", epochs=0), "active", one), 0) is None
     nobody = Played("isolation", {"people": torch.empty(0, dtype=torch.int64)})
     assert exchanged(_view(make_recording("nothing", epochs=0), "active", nobody), 0) is None
 
