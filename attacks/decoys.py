@@ -42,7 +42,8 @@ def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
         return None
     stands_for = torch.arange(int(every.max()) + 1)
     for name, group in groups.items():
-        stands_for[group] = shuffled(group, seed, "attacks", "decoy", name)
+        order = shuffled(group, seed, "attacks", "decoy", name)
+        stands_for[order] = order.roll(1)  # so that of two rows or more none keeps its own
     return replace(view, stands_for=stands_for)
 
 
