@@ -71,7 +71,7 @@ def test_own_columns_are_a_prior_where_labels_are_known(
     assert found == [f"x corrected by {trust:g} of h" for trust in TRUST if corrects]
 
 
-@pytest.mark.parametrize("trust", TRUST)
+@pytest.mark.parametrize("trust", [trust for trust in TRUST if trust < 1])
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_noise_corrects_little(seed: int, trust: float) -> None:
     prior, noise = _probed(_own()), _released(0, seed=seed)
@@ -96,7 +96,7 @@ def test_of_a_weak_leak_more_is_found_than_by_probes_side_by_side() -> None:
         released = _released(1, width=200, seed=seed)
         columns = beside("h", released, _own()).values()
         best = max(_accuracy(_probed(both)) for both in columns)
-        found = _accuracy(corrected(prior, released, _known(), TRUST[-1]))
+        found = _accuracy(corrected(prior, released, _known(), 0.3))
         gains.append([found - _accuracy(prior), best - _accuracy(prior)])
     ours, probes = np.mean(gains, axis=0)
     assert ours > 0.015
