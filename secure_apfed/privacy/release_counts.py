@@ -46,8 +46,6 @@ class ReleaseCounts:
         self._seen: set[bytes] = set()
         self._log: ReleaseLog | None = None
         if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.touch(mode=0o600)
             self._log = ReleaseLog.open(log, {**about, "rows": rows}, total=rows, visit=self._count)
 
     def knows(self, release: Release) -> bool:
