@@ -4,22 +4,29 @@ Run by: the experimenter, beside every attack. What an attack reaches has a part
 a part that is the mere number of its variants: columns of noise beside the own features make a
 probe better or worse by chance, and of many such probes the best looks good. A decoy has the
 same luck and knows nothing of any row: all that was released is there, exchanged between the
-rows. Where releases say nothing, an attack and its decoys are exchangeable, so the expected
-advantage is exactly 0, whatever the attack (a permutation test; Good, 2005, Permutation,
-Parametric, and Bootstrap Tests of Hypotheses, Section 1.2).
+rows. Where releases are independent of all that the adversary has, an attack and its decoys are
+exchangeable, so the expected advantage is exactly 0, whatever the attack (a permutation test;
+Good, 2005, Permutation, Parametric, and Bootstrap Tests of Hypotheses, Section 1.2). Where they
+are a function of what it has, they say nothing new either, but exchanging them breaks that tie,
+too; baselines that compute such functions are the attack's to give.
 """
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.interface import Guess, Prediction
+from attacks.interface import AttackError, Guess, Prediction
 from attacks.reading import answered_positions, released_positions
 from attacks.view import AdversaryView
 from secure_apfed.seeds import shuffled
 
-__all__ = ["exchanged", "with_decoys"]
+__all__ = ["NoDecoyError", "exchanged", "with_decoys"]
+
+
+class NoDecoyError(AttackError):
+    """What should be an attack's decoy is the attack itself."""
 
 
 def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
@@ -56,7 +63,16 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
 
     Where rows are missing from some epochs the two may be about different rows; those that both
     guess are kept.
+
+    Raises:
+        NoDecoyError: exchanging the releases changed nothing, so that the decoys would hide all
+            that the attack found.
     """
+    if _same(guess, decoy):
+        raise NoDecoyError(
+            "exchanging releases between rows changes nothing: either all rows' are the same, or "
+            "the attack reads them other than by attacks.reading"
+        )
     common_N = torch.isin(guess.positions, decoy.positions)
     positions = guess.positions[common_N]
     order = decoy.positions.argsort()
@@ -74,4 +90,12 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
         baselines=kept(dict(guess.baselines), common_N),
         references=kept(dict(guess.references), common_N),
         decoys=kept(dict(decoy.attacks), found),
+    )
+
+
+def _same(guess: Guess, decoy: Guess) -> bool:
+    return torch.equal(guess.positions, decoy.positions) and all(
+        np.array_equal(one.values, decoy.attacks[name].values, equal_nan=True)
+        for name, one in guess.attacks.items()
+        if name in decoy.attacks
     )

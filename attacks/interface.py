@@ -25,6 +25,9 @@ Target: TypeAlias = Literal["labels", "features", "membership"]
 FloatArray: TypeAlias = NDArray[np.floating[Any]]
 
 
+_COUNTED = ("labels_per_class", "shadow_rows")  # options of which the knowledge tells
+
+
 class AttackError(ApfedError):
     """An attack was set up or scored in a way that would make its figures untrue."""
 
@@ -139,6 +142,7 @@ class AttackResult:
 
     Attributes:
         attack, target: what was tried; victim: the party that holds what is guessed.
+        options: those of the attack that are not its defaults.
         adversary, role, behaviour: who tried it; method: how the run trained.
         applicable: False: nothing was computed, for this `reason`.
         metric: what the advantage is measured in.
@@ -178,6 +182,7 @@ class AttackResult:
     risk: Mapping[str, float] = field(default_factory=dict)
     roc: Sequence[Sequence[float]] = ()
     seed: int
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def setting(self) -> str:
@@ -187,11 +192,11 @@ class AttackResult:
         single run would be above 0 where there is nothing.
         """
         labels, shadow = self.knowledge.get("labels", 0), self.knowledge.get("shadow_rows", 0)
-        known = [
-            f"{count} {what}" for count, what in ((labels, "labels"), (shadow, "pairs")) if count
-        ]
+        counted = ((labels, "labels"), (shadow, "pairs"))
+        known = [f"{count} {what}" for count, what in counted if count] or ["no labels"]
+        known += [f"{name} {value}" for name, value in self.options.items() if name not in _COUNTED]
         of = f" on {self.victim}" if self.target == "features" else ""
-        return f"{self.attack} ({', '.join(known) or 'no labels'}) by {self.adversary}{of}"
+        return f"{self.attack} ({', '.join(known)}) by {self.adversary}{of}"
 
     def as_json(self) -> dict[str, Any]:
         """Return a dict that `json.dumps` takes and `AttackResult(**it)` restores."""

@@ -24,9 +24,13 @@ __all__ = [
     "first_and_last",
     "gradients",
     "latest",
+    "mean",
+    "released",
     "released_positions",
     "representations",
 ]
+
+_FIRST_AND_LAST = 2
 
 # Vectors or convolution maps; what is sent is never narrower than float32.
 _LAYOUTS = tuple(
@@ -131,8 +135,8 @@ def collect(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
     """Return for each position what the first of `epochs` with that position holds.
 
     A row may be missing from an epoch (a batch with too few aligned rows is not sent), so
-    reversed epochs give the latest values and ascending ones the earliest. Ends at the first
-    epoch that adds no row.
+    reversed epochs give the latest values and ascending ones the earliest. All rows of all epochs
+    are there, so that an attack and its decoy speak of the same ones.
 
     Args:
         read: reads one epoch, such as `partial(representations, view)`.
@@ -144,7 +148,7 @@ def collect(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
         seen = read(epoch)
         new_N = ~torch.isin(seen.positions, found.positions)
         if not new_N.any():
-            break
+            continue
         positions, ascending = torch.cat([found.positions, seen.positions[new_N]]).sort()
         found = Observed(positions, torch.cat([found.z, seen.z[new_N]])[ascending])
     return found
@@ -153,6 +157,32 @@ def collect(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
 def latest(view: AdversaryView, sender: str | None = None) -> Observed:
     """Return of each position the last representation that the view holds, of `sender` only."""
     return collect(partial(representations, view, sender=sender), reversed(view.epochs))
+
+
+def released(view: AdversaryView, sender: str | None = None) -> dict[str, Observed]:
+    """Return the last representation of each position as "h" and, of many epochs, "mean h".
+
+    Noise that is fresh in each epoch averages out in the mean. Of two epochs, which is what a
+    transcript keeps unless it is asked for more, there is none: between the first and the last
+    the network learnt, so that their mean is neither.
+    """
+    found = {"h": latest(view, sender)}
+    if len(view.epochs) > _FIRST_AND_LAST:
+        found["mean h"] = mean(partial(representations, view, sender=sender), view.epochs)
+    return found
+
+
+def mean(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
+    """Return the mean of what `read` finds of each position in the epochs that have it."""
+    found = [read(epoch) for epoch in epochs]
+    positions = torch.cat([seen.positions for seen in found]).unique()
+    total_ND = torch.zeros(len(positions), found[0].z.shape[1], dtype=torch.float64)
+    count_N1 = torch.zeros(len(positions), 1, dtype=torch.float64)
+    for seen in found:
+        rows = torch.searchsorted(positions, seen.positions)
+        total_ND[rows] += seen.z.double()
+        count_N1[rows] += 1
+    return Observed(positions, total_ND / count_N1)
 
 
 def first_and_last(

@@ -188,6 +188,7 @@ def _rows(prediction: Prediction, chosen_N: Array) -> Prediction:
 def _who(attack: Attack, view: AdversaryView) -> dict[str, Any]:
     return {
         "attack": attack.name,
+        "options": attack.model_dump(mode="json", exclude_defaults=True),
         "target": attack.target,
         "victim": view.knowledge.victim,
         "adversary": view.name,
@@ -264,7 +265,11 @@ def _actual(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
 
 def _best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:
     """Return the name and figure of the first entry with the highest `metric`."""
-    values = {name: value for name, of in figures.items() if (value := of[metric]) is not None}
+    values = {
+        name: value
+        for name, of in figures.items()
+        if (value := of[metric]) is not None and math.isfinite(value)
+    }
     if not values:
         raise AttackError(f"{metric} is undefined: what was guessed is the same for all rows")
     name = max(values, key=lambda item: values[item])

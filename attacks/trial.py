@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
 from torch import Tensor
 
-from attacks.decoys import exchanged, with_decoys
+from attacks.decoys import NoDecoyError, exchanged, with_decoys
 from attacks.interface import Attack, AttackError, AttackResult, Guess
 from attacks.live.strategy import AnsweringAttack
 from attacks.recorded import (
@@ -79,7 +79,14 @@ class Trial:
         with threadpool_limits(1):
             guess = self.attack.run(view, self.seed)
             decoy = exchanged(view, self.seed) if self.attack.exchangeable else None
-            return guess if decoy is None else with_decoys(guess, self.attack.run(decoy, self.seed))
+            if decoy is None:
+                return guess
+            try:
+                return with_decoys(guess, self.attack.run(decoy, self.seed))
+            except NoDecoyError:
+                raise
+            except AttackError:
+                return guess  # what the attack found is told, whatever becomes of its decoy
 
     def view(self, knowledge: Knowledge) -> AdversaryView:
         """What these parties saw, and what they know besides."""

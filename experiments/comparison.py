@@ -57,7 +57,8 @@ class Line:
     Attributes:
         protection: "none", or what stood between the parties; "nothing is sent" for SingleVL.
         accuracy: on the test rows; advantage: of the attack by one adversary that gains most on
-            average over the seeds; None where none applies.
+            average over the seeds; None where none applies. attacked: to how many of the seeds
+            it applies.
         wire_bytes: mean over seeds; epsilon: the largest over seeds.
     """
 
@@ -68,6 +69,8 @@ class Line:
     wire_bytes: float
     epsilon: float
     advantage: Spread | None
+    attacked: int
+    seeds: int
 
     def cells(self) -> tuple[str, ...]:
         """Texts in the order of `HEADER`."""
@@ -77,8 +80,14 @@ class Line:
             self.accuracy.text(scale=100),
             _bytes(self.wire_bytes),
             "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.3g}",
-            "not applicable" if self.advantage is None else self.advantage.text(digits=3),
+            self._advantage_told(),
         )
+
+    def _advantage_told(self) -> str:
+        if self.advantage is None:
+            return "not applicable"
+        part = "" if self.attacked == self.seeds else f" ({self.attacked} of {self.seeds} seeds)"
+        return f"{self.advantage.text(digits=3)}{part}"
 
 
 def compare(results: Sequence[TrialResult]) -> list[Line]:
@@ -91,6 +100,7 @@ def compare(results: Sequence[TrialResult]) -> list[Line]:
 
 
 def _line(variant: Variant, key: str, results: Sequence[TrialResult]) -> Line:
+    worst = _worst(results)
     return Line(
         method=_INFERENCE.get(key, variant.label),
         variant=variant,
@@ -98,21 +108,24 @@ def _line(variant: Variant, key: str, results: Sequence[TrialResult]) -> Line:
         accuracy=Spread.of([result.accuracy[key] for result in results]),
         wire_bytes=sum(result.wire_bytes for result in results) / len(results),
         epsilon=max(result.epsilon for result in results),
-        advantage=_worst(results),
+        advantage=None if worst is None else worst[0],
+        attacked=0 if worst is None else worst[1],
+        seeds=len(results),
     )
 
 
-def _worst(results: Sequence[TrialResult]) -> Spread | None:
+def _worst(results: Sequence[TrialResult]) -> tuple[Spread, int] | None:
     """The advantage of the attack by one adversary that gains most on average.
 
-    Over the runs to which it applies, if these are most: one run without it must not hide it.
+    Over the runs to which it applies, and how many these are: one run without it must not hide it.
     """
     gains: dict[str, list[float]] = {}
     for result in results:
         for setting, advantage in result.advantages.items():
-            gains.setdefault(setting, []).append(advantage)
-    found = [Spread.of(of) for of in gains.values() if 2 * len(of) > len(results)]
-    return max(found, key=lambda spread: spread.mean, default=None)
+            if math.isfinite(advantage):
+                gains.setdefault(setting, []).append(advantage)
+    found = [(Spread.of(of), len(of)) for of in gains.values()]
+    return max(found, key=lambda one: one[0].mean, default=None)
 
 
 def _protection(variant: Variant) -> str:

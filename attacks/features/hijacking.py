@@ -29,7 +29,7 @@ from attacks.features.regression import ridge
 from attacks.interface import Guess, Prediction
 from attacks.labels.completion import own_columns
 from attacks.live.strategy import AnsweringAttack, notes_of, why_not_played
-from attacks.reading import latest
+from attacks.reading import released
 from attacks.view import AdversaryView, Knowledge
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.models import Shape
@@ -91,22 +91,28 @@ class HijackAttack(AnsweringAttack):
         """Decode what was received of every row."""
         notes, victim = notes_of(self, view), view.knowledge.victim
         assert victim is not None
-        seen = latest(view, victim)
+        seen = released(view, victim)
+        positions = seen["h"].positions
         outsiders = view.knowledge.public[victim].float()
         sent = tuple(notes["shape"].tolist())
         space = Space(self, sent, outsiders)
         space.decoder.load_state_dict({key: notes[key] for key in space.decoder.state_dict()})
-        decoded_NF = space.decoded(seen.z.float()).double().numpy()
+        decoded = {
+            f"decoded {name}": Prediction(
+                space.decoded(observed.at(positions).float()).double().numpy()
+            )
+            for name, observed in seen.items()
+        }
         public_PF = outsiders.flatten(1).double().numpy()
-        mean_NF = np.tile(public_PF.mean(axis=0), (len(seen.positions), 1))
+        mean_NF = np.tile(public_PF.mean(axis=0), (len(positions), 1))
         baselines = {"mean of the outsiders": Prediction(mean_NF)}
         own = view.knowledge.public.get(view.parties[0])
         if own is not None:
-            own_NC = own_columns(view, seen.positions).double().numpy()
+            own_NC = own_columns(view, positions).double().numpy()
             baselines["ridge on x"] = ridge(own.flatten(1).double().numpy(), public_PF, own_NC)
         return Guess(
-            positions=seen.positions,
-            attacks={"decoded representations": Prediction(decoded_NF)},
+            positions=positions,
+            attacks=decoded,
             baselines=baselines,
         )
 

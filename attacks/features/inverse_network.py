@@ -11,6 +11,9 @@ Letters: N observed rows, n of them shadow rows, U the others, F the victim's fe
 
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from attacks.features.regression import FeatureAttack, Regression
 from attacks.fusion import beside
 from attacks.interface import Guess
@@ -20,7 +23,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_of_victim,
 )
-from attacks.reading import latest
+from attacks.reading import released
 from attacks.view import AdversaryView, Role
 
 __all__ = ["InverseNetwork"]
@@ -28,6 +31,8 @@ __all__ = ["InverseNetwork"]
 
 class InverseNetwork(FeatureAttack):
     """Regressors from h, and from h beside the own features x, to the victim's features.
+
+    h is the last release of each row and, where more than two epochs were kept, the mean of all.
 
     Baselines, with the same shadow rows: their mean, and the same regressors from x alone.
     """
@@ -41,15 +46,16 @@ class InverseNetwork(FeatureAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the observed rows that are no shadow rows."""
-        seen = latest(view, view.knowledge.victim)
-        positions = chosen_positions(view, seen.positions, self.most_rows, seed)
-        h_NF, x_NF = (
-            standardised(columns, components=self.components, seed=seed)
-            for columns in (seen.at(positions), own_columns(view, positions))
-        )
+        seen = released(view, view.knowledge.victim)
+        positions = chosen_positions(view, seen["h"].positions, self.most_rows, seed)
+        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        columns: dict[str, NDArray[np.float64]] = {}
+        for name, observed in seen.items():
+            h_NF = standardised(observed.at(positions), components=self.components, seed=seed)
+            columns |= {name: h_NF, **beside(name, h_NF, x_NF)}
         return Guess(
             positions=positions[regress.unknown],
-            attacks=regress.on({"h": h_NF, **beside("h", h_NF, x_NF)}),
+            attacks=regress.on(columns),
             baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": x_NF})},
         )

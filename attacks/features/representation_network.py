@@ -27,7 +27,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_of_victim,
 )
-from attacks.reading import latest
+from attacks.reading import released
 from attacks.view import AdversaryView, Role
 from secure_apfed.seeds import seeded
 
@@ -71,20 +71,21 @@ class RepresentationNetwork(FeatureAttack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the observed rows that are no shadow rows."""
-        seen = latest(view, view.knowledge.victim)
-        positions = chosen_positions(view, seen.positions, self.most_rows, seed)
+        seen = released(view, view.knowledge.victim)
+        positions = chosen_positions(view, seen["h"].positions, self.most_rows, seed)
         x_NC = standardised(own_columns(view, positions), components=self.components, seed=seed)
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        h_ND = seen.at(positions)
-        h_scaled_ND = standardised(h_ND, components=self.components, seed=seed)
+        h_ND = seen["h"].at(positions)
+        attacks = {"G(x, noise)": self._invert(view, x_NC, h_ND, regress, self.noise, seed)}
+        for name, observed in seen.items():
+            h_NF = standardised(observed.at(positions), components=self.components, seed=seed)
+            columns_NC = np.hstack([x_NC, h_NF])
+            attacks[f"G(x, {name})"] = self._invert(
+                view, columns_NC, observed.at(positions), regress, 0, seed
+            )
         return Guess(
             positions=positions[regress.unknown],
-            attacks={
-                "G(x, noise)": self._invert(view, x_NC, h_ND, regress, self.noise, seed),
-                "G(x, h)": self._invert(
-                    view, np.hstack([x_NC, h_scaled_ND]), h_ND, regress, 0, seed
-                ),
-            },
+            attacks=attacks,
             baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": x_NC})},
         )
 

@@ -34,7 +34,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_of_victim,
 )
-from attacks.reading import latest
+from attacks.reading import released
 from attacks.view import AdversaryView, Role
 from secure_apfed.seeds import derive_seed, seeded, shuffled
 
@@ -88,29 +88,29 @@ class UnpairedInversion(FeatureAttack):
         shadow = view.knowledge.shadow
         if len(shadow) < 2:
             raise AttackError(f"{view.name} has {len(shadow)} public rows; raise shadow_rows")
-        seen = latest(view, view.knowledge.victim)
-        positions = chosen_positions(view, seen.positions, self.most_rows, seed)
+        seen = released(view, view.knowledge.victim)
+        positions = chosen_positions(view, seen["h"].positions, self.most_rows, seed)
         # Positions of the known rows serve to leave these people out and to find their x.
         positions = positions[~torch.isin(positions, shadow.positions)]
         order = shuffled(torch.arange(len(shadow)), seed, "attacks", "unpaired")
         public_PF = shadow.values[order].flatten(1).float()
         x_NC, x_PC = own_columns(view, positions), own_columns(view, shadow.positions[order])
         beside = self._beside(x_NC, x_PC, seed)
-        columns = {"h": seen.at(positions), "x": x_NC}
+        columns = {name: observed.at(positions) for name, observed in seen.items()} | {"x": x_NC}
         found = {
-            name: Prediction(self._decode(view, values, public_PF, beside, seed))
+            f"decoded {name}": Prediction(self._decode(view, values, public_PF, beside, seed))
             for name, values in columns.items()
         }
         mean_F = public_PF.double().mean(dim=0).numpy()
         baselines = {
             "mean of the public rows": Prediction(np.tile(mean_F, (len(positions), 1))),
-            "decoded x": found["x"],
+            "decoded x": found.pop("decoded x"),
         }
         if self.conditioned:
             baselines["ridge on x"] = ridge(
                 x_PC.double().numpy(), public_PF.numpy(), x_NC.double().numpy()
             )
-        return Guess(positions=positions, attacks={"decoded h": found["h"]}, baselines=baselines)
+        return Guess(positions=positions, attacks=found, baselines=baselines)
 
     def _beside(self, x_NC: Tensor, x_PC: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """Own features of observed and of public rows in one unit; no columns where not told."""

@@ -13,7 +13,6 @@ Letters: N rows, D numbers of a representation, K classes.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,9 +24,8 @@ from torch import Tensor
 
 from attacks.interface import Guess, Prediction
 from attacks.labels.completion import LabelProbe, chosen_positions
-from attacks.labels.label_gradients import gradient_epochs, why_no_gradients
+from attacks.labels.label_gradients import gradients_over_time, why_no_gradients
 from attacks.metrics import name_clusters_by_priors
-from attacks.reading import collect, gradients
 from attacks.view import AdversaryView
 from secure_apfed.seeds import seeded
 
@@ -35,7 +33,7 @@ __all__ = ["BatchLabels", "explain_labels"]
 
 
 class BatchLabels(LabelProbe):
-    """Fits head, predictions and labels to the first kept epoch's gradients.
+    """Fits head, predictions and labels to the first kept epoch's gradients, and to their mean.
 
     The fit names no class: known labels name it, without any the priors or, as a bound, the
     truth. Baselines: the majority class, and probes or clusters on the own features x.
@@ -62,19 +60,24 @@ class BatchLabels(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the rows that got a gradient and are not known."""
-        observed = collect(partial(gradients, view), gradient_epochs(view))
-        positions = chosen_positions(view, observed.positions, self.most_rows, seed)
+        over_time = gradients_over_time(view)
+        over_time.pop("last epoch", None)
+        positions = chosen_positions(view, over_time["first epoch"].positions, self.most_rows, seed)
         guess = self.from_own_columns(view, positions, seed)
-        fits = [
-            explain_labels(
-                observed.at(positions), view.knowledge.classes, rate=self.rate,
-                iterations=view.budget.iterations, seed=seed + start,
-            )
-            for start in range(self.starts)
-        ]  # fmt: skip
-        labels_NK = min(fits, key=lambda fit: fit[1])[0].numpy()
         unknown_N = torch.isin(positions, guess.positions).numpy()
-        return replace(guess, attacks=dict(_named(view, positions, labels_NK, unknown_N)))
+        attacks = {}
+        for name, observed in over_time.items():
+            fits = [
+                explain_labels(
+                    observed.at(positions), view.knowledge.classes, rate=self.rate,
+                    iterations=view.budget.iterations, seed=seed + start,
+                )
+                for start in range(self.starts)
+            ]  # fmt: skip
+            labels_NK = min(fits, key=lambda fit: fit[1])[0].numpy()
+            for how, found in _named(view, positions, labels_NK, unknown_N).items():
+                attacks[how if name == "first epoch" else f"{how}, {name}"] = found
+        return replace(guess, attacks=attacks)
 
 
 def explain_labels(

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from attacks.interface import Guess, Prediction
 from attacks.labels.completion import LabelProbe, chosen_positions
-from attacks.labels.label_gradients import gradient_epochs, why_no_gradients
-from attacks.reading import Observed, first_and_last, gradients
+from attacks.labels.label_gradients import gradients_over_time, why_no_gradients
+from attacks.reading import Observed
 from attacks.view import AdversaryView
 
 __all__ = ["GradientDirection"]
@@ -27,8 +27,8 @@ __all__ = ["GradientDirection"]
 class GradientDirection(LabelProbe):
     """Names a row by the known row whose gradient has the smallest angle to its own.
 
-    Attacks: the gradients of the first and of the last kept epoch. Baselines: the majority
-    class, and probes on the own features x with the same labels.
+    Attacks: the gradients of the first and of the last kept epoch, and their mean over many.
+    Baselines: the majority class, and probes on the own features x with the same labels.
     """
 
     name: ClassVar[str] = "gradient_direction"
@@ -42,14 +42,14 @@ class GradientDirection(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the rows that got a gradient and are not known."""
-        first, last = first_and_last(gradients, view, gradient_epochs(view))
-        positions = chosen_positions(view, first.positions, self.most_rows, seed)
+        over_time = gradients_over_time(view)
+        positions = chosen_positions(view, over_time["first epoch"].positions, self.most_rows, seed)
         guess = self.from_own_columns(view, positions, seed)
         return replace(
             guess,
             attacks={
-                f"direction in the {name} epoch": _named(view, seen, guess.positions)
-                for name, seen in (("first", first), ("last", last))
+                f"direction in the {name}": _named(view, seen, guess.positions)
+                for name, seen in over_time.items()
             },
         )
 

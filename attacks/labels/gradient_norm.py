@@ -15,8 +15,7 @@ from pydantic import Field
 
 from attacks.interface import Guess, Prediction
 from attacks.labels.completion import LabelProbe, chosen_positions
-from attacks.labels.label_gradients import gradient_epochs, why_no_gradients
-from attacks.reading import first_and_last, gradients
+from attacks.labels.label_gradients import gradients_over_time, why_no_gradients
 from attacks.view import AdversaryView
 
 __all__ = ["GradientNorm"]
@@ -45,13 +44,13 @@ class GradientNorm(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the rows that got a gradient and are not known."""
-        first, last = first_and_last(gradients, view, gradient_epochs(view))
-        positions = chosen_positions(view, first.positions, self.most_rows, seed)
+        over_time = gradients_over_time(view)
+        positions = chosen_positions(view, over_time["first epoch"].positions, self.most_rows, seed)
         guess = self.from_own_columns(view, positions, seed)
         priors_K = np.array(view.knowledge.priors)
         lengths = {
-            "length in the first epoch": first.at(guess.positions).norm(dim=1),
-            "length in the last epoch": last.at(guess.positions).norm(dim=1),
+            f"length in the {name}": seen.at(guess.positions).norm(dim=1)
+            for name, seen in over_time.items()
         }
         return replace(
             guess,

@@ -8,6 +8,7 @@ gradient: there the attack has nothing to read, which is a property of the metho
 defence against other attacks.
 """
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -23,18 +24,19 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_to_read,
 )
-from attacks.reading import first_and_last, gradients
+from attacks.reading import Observed, first_and_last, gradients, mean
 from attacks.view import AdversaryView
 from secure_apfed.exchange import Kind
 
-__all__ = ["LabelGradients", "gradient_epochs", "why_no_gradients"]
+__all__ = ["LabelGradients", "gradient_epochs", "gradients_over_time", "why_no_gradients"]
 
 
 class LabelGradients(LabelProbe):
     """Probes with known labels, or clusters without any, on gradients.
 
-    Attacks use direction and length of the first and of the last kept epoch's gradients, and
-    the first beside the own features x. Baselines are those of model completion.
+    Attacks use direction and length of the first and of the last kept epoch's gradients and of
+    their mean over many epochs; the first and the mean also together with the own features x.
+    Baselines are those of model completion.
     """
 
     name: ClassVar[str] = "label_gradients"
@@ -45,31 +47,37 @@ class LabelGradients(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the rows that got a gradient and are not known."""
-        epochs = gradient_epochs(view)
-        first, last = first_and_last(gradients, view, epochs)
-        seen = last.positions[torch.isin(last.positions, first.positions)]
-        positions = chosen_positions(view, seen, self.most_rows, seed)
-        first_NF, last_NF, x_NF = (
-            standardised(columns, components=self.components, seed=seed)
-            for columns in (
-                _shape_of(first.at(positions)),
-                _shape_of(last.at(positions)),
-                own_columns(view, positions),
+        seen = gradients_over_time(view)
+        positions = chosen_positions(view, seen["first epoch"].positions, self.most_rows, seed)
+        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
+        columns = {
+            f"gradients of the {name}": standardised(
+                _shape_of(observed.at(positions)), components=self.components, seed=seed
             )
-        )
-        later = {"gradients of the last epoch": last_NF} if len(epochs) > 1 else {}
+            for name, observed in seen.items()
+        }
         return guess_labels(
             view,
             positions,
-            attacks={
-                "gradients of the first epoch": first_NF,
-                **later,
-            },
-            fused={"gradients of the first epoch": (first_NF, x_NF)},
+            attacks=columns,
+            fused={name: (of_NF, x_NF) for name, of_NF in columns.items() if "last" not in name},
             baselines={"x": x_NF},
             references={},
             seed=seed,
         )
+
+
+def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
+    """Return each position's gradient in the first and the last epoch and, of many, the mean.
+
+    Where gradients are noised afresh in each epoch, the noise averages out in the mean.
+    """
+    epochs = gradient_epochs(view)
+    first, last = first_and_last(gradients, view, epochs)
+    found = {"first epoch": first, "last epoch": last, "mean of all epochs": first}
+    if len(epochs) > 2:
+        return found | {"mean of all epochs": mean(partial(gradients, view), epochs)}
+    return dict(list(found.items())[: len(epochs)])
 
 
 def why_no_gradients(attack: LabelProbe, view: AdversaryView) -> str | None:

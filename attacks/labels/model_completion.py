@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 
+from attacks.fusion import beside
 from attacks.interface import Guess
 from attacks.labels.completion import (
     LabelProbe,
@@ -22,6 +23,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_to_read,
 )
+from attacks.labels.own_network import fresh_columns
 from attacks.reading import first_and_last, representations
 from attacks.view import AdversaryView
 
@@ -32,7 +34,8 @@ class ModelCompletion(LabelProbe):
     """Probes with known labels, or clusters without any.
 
     Attacks use h, and h together with the own features x. Baselines: the majority class, and the
-    same probes or clusters on x alone. Reference: the same on h of the first kept epoch, which
+    same probes or clusters on x alone and, where h is of its own network, on what this network
+    makes of x before training. Reference: the same on h of the first kept epoch, which
     shows what training added to the leak; it was released too, so it takes no part in the
     advantage.
     """
@@ -52,12 +55,18 @@ class ModelCompletion(LabelProbe):
             standardised(columns, components=self.components, seed=seed)
             for columns in (last.at(positions), own_columns(view, positions), first.at(positions))
         )
+        baselines = {"x": x_NF}
+        fresh = fresh_columns(view, positions, seed)
+        if fresh is not None:
+            fresh_NF = standardised(fresh, components=self.components, seed=seed)
+            name = "fresh own network"
+            baselines |= {name: fresh_NF, **beside(name, fresh_NF, x_NF)}
         return guess_labels(
             view,
             positions,
             attacks={"h": h_NF},
             fused={"h": (h_NF, x_NF)},
-            baselines={"x": x_NF},
+            baselines=baselines,
             references={"h of the first epoch": first_NF} if len(view.epochs) > 1 else {},
             seed=seed,
         )

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from attacks.interface import AttackError
+from attacks.labels.completion import own_columns
 from attacks.view import AdversaryView
+from secure_apfed.seeds import seeded
 
-__all__ = ["OwnNetwork", "in_parts"]
+__all__ = ["OwnNetwork", "fresh_columns", "in_parts"]
 
 _ROWS_AT_ONCE = 1_000
 
@@ -89,6 +91,20 @@ class _Bottom(nn.Module):
             dim=1,
         )
         return (h_BD - self.mean) / self.spread
+
+
+def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor | None:
+    """What the coalition's networks make of its features before training, (N, D).
+
+    In joint training it released a function of its own features: a random one of these says
+    nothing new and may still serve a probe. None where the view has no networks of all members.
+    """
+    if any(name not in view.networks for name in view.features):
+        return None
+    own_NF = own_columns(view, positions).float()
+    with seeded(seed, "attacks", "fresh network"):
+        bottom = OwnNetwork.of(view, fresh=True).bottom(own_NF)
+    return in_parts(bottom, own_NF)
 
 
 @torch.no_grad()

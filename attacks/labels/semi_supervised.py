@@ -37,7 +37,7 @@ from attacks.labels.completion import (
 from attacks.labels.own_network import OwnNetwork, in_parts
 from attacks.reading import latest
 from attacks.view import AdversaryView
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import derive_seed, seeded
 
 __all__ = ["MixMatch", "SemiSupervised"]
 
@@ -78,7 +78,7 @@ class SemiSupervised(LabelProbe):
 
     @property
     def exchangeable(self) -> bool:
-        """An own network is no release: the same network from fresh weights stands beside it."""
+        """An own network is no release: its decoy is the same network from other fresh weights."""
         return not self.own_network
 
     def applicable(self, view: AdversaryView) -> str | None:
@@ -107,23 +107,28 @@ class SemiSupervised(LabelProbe):
             )
         unknown_N = torch.isin(positions, guess.positions)
         match = MixMatch(self, view.knowledge.classes, seed, torch.device(view.budget.device))
+        decoys: dict[str, Tensor] = {}
         baselines = {"MixMatch on x": match.scores(torch.from_numpy(x_NF), labels_N)}
         if self.own_network:
             own_NF = own_columns(view, positions)
             attacks = {_TRAINED_FURTHER: match.scores(own_NF, labels_N, OwnNetwork.of(view))}
             fresh = OwnNetwork.of(view, fresh=True)
             baselines[_FRESH] = match.scores(own_NF, labels_N, fresh)
+            again = replace(match, seed=derive_seed(seed, "decoy"))
+            decoys[_TRAINED_FURTHER] = again.scores(own_NF, labels_N, fresh)
         else:
             h_NF = standardised(seen.at(positions), components=self.components, seed=seed)
             attacks = {
                 f"MixMatch on {name}": match.scores(torch.from_numpy(columns), labels_N)
                 for name, columns in {"h": h_NF, **beside("h", h_NF, x_NF)}.items()
             }
-        told, known_anyway = (
+        found, known_anyway, lucky = (
             {name: Prediction(one[unknown_N].numpy()) for name, one in scores.items()}
-            for scores in (attacks, baselines)
+            for scores in (attacks, baselines, decoys)
         )
-        return replace(guess, attacks=told, baselines={**guess.baselines, **known_anyway})
+        return replace(
+            guess, attacks=found, baselines={**guess.baselines, **known_anyway}, decoys=lucky
+        )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_to_read,
 )
+from attacks.labels.own_network import fresh_columns
 from attacks.reading import first_and_last, representations
 from attacks.view import AdversaryView
 
@@ -59,11 +60,17 @@ class Spectral(LabelProbe):
                 last.at(positions), first.at(positions), own_columns(view, positions)
             )
         )  # fmt: skip
+        baselines = {"singular vectors of x": x_NV}
+        fresh = fresh_columns(view, positions, seed)
+        if fresh is not None:
+            baselines["singular vectors of a fresh network's h"] = _top_projections(
+                fresh, vectors, components=self.components, seed=seed
+            )
         return guess_labels(
             view,
             positions,
             attacks={"singular vectors of h": h_NV},
-            baselines={"singular vectors of x": x_NV},
+            baselines=baselines,
             references={"singular vectors of the first epoch's h": first_NV}
             if len(view.epochs) > 1
             else {},

@@ -26,7 +26,7 @@ from attacks.labels.completion import (
     standardised,
     why_nothing_to_read,
 )
-from attacks.reading import representations
+from attacks.reading import released_positions, representations
 from attacks.view import AdversaryView
 
 __all__ = ["Temporal"]
@@ -64,9 +64,8 @@ class Temporal(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Guess the labels of the rows of the last epoch that are not known."""
-        seen = representations(view, view.epochs[-1]).positions
-        positions = chosen_positions(view, seen, self.most_rows, seed)
+        """Guess the labels of the observed rows that are not known."""
+        positions = chosen_positions(view, released_positions(view), self.most_rows, seed)
         h_END = _all_epochs(view, positions)
         columns = {
             "mean of all epochs": h_END.mean(dim=0),

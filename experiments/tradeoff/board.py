@@ -46,7 +46,7 @@ class Entry:
     Attributes:
         epsilon_x, epsilon_y: the largest over the seeds; inf: nothing is promised.
         releases: T, the most releases of one row.
-        leakage: by target, of the worst attack that applied to most seeds, over those; a target
+        leakage: by target, of the worst attack, over the seeds to which it applied; a target
             that no attack applied to is absent.
         dcs_vflair, dcs_baseline: defence capability scores, 0 to 1, higher is better; None where
             no attack applies. See `dcs`.
@@ -108,22 +108,24 @@ def _entry(point: Point, outcomes: Sequence[Outcome]) -> Entry:
 
 
 def _worst_leaks(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Leakage]]:
-    """Per target the attack with the highest mean advantage; chosen by means, not per seed."""
-    keys = dict.fromkeys(key for one in outcomes for key in one.leaks)
-    by_target: dict[str, list[tuple[str, list[Leak]]]] = {}
-    for target, attack in keys:
-        leaks = [one.leaks[target, attack] for one in outcomes if (target, attack) in one.leaks]
-        if 2 * len(leaks) > len(outcomes):
-            by_target.setdefault(target, []).append((attack, leaks))
-    for target, candidates in by_target.items():
+    """Per target the attack with the highest mean advantage; chosen by means, not per seed.
+
+    Over the seeds to which it applied, which its name counts where some are missing.
+    """
+    found: dict[str, dict[str, list[Leak]]] = {}
+    for one in outcomes:
+        for (target, attack), leak in one.leaks.items():
+            found.setdefault(target, {}).setdefault(attack, []).append(leak)
+    for target, candidates in found.items():
         attack, leaks = max(
-            candidates, key=lambda one: np.mean([leak.advantage for leak in one[1]])
+            candidates.items(), key=lambda one: np.mean([leak.advantage for leak in one[1]])
         )
+        some = "" if len(leaks) == len(outcomes) else f", {len(leaks)} of {len(outcomes)} seeds"
         yield (
             target,
             Leakage(
                 target=target,
-                attack=attack,
+                attack=f"{attack}{some}",
                 metric=leaks[0].metric,
                 advantage=Interval.of([leak.advantage for leak in leaks]),
                 score=float(np.mean([leak.score for leak in leaks])),

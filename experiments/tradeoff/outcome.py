@@ -45,20 +45,16 @@ def read_outcome(folder: Path) -> Outcome:
     """
     run = read_run(folder)
     privacy = run.outcome.privacy
-    worst: dict[tuple[str, str], AttackResult] = {}
-    for result in run.attacks or ():
-        if result.advantage is None:
-            continue
-        key = (result.target, result.setting)
-        past = worst.get(key)
-        if past is None or result.advantage > (past.advantage or -math.inf):
-            worst[key] = result
     return Outcome(
         accuracy=next(iter(run.outcome.accuracy.values())),
         epsilon_x=privacy.epsilon_x,
         epsilon_y=privacy.epsilon_y,
         releases=privacy.releases or 0,
-        leaks={key: _leak(result) for key, result in worst.items()},
+        leaks={
+            (result.target, result.setting): _leak(result)
+            for result in run.attacks or ()
+            if result.advantage is not None and math.isfinite(result.advantage)
+        },
     )
 
 

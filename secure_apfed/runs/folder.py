@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _DIGEST_BYTES = 32
-_OURS = ("config.yaml", "study.yaml")  # of a run, or of a study of runs
+_OURS = ("config.yaml", "result.json", "study.yaml")  # of a run, or of a study of runs
 
 
 class RunFolder:

@@ -83,7 +83,7 @@ def test_damaged_digests_are_named(finished: dict[str, Path], tmp_path: Path) ->
     shutil.copytree(finished["apfed_c"], tmp_path / "r")
     for content in (b"\xff\xfe", b"one word\n"):
         (tmp_path / "r" / "SHA256SUMS").write_bytes(content)
-        with pytest.raises(CheckpointError, match="SHA256SUMS holds other lines"):
+        with pytest.raises(CheckpointError, match=r"SHA256SUMS(:| holds other lines)"):
             load_recording(tmp_path / "r")
 
 
