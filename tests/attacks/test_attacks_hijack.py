@@ -69,7 +69,7 @@ def test_a_passives_features_are_rebuilt_by_the_gradients_it_gets() -> None:
     hijacked, quiet = _played(1.0), _played(1e-9, 20)
     assert (hijacked.adversary, hijacked.victim, hijacked.role) == ("active", "passive-1", "active")
     assert set(hijacked.baselines) == {
-        "mean of the outsiders", "ridge on x", f"decoded representations{EXCHANGED}",
+        "mean of the outsiders", "ridge on x", f"decoded h{EXCHANGED}",
     }  # fmt: skip
     assert hijacked.counts["known"] == 0
     assert hijacked.score["r2"] > 0.7, hijacked.score

@@ -56,7 +56,7 @@ def test_vanished_gradients_are_no_crash(make_recording: Any) -> None:
         return torch.zeros(len(labels), 6)
 
     result = _mount(make_recording("nothing", method="tvfl", gradient=vanished))[0]
-    assert result.advantage < 0.1
+    assert "changes nothing: either all rows' are the same" in result.reason
 
 
 def test_in_apfed_a_passive_receives_no_label_gradient(make_recording: Any) -> None:

@@ -54,7 +54,7 @@ def test_it_is_played_by_a_passive_among_honest_ones() -> None:
     assert result.applicable
     assert (result.adversary, result.victim, result.role) == ("passive-2", "active", "passive")
     assert set(result.baselines) == {
-        "mean of the outsiders", "ridge on x", f"decoded representations{EXCHANGED}",
+        "mean of the outsiders", "ridge on x", f"decoded h{EXCHANGED}",
     }  # fmt: skip
     assert result.knowledge["public_rows"] > 20
     assert result.counts["known"] == 0

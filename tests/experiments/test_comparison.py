@@ -95,10 +95,16 @@ def test_a_trial_is_run_once(tmp_path: Path) -> None:
 
 def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
     # The highest of each seed would be 0.3 where each of the two is 0.1 on average.
-    gains = [{"by shop": 0.3, "by bank": -0.1}, {"by shop": -0.1, "by bank": 0.3, "once": 0.9}]
+    gains = [{"by shop": 0.3, "by bank": -0.1}, {"by shop": -0.1, "by bank": 0.3}]
     (line,) = compare([result(PLAIN, seed, advantages=one) for seed, one in enumerate(gains)])
     assert line.advantage is not None
     assert line.advantage.mean == pytest.approx(0.1)
+
+
+def test_an_attack_that_some_seeds_lack_is_shown_with_their_number() -> None:
+    gains = [{"by shop": 0.1, "by bank": math.nan}, {"by shop": 0.1, "once": 0.9}]
+    (line,) = compare([result(PLAIN, seed, advantages=one) for seed, one in enumerate(gains)])
+    assert line.cells()[-1] == "0.900 (1 of 2 seeds)"
 
 
 def test_the_page_holds_pictures_and_links(tmp_path: Path) -> None:
