@@ -109,7 +109,7 @@ class Trial:
                 architecture=recording.config.model,
             )
             return knowledge, Truth.of_members(members, classes=knowledge.classes)
-        truth = truth_of(recording)
+        truth = truth_of(recording, self.victim)
         knowledge = Knowledge(
             classes=truth.classes,
             victim=self.victim,

@@ -87,15 +87,21 @@ class ContrastiveInversion(FeatureAttack):
         )
 
     def _invert(self, view: AdversaryView) -> tuple[Observed, Observed]:
-        """Return sums and recovered representations of the last epoch with an opened sum."""
+        """Return sums and recovered representations of the last epoch with an opened sum.
+
+        Rows that the victim does not hold took no part in its gradient.
+        """
         last = [epoch for epoch in view.epochs if opened_batches(view, epoch)][-1]
         contributors = list(view.agreed.values())
         rows, sums, recovered = [], [], []
         for step, rows_B, h_BD in opened_batches(view, last):
-            sum_BD = view.opened[step].flatten(1).double()
-            rows.append(rows_B)
+            held_B = view.holds(view.knowledge.victim, rows_B)
+            if held_B.sum() < _SMALLEST_BATCH:
+                continue
+            sum_BD = view.opened[step].flatten(1).double()[held_B]
+            rows.append(rows_B[held_B])
             sums.append(sum_BD)
-            question = Question.of(h_BD, sum_BD)
+            question = Question.of(h_BD[held_B], sum_BD)
             recovered.append(explain_sums([question], contributors, view.budget.iterations))
         positions, order = torch.cat(rows).sort()
         return (
