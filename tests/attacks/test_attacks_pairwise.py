@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks import ATTACKS
+from attacks.decoys import exchanged
 from attacks.features.reversed_hijack import ReversedHijack
 from attacks.interface import AttackError, AttackResult, Guess
 from attacks.labels.completion import own_columns
@@ -131,6 +132,18 @@ def test_only_people_whom_the_victim_holds_are_guessed_and_scored(recording: Any
     assert _held(recording, "passive-1")[guess.positions].all()
     assert result.counts["scored"] == len(guess.positions)
     assert result.counts["scored"] + 100 == len(truth_of(recording, "passive-1").trained)
+
+
+def test_decoys_exchange_people_whom_the_victim_holds_among_themselves(recording: Any) -> None:
+    held = _held(recording, "passive-1")
+    view = _view(recording, "active", victim="passive-1")
+    decoy = exchanged(view, 0)
+    assert decoy is not None
+    observed = truth_of(recording).trained
+    taken = decoy.attributed(observed)
+    assert torch.equal(held[taken], held[observed])
+    assert torch.equal(taken.sort().values, observed)
+    assert not (taken == observed).any()
 
 
 def test_labels_are_guessed_of_everybody_whose_representations_a_passive_got(
