@@ -34,7 +34,8 @@ def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
 
     The order is the same in all epochs. Exchanged among themselves are rows of which as much was
     seen: people whom a malicious adversary asked about; rows that trained, which got gradients;
-    and the others, which in joint training are test rows. So a decoy speaks of the same rows.
+    and the others, which in joint training are test rows; of each, people whom the victim holds
+    and those whom it does not. So a decoy speaks of the same rows.
     """
     observed = released_positions(view)
     asked = observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
@@ -49,8 +50,10 @@ def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
         return None
     stands_for = torch.arange(int(every.max()) + 1)
     for name, group in groups.items():
-        order = shuffled(group, seed, "attacks", "decoy", name)
-        stands_for[order] = order.roll(1)  # so that of two rows or more none keeps its own
+        held_N = view.holds(view.knowledge.victim, group)
+        for part, rows in ((name, group[held_N]), (f"{name}, not held", group[~held_N])):
+            order = shuffled(rows, seed, "attacks", "decoy", part)
+            stands_for[order] = order.roll(1)  # so that of two rows or more none keeps its own
     return replace(view, stands_for=stands_for)
 
 

@@ -57,8 +57,9 @@ class Truth:
     Attributes:
         classes: K.
         labels: (A,) int64 by alignment position.
-        trained: (T,) int64 alignment positions of the training rows, ascending.
-        features: party -> (A, ...) by alignment position.
+        trained: (T,) int64 alignment positions of the training rows, ascending; those that the
+            victim holds.
+        features: party -> (A, ...) by alignment position; NaN where it does not hold the person.
         members: (n, 2) bool: whether each candidate of an attack on membership trained the
             model, and whether it was aligned.
     """
@@ -76,8 +77,12 @@ class Truth:
         return cls(classes, nothing, nothing, {}, members)
 
 
-def truth_of(recording: Recording) -> Truth:
+def truth_of(recording: Recording, victim: str | None = None) -> Truth:
     """Return labels and features of all aligned rows.
+
+    Args:
+        recording: of a run that aligned rows.
+        victim: only training rows that this party holds count as `trained`; None: all.
 
     Raises:
         AttackError: the run aligned nothing, or the active holds no labels.
@@ -91,13 +96,13 @@ def truth_of(recording: Recording) -> Truth:
     return Truth(
         classes=len(data.classes),
         labels=data.active.labels[rows],
-        trained=positions_of(rows, data.train_rows).sort().values,
+        trained=_trained_in_own_order(recording, victim).sort().values,
         features=_features(recording, tuple(_tables(recording))),
     )
 
 
 def class_priors(truth: Truth) -> tuple[float, ...]:
-    """Return the share of each class among the aligned training rows."""
+    """Return the share of each class among the training rows of `truth`."""
     counts_K = torch.bincount(truth.labels[truth.trained], minlength=truth.classes)
     return tuple((counts_K / counts_K.sum()).tolist())
 
@@ -126,21 +131,19 @@ def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
 
 
 def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> KnownRows:
-    """Choose `rows` aligned training rows whose features at `victim` become known.
+    """Choose `rows` aligned training rows of `victim` whose features there become known.
 
     Raises:
         AttackError: none would remain unknown.
     """
-    truth = truth_of(recording)
-    if rows and rows >= len(truth.trained):
+    truth, trained = truth_of(recording), _trained_in_own_order(recording, victim)
+    if rows and rows >= len(trained):
         raise AttackError(
-            f"there are {len(truth.trained)} aligned training rows; {rows} known ones leave none "
+            f"{victim} holds {len(trained)} aligned training rows; {rows} known ones leave none "
             "to score; lower shadow_rows"
         )
     draw = np.random.default_rng(derive_seed(seed, "attacks", "features"))
-    positions = torch.from_numpy(
-        np.sort(draw.permutation(_trained_in_own_order(recording).numpy())[:rows])
-    )
+    positions = torch.from_numpy(np.sort(draw.permutation(trained.numpy())[:rows]))
     return KnownRows(positions, truth.features[victim][positions])
 
 
@@ -162,20 +165,24 @@ def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tens
 def reveal_public(
     recording: Recording, parties: Sequence[str], rows: int, seed: int
 ) -> dict[str, Tensor]:
-    """Choose up to `rows` aligned people outside the training, whose features become known."""
+    """Choose up to `rows` people outside the training whom all of these and the active hold."""
     truth = truth_of(recording)
     names = (recording.data.active.name, *parties)
     outside = positions_of(
         recording.alignment[recording.data.active.name], recording.data.test_rows
     )
+    for held_A in _held(recording, names).values():
+        outside = outside[held_A[outside]]
     chosen = shuffled(outside, seed, "attacks", "public")[:rows]
     return {name: truth.features[name][chosen] for name in dict.fromkeys(names)}
 
 
-def _trained_in_own_order(recording: Recording) -> Tensor:
+def _trained_in_own_order(recording: Recording, victim: str | None = None) -> Tensor:
     """Positions of the training rows such that a draw from them depends on the seed alone."""
     data = recording.data
-    return positions_of(recording.alignment[data.active.name], data.train_rows)
+    trained = positions_of(recording.alignment[data.active.name], data.train_rows)
+    held_A = _held(recording, [victim] if victim else []).get(victim or "")
+    return trained if held_A is None else trained[held_A[trained]]
 
 
 def view_of(
@@ -222,6 +229,7 @@ def view_of(
         agreed=_agreed(recording),
         played=played,
         features=_features(recording, parties),
+        held=_held(recording, tuple(tables) if recording.data.active.name in members else parties),
         networks=_networks(recording, members),
         answers=answers_of(recording) if parties[0] == "outsider" else None,
         knowledge=knowledge,
@@ -251,11 +259,21 @@ def _agreed(recording: Recording) -> dict[str, Agreed]:
 def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     """Return (A, ...) features by alignment position of those parties that hold aligned rows."""
     tables, alignment = _tables(recording), recording.alignment
-    return {
-        name: tables[name].features[alignment[name]]
-        for name in parties
-        if name in tables and name in alignment
-    }
+    found = {}
+    for name in parties:
+        if name in tables and name in alignment:
+            rows = alignment[name]
+            found[name] = tables[name].features[rows.clamp(min=0)]
+            # A position without a row must not show somebody else's.
+            found[name][rows < 0] = torch.nan
+    return found
+
+
+def _held(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
+    """Return of whom these parties have a row, (A,) bool; without those that hold everybody."""
+    alignment = recording.alignment
+    held = {name: alignment[name] >= 0 for name in parties if name in alignment}
+    return {name: held_A for name, held_A in held.items() if not held_A.all()}
 
 
 def _networks(recording: Recording, members: Collection[str]) -> dict[str, nn.Module]:

@@ -59,20 +59,23 @@ class Trial:
         """Attack and score, or say why not."""
         attack = self.attack
         view = self.view(self.ignorance())
-        outcome: str | tuple[Guess, Truth]
+        outcome: str | tuple[AttackResult, Guess]
         try:
             knowledge, truth = self.known()
             view = self.view(knowledge)
-            outcome = attack.applicable(view) or (self._guess(view), truth)
+            outcome = attack.applicable(view) or self._scored(view, truth)
         except AttackError as error:
             outcome = attack.applicable(view) or str(error)
         if isinstance(outcome, str):
             return not_applicable(attack, view, outcome, self.seed)
-        guess, truth = outcome
-        result = score(attack, view, guess, truth, self.seed)
+        result, guess = outcome
         if self.on_score is not None:
             self.on_score(result, guess)
         return result
+
+    def _scored(self, view: AdversaryView, truth: Truth) -> tuple[AttackResult, Guess]:
+        guess = self._guess(view)
+        return score(self.attack, view, guess, truth, self.seed), guess
 
     def _guess(self, view: AdversaryView) -> Guess:
         # Small fits get slower with more threads, and their sums would differ.
@@ -116,7 +119,7 @@ class Trial:
                 architecture=recording.config.model,
             )
             return knowledge, Truth.of_members(members, classes=knowledge.classes)
-        truth = truth_of(recording)
+        truth = truth_of(recording, self.victim)
         knowledge = Knowledge(
             classes=truth.classes,
             victim=self.victim,

@@ -163,7 +163,10 @@ class AdversaryView:
             while the run was recorded.
         stands_for: position -> the position that its releases are attributed to, in a decoy
             (`attacks.decoys`); None: each is attributed to its own.
-        features: member -> (A, ...) its own features; row k is alignment position k.
+        features: member -> (A, ...) its own features; row k is alignment position k, NaN where
+            it does not hold that person. Read them by `attacks.labels.completion.own_columns`.
+        held: party -> (A,) bool: of whom it has a row, as far as the coalition knows. A party
+            that is not here holds everybody, as all do unless alignment is pairwise.
         networks: member -> its own network, as training left it, where it sends what that makes
             of its features; an attack trains copies.
         answers: the finished model as an outsider may query it: rows of the active's features
@@ -182,6 +185,7 @@ class AdversaryView:
     played: Played | None = None
     stands_for: Tensor | None = field(default=None, repr=False)
     features: Mapping[str, Tensor] = field(repr=False)
+    held: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     networks: Mapping[str, nn.Module] = field(default_factory=dict, repr=False)
     answers: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     knowledge: Knowledge
@@ -195,6 +199,12 @@ class AdversaryView:
     def attributed(self, positions: Tensor) -> Tensor:
         """Whose releases those of `positions` are taken for: their own, but for decoys."""
         return positions if self.stands_for is None else self.stands_for[positions]
+
+    def holds(self, party: str | None, positions: Tensor) -> Tensor:
+        """Whether the party has a row of each of `positions` (N,), bool."""
+        held_A = None if party is None else self.held.get(party)
+        everybody_N = torch.ones(len(positions), dtype=torch.bool)
+        return everybody_N if held_A is None else held_A[positions]
 
     @property
     def epochs(self) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ _SMALLEST_BATCH = 2
 
 
 class ContrastiveInversion(FeatureAttack):
-    """Invert every sum of the last epoch, then regress to the victim's features.
+    """Invert every sum of the last epoch that is not zero, then regress to the victim's features.
 
     Attacks use the recovered representations, the same beside the own features x, and the
     sums as they are. Baselines, with the same shadow rows: their mean, and x alone.
@@ -87,19 +87,20 @@ class ContrastiveInversion(FeatureAttack):
         )
 
     def _invert(self, view: AdversaryView) -> tuple[Observed, Observed]:
-        """Return sums and recovered representations of the last epoch with an opened sum."""
-        last = [epoch for epoch in view.epochs if opened_batches(view, epoch)][-1]
+        """Return sums and recovered representations of the last epoch that has any gradient."""
         contributors = list(view.agreed.values())
-        rows, sums, recovered = [], [], []
-        for step, rows_B, h_BD in opened_batches(view, last):
-            sum_BD = view.opened[step].flatten(1).double()
-            rows.append(rows_B)
-            sums.append(sum_BD)
-            question = Question.of(h_BD, sum_BD)
-            recovered.append(explain_sums([question], contributors, view.budget.iterations))
-        positions, order = torch.cat(rows).sort()
+        asked = next(filter(None, (_questions(view, epoch) for epoch in reversed(view.epochs))), [])
+        if not asked:
+            raise AttackError(
+                f"every sum that {view.name} opened is zero everywhere for people whom "
+                f"{view.knowledge.victim} holds; there is no gradient to invert"
+            )
+        recovered = [
+            explain_sums([question], contributors, view.budget.iterations) for _, question in asked
+        ]
+        positions, order = torch.cat([rows_B for rows_B, _ in asked]).sort()
         return (
-            Observed(positions, torch.cat(sums)[order]),
+            Observed(positions, torch.cat([question.sum for _, question in asked])[order]),
             Observed(positions, torch.cat(recovered)[order]),
         )
 
@@ -144,6 +145,20 @@ class Question:
         """In double precision; by default each row is another person's."""
         people_B = torch.arange(len(h_BD)) if people_B is None else people_B
         return cls(h_BD.flatten(1).double(), sum_BD.flatten(1).double(), people_B)
+
+
+def _questions(view: AdversaryView, epoch: int) -> list[tuple[Tensor, Question]]:
+    """Return rows (B,) and question of each step of which any gradient came.
+
+    Rows that the victim does not hold took no part in its loss.
+    """
+    found = []
+    for step, rows_B, h_BD in opened_batches(view, epoch):
+        held_B = view.holds(view.knowledge.victim, rows_B)
+        question = Question.of(h_BD[held_B], view.opened[step][held_B])
+        if held_B.sum() >= _SMALLEST_BATCH and question.sum.any():
+            found.append((rows_B[held_B], question))
+    return found
 
 
 def explain_sums(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from attacks.features.feature_space import decoder_for, layers, simulator_for, slope_penalty
 from attacks.features.regression import ridge
-from attacks.interface import Guess, Prediction
+from attacks.interface import AttackError, Guess, Prediction
 from attacks.labels.completion import own_columns
 from attacks.live.strategy import AnsweringAttack, notes_of, why_not_played
 from attacks.reading import released
@@ -83,8 +83,10 @@ class HijackAttack(AnsweringAttack):
         assert knowledge.victim is not None
         outsiders = knowledge.public[knowledge.victim].float()
         own = [rows for name, rows in knowledge.public.items() if name != knowledge.victim]
-        nothing_PF = outsiders.new_empty(len(outsiders), 0)
-        beside = Beside(own_AF, own[0].flatten(1) if own and self.conditioned else nothing_PF)
+        known_PF = outsiders.new_empty(len(outsiders), 0)
+        if own and self.conditioned:
+            known_PF = _as_own_columns(own[0], own_AF.flatten(1).shape[1])
+        beside = Beside(own_AF, known_PF)
         return Hijack(self, terms.shape, outsiders, beside, derive_seed(seed, self.name))
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
@@ -109,12 +111,29 @@ class HijackAttack(AnsweringAttack):
         own = view.knowledge.public.get(view.parties[0])
         if own is not None:
             own_NC = own_columns(view, positions).double().numpy()
-            baselines["ridge on x"] = ridge(own.flatten(1).double().numpy(), public_PF, own_NC)
+            own_PC = _as_own_columns(own, own_NC.shape[1]).double().numpy()
+            baselines["ridge on x"] = ridge(own_PC, public_PF, own_NC)
         return Guess(
             positions=positions,
             attacks=decoded,
             baselines=baselines,
         )
+
+
+def _as_own_columns(known_P: Tensor, columns: int) -> Tensor:
+    """Return (P, columns): rows (P, ...) of people whom one party holds, beside its own columns.
+
+    Raises:
+        AttackError: so many columns are not that party's.
+    """
+    known_PF = known_P.flatten(1)
+    missing = columns - known_PF.shape[1]
+    if missing not in (0, 1):
+        raise AttackError(
+            f"rows of {known_PF.shape[1]} features cannot stand beside {columns} own columns; "
+            "give rows of the same party"
+        )
+    return F.pad(known_PF, (0, missing))
 
 
 class Space:

@@ -107,7 +107,11 @@ def why_nothing_of_victim(attack: Attack, view: AdversaryView) -> str | None:
 
 
 def chosen_positions(view: AdversaryView, seen: Tensor, most: int, seed: int) -> Tensor:
-    """Return those of `seen` (N,) that are known, and others up to `most` in all, ascending."""
+    """Return those of `seen` (N,) that are known, and others up to `most` in all, ascending.
+
+    People whom the victim does not hold are left out: of them there is nothing to guess.
+    """
+    seen = seen[view.holds(view.knowledge.victim, seen)]
     known = torch.isin(
         seen, torch.cat([view.knowledge.labels.positions, view.knowledge.shadow.positions])
     )
@@ -126,8 +130,23 @@ def known_labels(view: AdversaryView, positions: Tensor) -> Tensor:
 
 
 def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
-    """Return (N, F): the coalition's own features of `positions`, members side by side."""
-    return torch.cat([own[positions].flatten(1) for own in view.features.values()], dim=1)
+    """Return (N, F): the coalition's own features of `positions`, members side by side.
+
+    A member that does not hold everybody has the mean of those whom it holds in place of the
+    others, and one more column, which is 1 for these.
+    """
+    return torch.cat([_columns_of(view, name, positions) for name in view.features], dim=1)
+
+
+def _columns_of(view: AdversaryView, name: str, positions: Tensor) -> Tensor:
+    own_A = view.features[name]
+    own_NF = own_A[positions].flatten(1)
+    if name not in view.held:
+        return own_NF
+    known_F = own_A[view.held[name]].flatten(1)
+    mean_F = known_F.mean(dim=0) if len(known_F) else own_NF.new_zeros(own_NF.shape[1])
+    unknown_N1 = ~view.holds(name, positions)[:, None]
+    return torch.hstack([torch.where(unknown_N1, mean_F, own_NF), unknown_N1.to(own_NF.dtype)])
 
 
 def standardised(columns_NF: Tensor, *, components: int, seed: int) -> FloatArray:

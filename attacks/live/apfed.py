@@ -133,6 +133,10 @@ class LiveRun(LiveSession[Apfed]):
         """Whether every rule holds."""
         return self.rules == ALL_RULES
 
+    def holds(self, passive: str, positions: Tensor) -> Tensor:
+        """Whether this passive has a row of each of these positions."""
+        return self.method.alignment[passive][positions] >= 0
+
     def told(self, passive: str) -> Tensor:
         """What a passive contributed to its last sum (B, D), after its clip.
 
@@ -146,7 +150,16 @@ class LiveRun(LiveSession[Apfed]):
         return torch.from_numpy(clipped)
 
     def representations(self, passive: str, positions: Tensor) -> Tensor:
-        """Unit representations (N, D) that a contrasting passive holds of these people now."""
+        """Unit representations (N, D) that a contrasting passive holds of these people now.
+
+        Raises:
+            AttackError: the passive does not contrast, or does not hold them all.
+        """
+        if not self.holds(passive, positions).all():
+            raise AttackError(
+                f"{passive} does not hold all of these {len(positions)} people; ask about those "
+                "of whom it has a row"
+            )
         (party,) = (one for one in self.method.passives if one.name == passive)
         table = next(one for one in self.data.passives if one.name == passive)
         features_N = table.features[self.method.alignment[passive][positions]]

@@ -6,9 +6,11 @@ Run by: the experimenter, who plays all parties (see `attacks.live.apfed`).
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from attacks.interface import AttackResult
+from attacks.labels.completion import own_columns
 from attacks.live.apfed import LiveRun
 from attacks.live.joint import JointRun
 from attacks.live.strategy import ActiveAttack, AnsweringAttack
@@ -113,7 +115,8 @@ def _play_answers(
     """Let `adversary` answer what goes over the link of `passive` in all epochs; score it."""
     trial = Trial(attack, run.recording, (adversary,), victim, seed=seed)
     knowledge, truth = trial.known()
-    strategy = attack.begin(terms, knowledge, truth.features[adversary], seed)
+    own_AF = own_columns(trial.view(knowledge), torch.arange(len(truth.labels)))
+    strategy = attack.begin(terms, knowledge, own_AF, seed)
     run.hand_over(passive, strategy)
     run.train(run.config.train.epochs)
     return replace(trial, played=Played(attack.name, strategy.notes())).result()

@@ -41,6 +41,7 @@ class ActiveSeat(Protocol):
         trained: (T,) alignment positions of the training rows, in an order of the seed.
         terms: what a row of representations may be; batch_size: the largest agreed batch.
         passives: their names.
+        holds: whether a passive has a row of each of these positions (N,), bool.
         protected: whether the passives hold the active to the protocol's rules.
     """
 
@@ -58,6 +59,8 @@ class ActiveSeat(Protocol):
 
     @property
     def protected(self) -> bool: ...
+
+    def holds(self, passive: str, positions: Tensor) -> Tensor: ...
 
     def ask(
         self,
@@ -156,7 +159,7 @@ class AnsweringAttack(Attack):
     ) -> Answering:
         """Return what plays the party from now on.
 
-        `own_AF` are the party's own features by alignment position.
+        `own_AF` are the party's own features by alignment position, as `own_columns` gives them.
         """
 
 
@@ -213,9 +216,11 @@ def _ask_part(
 
 
 def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
-    """Return (N,) positions: those of which features are known first, then others."""
-    known = knowledge.shadow.positions
+    """Return (N,) positions that the victim holds: known ones first, then others."""
+    known, victim = knowledge.shadow.positions, knowledge.victim
     others = seat.trained[~torch.isin(seat.trained, known)]
+    if victim is not None:
+        others = others[seat.holds(victim, others)]
     return torch.cat([known, others])[:most]
 
 

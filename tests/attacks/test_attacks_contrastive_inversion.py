@@ -108,6 +108,35 @@ def test_a_single_passives_features_are_rebuilt_from_sums(make_recording: Any) -
     assert second.advantage < 0.05
 
 
+def test_steps_whose_sum_is_zero_hide_no_other_step(make_recording: Any) -> None:
+    recording = make_recording("nothing")
+    opened = _opened(recording, ("passive-1",))
+    (whole, _), last = _mount(recording, opened, iterations=50), max(opened)
+    empty = torch.zeros_like(opened[last])
+    (first, _) = _mount(recording, {**opened, last: empty}, iterations=50)
+    assert first.applicable, first.reason
+    # The last batch is missing, and those to whom the decoy attributes it.
+    missing = whole.counts["scored"] - first.counts["scored"]
+    assert 0 < missing <= 2 * len(empty)
+    assert first.advantage > 0.3
+
+
+def test_an_epoch_without_gradients_does_not_hide_the_one_before(make_recording: Any) -> None:
+    recording = make_recording("nothing")
+    opened = _opened(recording, ("passive-1",))
+    epoch = {item.step for item in recording.transcript.kept[1]}
+    opened = {step: one * (step not in epoch) for step, one in opened.items()}
+    assert _mount(recording, opened, iterations=50)[0].advantage > 0.3
+
+
+def test_where_all_sums_are_zero_it_says_so(make_recording: Any) -> None:
+    recording = make_recording("nothing")
+    opened = {s: torch.zeros_like(one) for s, one in _opened(recording, ("passive-1",)).items()}
+    for result in _mount(recording, opened):
+        assert result.reason is not None
+        assert "zero everywhere" in result.reason
+
+
 def test_noise_in_the_place_of_sums_gives_no_advantage(make_recording: Any) -> None:
     recording = make_recording("nothing")
     draw = torch.Generator().manual_seed(1)

@@ -71,6 +71,22 @@ def test_headlines_keep_what_applied_to_nobody(make_recording: Any) -> None:
     assert headlines(results) == results[:1]
 
 
+@pytest.mark.parametrize("constant", [1.0, 0.1])
+def test_features_that_do_not_vary_are_a_result_and_stop_no_other_attack(
+    make_recording: Any, constant: float
+) -> None:
+    recording = make_recording("labels")
+    table = recording.data.active
+    flat = replace(table, features=torch.full_like(table.features, constant))
+    recording = replace(recording, data=replace(recording.data, active=flat))
+    names = ("inverse_network", "model_completion")
+    results = mount(recording, [AttackChoice(name=name) for name in names], seed=0)
+    (first, *_), (last, *_) = results, results[::-1]
+    assert (first.attack, first.victim, first.applicable) == (names[0], "active", False)
+    assert first.reason == "r2 is undefined: what was guessed is the same for all rows"
+    assert (last.attack, last.applicable) == (names[1], True)
+
+
 def test_an_unknown_attack_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'model_completion'") as caught:
         prepare(AttackChoice(name="model_complete"))
