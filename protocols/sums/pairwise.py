@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.fork_check import ForkCheck
 from protocols.randomness import keystream_chunks
 from protocols.seal import fresh_run_key
 from protocols.sums.agreed_frames import AgreedFrames
@@ -34,6 +35,9 @@ _KEY_BYTES = 32
 class PairwiseSeeds(KeepsSecrets):
     """One party's conversation that agrees one seed with each peer, and the streams of them.
 
+    It does all of it in the process that made it: a forked copy holds the same key, so that it
+    would agree the same seeds, even where set-up comes after the fork.
+
     Args:
         me: this party.
         peers: with whom it shares seeds; each of them lists `me` in turn.
@@ -45,15 +49,18 @@ class PairwiseSeeds(KeepsSecrets):
         self._peers = tuple(peers)
         self._frames = frames
         self._key = fresh_run_key()
+        self._fork_check = ForkCheck(f"{me}: this role of {frames.backend}")
         self._seeds: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
         """Send this party's public key to every peer."""
+        self._fork_check.require()
         message = self._frames.setup(self._key.public)
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take the public key of one peer."""
+        self._fork_check.require()
         if sender not in self._peers or sender in self._seeds:
             raise RemoteProtocolError(
                 f"{sender} sent a mask key to {self.me}, who expects one from each of "
@@ -88,13 +95,18 @@ class PairwiseSeeds(KeepsSecrets):
         self._peers, self._seeds = (), {}
         del self._key
 
+    def _seed(self, peer: str) -> bytes:
+        """The secret shared with `peer`, in the process that agreed it."""
+        self._fork_check.require()
+        return self._seeds[peer]
+
     def add_stream(
         self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
     ) -> None:
         """Add the bytes that this party and `peer` share for one step and shape, as words of
         `total`'s type, to it in place; or subtract them.
         """
-        add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
+        add_keystream(total, self._seed(peer), binding.digest, sign=sign)
 
 
 def add_keystream(
