@@ -21,7 +21,7 @@ from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.fork_check import ForkCheck
 from protocols.randomness import keystream_chunks
-from protocols.seal import fresh_run_key
+from protocols.seal import RunKey, fresh_run_key
 from protocols.sums.agreed_frames import AgreedFrames
 from protocols.sums.agreement import StepBinding
 from protocols.sums.roles import KeepsSecrets
@@ -48,14 +48,13 @@ class PairwiseSeeds(KeepsSecrets):
         self.me = me
         self._peers = tuple(peers)
         self._frames = frames
-        self._key = fresh_run_key()
+        self._key: RunKey | None = fresh_run_key()
         self._fork_check = ForkCheck(f"{me}: this role of {frames.backend}")
         self._seeds: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
         """Send this party's public key to every peer."""
-        self._fork_check.require()
-        message = self._frames.setup(self._key.public)
+        message = self._frames.setup(self._own_key().public)
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
@@ -71,7 +70,7 @@ class PairwiseSeeds(KeepsSecrets):
             raise RemoteProtocolError(f"{sender} sent no mask key of {_KEY_BYTES} bytes")
         first, second = sorted((self.me, sender))
         names = b"".join(len(n.encode()).to_bytes(2, "big") + n.encode() for n in (first, second))
-        self._seeds[sender] = self._key.agree(
+        self._seeds[sender] = self._own_key().agree(
             frame.blobs[0],
             salt=self._frames.agreement.digest,
             info=b"secure-apfed mask v1" + names,
@@ -92,8 +91,14 @@ class PairwiseSeeds(KeepsSecrets):
 
     def _forget(self) -> None:
         """Throw away the seeds, and the key that would agree them once more."""
-        self._peers, self._seeds = (), {}
-        del self._key
+        self._peers, self._seeds, self._key = (), {}, None
+
+    def _own_key(self) -> RunKey:
+        """This party's key pair, in the process that made it."""
+        self._fork_check.require()
+        if self._key is None:
+            raise LocalProtocolError(f"{self.me} threw its mask key away; set up a new session")
+        return self._key
 
     def _seed(self, peer: str) -> bytes:
         """The secret shared with `peer`, in the process that agreed it."""

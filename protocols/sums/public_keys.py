@@ -60,8 +60,8 @@ def _require_uniform(residues_N: Residues, modulus: int, sender: str) -> None:
     if repeated > degree * _MOST_REPEATED or crowded > degree * _MOST_IN_ONE:
         raise RemoteProtocolError(
             f"the public key from {sender} is no RLWE key: of {degree} residues of a polynomial, "
-            f"or of the sum or difference of both, {repeated} repeat others, expected next to none, "
-            f"and {crowded} lie in one {_RANGES}th of the range, expected about "
+            f"of the sum or difference of both, {repeated} repeat others, expected next to none; "
+            f"{crowded} lie in one {_RANGES}th of the range, expected about "
             f"{degree // _RANGES}; nothing is encrypted under it. {sender} sets up again with a "
             "key of its own library"
         )
