@@ -107,7 +107,7 @@ class HomomorphicSum(ABC):
         return self.frames_marked(b"").open_setup(body, sender)
 
 
-class KeyHolder(KeepsSecrets, OneRefusalReceiver):
+class KeyHolder(OneRefusalReceiver):
     """The active's end; the secret key is gone once it refused a sum."""
 
     def __init__(self, described: HomomorphicSum) -> None:

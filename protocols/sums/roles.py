@@ -71,7 +71,7 @@ class OneRoundCombiner:
         )
 
 
-class OneRefusalReceiver(ABC):
+class OneRefusalReceiver(KeepsSecrets, ABC):
     """The receiver's end: it opens sums until it refuses one, and none after that.
 
     Whether an altered sum is taken or refused depends on the secret key and on what the sum holds,

@@ -132,7 +132,7 @@ def test_a_key_that_refused_a_sum_is_gone() -> None:
 
 
 def test_a_key_that_refused_a_sum_is_gone_from_the_exception_too() -> None:
-    """A refusal in the middle of decrypting: frames hold the context, and it can decrypt no more."""
+    """Where decrypting stops, its frames hold the decryptor, and the exception holds them."""
     played = fresh("ckks_fast")
     frame, blobs, _ = held_sum(played)
     bound = played.next()
