@@ -13,6 +13,7 @@ SCRIPT = """
 import json, os
 import numpy as np
 from protocols.errors import LocalProtocolError
+from protocols.fork_check import ForkCheck
 from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import IntersectionAgreement
 from tests.protocols.test_psi_supply import AHEAD, SETS, MEMBERS, play, stock
@@ -93,6 +94,11 @@ told["circuit, receive"] = said(lambda: script.receive("p", b""))
 alice.seal(b"", sequence=0, associated=b"")
 alice.open(sealed, sequence=0, associated=b"")
 supply.claim(AHEAD, "hub")
+# As in a process namespace of its own, where the copy has the number of the original.
+number, os.getpid = os.getpid(), lambda: number
+same = ForkCheck("it")
+told["same number"] = said(same.require)
+same.require()
 print(json.dumps(told))
 """
 
@@ -114,7 +120,7 @@ def told() -> dict[str, str]:
         "link, seal", "link, open", "link, agree", "supply, claim", "supply, store",
         "supply, take", "supply, add", "ecdh, start", "ecdh, receive", "circuit, start",
         "circuit, receive", "masked, start", "bfv, start", "bfv, receive", "bfv, set up",
-        "bfv, mask",
+        "bfv, mask", "same number",
     ],
 )  # fmt: skip
 def test_a_forked_copy_is_refused_and_the_original_goes_on(use: str) -> None:
