@@ -2,8 +2,9 @@
 
 Run by: whatever holds keys, nonces, masks or triples that are used once. Protects from: a fork
 (`os.fork`, `multiprocessing` where it forks), whose copy would use them a second time without
-knowing of the first. Not from copies that keep the number of the process: a machine restored
-from a snapshot.
+knowing of the first. Forks are counted as well, since in another process namespace a copy may
+have the number of the original. Not from what Python does not see: a machine restored from a
+snapshot, or a fork by foreign code that gets the same number.
 """
 
 import os
@@ -11,6 +12,18 @@ import os
 from protocols.errors import LocalProtocolError
 
 __all__ = ["ForkCheck"]
+
+
+_generation = 0
+
+
+def _after_fork() -> None:
+    global _generation
+    _generation += 1
+
+
+if hasattr(os, "register_at_fork"):  # where there are forks
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class ForkCheck:
@@ -21,11 +34,11 @@ class ForkCheck:
     """
 
     def __init__(self, owner: str) -> None:
-        self._owner, self._process = owner, os.getpid()
+        self._owner, self._process = owner, (os.getpid(), _generation)
 
     def require(self) -> None:
         """Raise LocalProtocolError in any other process."""
-        if os.getpid() != self._process:
+        if (os.getpid(), _generation) != self._process:
             raise LocalProtocolError(
                 f"{self._owner} belongs to the process that made it; a copy would use its keys, "
                 "numbers and masks a second time. Make it in the process that uses it"

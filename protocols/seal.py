@@ -33,6 +33,7 @@ HELLO_BYTES = 32
 _PUBLIC_KEY_BYTES = 32
 _PRIVATE_KEY_BYTES = 32
 _NONCE_BYTES = 12
+_HASH_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,17 @@ class SealedLink:
         hello: 32 random bytes of this end, public; the peer needs them.
 
     Raises:
-        LocalProtocolError: `me` and `peer` are the same.
+        LocalProtocolError: `me` and `peer` are the same, or no hash of 32 bytes.
     """
 
     def __init__(self, *, me: str, peer: str, run_key: RunKey, contract_hash: bytes) -> None:
         if me == peer:
             raise LocalProtocolError(f"{me!r} has no link to itself")
+        if type(contract_hash) is not bytes or len(contract_hash) != _HASH_BYTES:
+            # As a salt it would be filled up with zeros, and two contracts could be one.
+            raise LocalProtocolError(
+                f"{me}: the hash of a contract has {_HASH_BYTES} bytes; give its SHA-256"
+            )
         self.me, self.peer = me, peer
         self.hello = fresh_key()
         self._run_key, self._contract_hash = run_key, contract_hash

@@ -28,7 +28,7 @@ class ModelError(ApfedError):
 
 
 class CheckpointError(ApfedError):
-    """A checkpoint or run folder is truncated, altered or of another run."""
+    """A checkpoint or run folder is truncated, altered, of another run, or not to be resumed."""
 
 
 class NarrowBatchWarning(UserWarning):

@@ -22,7 +22,7 @@ Additive sharing: Knott et al., CrypTen, NeurIPS 2021, section 3.1 (Z_2^64); key
 long uniform shares: Cramer, Damgard and Ishai, TCC 2005.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -30,6 +30,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.conversation import Outgoing
 from protocols.crypten.ring import Shares, add_shares, complete, draw_share, total
 from protocols.crypten.shim import load_crypten
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -208,9 +209,14 @@ class CryptenReceiver(StepSeals, OneRefusalReceiver):
     """The active's end: opens the shares of the sum and adds them."""
 
     def __init__(self, described: CryptenSum) -> None:
+        OneRefusalReceiver.__init__(self)
         agreement = described.agreement
         self._sum = described
         super().__init__(agreement.receiver, agreement.contributors, described.frames())
+
+    def start(self) -> Sequence[Outgoing]:
+        self._require_no_refusal()
+        return super().start()
 
     def _open(self, frame: Frame, binding: StepBinding) -> NDArray[np.float64]:
         agreement, fixed_point = self._sum.agreement, self._sum.fixed_point

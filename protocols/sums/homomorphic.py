@@ -107,18 +107,21 @@ class HomomorphicSum(ABC):
         return self.frames_marked(b"").open_setup(body, sender)
 
 
-class KeyHolder(KeepsSecrets, OneRefusalReceiver):
+class KeyHolder(OneRefusalReceiver):
     """The active's end; the secret key is gone once it refused a sum."""
 
     def __init__(self, described: HomomorphicSum) -> None:
+        super().__init__()
         self._sum = described
-        self._context = described.scheme.key_pair()
-        self._public_key = described.scheme.public_key(self._context)
+        context = described.scheme.key_pair()
+        self._context: SealContext | None = context
+        self._public_key = described.scheme.public_key(context)
         self._frames = described.frames(self._public_key)
         self._started = False
 
     def start(self) -> Sequence[Outgoing]:
         """Give every passive the public key, and the aggregator its fingerprint."""
+        self._require_no_refusal()
         if self._started:
             raise LocalProtocolError("the key of this sum was sent already; start is called once")
         self._started = True
@@ -142,6 +145,7 @@ class KeyHolder(KeepsSecrets, OneRefusalReceiver):
     def _open(self, frame: Frame, binding: StepBinding) -> NDArray[np.float64]:
         described, sender = self._sum, self._sum.agreement.combiner
         values = frame.rows * frame.columns
+        assert self._context is not None
         slots = described.scheme.decrypt(
             self._context, frame.blobs, described.packing.vectors(values), sender=sender
         )
@@ -155,7 +159,7 @@ class KeyHolder(KeepsSecrets, OneRefusalReceiver):
         return described.fixed_point.dequantise(fields[:values].reshape(frame.rows, frame.columns))
 
     def _forget(self) -> None:
-        del self._context
+        self._context = None
 
 
 class Encrypter(KeepsSecrets, OneRoundContributor):

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.agreed_frames import AgreedFrames, fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
@@ -176,9 +177,14 @@ class MaskedReceiver(PairwiseSeeds, OneRefusalReceiver):
     """The active's end: takes off the masks that it shares with each passive."""
 
     def __init__(self, masked: MaskedSum) -> None:
+        OneRefusalReceiver.__init__(self)
         agreement = masked.agreement
         self._masked = masked
         super().__init__(agreement.receiver, agreement.contributors, masked.frames())
+
+    def start(self) -> Sequence[Outgoing]:
+        self._require_no_refusal()
+        return super().start()
 
     def _open(self, frame: Frame, binding: StepBinding) -> NDArray[np.float64]:
         masked, sender = self._masked, self._masked.agreement.combiner

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.fork_check import ForkCheck
 from protocols.randomness import keystream_chunks
-from protocols.seal import fresh_run_key
+from protocols.seal import RunKey, fresh_run_key
 from protocols.sums.agreed_frames import AgreedFrames
 from protocols.sums.agreement import StepBinding
 from protocols.sums.roles import KeepsSecrets
@@ -34,6 +35,9 @@ _KEY_BYTES = 32
 class PairwiseSeeds(KeepsSecrets):
     """One party's conversation that agrees one seed with each peer, and the streams of them.
 
+    It does all of it in the process that made it: a forked copy holds the same key, so that it
+    would agree the same seeds, even where set-up comes after the fork.
+
     Args:
         me: this party.
         peers: with whom it shares seeds; each of them lists `me` in turn.
@@ -44,16 +48,18 @@ class PairwiseSeeds(KeepsSecrets):
         self.me = me
         self._peers = tuple(peers)
         self._frames = frames
-        self._key = fresh_run_key()
+        self._key: RunKey | None = fresh_run_key()
+        self._fork_check = ForkCheck(f"{me}: this role of {frames.backend}")
         self._seeds: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
         """Send this party's public key to every peer."""
-        message = self._frames.setup(self._key.public)
+        message = self._frames.setup(self._own_key().public)
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         """Take the public key of one peer."""
+        self._fork_check.require()
         if sender not in self._peers or sender in self._seeds:
             raise RemoteProtocolError(
                 f"{sender} sent a mask key to {self.me}, who expects one from each of "
@@ -64,7 +70,7 @@ class PairwiseSeeds(KeepsSecrets):
             raise RemoteProtocolError(f"{sender} sent no mask key of {_KEY_BYTES} bytes")
         first, second = sorted((self.me, sender))
         names = b"".join(len(n.encode()).to_bytes(2, "big") + n.encode() for n in (first, second))
-        self._seeds[sender] = self._key.agree(
+        self._seeds[sender] = self._own_key().agree(
             frame.blobs[0],
             salt=self._frames.agreement.digest,
             info=b"secure-apfed mask v1" + names,
@@ -85,8 +91,19 @@ class PairwiseSeeds(KeepsSecrets):
 
     def _forget(self) -> None:
         """Throw away the seeds, and the key that would agree them once more."""
-        self._peers, self._seeds = (), {}
-        del self._key
+        self._peers, self._seeds, self._key = (), {}, None
+
+    def _own_key(self) -> RunKey:
+        """This party's key pair, in the process that made it."""
+        self._fork_check.require()
+        if self._key is None:
+            raise LocalProtocolError(f"{self.me} threw its mask key away; set up a new session")
+        return self._key
+
+    def _seed(self, peer: str) -> bytes:
+        """The secret shared with `peer`, in the process that agreed it."""
+        self._fork_check.require()
+        return self._seeds[peer]
 
     def add_stream(
         self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
@@ -94,7 +111,7 @@ class PairwiseSeeds(KeepsSecrets):
         """Add the bytes that this party and `peer` share for one step and shape, as words of
         `total`'s type, to it in place; or subtract them.
         """
-        add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
+        add_keystream(total, self._seed(peer), binding.digest, sign=sign)
 
 
 def add_keystream(

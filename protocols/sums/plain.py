@@ -6,13 +6,14 @@ a single autograd graph computes, which is what the tests need it for.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from protocols.sums.agreed_frames import AgreedFrames, fingerprint
 from protocols.sums.agreement import StepBinding, SumAgreement
@@ -145,8 +146,13 @@ class PlainReceiver(NoSetup, OneRefusalReceiver):
     """The active's end; it holds no key, and keeps the rule of all receivers."""
 
     def __init__(self, plain: PlainSum) -> None:
+        OneRefusalReceiver.__init__(self)
         self._plain = plain
         self._frames = plain.frames()
+
+    def start(self) -> Sequence[Outgoing]:
+        self._require_no_refusal()
+        return super().start()
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
         """Returns the precision that the passives used."""

@@ -4,9 +4,9 @@ Run by: every role of `ckks`, `ckks_fast` and `bfv`, through SEAL's own interfac
 TenSEAL's vectors cost a fifth more time, insist on a key-switching prime, which sums need
 not, and wrap ciphertexts in a format whose length fields they trust. Protects from: hostile
 bytes (each blob passes `BlobShape` before SEAL reads it, SEAL's errors become
-`RemoteProtocolError`), from broken public keys (zeros, constants, parts of them) and from keys in
-wrong hands: no object but the receiver's ever holds a secret key. Parameters never come from a
-peer. Not from a key holder that makes a bad key on purpose: it could give its secret key away.
+`RemoteProtocolError`), from broken public keys (what `public_keys` finds, and nothing else) and
+from keys in wrong hands: no object but the receiver's ever holds a secret key. Parameters never
+come from a peer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.flavours import Flavour
+from protocols.sums.public_keys import require_spread
 from protocols.sums.residues import Residues
 from protocols.sums.roles import KeepsSecrets
 from protocols.sums.scratch import scratch_file
@@ -27,10 +28,6 @@ from protocols.sums.seal_blobs import BlobShape, unpacked
 
 __all__ = ["SealContext", "SealScheme"]
 
-# The residues of a public key modulo a prime q are as good as uniform, so about N^2 / 2q of the N
-# repeat another one. More than a 16th do with probability below 2^-100, for primes of 20 bits
-# or more at any N.
-_MOST_REPEATED = 1 / 16
 # What pybind11 makes of SEAL's C++ exceptions.
 _SEAL_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
 
@@ -56,6 +53,7 @@ class SealScheme:
         flavour: scheme and parameters.
         key, ciphertext: what every serialised public key and ciphertext has in common.
         ciphertext_bytes: the usual length of a ciphertext.
+        moduli: the primes of a key; the first is that of the data.
     """
 
     def __init__(self, flavour: Flavour) -> None:
@@ -70,6 +68,9 @@ class SealScheme:
                 f"{self._seal.parameters_error_message()}"
             )
         self._encoder, self._evaluator = flavour.encoder(self._seal), seal.Evaluator(self._seal)
+        self.moduli = tuple(
+            prime.value() for prime in self._seal.key_context_data().parms().coeff_modulus()
+        )
         modulus = self._seal.first_context_data().parms().coeff_modulus()[0].value()
         sample = self.key_pair()
         zero = SealScheme.zero(self, sample)
@@ -104,27 +105,12 @@ class SealScheme:
         with _seal_errors_as(refusal), scratch_file() as scratch:
             scratch.load(loaded, self._seal, key)
             content = unpacked(scratch.save(loaded))
-        self._require_spread(content, sender)
+        degree = self.flavour.poly_degree
+        require_spread(content, degree=degree, moduli=self.moduli, sender=sender)
         with _seal_errors_as(refusal):
             context = SealContext(loaded, seal.Encryptor(self._seal, loaded), None)
             self.zero(context)  # what SEAL would refuse only once it encrypts shows here
         return context
-
-    def _require_spread(self, content: bytes, sender: str) -> None:
-        """Raise RemoteProtocolError unless the residues of a key differ as uniform ones do.
-
-        Under zero or constant polynomials a ciphertext shows its message under the noise alone.
-        """
-        degree = self.flavour.poly_degree
-        residues = np.frombuffer(content, dtype="<u8", offset=len(content) % (8 * degree))
-        for residues_N in residues.reshape(-1, degree):  # a polynomial modulo a prime
-            repeated = degree - len(np.unique(residues_N))
-            if repeated > degree * _MOST_REPEATED:
-                raise RemoteProtocolError(
-                    f"the public key from {sender} is no RLWE key: {repeated} of {degree} residues "
-                    "of one polynomial repeat others, expected next to none; nothing is encrypted "
-                    f"under it. {sender} sets up again with a key of its own library"
-                )
 
     def zero(self, context: SealContext) -> Any:
         """A fresh encryption of zeros, for one later ciphertext of `encrypt`."""

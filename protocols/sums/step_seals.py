@@ -51,7 +51,7 @@ class StepSeals(PairwiseSeeds):
     def _cipher(self, sender: str, recipient: str) -> AESGCM:
         peer = recipient if sender == self.me else sender
         names = (sender.encode(), recipient.encode())
-        return AESGCM(derive_key(self._seeds[peer], b"step seal", *names))
+        return AESGCM(derive_key(self._seed(peer), b"step seal", *names))
 
     def _associated(
         self, sender: str, recipient: str, binding: StepBinding, shape: tuple[int, int]

@@ -7,6 +7,7 @@ order of what one party sends; `secure_apfed.exchange` has such links for traini
 import queue
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 from protocols.conversation import Conversation, Outgoing
 from protocols.errors import RemoteProtocolError
@@ -35,42 +36,50 @@ def take_part(
 
     Raises:
         RemoteProtocolError: the peers fell silent, or sent what the protocol does not allow.
+        Exception: whatever else `send` or `receive` raised.
     """
     outbox: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
-    failures: list[OSError] = []
+    failures: list[BaseException] = []
     sender = threading.Thread(target=_deliver, args=(outbox, send, failures), daemon=True)
     sender.start()
     try:
         for out in role.start():
             outbox.put(out)
-        while not role.finished:
+        while not role.finished and not failures:
             peer, body = receive(patience_s)
             for out in role.receive(peer, body):
                 outbox.put(out)
     except (OSError, EOFError) as error:
-        raise _silence(failures[0] if failures else error) from error
+        failures.append(error)  # behind the sender's own failure, which explains it
     finally:
         outbox.put(None)
-    sender.join(patience_s)
-    if failures or sender.is_alive():
-        raise _silence(failures[0] if failures else TimeoutError())
+    if not failures:
+        sender.join(patience_s)
+    if sender.is_alive():
+        failures.append(TimeoutError())
+    if failures:
+        _fail(failures[0])
 
 
 def _deliver(
     outbox: queue.SimpleQueue[Outgoing | None],
     send: Callable[[str, bytes], None],
-    failures: list[OSError],
+    failures: list[BaseException],
 ) -> None:
+    """Send until told to stop; what a thread raises nobody would hear, so it is kept."""
     try:
         while (out := outbox.get()) is not None:
             send(out.receiver, out.body)
-    except OSError as error:
+    except BaseException as error:  # noqa: BLE001 - the caller raises it
         failures.append(error)
 
 
-def _silence(error: Exception) -> RemoteProtocolError:
+def _fail(error: BaseException) -> NoReturn:
+    """Raise it; a link that broke is a peer that fell silent."""
+    if not isinstance(error, OSError | EOFError):
+        raise error
     why = str(error) or type(error).__name__
-    return RemoteProtocolError(
+    raise RemoteProtocolError(
         f"a peer fell silent before the protocol was finished ({why}); it may have stopped or "
         "refused a message: look at its log, then start all parties again with a new session"
-    )
+    ) from error

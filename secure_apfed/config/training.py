@@ -130,7 +130,7 @@ class SumSettings(Settings):
 
 
 class RuleSettings(Settings):
-    """What a passive checks before it answers.
+    """What a passive checks before it answers, and the active before it goes on.
 
     Attributes:
         minimum_batch: aligned rows in a batch below which it refuses; the active then
@@ -146,6 +146,9 @@ class RuleSettings(Settings):
             sessions of the run: for epochs that break off and are played again. The same
             answer again is free, and on a CPU it is the same; on a GPU, or under
             masked_recovery with a threshold below all passives, it counts.
+        refused_sums: after how many sums that the active refused the run may be resumed; it may be
+            raised when it is. Whoever altered them learnt something of the passives' numbers,
+            which a resumed run computes again (see docs/threat-model.md).
     """
 
     minimum_batch: int = Field(2, ge=2)
@@ -153,3 +156,4 @@ class RuleSettings(Settings):
     minimum_norm: float | None = Field(None, ge=0)
     minimum_spread: float | None = Field(None, ge=0, lt=1)
     spare_answers: int = Field(2, ge=0)
+    refused_sums: int = Field(0, ge=0)

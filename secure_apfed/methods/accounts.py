@@ -11,7 +11,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.method import Start
 from secure_apfed.names import UPDATES, log_file
-from secure_apfed.parties import PrivateUpdates
+from secure_apfed.parties import PrivateUpdates, RefusedSums
 from secure_apfed.privacy import (
     GradientGuard,
     Mechanism,
@@ -30,6 +30,7 @@ __all__ = [
     "noise_keys",
     "open_ledger",
     "private_updates",
+    "refused_sums",
     "update_ledgers",
     "whole_training",
 ]
@@ -75,6 +76,16 @@ def open_ledger(
 def answers_log(start: Start, passive: str) -> Path | None:
     """Where a passive counts what it answers, over all sessions of the run."""
     return start.logs / f"answers-{passive}.jsonl" if start.logs else None
+
+
+def refused_sums(start: Start, active: str) -> RefusedSums:
+    """Where the active notes sums that it refuses, over all sessions of the run.
+
+    Raises:
+        CheckpointError: it refused more than this run may go on after.
+    """
+    log = log_file(start.logs, "refused", active, "jsonl") if start.logs else None
+    return RefusedSums(active, log, allowed=start.config.rules.refused_sums)
 
 
 def ledger_for(

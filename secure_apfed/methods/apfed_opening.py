@@ -17,6 +17,7 @@ from secure_apfed.methods.accounts import (
     guard_for,
     ledger_for,
     private_updates,
+    refused_sums,
     update_ledgers,
     whole_training,
 )
@@ -55,6 +56,7 @@ def open_apfed(start: Start) -> Apfed:
 
     Raises:
         ConfigError, DataError, ModelError: settings, tables or networks that do not fit.
+        CheckpointError: the active refused more sums of this run than it may go on after.
         IntersectionTooSmallError: fewer common IDs than agreed.
     """
     config, active = start.config, start.data.active
@@ -159,6 +161,7 @@ def _active_party(
         guard=guard,
         ledger=ledger_for(start, table.name, guard, aligned=len(alignment)),
         receiver=secure_sum.receiver() if secure_sum else None,
+        refused=refused_sums(start, table.name),
         train=config.train,
         compute=Compute.of(config.train),
         seed=config.seed,

@@ -6,6 +6,7 @@ from secure_apfed.parties.contribution_noise import ContributionNoise
 from secure_apfed.parties.party import Compute, Seat
 from secure_apfed.parties.passive import PassiveParty
 from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
+from secure_apfed.parties.refused_sums import RefusedSums
 from secure_apfed.parties.tvfl import TvflActive, TvflPassive
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "PassiveParty",
     "PrivateGradient",
     "PrivateUpdates",
+    "RefusedSums",
     "Seat",
     "TvflActive",
     "TvflPassive",

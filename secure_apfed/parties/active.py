@@ -27,6 +27,7 @@ from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.directions import spread_of
 from secure_apfed.parties.party import Compute, Party, Seat
 from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
+from secure_apfed.parties.refused_sums import RefusedSums
 from secure_apfed.parties.rules import bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 
@@ -75,6 +76,7 @@ class ActiveParty(Party):
         networks: its three modules.
         guard, ledger: what protects the representations, and the account of what was sent.
         receiver: its end of the secure sum; None where there is no passive.
+        refused: where it notes a sum that it refuses; None: nowhere.
         private: what makes its updates private; None: nothing does.
         defences: what its representations go through before the guard.
 
@@ -93,6 +95,7 @@ class ActiveParty(Party):
         guard: RepresentationGuard,
         ledger: PrivacyLedger,
         receiver: SumReceiver | None,
+        refused: RefusedSums | None = None,
         train: TrainSettings,
         compute: Compute,
         seed: int,
@@ -102,6 +105,7 @@ class ActiveParty(Party):
         super().__init__(seat)
         assert table.labels is not None
         self.receiver, self.ledger = receiver, ledger
+        self._refused = refused or RefusedSums(self.name, None, allowed=0)
         self.networks = networks
         self._guard = guard
         self._defences = defences or RepresentationChain()
@@ -214,7 +218,7 @@ class ActiveParty(Party):
             LocalProtocolError: no batch waits, or a sum is missing or was not asked for.
             BudgetExhaustedError: the update would exceed the budget of private training.
             RemoteProtocolError: the sum answers something else. Nothing is updated then, and no
-                sum of this session is opened any more.
+                sum of this session is opened any more; it is noted that one was refused.
         """
         batch, pending = self._batch, self._pending
         if batch is None or (pending is None) != (envelope is None):
@@ -244,7 +248,9 @@ class ActiveParty(Party):
         assert self.receiver is not None
         flat_BD = pending.z.flatten(1)
         shape = (len(flat_BD), flat_BD.shape[1])
-        values_BD = self.receiver.decode(envelope.payload, shape, pending.binding)
+        step, contract = pending.binding.step, self.contract.digest.hex()
+        with self._refused.noting(step=step, contract=contract):
+            values_BD = self.receiver.decode(envelope.payload, shape, pending.binding)
         sum_BD = torch.from_numpy(values_BD)
         self.opened = sum_BD.to(self._compute.dtype)
         return self._compute.place(sum_BD / len(flat_BD)).reshape(pending.z.shape)

@@ -130,7 +130,9 @@ def _digest_of(table: PartyTable, split: bytes) -> str:
 
 def config_digest(config: Config) -> str:
     """SHA-256 (hex) of everything that the run's result depends on."""
-    return hashlib.sha256(config.model_dump_json(exclude={"attacks"}).encode()).hexdigest()
+    # What may be other when the run is resumed is left out.
+    content = config.model_dump_json(exclude={"attacks": True, "rules": {"refused_sums"}})
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:

@@ -111,8 +111,8 @@ class RunFolder:
         )  # fmt: skip
 
     def logs(self) -> tuple[Path, ...]:
-        """Ledgers, counts of what passives answered, and digests of label answers."""
-        kinds = ("ledger-*.jsonl", "answers-*.jsonl", "labels-*.log")
+        """Ledgers, counts of what passives answered, refused sums, digests of label answers."""
+        kinds = ("ledger-*.jsonl", "answers-*.jsonl", "refused-*.jsonl", "labels-*.log")
         return tuple(log for kind in kinds for log in sorted(self.path.glob(kind)))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:

@@ -51,7 +51,8 @@ def run(
 
     Raises:
         ConfigError, DataError, ModelError: what does not fit, before anything is sent.
-        CheckpointError: nothing to resume, or the folder holds a run already.
+        CheckpointError: nothing to resume, the folder holds a run already, or the active refused
+            more sums of it than `rules.refused_sums`.
         BudgetExhaustedError: the privacy budget is spent; the checkpoint stays.
         ProtocolError: a party broke the protocol; the run stops for all.
     """

@@ -3,6 +3,8 @@
 import json
 import pickle
 import sys
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +19,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.seal import RunKey
 from protocols.sums import SECURE_SUMS
 from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.interface import SumAgreement
+from protocols.sums.interface import StepBinding, SumAgreement
 from protocols.sums.pairwise import PairwiseSeeds
 from tests.contracts.sum_parties import (
     CHOICES,
@@ -356,6 +358,104 @@ def test_after_a_refused_sum_the_receiver_decodes_nothing_more(choice: str, chan
     for sender in (*played.names, "aggregator"):
         with pytest.raises(RemoteProtocolError):
             played.receiver.receive(sender, good)
+
+
+@every
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
+def test_whatever_interrupts_the_opening_of_a_sum_ends_the_session(
+    choice: str, error: type[BaseException]
+) -> None:
+    """Where it stops may depend on what the sum holds, so it counts as a refusal."""
+    played, values = fresh_parties(choice), random_values(3)
+    bound = played.next()
+    good = played.combine(played.contribute(values, bound))
+
+    def stopped(*_: object) -> None:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(played.receiver, "_open", stopped)
+        with pytest.raises(error):
+            played.receiver.decode(good, (3, 5), bound)
+    with pytest.raises(LocalProtocolError, match=f"refused the sum of step {bound.step}"):
+        played.receiver.decode(good, (3, 5), bound)
+
+
+@every
+def test_a_receiver_that_refused_a_sum_sets_up_nothing_and_forgets_twice(choice: str) -> None:
+    played = fresh_parties(choice)
+    bound = played.next()
+    with pytest.raises(RemoteProtocolError):
+        played.receiver.decode(b"", (3, 5), bound)
+    played.receiver._forget()  # type: ignore[attr-defined]  # an interruption may call it again
+    with pytest.raises(LocalProtocolError, match=f"refused the sum of step {bound.step}"):
+        played.receiver.start()
+    before = make(choice, agreement()).receiver()
+    with pytest.raises(RemoteProtocolError):
+        before.decode(b"", (3, 5), bound)
+    with pytest.raises(LocalProtocolError, match=f"refused the sum of step {bound.step}"):
+        before.start()
+
+
+@every
+def test_threads_get_one_refusal_together(choice: str) -> None:
+    """Sums are opened one at a time: what comes second finds no key."""
+    played, values = fresh_parties(choice), random_values(3)
+    bounds = [played.next() for _ in range(4)]
+    good = [played.combine(played.contribute(values, bound)) for bound in bounds]
+    bad = [REFUSED["other values"](body) for body in good]
+    genuine = type(played.receiver)._open  # type: ignore[attr-defined]
+    said: list[str] = []
+
+    def slow(frame: Any, bound: Any) -> Any:
+        time.sleep(0.2)
+        return genuine(played.receiver, frame, bound)
+
+    def ask(body: bytes, bound: StepBinding) -> None:
+        time.sleep(0.02 * bound.step)  # so that each step is above the last one
+        try:
+            played.receiver.decode(body, (3, 5), bound)
+        except (LocalProtocolError, RemoteProtocolError) as error:
+            said.append(f"{type(error).__name__} {'threw away' in str(error)}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(played.receiver, "_open", slow)
+        threads = [
+            threading.Thread(target=ask, args=each) for each in zip(bad, bounds, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+    assert sorted(said) == ["LocalProtocolError True"] * 3 + ["RemoteProtocolError False"]
+
+
+@every
+def test_no_frame_of_a_refusal_holds_what_opens_sums(choice: str) -> None:
+    """Whoever keeps the exception, to log it say, keeps no key, and no sum that was opened."""
+    played, values = fresh_parties(choice), random_values(3)
+    bound = played.next()
+    good = played.combine(played.contribute(values, bound))
+    opened: list[object] = []
+    genuine = type(played.receiver)._open  # type: ignore[attr-defined]
+
+    def after_opening(frame: Any, step: Any) -> Any:
+        secret = genuine(played.receiver, frame, step)
+        opened.append(True)
+        try:
+            raise ValueError
+        except ValueError as error:
+            raise RemoteProtocolError(f"{len(secret)} rows") from error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(played.receiver, "_open", after_opening)
+        with pytest.raises(RemoteProtocolError) as caught:
+            played.receiver.decode(good, (3, 5), bound)
+    assert opened
+    held = caught.value.__traceback__
+    while held is not None:
+        assert "secret" not in held.tb_frame.f_locals
+        held = held.tb_next
 
 
 @every

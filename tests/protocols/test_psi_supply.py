@@ -1,6 +1,7 @@
 """Triples dealt before the IDs are known, and agreed sizes that hide the true ones."""
 
 import copy
+import hashlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from protocols.psi.circuit.messages import Kind
 from protocols.psi.circuit.supply import Stocking, Supply
 from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import Aligner, IntersectionAgreement, Output
+from protocols.randomness import fresh_key
 from tests.with_crypten import installed
 
 SIZES = {"hub": 300, "p": 250, "q": 200}
@@ -299,3 +301,49 @@ def test_sizes_and_dealing_ahead_are_part_of_the_agreement() -> None:
     assert len({agreement.digest for agreement in agreements}) == len(agreements)
     turned = replace(AHEAD, sizes=dict(reversed(SIZES.items())))
     assert turned.digest == AHEAD.digest
+
+
+def test_a_supply_that_was_read_or_used_takes_no_more_triples() -> None:
+    """Filled up with anything it would be another one, and its triples would be used twice."""
+    stored = stock()["hub"].to_bytes()
+    read = Supply.from_bytes(stored)
+    with pytest.raises(LocalProtocolError, match="is filled while triples are dealt"):
+        read.add(b"")
+    read.claim(AHEAD, "hub")
+    with pytest.raises(LocalProtocolError, match="is filled while triples are dealt"):
+        read.add(b"")
+    kept = stock()["hub"]
+    kept.to_bytes()
+    with pytest.raises(LocalProtocolError, match="is filled while triples are dealt"):
+        kept.add(b"")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda bodies: bodies[1:], lambda bodies: [*bodies, b""], lambda bodies: bodies[::-1]],
+)
+def test_one_chunk_of_a_used_supply_is_enough_to_refuse_another(
+    change: Callable[[list[bytes]], list[bytes]],
+) -> None:
+    bodies = [fresh_key() for _ in range(3)]
+    Supply(AHEAD.digest, "hub", bodies).claim(AHEAD, "hub")
+    with pytest.raises(LocalProtocolError, match="is used once"):
+        Supply(AHEAD.digest, "hub", change(bodies)).claim(AHEAD, "hub")
+
+
+JUNK = {
+    "nothing": b"",
+    "part of a head": b"x",
+    "a name that is no text": bytes(32) + b"\x00\x02" + bytes(4) + b"\xff\xfe",
+    "a name that is not there": bytes(32) + b"\x00\x09" + bytes(4) + b"hub",
+    "bodies that are not there": bytes(32) + b"\x00\x01" + b"\xff\xff\xff\xff" + b"h",
+    "a body that is cut off": bytes(32) + b"\0\1" + b"\0\0\0\1" + b"h" + b"\0\0\0\x09ab",
+    "more than there is": bytes(100),
+}
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_bytes_with_a_right_checksum_that_are_no_supply_are_refused(junk: str) -> None:
+    stored = JUNK[junk] + hashlib.sha256(JUNK[junk]).digest()
+    with pytest.raises(LocalProtocolError, match="are no supply of triples"):
+        Supply.from_bytes(stored)

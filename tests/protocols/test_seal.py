@@ -279,3 +279,10 @@ def test_both_ends_agree_on_one_key_for_each_salt_and_info() -> None:
         shared,
     }
     assert len(others) == 3
+
+
+@pytest.mark.parametrize("contract", [b"", b"c" * 31, b"c" * 33, "c" * 32, bytearray(32), None])
+def test_a_link_names_its_contract_by_32_bytes(contract: Any) -> None:
+    """HMAC fills shorter salts up with zeros: 31 bytes and the same with a zero would be one."""
+    with pytest.raises(LocalProtocolError, match="hash of a contract has 32 bytes"):
+        link("alice", "bob", fresh_run_key(), contract)

@@ -1,6 +1,7 @@
 """Public keys that protect nothing, or that SEAL takes and then fails on: refused at the setup."""
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from protocols.errors import RemoteProtocolError
 from protocols.sums import CkksSum
 from protocols.sums.homomorphic import Encrypter, HomomorphicSum
+from protocols.sums.public_keys import coefficients
 from protocols.sums.seal_scheme import SealContext, SealScheme
 from tests.contracts.public_keys import genuine_key, residues_of, setup_with, with_residues
 from tests.contracts.sum_parties import agreement, binding, make
@@ -74,8 +76,14 @@ def few_values(residues: Residues) -> Residues:
     return np.tile(residues[:, : residues.shape[1] // 2], 2)
 
 
+def equal(residues: Residues) -> Residues:
+    half = len(residues) // 2
+    residues[half:] = residues[:half]
+    return residues
+
+
 DEGENERATE = [
-    zeroed, without_a, without_b, one_modulus_of_a_zero, partly_zero, constant, few_values,
+    zeroed, without_a, without_b, one_modulus_of_a_zero, partly_zero, constant, few_values, equal,
 ]  # fmt: skip
 
 
@@ -121,3 +129,81 @@ def test_what_seal_refuses_when_it_encrypts_shows_at_the_setup(
     monkeypatch.setattr(type(described.scheme), "zero", fails)
     with pytest.raises(RemoteProtocolError, match="SEAL refuses the public key from active"):
         taken(described, key)
+
+
+@cache
+def powers_of_x(degree: int, modulus: int) -> tuple[int, ...]:
+    """X at SEAL's places: the odd powers of the smallest root of order 2N, bits reversed."""
+    bits = degree.bit_length() - 1
+    roots = (pow(base, (modulus - 1) // (2 * degree), modulus) for base in range(2, modulus))
+    root = next(found for found in roots if pow(found, degree, modulus) == modulus - 1)
+    smallest = min(pow(root, power, modulus) for power in range(1, 2 * degree, 2))
+    odd = (2 * int(f"{place:0{bits}b}"[::-1], 2) + 1 for place in range(degree))
+    return tuple(pow(smallest, power, modulus) for power in odd)
+
+
+def transformed(terms: dict[int, int], degree: int, modulus: int) -> Residues:
+    """The polynomial with these coefficients by power of X, as SEAL keeps it."""
+    values = [
+        sum(factor * pow(x, power, modulus) for power, factor in terms.items()) % modulus
+        for x in powers_of_x(degree, modulus)
+    ]
+    return np.array(values, dtype=np.uint64)
+
+
+def small(degree: int, modulus: int, *, bits: int, seed: int) -> Residues:
+    """A polynomial with coefficients of a few bits, of either sign: by the transform's inverse.
+
+    The inverse of the inverse: it is linear, so a basis of powers would do; this is quicker.
+    """
+    numbers = np.random.default_rng(seed).integers(-(2**bits), 2**bits, degree)
+    values = np.array([int(number) % modulus for number in numbers], dtype=object)
+    x = np.array(powers_of_x(degree, modulus), dtype=object)
+    total = np.zeros(degree, dtype=object)
+    for coefficient in values[::-1]:  # Horner
+        total = (total * x + coefficient) % modulus
+    return total.astype(np.uint64)
+
+
+def test_coefficients_are_those_of_the_polynomial(described: HomomorphicSum) -> None:
+    degree, modulus = described.scheme.flavour.poly_degree, described.scheme.moduli[0]
+    terms = {0: 5, 3: modulus - 7, degree - 1: modulus // 3}
+    found_PN = coefficients(np.stack([transformed(terms, degree, modulus)] * 2), modulus)
+    assert (found_PN[0] == found_PN[1]).all()
+    sizes = sorted(min(int(number), modulus - int(number)) for number in found_PN[0] if number)
+    assert sizes == sorted(min(number, modulus - number) for number in terms.values())
+
+
+HIDDEN: dict[str, Callable[[Residues, int], Residues]] = {
+    "b = -a": lambda rows, q: np.stack([rows[0], (q - rows[0]) % q]),
+    "b = -a + 1": lambda rows, q: np.stack([rows[0], (q + 1 - rows[0]) % q]),
+    "counting": lambda rows, q: np.stack([np.arange(rows.shape[1]), rows[1]]).astype(np.uint64),
+    "sparse b": lambda rows, q: np.stack([transformed({1: 1}, rows.shape[1], q), rows[1]]),
+    "sparse a": lambda rows, q: np.stack([rows[0], transformed({3: 9, 5: 2}, rows.shape[1], q)]),
+    "small b": lambda rows, q: np.stack([small(rows.shape[1], q, bits=40, seed=1), rows[1]]),
+    "b = a + small": lambda rows, q: np.stack(
+        [(rows[1] + small(rows.shape[1], q, bits=20, seed=2)) % np.uint64(q), rows[1]]
+    ),
+}
+
+
+@pytest.mark.parametrize("change", HIDDEN)
+def test_a_key_of_different_residues_that_hides_nothing_is_refused(change: str) -> None:
+    """Under b = a the difference of a ciphertext's halves is the message with its noise alone."""
+    described = _homomorphic("ckks_fast")
+    degree, (modulus,) = described.scheme.flavour.poly_degree, described.scheme.moduli
+    key = genuine_key(described)
+    broken = with_residues(key, HIDDEN[change](residues_of(key, degree), modulus))
+    with pytest.raises(RemoteProtocolError, match=r"the public key from active is no RLWE key"):
+        taken(described, broken)
+
+
+def test_a_key_that_is_bad_on_purpose_is_taken(described: HomomorphicSum) -> None:
+    """The limit: b = X a leaks as b = a does, and nobody without the secret key can tell."""
+    degree, moduli = described.scheme.flavour.poly_degree, described.scheme.moduli
+    key = genuine_key(described)
+    rows = residues_of(key, degree)
+    for place, modulus in enumerate(moduli):
+        a_N = rows[len(moduli) + place].astype(object)
+        rows[place] = (a_N * np.array(powers_of_x(degree, modulus), dtype=object)) % modulus
+    taken(described, with_residues(key, rows))

@@ -1,5 +1,7 @@
 """Altered sums, of which only the receiver's reaction is seen: what it tells, where it ends."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -127,3 +129,19 @@ def test_a_key_that_refused_a_sum_is_gone() -> None:
     assert isinstance(again.receiver, KeyHolder)
     assert vars(again.receiver)["_public_key"] != vars(played.receiver)["_public_key"]
     assert again.add(random_values(3)).shape == SHAPE
+
+
+def test_a_key_that_refused_a_sum_is_gone_from_the_exception_too() -> None:
+    """Where decrypting stops, its frames hold the decryptor, and the exception holds them."""
+    played = fresh("ckks_fast")
+    frame, blobs, _ = held_sum(played)
+    bound = played.next()
+    cut = replace(frame, step=bound.step, binding=bound.digest, blobs=(blobs[0][:-8],)).pack()
+    context = vars(played.receiver)["_context"]
+    opens = weakref.ref(context)
+    del context
+    with pytest.raises(RemoteProtocolError) as caught:
+        played.receiver.decode(cut, SHAPE, bound)
+    gc.collect()
+    assert opens() is None
+    assert caught.value.__traceback__ is not None

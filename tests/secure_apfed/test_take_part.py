@@ -125,6 +125,39 @@ def test_a_message_that_cannot_be_sent_is_the_reason_given() -> None:
         take_part(roles("ecdh")["shop"], send=refuses, receive=nothing)
 
 
+@pytest.mark.parametrize(
+    "error", [RemoteProtocolError("broken for 60 s"), EOFError("hung up"), TypeError("not a link")]
+)
+@pytest.mark.parametrize("finished", [True, False])
+def test_whatever_stops_the_sending_is_an_error(error: Exception, finished: bool) -> None:
+    """An error of another thread is nobody's, so the party would end as if all was delivered."""
+
+    class Sends:
+        def __init__(self) -> None:
+            self.finished = finished
+
+        def start(self) -> list[Outgoing]:
+            return [Outgoing("bank", b"last")]
+
+        def receive(self, _sender: str, _body: bytes) -> list[Outgoing]:
+            return []
+
+    def fails(*_: object) -> None:
+        raise error
+
+    def answers(_patience_s: float) -> tuple[str, bytes]:
+        time.sleep(0.01)
+        if time.monotonic() - began > 10:
+            raise TimeoutError("nobody said that the sending failed")
+        return "bank", b""
+
+    began = time.monotonic()
+    expected = RemoteProtocolError if isinstance(error, EOFError) else type(error)
+    with pytest.raises(expected, match=str(error)):
+        take_part(Sends(), send=fails, receive=answers)
+    assert time.monotonic() - began < 5
+
+
 def test_a_link_that_swallows_the_last_message_is_an_error() -> None:
     class Done:
         finished = True

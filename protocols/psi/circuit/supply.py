@@ -4,9 +4,9 @@ Run by: hub, members and dealer of `protocols.psi.circuit.backend`, under the ag
 intersection to come. It names the sizes that the parties will announce, from which the
 number of triples follows; sets may turn out smaller. Protects as the dealing within
 an intersection does. A supply is as secret as the IDs, and is used once: whoever used it for
-two intersections would show the exclusive or of what it masked. So a process uses no supply
-twice, however often it reads the bytes, and a forked process none that was there before the fork.
-It cannot know what another process did with a copy of them:
+two intersections would show the exclusive or of what it masked. So a process uses no part of a
+supply twice, however often it reads the bytes, and a forked process none that was there before the
+fork. It cannot know what another process did with a copy of them:
 `secure_apfed.alignment.supply_file` keeps supplies on the disk such that only one process takes
 each.
 """
@@ -44,16 +44,25 @@ class Supply:
     """
 
     _used: ClassVar[set[bytes]] = set()
-    """Digests of the supplies that this process used."""
+    """Digests of the bodies that this process used, or may use still."""
 
     def __init__(self, agreement: bytes, me: str, bodies: Sequence[bytes] = ()) -> None:
         self._agreement, self._me, self._bodies = agreement, me, list(bodies)
-        self._claimed = False
+        self._filled = self._claimed = False
         self._fork_check = ForkCheck(f"{me}: this supply of triples")
 
     def add(self, body: bytes) -> None:
-        """Put in what was dealt for the next chunk."""
+        """Put in what was dealt for the next chunk.
+
+        Raises:
+            LocalProtocolError: it was read, stored or claimed; it would become another supply.
+        """
         self._fork_check.require()
+        if self._filled or self._claimed:
+            raise LocalProtocolError(
+                f"{self._me}: a supply is filled while triples are dealt, and not once it was "
+                "read, stored or used; deal another"
+            )
         self._bodies.append(body)
 
     def to_bytes(self) -> bytes:
@@ -68,20 +77,20 @@ class Supply:
                 f"{self._me}: this supply of triples is in use, or was stored already"
             )
         self._claimed = True
-        return self._stored()
+        framed = self._framed()
+        return framed + hashlib.sha256(framed).digest()
 
-    def _stored(self) -> bytes:
+    def _framed(self) -> bytes:
         name = self._me.encode()
-        framed = b"".join(_LENGTH.pack(len(body)) + body for body in self._bodies)
-        stored = _HEAD.pack(self._agreement, len(name), len(self._bodies)) + name + framed
-        return stored + hashlib.sha256(stored).digest()
+        bodies = b"".join(_LENGTH.pack(len(body)) + body for body in self._bodies)
+        return _HEAD.pack(self._agreement, len(name), len(self._bodies)) + name + bodies
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> "Supply":
         """Read what `to_bytes` gave; from a file by `secure_apfed.alignment.supply_file`.
 
         Raises:
-            LocalProtocolError: it was cut off or altered.
+            LocalProtocolError: it was cut off or altered, or is none.
         """
         stored, check = stored[:-_CHECK_BYTES], stored[-_CHECK_BYTES:]
         if hashlib.sha256(stored).digest() != check:
@@ -89,6 +98,17 @@ class Supply:
                 "a stored supply of triples does not match its checksum, so it was cut off or "
                 "altered; deal another under a new session"
             )
+        try:
+            supply = cls._parsed(stored)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise _no_supply(stored) from error
+        if supply._framed() != stored:  # lengths beyond the end, or bytes behind it
+            raise _no_supply(stored)
+        supply._filled = True
+        return supply
+
+    @classmethod
+    def _parsed(cls, stored: bytes) -> "Supply":
         agreement, name_bytes, count = _HEAD.unpack_from(stored)
         at = _HEAD.size + name_bytes
         me, bodies = stored[_HEAD.size : at].decode(), []
@@ -102,18 +122,19 @@ class Supply:
         """Reserve it for one intersection.
 
         Raises:
-            LocalProtocolError: it was used before, or is another party's or agreement's.
+            LocalProtocolError: it or a part of it was used before, or it is another party's or
+                agreement's.
         """
         self._fork_check.require()
-        digest = self._stored()[-_CHECK_BYTES:]
-        if self._claimed or digest in Supply._used:
+        digests = {hashlib.sha256(body).digest() for body in self._bodies if body}
+        if self._claimed or digests & Supply._used:
             raise LocalProtocolError(f"{me}: a supply of triples is used once; deal another")
         if (self._agreement, self._me) != (agreement.digest, me):
             raise LocalProtocolError(
                 f"{me}: this supply of triples was dealt to {self._me}, or under another agreement"
             )
         self._claimed = True
-        Supply._used.add(digest)
+        Supply._used |= digests
 
     def __reduce__(self) -> str:
         raise LocalProtocolError("a supply of triples is never copied; store it with to_bytes")
@@ -128,6 +149,13 @@ class Supply:
                 f"it takes {length}"
             )
         return body
+
+
+def _no_supply(stored: bytes) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"{len(stored)} stored bytes match their checksum, but are no supply of triples as "
+        "to_bytes writes it; deal another under a new session"
+    )
 
 
 class StockingRole(ScriptedRole):
