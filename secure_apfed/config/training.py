@@ -144,8 +144,9 @@ class RuleSettings(Settings):
             The active trains alone on a batch of its own that differs less, and warns.
         spare_answers: how much more often than once an epoch a row may be answered, over all
             sessions of the run: for epochs that break off and are played again. The same
-            answer again is free, and on a CPU it is the same; on a GPU, or under
-            masked_recovery with a threshold below all passives, it counts.
+            answer again is free, and on a CPU it is the same; it counts on a GPU, under noise,
+            under masked_recovery with a threshold below all passives, and at a passive that
+            does not know everybody.
     """
 
     minimum_batch: int = Field(2, ge=2)

@@ -118,13 +118,17 @@ class PassiveParty(Party):
         return rows_B, sent_BD
 
     def _digest(self, rows_B: Tensor, values_BD: NDArray[np.floating]) -> bytes:
-        """Of an answer; a session that gives the same one again tells nobody anything new.
+        """Of an answer; one that counts as the same in a later session must tell nothing new.
 
-        Where a sum may lack passives, two sums of one step may differ by one contribution, so
-        that answers of different sessions are never the same.
+        That holds only where all passives repeat theirs. It may not where a batch moves other
+        passives and leaves this one as it is (people that it does not know), nor where a sum may
+        lack passives: the difference of two sums is then the others' alone. And noise of others
+        that is drawn anew averages theirs away. So in these cases an answer is its session's.
         """
-        recovers = self.contract.when_a_party_leaves == "recover"
-        content = hashlib.blake2b(self.contract.digest if recovers else b"")
+        knows_all = bool(self._held_N.all())
+        lacks_nobody = self.contract.when_a_party_leaves != "recover"
+        repeats = knows_all and lacks_nobody and self.noise is None
+        content = hashlib.blake2b(b"" if repeats else self.contract.digest)
         content.update(rows_B.cpu().numpy().tobytes())
         content.update(np.ascontiguousarray(values_BD).tobytes())
         return content.digest()

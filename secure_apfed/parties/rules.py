@@ -57,7 +57,7 @@ class Allowance:
     """What the contract lets the active ask of one party: batch sizes, and answers for each row.
 
     Answers are counted over all sessions of the run, in a write-ahead log: breaking off and
-    resuming gets no more of them. The same answer to the same step counts once.
+    resuming gets no more of them. An answer with the same digest to the same step counts once.
 
     Args:
         me: the party; contract: of the session.
