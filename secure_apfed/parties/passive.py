@@ -27,6 +27,7 @@ from secure_apfed.parties.rules import (
     StepGate,
     bind_step,
     check_spread,
+    is_narrow,
     read_representations,
 )
 
@@ -170,18 +171,21 @@ class PassiveParty(Party):
         return self.outbox.write(Kind.SUM_ANSWER, envelope.step, AGGREGATOR, body)
 
     def _gradient(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
-        """lambda_p times the gradient of each row's loss; zeros where it knows nobody.
+        """lambda_p times the gradient of each row's loss; zeros for people that it does not know.
 
-        It learns and helps from no fewer of its own people than the contract's minimum batch.
+        It learns and helps from no fewer of its own people than the contract's minimum batch, and
+        from none whose representations are near-constant among those of strangers. An honest batch
+        may have such a part, so it is not refused: zeros tell what the sender can compute.
         """
         held_B = self._held_N[rows_B]
         known = int(held_B.sum())
         if known == len(rows_B):
             return self._step(step, rows_B, sent_BD) * (self.terms.weight * known)
-        gradient_BD = torch.zeros_like(sent_BD)
-        if known >= self.contract.minimum_batch:
-            own_BD = self._step(step, rows_B[held_B], sent_BD[held_B])
-            gradient_BD[held_B] = (own_BD * (self.terms.weight * known)).to(gradient_BD.device)
+        gradient_BD, own_BD = torch.zeros_like(sent_BD), sent_BD[held_B]
+        if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms.representation):
+            return gradient_BD
+        gained_BD = self._step(step, rows_B[held_B], own_BD) * (self.terms.weight * known)
+        gradient_BD[held_B] = gained_BD.to(gradient_BD.device)
         return gradient_BD
 
     def _step(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
