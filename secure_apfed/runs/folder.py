@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +19,13 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import open_plain, read_text
 from secure_apfed.plain_json import to_json
+from secure_apfed.regular_file import open_regular
 
 __all__ = [
     "RunFolder",
     "make_private",
     "no_checkpoint",
+    "own_subfolder",
     "read_sealed",
     "write_atomically",
     "write_sealed",
@@ -117,7 +120,7 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to the metrics."""
-        with self.metrics.open("a") as lines:
+        with os.fdopen(open_regular(self.metrics, create=False), "a", encoding="utf-8") as lines:
             lines.write(to_json(record) + "\n")
             lines.flush()
             os.fsync(lines.fileno())  # a checkpoint that counts this line follows
@@ -139,8 +142,7 @@ class RunFolder:
                 f"{self.metrics} lacks lines: the run needs one of JSON for each of {count} "
                 "epochs; restore it from a copy, or begin a new run in another folder"
             )
-        if found:
-            write_atomically(self.metrics, b"".join(lines))
+        write_atomically(self.metrics, b"".join(lines))
 
 
 def _readable(content: Any) -> bytes:
@@ -180,6 +182,28 @@ def make_private(folder: Path) -> None:
         raise CheckpointError(
             f"{folder} cannot be a run folder ({error.strerror}); choose another folder"
         ) from error
+
+
+def own_subfolder(folder: Path) -> Path:
+    """Make a folder within one that somebody may have sent, or take the one that lies there.
+
+    What is written into it, or removed from it, would be so behind a link.
+
+    Raises:
+        CheckpointError: it is a link or a file, or cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be made ({error.strerror})") from error
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise CheckpointError(
+            f"{folder} is a link or a file in place of a folder; nothing is written behind it: "
+            "remove it"
+        )
+    return folder
 
 
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:

@@ -19,7 +19,13 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Method
 from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.encoders import save_encoders
-from secure_apfed.runs.folder import RunFolder, make_private, no_checkpoint, write_atomically
+from secure_apfed.runs.folder import (
+    RunFolder,
+    make_private,
+    no_checkpoint,
+    own_subfolder,
+    write_atomically,
+)
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import save_model
@@ -86,7 +92,7 @@ class RunWriter:
         folder.write_json(folder.seeds, {"seed": config.seed, "noise": config.guard.noise})
         folder.write_json(folder.versions, versions())
         folder.keep_metrics(epoch)
-        self._board = SummaryWriter(str(folder.tensorboard), purge_step=epoch + 1)
+        self._board = SummaryWriter(str(own_subfolder(folder.tensorboard)), purge_step=epoch + 1)
 
     def agree(self, method: Method, contracts: tuple[str, ...]) -> None:
         """Write the contract of the session that begins."""
