@@ -17,7 +17,7 @@ from typing import Any
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
-from secure_apfed.folder_files import open_plain, read_text
+from secure_apfed.folder_files import open_plain, read_bytes, read_text
 from secure_apfed.plain_json import to_json
 from secure_apfed.regular_file import open_regular
 
@@ -131,7 +131,7 @@ class RunFolder:
         Raises:
             CheckpointError: lines of earlier epochs are missing, or not JSON.
         """
-        found = self.metrics.read_bytes().splitlines(keepends=True) if self.metrics.exists() else []
+        found = read_bytes(self.metrics).splitlines(keepends=True) if self.metrics.exists() else []
         lines = found[:count]
         try:
             whole = len([json.loads(line) for line in lines]) == count
@@ -237,12 +237,11 @@ def read_sealed(path: Path) -> bytes:
     """Read what `write_sealed` wrote.
 
     Raises:
-        CheckpointError: missing, truncated or altered.
+        CheckpointError: missing, no plain file, truncated or altered.
     """
-    try:
-        sealed = path.read_bytes()
-    except FileNotFoundError:
-        raise no_checkpoint(path) from None
+    if not path.exists():
+        raise no_checkpoint(path)
+    sealed = read_bytes(path)
     content, digest = sealed[:-_DIGEST_BYTES], sealed[-_DIGEST_BYTES:]
     if len(sealed) < _DIGEST_BYTES or hashlib.sha256(content).digest() != digest:
         raise CheckpointError(
