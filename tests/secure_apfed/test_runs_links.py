@@ -1,12 +1,16 @@
 """Links in a run folder that somebody sent lead nowhere: nothing outside is written or removed."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from experiments.report import write_report
 from experiments.trials import finish_trial
-from secure_apfed.errors import CheckpointError
+from secure_apfed.data import load_data
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.methods import Start
+from secure_apfed.methods.accounts import answers_log
 from secure_apfed.runs import run
 from secure_apfed.runs.folder import own_subfolder
 from tests.secure_apfed.small_runs import interrupted, small_config
@@ -74,3 +78,39 @@ def test_a_run_of_a_study_lies_in_its_folder(tmp_path: Path, elsewhere: Path) ->
     with pytest.raises(CheckpointError, match="test is a link or a file in place"):
         finish_trial(small_config(train=ONE_EPOCH), tmp_path / "test")
     assert [file.name for file in elsewhere.iterdir()] == ["wedding.png"]
+
+
+@pytest.mark.parametrize("kind", ["link", "nowhere", "pipe", "folder"])
+def test_the_lock_is_a_plain_file(kind: str, tmp_path: Path, elsewhere: Path) -> None:
+    folder = tmp_path / "sent"
+    folder.mkdir(mode=0o700)
+    lock, precious = folder / ".lock", elsewhere / "wedding.png"
+    if kind == "pipe":
+        os.mkfifo(lock)
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        lock.symlink_to(precious if kind == "link" else elsewhere / "absent")
+    with pytest.raises(CheckpointError, match=r"\.lock"):
+        run(small_config(train=ONE_EPOCH), folder)
+    assert precious.read_text() == "precious"
+    assert not (elsewhere / "absent").exists()
+
+
+@pytest.mark.parametrize("name", ["ledger-x.jsonl", "answers-passive-1.jsonl", "labels-active.log"])
+def test_a_folder_in_place_of_a_log_is_named(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "sent"
+    folder.mkdir(mode=0o700)
+    (folder / name).mkdir()
+    with pytest.raises(CheckpointError, match=f"{name} lies in the place of a log"):
+        run(small_config(train=ONE_EPOCH), folder)
+
+
+def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
+    config = small_config()
+    start = Start(
+        config=config, data=load_data(config.data, seed=0), noise_keys={}, logs=tmp_path / "run"
+    )
+    assert answers_log(start, "shop") == tmp_path / "run" / "answers-shop.jsonl"
+    with pytest.raises(ConfigError, match="no file of"):
+        answers_log(start, "../shop")
