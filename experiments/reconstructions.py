@@ -18,6 +18,7 @@ from torch import Tensor
 from attacks.interface import AttackResult, Guess
 from attacks.recorded import Truth
 from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import read_bytes
 from secure_apfed.runs.folder import write_atomically
 
 __all__ = ["FILE", "Reconstruction", "keep_examples", "key_of", "read_examples", "write_examples"]
@@ -77,10 +78,10 @@ def read_examples(folder: Path) -> dict[str, Reconstruction]:
         CheckpointError: other content than that.
     """
     path = folder / FILE
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        tensors = load(path.read_bytes())
+        tensors = load(read_bytes(path))
         keys = {name.removesuffix(".original") for name in tensors if name.endswith(".original")}
         return {
             key: Reconstruction(tensors[f"{key}.original"], tensors[f"{key}.rebuilt"])

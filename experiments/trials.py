@@ -22,6 +22,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.privacy import GuardSettings
 from secure_apfed.runs import RunFolder, run
+from secure_apfed.runs.folder import own_subfolder
 
 __all__ = [
     "VARIANTS",
@@ -129,11 +130,11 @@ def finish_trial(config: Config, path: Path) -> None:
     """Run and attack, on one thread; do nothing that the folder shows to be done.
 
     Raises:
-        CheckpointError: the folder holds a run with other settings.
+        CheckpointError: the folder is a link, or holds a run with other settings.
         ApfedError: as `secure_apfed.runs.run`.
     """
     torch.set_num_threads(1)
-    folder = RunFolder(path)
+    folder = RunFolder(own_subfolder(path))
     refuse_another_run(config, path)
     with warnings.catch_warnings():
         # The plain variants are unsafe by name, and the tables say so.

@@ -18,14 +18,18 @@ from pydantic import TypeAdapter, ValidationError
 from secure_apfed.errors import CheckpointError
 
 __all__ = [
+    "MOST_BYTES",
     "MOST_JSON_BYTES",
     "count_lines",
     "open_plain",
+    "read_bytes",
     "read_json",
     "read_json_lines",
     "read_text",
 ]
 
+# Of a recording or a checkpoint, which are held in memory: more than any run here has written.
+MOST_BYTES = 2**34
 # A byte of JSON may take twenty in memory.
 MOST_JSON_BYTES = 2**24
 _DIGITS = 20
@@ -55,6 +59,24 @@ def open_plain(path: Path) -> BufferedReader:
         file.close()
         raise _no_plain_file(path)
     return file
+
+
+def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
+    """Read a plain file of at most so many bytes.
+
+    Raises:
+        CheckpointError: missing, no plain file, or larger.
+    """
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise CheckpointError(
+                f"{path}: is larger than {most} bytes, which no run writes; restore it from a copy"
+            )
+        try:
+            return file.read(size)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
 
 def read_text(path: Path) -> str:
@@ -110,14 +132,7 @@ def _chunks(file: BufferedReader) -> Iterator[bytes]:
 
 
 def _content(path: Path) -> bytes:
-    with open_plain(path) as file:
-        content = file.read(MOST_JSON_BYTES + 1)
-    if len(content) > MOST_JSON_BYTES:
-        raise CheckpointError(
-            f"{path}: is larger than {MOST_JSON_BYTES} bytes, which no run writes; restore it from "
-            "a copy"
-        )
-    return content
+    return read_bytes(path, most=MOST_JSON_BYTES)
 
 
 def _parsed(path: Path, content: bytes, place: str = "") -> Any:

@@ -22,6 +22,8 @@ __all__ = ["Audited", "audit_of"]
 _FALSE_ALARMS = 0.01
 # Reports are many, and each alarm is taken for a bug.
 _DOUBT = 1e-6
+# A minute; the first releases of many prove less, and nothing untrue.
+_MOST_RELEASES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Audited:
 
     Attributes:
         claimed: epsilon_x; audit: the bounds below it.
-        releases: of each canary.
+        releases: of each canary, as many as of a row or fewer.
         ceiling_auc, ceiling_tpr: of the best test between two values of a row, at mu-GDP
             (Dong, Roth and Su 2022, Section 2.2); the rate at 1 % false alarms.
     """
@@ -72,6 +74,7 @@ def audit_of(run: RunFolder) -> Audited | None:
         return None
     # A frozen row counts once however often it is sent; the audit sends it as often.
     sent = privacy.releases if settings.mechanism == "gaussian" else run.config.train.epochs
+    sent = min(sent, _MOST_RELEASES)
     guard = make_guard(settings, releases=run.config.train.epochs, key=fresh_key())
     audit = audit_release(
         lambda h_BD, step, rows: guard.release(h_BD, step=step, rows=rows),

@@ -189,7 +189,8 @@ LIMITS: tuple[Limit, ...] = (
         methods=("apfed",), noisy=False,
         sentence="Gradients carry no noise: what the active may compute from their sum has no "
         "epsilon. One that chooses its representations reads more of them than one that follows "
-        "the protocol. Batches that point in one direction or in few are refused; one of which "
+        "the protocol. Batches that point in one direction or in few are refused (under pairwise "
+        "alignment a passive whose own people's part does so answers with zeros); one of which "
         "less than half does, or that spreads a little more, is not.",
     ),
     Limit(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from attacks.interface import AttackResult
 from experiments.reconstructions import FILE, Reconstruction, read_examples
@@ -33,6 +33,7 @@ def _unbounded(value: Any) -> Any:
     return math.inf if value in (None, "inf", "infinity", "Infinity") else value
 
 
+Count = Annotated[int, Field(ge=0, le=2**31)]
 Epsilon = Annotated[float, BeforeValidator(_unbounded)]
 
 
@@ -51,7 +52,7 @@ class Privacy(_Part):
     epsilon_y: Epsilon
     epsilon_model: Epsilon
     delta: float | None = None
-    releases: int | None = None
+    releases: Count | None = None
     accountants: Mapping[str, float | str] = {}
     trace: tuple[str, ...] = ()
 
@@ -68,7 +69,7 @@ class Contributions(_Part):
 
     epsilon: Epsilon
     delta: float
-    releases: int
+    releases: Count
     trace: tuple[str, ...] = ()
 
 

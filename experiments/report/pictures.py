@@ -19,6 +19,7 @@ from experiments.report.leakage_pictures import draw_rebuilt, draw_roc
 from experiments.report.names import attack_title, method_name, plain
 from experiments.report.picture_style import ATTACK, FAINT, OTHER, OURS, STYLE
 from experiments.report.words import signed
+from secure_apfed.runs.folder import own_subfolder
 
 __all__ = ["Picture", "write_pictures"]
 
@@ -45,9 +46,11 @@ def write_pictures(
         run: what the pictures are of.
         reference: a SingleVL run on the same data, or None.
         folder: where to write.
+
+    Raises:
+        CheckpointError: the folder is a link.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in folder.glob("*.png"):
+    for stale in own_subfolder(folder).glob("*.png"):
         stale.unlink()
     made: list[Picture] = []
     drawings: tuple[tuple[str, str, Callable[[], tuple[Figure, str] | None]], ...] = (

@@ -214,7 +214,9 @@ RULES: tuple[Rule, ...] = (
         reads="The sum of the passives' clipped gradients for each row; zeros from those that do "
         "not know the person.",
         protects="The sum, for a person that several passives know.",
-        remains="For a person that one passive alone knows, it is that passive's gradient.",
+        remains="For a person that one passive alone knows, it is that passive's gradient. An "
+        "active that deviates trains one passive alone with such people: between two sums for one "
+        "batch, in two sessions, only that passive's gradient then changes.",
     ),
     Rule(
         kind=Kind.SUM, receiver=Role.ACTIVE, passives=(2, 1 << 30),

@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 __all__ = ["describe"]
 
 _SHOWN = 60
+_MOST = 100
 _Path = tuple[str | int, ...]
 _Context = Mapping[str, Any]
 
@@ -53,11 +54,19 @@ _EXPECTED: Mapping[str, Callable[[_Context], str]] = {
 
 
 def describe(cls: type[BaseModel], error: ValidationError, raw: Any) -> list[tuple[_Path, str]]:
-    """Return (key path in `raw`, problem) for everything that `cls` refused."""
+    """Return (key path in `raw`, problem) for everything that `cls` refused.
+
+    A hundred problems at most, since each takes time; one more, of no key, says if there are more.
+    """
     problems: dict[_Path, list[ErrorDetails]] = {}
+    more: list[tuple[_Path, str]] = []
     for detail in error.errors(include_url=False):
-        problems.setdefault(_given_path(detail, raw), []).append(detail)
-    return [(path, _sentence(cls, details)) for path, details in problems.items()]
+        path = _given_path(detail, raw)
+        if path not in problems and len(problems) == _MOST:
+            more = [((), f"has more problems than these {_MOST}; mend them first")]
+            break
+        problems.setdefault(path, []).append(detail)
+    return [*((path, _sentence(cls, details)) for path, details in problems.items()), *more]
 
 
 def _given_path(detail: ErrorDetails, raw: Any) -> _Path:

@@ -144,8 +144,9 @@ class RuleSettings(Settings):
             The active trains alone on a batch of its own that differs less, and warns.
         spare_answers: how much more often than once an epoch a row may be answered, over all
             sessions of the run: for epochs that break off and are played again. The same
-            answer again is free, and on a CPU it is the same; on a GPU, or under
-            masked_recovery with a threshold below all passives, it counts.
+            answer again is free, and on a CPU it is the same; it counts on a GPU, under noise,
+            under masked_recovery with a threshold below all passives, and at a passive that
+            does not know everybody.
         refused_sums: after how many sums that the active refused the run may be resumed; it may be
             raised when it is. Whoever altered them learnt something of the passives' numbers,
             which a resumed run computes again (see docs/threat-model.md).

@@ -75,7 +75,7 @@ def open_ledger(
 
 def answers_log(start: Start, passive: str) -> Path | None:
     """Where a passive counts what it answers, over all sessions of the run."""
-    return start.logs / f"answers-{passive}.jsonl" if start.logs else None
+    return log_file(start.logs, "answers", passive, "jsonl") if start.logs else None
 
 
 def refused_sums(start: Start, active: str) -> RefusedSums:

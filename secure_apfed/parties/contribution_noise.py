@@ -16,13 +16,12 @@ __all__ = ["ContributionNoise"]
 
 
 class ContributionNoise:
-    """Discrete Gaussian noise as a function of key, step, rows and values.
+    """Discrete Gaussian noise as a function of key, session, step, rows and values.
 
-    A resumed run that computes the same contribution adds the same noise, which tells nobody
-    anything new and is free; one that computes another adds other noise and is charged again.
-    That holds where every sum has all passives. Where one may be missing, two sums of one step
-    with the same noise would differ by its contribution, under its own noise alone: then each
-    session has digests, and so noise, of its own, and pays for it.
+    The account counts the noise of all honest passives, so no sum may share it with another:
+    where one passive's contribution came again with the same noise, and the others' did not, the
+    difference of the two sums would hold theirs under their own noise alone. So the digests are
+    of one session, and a step that is played again has other noise and is charged again.
 
     Args:
         deviation: in steps of fixed point, as agreed.
@@ -41,17 +40,18 @@ class ContributionNoise:
     def draw(
         self, shape: tuple[int, ...], *, step: int, known_B: Tensor, digest: bytes
     ) -> NDArray[np.int64]:
-        """Charge one release of the people that it knows, and return the noise of all rows.
+        """Charge one release of the people that it knows, on the disk, and return all rows' noise.
 
         Args:
             shape: of what will be contributed, (B, D).
             step: of the run.
             known_B: alignment positions of those people.
-            digest: of all rows and values that will be contributed.
+            digest: of the session, and of all rows and values that will be contributed.
 
         Raises:
             BudgetExhaustedError: contributing would exceed the budget; nothing may be sent.
         """
         self.ledger.charge(step=step, rows=known_B, digest=digest)
+        self.ledger.sync()  # a session after a power failure would not draw this noise again
         context = (step.to_bytes(8, "big"), *((digest,) if self._secret else ()))
         return discrete_gaussian(self._key, *context, deviation=self._deviation, shape=shape)

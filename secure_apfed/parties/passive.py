@@ -27,6 +27,7 @@ from secure_apfed.parties.rules import (
     StepGate,
     bind_step,
     check_spread,
+    is_narrow,
     read_representations,
 )
 
@@ -118,13 +119,17 @@ class PassiveParty(Party):
         return rows_B, sent_BD
 
     def _digest(self, rows_B: Tensor, values_BD: NDArray[np.floating]) -> bytes:
-        """Of an answer; a session that gives the same one again tells nobody anything new.
+        """Of an answer; one that counts as the same in a later session must tell nothing new.
 
-        Where a sum may lack passives, two sums of one step may differ by one contribution, so
-        that answers of different sessions are never the same.
+        That holds only where all passives repeat theirs. It may not where a batch moves other
+        passives and leaves this one as it is (people that it does not know), nor where a sum may
+        lack passives: the difference of two sums is then the others' alone. And noise of others
+        that is drawn anew averages theirs away. So in these cases an answer is its session's.
         """
-        recovers = self.contract.when_a_party_leaves == "recover"
-        content = hashlib.blake2b(self.contract.digest if recovers else b"")
+        knows_all = bool(self._held_N.all())
+        lacks_nobody = self.contract.when_a_party_leaves != "recover"
+        repeats = knows_all and lacks_nobody and self.noise is None
+        content = hashlib.blake2b(b"" if repeats else self.contract.digest)
         content.update(rows_B.cpu().numpy().tobytes())
         content.update(np.ascontiguousarray(values_BD).tobytes())
         return content.digest()
@@ -166,18 +171,21 @@ class PassiveParty(Party):
         return self.outbox.write(Kind.SUM_ANSWER, envelope.step, AGGREGATOR, body)
 
     def _gradient(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
-        """lambda_p times the gradient of each row's loss; zeros where it knows nobody.
+        """lambda_p times the gradient of each row's loss; zeros for people that it does not know.
 
-        It learns and helps from no fewer of its own people than the contract's minimum batch.
+        It learns and helps from no fewer of its own people than the contract's minimum batch, and
+        from none whose representations are near-constant among those of strangers. An honest batch
+        may have such a part, so it is not refused: zeros tell what the sender can compute.
         """
         held_B = self._held_N[rows_B]
         known = int(held_B.sum())
         if known == len(rows_B):
             return self._step(step, rows_B, sent_BD) * (self.terms.weight * known)
-        gradient_BD = torch.zeros_like(sent_BD)
-        if known >= self.contract.minimum_batch:
-            own_BD = self._step(step, rows_B[held_B], sent_BD[held_B])
-            gradient_BD[held_B] = (own_BD * (self.terms.weight * known)).to(gradient_BD.device)
+        gradient_BD, own_BD = torch.zeros_like(sent_BD), sent_BD[held_B]
+        if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms.representation):
+            return gradient_BD
+        gained_BD = self._step(step, rows_B[held_B], own_BD) * (self.terms.weight * known)
+        gradient_BD[held_B] = gained_BD.to(gradient_BD.device)
         return gradient_BD
 
     def _step(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ __all__ = [
     "check_norms",
     "check_rows",
     "check_spread",
+    "is_narrow",
     "read_representations",
     "representation_specs",
 ]
@@ -57,7 +58,7 @@ class Allowance:
     """What the contract lets the active ask of one party: batch sizes, and answers for each row.
 
     Answers are counted over all sessions of the run, in a write-ahead log: breaking off and
-    resuming gets no more of them. The same answer to the same step counts once.
+    resuming gets no more of them. An answer with the same digest to the same step counts once.
 
     Args:
         me: the party; contract: of the session.
@@ -191,16 +192,21 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
         )
 
 
+def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
+    """Whether these rows point in fewer directions than the contract asks for."""
+    return bool(terms.minimum_spread) and spread_of(z_BD) < terms.minimum_spread
+
+
 def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
     """Refuse a batch whose rows point in one direction, or in few.
 
     Raises:
         RemoteProtocolError: names the sender, the spread and the contract's bound.
     """
-    spread = spread_of(z_BD) if terms.minimum_spread else 1.0
-    if spread < terms.minimum_spread:
+    if is_narrow(z_BD, terms):
         raise RemoteProtocolError(
-            f"{sender} sent a near-constant batch: its directions spread by {spread:.2g}, the "
+            f"{sender} sent a near-constant batch: its directions spread by "
+            f"{spread_of(z_BD):.2g}, the "
             f"contract says at least {terms.minimum_spread:g} (rules.minimum_spread); such "
             "batches read a passive's representations out of its gradients"
         )

@@ -33,10 +33,8 @@ _SEEDED = (
 _CONTRIBUTIONS = (
     "contribution guarantee: each passive's epsilon speaks of one person's features at that "
     "passive, its networks held fixed, by the noise of honest passives, against whoever reads the "
-    "sums alone"
+    "sums alone; a step that is played again in a later session counts again"
 )
-_REPEATED = "a step that is played again counts once, which needs that all of them repeat it"
-_PLAYED_ANEW = "a step that is played again in a later session counts again"
 _SINGLE = {
     "plain": "not against the aggregator, which reads each contribution",
     "ckks": "not against active and aggregator together, who read each contribution",
@@ -44,21 +42,19 @@ _SINGLE = {
 }
 
 
-def contributions_told(protocol: str, *, seeded: bool, recovers: bool) -> str:
+def contributions_told(protocol: str, *, seeded: bool) -> str:
     """What noise under the sum gives.
 
     Args:
         protocol: of the sum.
         seeded: whether the noise is derived from the run's seed.
-        recovers: whether a sum may lack passives.
     """
     seed = (
         "only against somebody who does not know the run's seed, and while no step is played "
-        "twice with other numbers, in this run or another of that seed"
+        "twice, in this run or with other numbers in another of that seed"
     )
     more = [_SINGLE[protocol]] if protocol in _SINGLE else []
-    again = _PLAYED_ANEW if recovers else _REPEATED
-    return "; ".join([_CONTRIBUTIONS, again, *more, *([seed] if seeded else [])])
+    return "; ".join([_CONTRIBUTIONS, *more, *([seed] if seeded else [])])
 
 
 def joint_releases_told(released: str, passives: int) -> str:

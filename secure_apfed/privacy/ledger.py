@@ -111,6 +111,10 @@ class PrivacyLedger:
             self._others(self, mu=math.inf if bare else self._mu(most), step=step)
         self._counts.add(release)
 
+    def sync(self) -> None:
+        """Return once all charges are on the disk."""
+        self._counts.sync()
+
     def spent(self) -> PrivacySpent:
         """Return what all releases so far cost; cheap enough for a progress display."""
         if self._counts.most == 0:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import read_bytes
 from secure_apfed.methods import Method, Tvfl
 from secure_apfed.methods.terms import model_of
 from secure_apfed.models import family_for
@@ -49,7 +50,7 @@ def load_encoders(folder: RunFolder, config: Config, data: VerticalData) -> Mapp
     if not folder.encoders.exists():
         return {}
     try:
-        tensors = load(folder.encoders.read_bytes())
+        tensors = load(read_bytes(folder.encoders))
         encoders = {}
         for table in data.passives:
             features, model = tuple(table.features.shape[1:]), model_of(config, table.name)

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +17,15 @@ from typing import Any
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError
-from secure_apfed.folder_files import open_plain, read_text
+from secure_apfed.folder_files import open_plain, read_bytes, read_text
 from secure_apfed.plain_json import to_json
+from secure_apfed.regular_file import open_regular
 
 __all__ = [
     "RunFolder",
     "make_private",
     "no_checkpoint",
+    "own_subfolder",
     "read_sealed",
     "write_atomically",
     "write_sealed",
@@ -117,7 +120,7 @@ class RunFolder:
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to the metrics."""
-        with self.metrics.open("a") as lines:
+        with os.fdopen(open_regular(self.metrics, create=False), "a", encoding="utf-8") as lines:
             lines.write(to_json(record) + "\n")
             lines.flush()
             os.fsync(lines.fileno())  # a checkpoint that counts this line follows
@@ -128,7 +131,7 @@ class RunFolder:
         Raises:
             CheckpointError: lines of earlier epochs are missing, or not JSON.
         """
-        found = self.metrics.read_bytes().splitlines(keepends=True) if self.metrics.exists() else []
+        found = read_bytes(self.metrics).splitlines(keepends=True) if self.metrics.exists() else []
         lines = found[:count]
         try:
             whole = len([json.loads(line) for line in lines]) == count
@@ -139,8 +142,7 @@ class RunFolder:
                 f"{self.metrics} lacks lines: the run needs one of JSON for each of {count} "
                 "epochs; restore it from a copy, or begin a new run in another folder"
             )
-        if found:
-            write_atomically(self.metrics, b"".join(lines))
+        write_atomically(self.metrics, b"".join(lines))
 
 
 def _readable(content: Any) -> bytes:
@@ -182,6 +184,28 @@ def make_private(folder: Path) -> None:
         ) from error
 
 
+def own_subfolder(folder: Path) -> Path:
+    """Make a folder within one that somebody may have sent, or take the one that lies there.
+
+    What is written into it, or removed from it, would be so behind a link.
+
+    Raises:
+        CheckpointError: it is a link or a file, or cannot be made.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be made ({error.strerror})") from error
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise CheckpointError(
+            f"{folder} is a link or a file in place of a folder; nothing is written behind it: "
+            "remove it"
+        )
+    return folder
+
+
 def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """Replace `path` in one step; `private` files are readable by their owner only."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -213,12 +237,11 @@ def read_sealed(path: Path) -> bytes:
     """Read what `write_sealed` wrote.
 
     Raises:
-        CheckpointError: missing, truncated or altered.
+        CheckpointError: missing, no plain file, truncated or altered.
     """
-    try:
-        sealed = path.read_bytes()
-    except FileNotFoundError:
-        raise no_checkpoint(path) from None
+    if not path.exists():
+        raise no_checkpoint(path)
+    sealed = read_bytes(path)
     content, digest = sealed[:-_DIGEST_BYTES], sealed[-_DIGEST_BYTES:]
     if len(sealed) < _DIGEST_BYTES or hashlib.sha256(content).digest() != digest:
         raise CheckpointError(

@@ -17,9 +17,7 @@ def guarantee_text(config: Config, method: Method, labels: LabelMechanism) -> st
     seeded = config.guard.noise != "secret"
     also = statements(config.defences, config.method)
     if method.contributions:
-        recovers = method.contract.when_a_party_leaves == "recover"
-        protocol = config.secure_sum.protocol
-        also.insert(0, contributions_told(protocol, seeded=seeded, recovers=recovers))
+        also.insert(0, contributions_told(config.secure_sum.protocol, seeded=seeded))
     return guarantee_of(
         method.guarantee, labels, private_training=method.training is not None, seeded=seeded,
         also=also,

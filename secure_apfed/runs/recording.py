@@ -12,6 +12,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
+from secure_apfed.folder_files import read_bytes
 from secure_apfed.methods import Method
 from secure_apfed.runs.checkpoint import load_tensors
 from secure_apfed.runs.encoders import load_encoders
@@ -66,9 +67,9 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
     transcript = Transcript.closed(config.transcript)
     try:
         transcript.load_state_dict(
-            msgpack.unpackb(folder.transcript.read_bytes(), strict_map_key=False)
+            msgpack.unpackb(read_bytes(folder.transcript), strict_map_key=False)
         )
-        alignment = load_tensors(folder.alignment.read_bytes())
+        alignment = load_tensors(read_bytes(folder.alignment))
     except (
         OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError
     ) as error:  # fmt: skip

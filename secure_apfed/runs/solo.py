@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from secure_apfed.data import FeatureEncoding
 from secure_apfed.errors import ModelError
-from secure_apfed.folder_files import read_json
+from secure_apfed.folder_files import read_bytes, read_json
 from secure_apfed.models import ModelSettings, encoder_and_head
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.runs.folder import RunFolder, write_atomically
@@ -104,10 +104,11 @@ def load_model(path: Path) -> SoloModel:
             "predict; train with apfed_r, apfed_c or single_view to predict alone"
         )
     parts = read_json(folder.card, _Parts)
+    if not folder.model.exists():
+        raise ModelError(f"{folder.model} is missing; the run did not finish")
+    stored = read_bytes(folder.model)
     try:
-        network = _network(parts, load(folder.model.read_bytes()))
-    except FileNotFoundError:
-        raise ModelError(f"{folder.model} is missing; the run did not finish") from None
+        network = _network(parts, load(stored))
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"{folder.model} and {folder.card.name} do not make a model: {error}"

@@ -24,6 +24,7 @@ from protocols.randomness import derive_key
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.folder_files import read_text
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.privacy import make_label_mechanism
 from secure_apfed.privacy.label_stages import first_epoch_of
@@ -98,7 +99,7 @@ class TrainingLabels:
     def _write_ahead(self, log: Path, answers: Tensor) -> None:
         """Note these answers before anything is trained on them; refuse others for the stage."""
         digest = derive_key(self._key, b"label answers", answers.numpy().tobytes()).hex()
-        noted = log.read_text(encoding="ascii").split() if log.exists() else []
+        noted = read_text(log).split() if log.exists() else []
         if len(noted) <= self._stage:
             with os.fdopen(open_regular(log, create=True), "a", encoding="ascii") as lines:
                 lines.write(digest + "\n")

@@ -1,5 +1,6 @@
 """Writing a run folder: configuration, contract, versions, metrics, model, transcript, result."""
 
+import os
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +18,16 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Method
+from secure_apfed.regular_file import open_regular
 from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.encoders import save_encoders
-from secure_apfed.runs.folder import RunFolder, make_private, no_checkpoint, write_atomically
+from secure_apfed.runs.folder import (
+    RunFolder,
+    make_private,
+    no_checkpoint,
+    own_subfolder,
+    write_atomically,
+)
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import save_model
@@ -86,7 +94,7 @@ class RunWriter:
         folder.write_json(folder.seeds, {"seed": config.seed, "noise": config.guard.noise})
         folder.write_json(folder.versions, versions())
         folder.keep_metrics(epoch)
-        self._board = SummaryWriter(str(folder.tensorboard), purge_step=epoch + 1)
+        self._board = SummaryWriter(str(own_subfolder(folder.tensorboard)), purge_step=epoch + 1)
 
     def agree(self, method: Method, contracts: tuple[str, ...]) -> None:
         """Write the contract of the session that begins."""
@@ -170,7 +178,12 @@ class RunWriter:
 
 @contextmanager
 def _only_here(folder: RunFolder) -> Iterator[None]:
-    """Keep other processes out of the folder."""
+    """Keep other processes out of the folder.
+
+    Raises:
+        CheckpointError: another process is in it, or no regular file lies in the lock's place.
+    """
+    os.close(open_regular(folder.lock, create=True))
     lock = FileLock(folder.lock)
     try:
         lock.acquire(timeout=0)
@@ -203,4 +216,10 @@ def _clear(folder: RunFolder) -> None:
             f"{folder.path} holds a run already, which is finished; choose another folder"
         )
     for log in folder.logs():
-        log.unlink()
+        try:
+            log.unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"{log} lies in the place of a log and cannot be removed ({error.strerror}); "
+                "remove it, or choose another folder"
+            ) from error

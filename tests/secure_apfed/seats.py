@@ -63,13 +63,13 @@ def contract(
     )
 
 
-def plain_sum() -> PlainSum:
-    """Of both passives, without a clip."""
+def plain_sum(*, noise: int | None = None) -> PlainSum:
+    """Of both passives, without a clip, but where there is noise under it."""
     agreement = SumAgreement(
         session=SESSION, receiver="active", combiner="aggregator", contributors=PASSIVES,
-        clip_norm=1.0,
+        clip_norm=1.0, noise=noise,
     )  # fmt: skip
-    return PlainSum(agreement, clip=False)
+    return PlainSum(agreement, clip=noise is not None, quantise=noise is not None)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

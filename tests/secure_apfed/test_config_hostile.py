@@ -1,5 +1,6 @@
 """Hostile YAML: what would hang, exhaust memory or end in a raw error is refused before."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,14 @@ def test_a_large_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     endless = Path("/dev/zero")
     with pytest.raises(ConfigError, match="larger than"):
         load_config(endless)
+
+
+def test_a_file_of_unknown_keys_is_refused_in_no_time() -> None:
+    """Each sentence looks for the nearest known key; a hundred are enough to mend."""
+    text = "\n".join(f"k{number}: 1" for number in range(MOST_BYTES // 12))
+    began = time.perf_counter()
+    lines = refusal_of(text).splitlines()
+    assert time.perf_counter() - began < 15
+    assert len(lines) == 101
+    assert "k0: is an unknown key" in "".join(lines)
+    assert lines[-1] == "run.yaml: has more problems than these 100; mend them first"

@@ -17,9 +17,16 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
-from secure_apfed.parties import ActiveNetworks, ActiveParty, AggregatorParty, PassiveParty
+from secure_apfed.parties import (
+    ActiveNetworks,
+    ActiveParty,
+    AggregatorParty,
+    ContributionNoise,
+    PassiveParty,
+)
 from secure_apfed.parties.rules import bind_step
-from secure_apfed.privacy import BudgetExhaustedError, NoGuard
+from secure_apfed.privacy import BudgetExhaustedError, NoGuard, PrivacyLedger
+from secure_apfed.privacy.contributions import SummedRelease
 from tests.secure_apfed.seats import (
     COMPUTE,
     PASSIVES,
@@ -59,14 +66,20 @@ FEATURES = random(len(ALIGNMENT), COLUMNS, seed=8)
 
 
 def passive(
-    agreed: Contract, name: str = "p1", *, answers: Path | None = None
+    agreed: Contract,
+    name: str = "p1",
+    *,
+    answers: Path | None = None,
+    held_N: Tensor | None = None,
+    noise: ContributionNoise | None = None,
 ) -> tuple[PassiveParty, Decoder]:
     torch.manual_seed(3)
     objective = Decoder()
+    sums = plain_sum(noise=None if noise is None else 1000)
     party = PassiveParty(
         seat(name, agreed), features_N=FEATURES, objective=objective,
-        contributor=plain_sum().contributor(name), train=TRAIN, compute=COMPUTE, seed=0,
-        answers=answers,
+        contributor=sums.contributor(name), train=TRAIN, compute=COMPUTE, seed=0,
+        answers=answers, held_N=held_N, noise=noise,
     )  # fmt: skip
     return party, objective
 
@@ -189,10 +202,11 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(tmp_path: Path) -> Non
     rows, z = torch.arange(3), random(3, D)
     agreed = contract().model_copy(update={"epochs": 1})
     recovers = agreed.model_copy(update={"when_a_party_leaves": "recover"})
-    later = recovers.model_copy(update={"session": SESSION, "alignment": {"session": 2}})
+    later = later_session(recovers)
     for index, (first, second, sent, free) in enumerate(
         [
             (agreed, agreed, z, True),
+            (agreed, later_session(agreed), z, True),
             (agreed, agreed, z + 1e-12, False),
             (agreed, agreed, z.flip(0), False),
             (recovers, recovers, z, True),
@@ -207,6 +221,40 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(tmp_path: Path) -> Non
         else:
             with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
                 again.contribute(representations(rows, sent))
+
+
+def later_session(agreed: Contract) -> Contract:
+    """The same terms in the contract of another session; its seats go on with the same links."""
+    return agreed.model_copy(update={"alignment": {"session": 2}})
+
+
+def test_a_passive_that_does_not_know_everybody_counts_every_session(tmp_path: Path) -> None:
+    """It stays as it is where a batch moves others, and its part would fall out of S1 - S2."""
+    rows, z = torch.arange(3), random(3, D)
+    agreed = contract().model_copy(update={"epochs": 1})
+    held_N = torch.arange(len(ALIGNMENT)) < 5
+    first = passive(agreed, answers=tmp_path / "log", held_N=held_N)[0]
+    first.contribute(representations(rows, z))
+    again, _ = passive(later_session(agreed), answers=tmp_path / "log", held_N=held_N)
+    with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
+        again.contribute(representations(rows, z))
+
+
+def test_every_session_has_noise_of_its_own_and_pays_for_it(tmp_path: Path) -> None:
+    """Of the difference of two sums no passive's noise falls out."""
+    rows, z = torch.arange(3), random(3, D)
+    release = SummedRelease(deviation=1000, honest=2, sensitivity=100.0, numbers=3 * D)
+    sent = []
+    for agreed in (contract(), later_session(contract())):
+        ledger = PrivacyLedger(
+            release, delta=1e-5, budget=None, rows=len(ALIGNMENT), log=tmp_path / "ledger"
+        )
+        noise = ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, secret=True)
+        party, _ = passive(agreed, answers=tmp_path / "answers", noise=noise)
+        sent.append(party.contribute(representations(rows, z)).payload)
+        counts = ledger.state_dict()["counts"][:3].tolist()
+        assert counts == [len(sent)] * 3
+    assert sent[0] != sent[1]
 
 
 class Ledger:

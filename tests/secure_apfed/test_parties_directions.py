@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from secure_apfed.parties.directions import spread_of
 from secure_apfed.parties.rules import check_spread
 from secure_apfed.runs import run
 from tests.secure_apfed.seats import cloned, contract, representations, same
-from tests.secure_apfed.test_parties_apfed import Active, passive
+from tests.secure_apfed.test_parties_apfed import ALIGNMENT, Active, opened, passive
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -96,6 +97,35 @@ def test_a_passive_refuses_a_near_constant_batch_and_computes_nothing() -> None:
     assert objective.calls == 0
     assert same(party.tensors(), state)
     party.contribute(representations(rows, normal(4, 3)))
+
+
+def test_a_passive_does_not_answer_near_constant_rows_among_people_that_it_does_not_know() -> None:
+    held_N = torch.arange(len(ALIGNMENT)) < 4
+    party, objective = passive(contract(spread=0.0005), held_N=held_N)
+    state, rows = cloned(party.tensors()), torch.arange(len(ALIGNMENT))
+    z = normal(len(ALIGNMENT), 3)
+    narrow = torch.where(held_N[:, None], z[0], z)
+    check_spread(narrow, party.terms.representation, sender="active")
+    answers = {}
+    for step, asked in enumerate((narrow, z)):
+        sent = representations(rows, asked, step=step)
+        other = passive(contract(weights={"p2": 0.0}), "p2")[0]
+        both = {
+            "p1": party.contribute(sent),
+            "p2": other.contribute(representations(rows, asked, step=step, receiver="p2")),
+        }
+        answers[step] = opened(both, step, sent, rows)
+        if step == 0:
+            assert objective.calls == 0
+            assert same(descent_of(party.tensors()), descent_of(state))
+    assert not answers[0].any()
+    assert answers[1][held_N].all()
+    assert not answers[1][~held_N].any()
+
+
+def descent_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Its networks and momenta, without the count of its answers."""
+    return {name: value for name, value in tensors.items() if not name.startswith("allowance")}
 
 
 def test_the_active_keeps_a_near_constant_batch_at_home() -> None:

@@ -11,10 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from experiments.reconstructions import FILE, read_examples
+from experiments.report import audited, read_run, write_report
 from secure_apfed.errors import ApfedError, CheckpointError, ModelError
-from secure_apfed.folder_files import MOST_JSON_BYTES, read_json, read_json_lines
+from secure_apfed.folder_files import (
+    MOST_BYTES,
+    MOST_JSON_BYTES,
+    read_bytes,
+    read_json,
+    read_json_lines,
+)
 from secure_apfed.runs import load_model, load_recording, run
-from tests.secure_apfed.small_runs import small_config
+from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -147,6 +155,87 @@ def test_parameters_that_somebody_wrote_are_checked(harm: str, copied: Path) -> 
     save_file(made, path)
     with pytest.raises(ModelError, match=r"model\.safetensors and model\.json do not make a model"):
         load_model(copied)
+
+
+def _in_place_of(path: Path, kind: str) -> None:
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+
+
+KINDS = ("pipe", "device", "folder")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_plain_files_of_a_finished_run_are_read(kind: str, copied: Path) -> None:
+    """An endless or silent file would take all memory or all time."""
+    for name in ("transcript.msgpack", "alignment.safetensors", "model.safetensors"):
+        path = copied / name
+        whole = path.read_bytes()
+        _in_place_of(path, kind)
+        with pytest.raises(CheckpointError, match=f"{name}: is no plain file"):
+            load_recording(copied)
+        if name.startswith("model"):
+            with pytest.raises(CheckpointError, match=f"{name}: is no plain file"):
+                load_model(copied)
+        path.rmdir() if kind == "folder" else path.unlink()
+        path.write_bytes(whole)
+    _in_place_of(copied / FILE, kind)
+    with pytest.raises(CheckpointError, match=f"{FILE}: is no plain file"):
+        read_examples(copied)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_plain_files_are_read_to_resume_a_run(kind: str, tmp_path: Path) -> None:
+    labels = {"mechanism": "randomised_response", "epsilon": 1.0}
+    config = small_config(labels=labels)
+    interrupted(config, tmp_path, at_step=9)
+    for name in ("metrics.jsonl", "labels-active.log", "checkpoint.bin"):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        _in_place_of(path, kind)
+        with pytest.raises(CheckpointError, match=f"{name}"):
+            run(config, tmp_path, resume=True)
+        path.rmdir() if kind == "folder" else path.unlink()
+        path.write_bytes(whole)
+
+
+def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"1234")
+    assert read_bytes(path, most=4) == b"1234"
+    with pytest.raises(CheckpointError, match=r"x: is larger than 3 bytes"):
+        read_bytes(path, most=3)
+    os.truncate(path, MOST_BYTES + 1)  # sparse: reading it would take as much memory
+    with pytest.raises(CheckpointError, match=rf"x: is larger than {MOST_BYTES} bytes"):
+        read_bytes(path)
+
+
+@pytest.mark.parametrize("releases", [-1, 2**31 + 1, 2**63])
+def test_a_count_of_releases_is_one(releases: int, copied: Path) -> None:
+    path = copied / "result.json"
+    result = json.loads(path.read_bytes())
+    result["privacy"]["releases"] = releases
+    path.write_text(json.dumps(result))
+    with pytest.raises(CheckpointError, match=r"result\.json: .*'privacy\.releases'"):
+        write_report(copied)
+
+
+def test_an_audit_ends_however_many_releases_are_claimed(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audited, "_MOST_RELEASES", 3)
+    path = copied / "result.json"
+    result = json.loads(path.read_bytes())
+    result["privacy"]["releases"] = 2**31
+    path.write_text(json.dumps(result))
+    found = audited.audit_of(read_run(copied))
+    assert found is not None
+    assert found.releases == 3
 
 
 @pytest.mark.parametrize("content", [b"\x90", b"\x80", b"\xc0", b"\x92\x01\x02", b"\x91" * 5000])
