@@ -27,9 +27,9 @@ from attacks.recorded import Truth
 from attacks.risk import risk_of_features, risk_of_labels, risk_of_membership
 from attacks.view import AdversaryView
 
-__all__ = ["EXCHANGED", "SCALES", "Scale", "not_applicable", "score"]
+__all__ = ["DECOY", "SCALES", "Scale", "not_applicable", "score"]
 
-EXCHANGED = ", rows exchanged"
+DECOY = ", decoy"
 """Behind a variant's name: its decoy."""
 
 Figures: TypeAlias = Mapping[str, float | None]
@@ -147,7 +147,7 @@ def score(
     )
     # Whoever saw releases may ignore them. Of equals the attack is named, not the baseline.
     variant, best = _best({**attacks, **baselines}, scale.metric)
-    without = {**baselines, **{f"{name}{EXCHANGED}": figures for name, figures in decoys.items()}}
+    without = {**baselines, **{f"{name}{DECOY}": figures for name, figures in decoys.items()}}
     baseline, floor = _best(without, scale.metric)
     chosen = _rows({**guess.baselines, **guess.attacks}[variant], scored_N)
     return AttackResult(

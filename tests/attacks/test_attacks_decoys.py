@@ -13,7 +13,7 @@ from attacks.decoys import exchanged, with_decoys
 from attacks.interface import Guess, Prediction
 from attacks.reading import gradients, released_positions, representations
 from attacks.recorded import view_of
-from attacks.scoring import EXCHANGED
+from attacks.scoring import DECOY
 from attacks.trial import Trial
 from attacks.view import AdversaryView, Knowledge, Played
 from secure_apfed.exchange import Kind
@@ -148,9 +148,9 @@ def test_rows_that_miss_an_epoch_are_exchanged_with_others(make_recording: Any, 
 def test_decoys_of_a_leak_find_nothing(make_recording: Any, name: str) -> None:
     result = _result(make_recording("labels", epochs=2), name)
     decoys = {
-        key.removesuffix(EXCHANGED): figures["balanced_accuracy"]
+        key.removesuffix(DECOY): figures["balanced_accuracy"]
         for key, figures in result.baselines.items()
-        if key.endswith(EXCHANGED)
+        if key.endswith(DECOY)
     }
     assert set(decoys) == set(result.variants)
     assert result.score["balanced_accuracy"] > 0.8
@@ -159,13 +159,12 @@ def test_decoys_of_a_leak_find_nothing(make_recording: Any, name: str) -> None:
     assert abs(float(np.mean(list(decoys.values()))) - 1 / 3) < 0.08
 
 
-def test_an_attack_that_is_not_exchangeable_gives_its_own_decoys_or_none(
-    make_recording: Any,
-) -> None:
+def test_an_own_network_has_other_fresh_weights_as_its_decoy(make_recording: Any) -> None:
     network = torch.nn.Linear(2, 3)
     recording = make_recording("nothing", method="tvfl", epochs=1)
     recording = replace(recording, encoders={"passive-2": network})
     attack = ATTACKS["semi_supervised"].model_validate({"own_network": True, "iterations": 2})
     result = Trial(attack, recording, ("passive-2",), "active", seed=0).result()
     assert result.applicable
-    assert not any(key.endswith(EXCHANGED) for key in result.baselines)
+    decoys = [key for key in result.baselines if key.endswith(DECOY)]
+    assert decoys == [f"own network, trained further{DECOY}"]

@@ -11,7 +11,7 @@ from attacks.features.hijacking import Beside, Hijack
 from attacks.live.joint import JointRun
 from attacks.live.play import play_active
 from attacks.run import mount
-from attacks.scoring import EXCHANGED
+from attacks.scoring import DECOY
 from protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
@@ -69,7 +69,7 @@ def test_a_passives_features_are_rebuilt_by_the_gradients_it_gets() -> None:
     hijacked, quiet = _played(1.0), _played(1e-9, 20)
     assert (hijacked.adversary, hijacked.victim, hijacked.role) == ("active", "passive-1", "active")
     assert set(hijacked.baselines) == {
-        "mean of the outsiders", "ridge on x", f"decoded h{EXCHANGED}",
+        "mean of the outsiders", "ridge on x", f"decoded h{DECOY}",
     }  # fmt: skip
     assert hijacked.counts["known"] == 0
     assert hijacked.score["r2"] > 0.7, hijacked.score

@@ -7,7 +7,7 @@ from attacks.interface import AttackError
 from attacks.labels.model_completion import ModelCompletion
 from attacks.recorded import reveal_labels, view_of
 from attacks.run import mount
-from attacks.scoring import EXCHANGED
+from attacks.scoring import DECOY
 from attacks.view import Knowledge, KnownRows
 from secure_apfed.config import AttackChoice
 
@@ -62,7 +62,7 @@ def test_the_first_epoch_is_a_reference_and_no_baseline(make_recording: Any) -> 
     result = _mount(make_recording("labels"))[0]
     assert all("first epoch" in name for name in result.references)
     assert not any("first epoch" in name for name in result.baselines)
-    assert all(name.endswith(EXCHANGED) for name in result.baselines if " h" in name)
+    assert all(name.endswith(DECOY) for name in result.baselines if " h" in name)
     before = result.references["logistic on h of the first epoch"]["balanced_accuracy"]
     assert before < 0.5
     assert _mount(make_recording("labels", epochs=1))[0].references == {}

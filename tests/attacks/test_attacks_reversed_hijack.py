@@ -8,7 +8,7 @@ from attacks.features.hijacking import Beside, Hijack
 from attacks.features.reversed_hijack import ReversedHijack
 from attacks.live.play import play_passive
 from attacks.run import mount
-from attacks.scoring import EXCHANGED
+from attacks.scoring import DECOY
 from secure_apfed.config import AttackChoice
 from secure_apfed.seeds import seeded
 from tests.attacks.live_runs import live_config
@@ -54,7 +54,7 @@ def test_it_is_played_by_a_passive_among_honest_ones() -> None:
     assert result.applicable
     assert (result.adversary, result.victim, result.role) == ("passive-2", "active", "passive")
     assert set(result.baselines) == {
-        "mean of the outsiders", "ridge on x", f"decoded h{EXCHANGED}",
+        "mean of the outsiders", "ridge on x", f"decoded h{DECOY}",
     }  # fmt: skip
     assert result.knowledge["public_rows"] > 20
     assert result.counts["known"] == 0

@@ -15,7 +15,7 @@ from attacks.interface import AttackError, AttackResult, Guess, Prediction
 from attacks.labels.model_completion import ModelCompletion
 from attacks.recorded import reveal_labels, truth_of, view_of
 from attacks.run import headlines, mount, prepare
-from attacks.scoring import EXCHANGED, score
+from attacks.scoring import DECOY, score
 from attacks.view import Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
@@ -155,7 +155,7 @@ class TestScoring:
         assert (result.variant, result.baseline, result.advantage) == ("floor", "floor", 0)
         assert result.score == result.baselines["floor"]
         assert list(result.variants) == ["guess"]
-        assert set(result.baselines) == {"floor", f"guess{EXCHANGED}"}
+        assert set(result.baselines) == {"floor", f"guess{DECOY}"}
 
     def test_of_equals_the_attack_is_named(self, parts: Any) -> None:
         view, truth, rows = parts
@@ -168,7 +168,7 @@ class TestScoring:
         attack, floor, lucky = (self._right(truth, rows, share) for share in (0.6, 0.4, 0.8))
         guess = replace(self._guess(rows, attack, floor), decoys={"guess": Prediction(lucky)})
         result = score(self.attack, view, guess, truth, 0)
-        assert (result.variant, result.baseline) == ("guess", f"guess{EXCHANGED}")
+        assert (result.variant, result.baseline) == ("guess", f"guess{DECOY}")
         assert result.advantage == pytest.approx(-0.2, abs=0.02)
 
     def test_references_take_no_part(self, parts: Any) -> None:

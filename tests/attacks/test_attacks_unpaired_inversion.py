@@ -8,7 +8,7 @@ import torch
 
 from attacks.features.unpaired_inversion import UnpairedInversion
 from attacks.recorded import reveal_features, view_of
-from attacks.scoring import EXCHANGED
+from attacks.scoring import DECOY
 from attacks.trial import Trial
 from attacks.view import Budget, Knowledge, KnownRows
 from secure_apfed.data import ColumnEncoding
@@ -55,7 +55,7 @@ def test_features_are_found_without_a_pair(make_recording: Any) -> None:
     assert result.score["r2"] > 0.5
     assert result.advantage > 0.5
     assert set(result.baselines) == {
-        "mean of the public rows", "decoded x", f"decoded h{EXCHANGED}",
+        "mean of the public rows", "decoded x", f"decoded h{DECOY}",
     }  # fmt: skip
     assert result.counts["known"] == 90
 
