@@ -147,14 +147,15 @@ LIMITS: tuple[Limit, ...] = (
         "puts in other numbers than agreed) sees whether the active takes it, at least from the "
         "run that goes on or stops. With the first refusal the active throws its keys away: a "
         "session of S steps tells at most log2(S + 1) bits, under ckks and ckks_fast of one "
-        "contribution, else of a sum. Under ckks, ckks_fast and bfv all S questions may be about "
-        "one number, since a ciphertext names no step; under the other sums each is about "
-        "another. A number has about 18 bits. A resumed run has other keys, but computes the same "
-        "numbers, and each session that is stopped and resumed may tell as much again: under "
-        "ckks, ckks_fast and bfv two or three tell a number (one does where S is beyond a hundred "
-        "thousand), under the others about twenty. So a run that ended by a refused sum is not "
-        "resumed unless `rules.refused_sums` (0) allows as many refusals as all its sessions "
-        "counted. A new run with the same seed, or from a copy of the folder, is not counted.",
+        "contribution, else of a sum; sessions that end otherwise and are resumed add their steps "
+        "to S. Under ckks, ckks_fast and bfv all S questions may be about one number, since a "
+        "ciphertext names no step; under the other sums each is about another. A number has about "
+        "18 bits. A resumed run has other keys, but computes the same numbers, and each session "
+        "that is stopped and resumed may tell as much again: under ckks, ckks_fast and bfv two or "
+        "three tell a number (one does where S is beyond a hundred thousand), under the others "
+        "about twenty. So a run that ended by a refused sum is not resumed unless "
+        "`rules.refused_sums` (0) allows as many refusals as all its sessions counted. A new run "
+        "with the same seed, or from a copy of the folder, is not counted.",
     ),
     Limit(
         methods=("tvfl",),
