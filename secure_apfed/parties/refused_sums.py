@@ -10,11 +10,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import MOST_JSON_BYTES, open_plain
+from secure_apfed.regular_file import open_regular
 
 __all__ = ["RefusedSums"]
 
@@ -72,13 +74,11 @@ class RefusedSums:
         # Begins with a line's end, since the line before may be torn.
         line = "\n" + json.dumps({"contract": contract, "step": step}) + "\n"
         try:
-            handle = os.open(self._log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(handle, "wb") as lines:
+            with FileIO(open_regular(self._log, create=True), "a") as lines:
                 lines.write(line.encode())
-                lines.flush()
                 os.fsync(lines.fileno())
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             raise CheckpointError(
                 f"{self._log}: cannot note that {self._me} refused the sum of step {step} "
-                f"({error.strerror}); do not resume this run, which could not count it"
+                f"({error}); do not resume this run, which could not count it"
             ) from error

@@ -125,3 +125,16 @@ def test_what_the_aggregator_did_not_cause_is_not_noted(
     with pytest.raises(type(error)), refused.noting(step=3, contract="c"):
         raise error
     assert not list(tmp_path.iterdir())
+
+
+def test_a_refusal_is_not_noted_behind_a_link(tmp_path: Path) -> None:
+    other, log = tmp_path / "elsewhere", tmp_path / "refused-active.jsonl"
+    other.touch()
+    refused = RefusedSums("active", log, allowed=0)
+    log.symlink_to(other)
+    with (
+        pytest.raises(CheckpointError, match="is a symbolic link"),
+        refused.noting(step=3, contract="ab"),
+    ):
+        raise RemoteProtocolError("altered")
+    assert other.read_bytes() == b""
