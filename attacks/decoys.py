@@ -11,6 +11,7 @@ are a function of what it has, they say nothing new either, but exchanging them 
 too; baselines that compute such functions are the attack's to give.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -81,7 +82,7 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
     order = decoy.positions.argsort()
     found = order[torch.searchsorted(decoy.positions[order], positions)]
 
-    def kept(predictions: dict[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
+    def kept(predictions: Mapping[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
         return {
             name: Prediction(one.values[rows.numpy()], one.clusters)
             for name, one in predictions.items()
@@ -89,10 +90,10 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
 
     return Guess(
         positions=positions,
-        attacks=kept(dict(guess.attacks), common_N),
-        baselines=kept(dict(guess.baselines), common_N),
-        references=kept(dict(guess.references), common_N),
-        decoys=kept(dict(decoy.attacks), found),
+        attacks=kept(guess.attacks, common_N),
+        baselines=kept(guess.baselines, common_N),
+        references=kept(guess.references, common_N),
+        decoys=kept(decoy.attacks, found),
     )
 
 

@@ -183,7 +183,7 @@ def guess_labels(
         attacks: name -> (N, F) standardised columns that use what was released.
         baselines: the same of what the adversary has anyway.
         references: the same of what is shown beside them.
-        seed: of the MLP's weights, of the clusters' starts and of the folds.
+        seed: of the MLP's weights and of the clusters' starts.
         fused: name -> released and own columns, both standardised, to be used together: side by
             side with several weights and, where labels are known, own ones as the prior.
 

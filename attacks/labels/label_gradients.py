@@ -74,10 +74,12 @@ def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
     """
     epochs = gradient_epochs(view)
     first, last = first_and_last(gradients, view, epochs)
-    found = {"first epoch": first, "last epoch": last, "mean of all epochs": first}
+    found = {"first epoch": first}
+    if len(epochs) > 1:
+        found["last epoch"] = last
     if len(epochs) > 2:
-        return found | {"mean of all epochs": mean(partial(gradients, view), epochs)}
-    return dict(list(found.items())[: len(epochs)])
+        found["mean of all epochs"] = mean(partial(gradients, view), epochs)
+    return found
 
 
 def why_no_gradients(attack: LabelProbe, view: AdversaryView) -> str | None:
