@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from secure_apfed.alignment import AlignmentSettings, IdNormalisation, align
     from secure_apfed.config import Config
     from secure_apfed.config.file import load_config
-    from secure_apfed.exchange import Envelope, InMemoryTransport, Transcript, Transport
+    from secure_apfed.exchange import Envelope, InMemory, Links, Transcript
     from secure_apfed.privacy import (
         GaussianGuard,
         NoGuard,
@@ -49,7 +49,8 @@ __all__ = [
     "Envelope",
     "GaussianGuard",
     "IdNormalisation",
-    "InMemoryTransport",
+    "InMemory",
+    "Links",
     "MaskedRecoverySum",
     "MaskedSum",
     "NoGuard",
@@ -61,7 +62,6 @@ __all__ = [
     "StepBinding",
     "SumAgreement",
     "Transcript",
-    "Transport",
     "align",
     "calibrate_sigma",
     "converse",
@@ -96,9 +96,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("AlignmentSettings", "IdNormalisation", "align"), "secure_apfed.alignment"),
     "Config": "secure_apfed.config",
     "load_config": "secure_apfed.config.file",
-    **dict.fromkeys(
-        ("Envelope", "InMemoryTransport", "Transcript", "Transport"), "secure_apfed.exchange"
-    ),
+    **dict.fromkeys(("Envelope", "InMemory", "Links", "Transcript"), "secure_apfed.exchange"),
     **dict.fromkeys(
         ("GaussianGuard", "NoGuard", "PrivacyLedger", "RepresentationGuard", "calibrate_sigma"),
         "secure_apfed.privacy",

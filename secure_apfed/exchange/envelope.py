@@ -34,6 +34,10 @@ class Kind(StrEnum):
     SUM_ANSWER = "sum-answer"
     SUM = "sum"
     GRADIENTS = "gradients"
+    READY = "ready"
+    CHECKPOINT = "checkpoint"
+    SAVED = "saved"
+    END = "end"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""The transcript: a recording transport. Who saw what, when, and how many bytes.
+"""The transcript: who saw what, when, and how many bytes.
 
-Run by: the experimenter, around the real transport; it is not a party. Privacy reports
+Run by: the experimenter, who drives all parties in one process and is told of every envelope that
+is sent (see `secure_apfed.exchange.drivers`); it is not a party. Privacy reports
 read the flows; attacks read the kept envelopes, opened as their receivers saw them. What the
 active decodes is in no message, so its record of the sums is kept beside them.
 """
@@ -8,7 +9,7 @@ active decodes is in no message, so its record of the sums is kept beside them.
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import safetensors.torch
 from pydantic import Field
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.exchange.envelope import Envelope, Kind
-from secure_apfed.exchange.transport import Transport
 from secure_apfed.settings import Settings
 
 __all__ = ["Flow", "Transcript", "TranscriptSettings"]
@@ -57,14 +57,14 @@ class Flow:
 
 
 class Transcript:
-    """Records every envelope that passes through `transport`.
+    """Records every envelope that is sent.
 
     Call `begin_epoch` before an epoch's first step; only envelopes between such calls
     are candidates for keeping.
     """
 
-    def __init__(self, transport: Transport, settings: TranscriptSettings) -> None:
-        self._transport, self._settings = transport, settings
+    def __init__(self, settings: TranscriptSettings) -> None:
+        self._settings = settings
         self._flows: dict[tuple[str, str, Kind], Flow] = {}
         self._epochs: dict[int, list[Envelope]] = {}
         self._opened: dict[int, dict[int, bytes]] = {}
@@ -110,9 +110,8 @@ class Transcript:
         self._epochs.setdefault(epoch, [])
         self._opened.setdefault(epoch, {})
 
-    def send(self, envelope: Envelope) -> int:
-        """Pass the envelope on and record it."""
-        wire_bytes = self._transport.send(envelope)
+    def record(self, envelope: Envelope, wire_bytes: int) -> None:
+        """Count an envelope that is sent, and keep it where the settings say so."""
         self._add(
             Flow(
                 sender=envelope.sender,
@@ -128,17 +127,12 @@ class Transcript:
         if self._epoch is not None and envelope.kind in KEPT_KINDS:
             kept = replace(envelope, payload=self._store(envelope.payload))
             self._epochs[self._epoch].append(kept)
-        return wire_bytes
 
     def keep_opened(self, step: int, sum_BD: Tensor) -> None:
         """Keep what the active decoded in `step`; only the experimenter has this record."""
         if self._epoch is not None:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
             self._opened[self._epoch][step] = self._store(body)
-
-    def receive(self, receiver: str, *, sender: str, kind: Kind, step: int) -> Envelope:
-        """Pass through: what is received was recorded when it was sent."""
-        return self._transport.receive(receiver, sender=sender, kind=kind, step=step)
 
     def _store(self, payload: bytes) -> bytes:
         """Hold equal payloads (the same representations to each passive) once."""
@@ -159,11 +153,6 @@ class Transcript:
         used |= {id(body) for opened in self._opened.values() for body in opened.values()}
         self._payloads = {key: value for key, value in self._payloads.items() if id(value) in used}
         self._held_bytes = sum(map(len, self._payloads.values()))
-
-    @classmethod
-    def closed(cls, settings: TranscriptSettings) -> Self:
-        """A transcript that only holds what `load_state_dict` gives it."""
-        return cls(_NoTransport(), settings)
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on after what `state` recorded; what this session sent so far adds to it."""
@@ -216,16 +205,6 @@ class Transcript:
             for epoch, items in state.get("opened", [])
         }
         self._epoch = None
-
-
-class _NoTransport:
-    """Stands where a finished run had its transport."""
-
-    def send(self, envelope: Envelope) -> int:
-        raise LocalProtocolError("this transcript is of a finished run; nothing can be sent")
-
-    def receive(self, receiver: str, *, sender: str, kind: Kind, step: int) -> Envelope:
-        raise LocalProtocolError("this transcript is of a finished run; nothing can arrive")
 
 
 def _fields(envelope: Envelope) -> dict[str, Any]:

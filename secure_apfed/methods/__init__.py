@@ -1,45 +1,50 @@
-"""Methods: parties that exchange envelopes in protocol order.
+"""Methods: facts and roles, one script a party.
 
 A new method is one file and one line in the table.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import noise_keys
-from secure_apfed.methods.apfed import Apfed
-from secure_apfed.methods.apfed_opening import open_apfed, open_single_view
-from secure_apfed.methods.method import Method, PartyTensors, Start, begin_epoch
-from secure_apfed.methods.tvfl import Tvfl, open_tvfl
+from secure_apfed.methods.apfed import Apfed, SingleView
+from secure_apfed.methods.method import Course, Helper, Learner, Method, Own
+from secure_apfed.methods.session import PartyTensors, Session, Start
+from secure_apfed.methods.tvfl import Tvfl
 
 __all__ = [
     "METHODS",
     "Apfed",
+    "Course",
+    "Helper",
+    "Learner",
     "Method",
+    "Own",
     "PartyTensors",
+    "Session",
+    "SingleView",
     "Start",
     "Tvfl",
-    "begin_epoch",
     "noise_keys",
-    "open_method",
+    "open_session",
 ]
 
-METHODS: Mapping[str, Callable[[Start], Method]] = {
-    "apfed": open_apfed,
-    "apfed_r": open_apfed,
-    "apfed_c": open_apfed,
-    "tvfl": open_tvfl,
-    "single_view": open_single_view,
+METHODS: Mapping[str, Method] = {
+    "apfed": Apfed("apfed"),
+    "apfed_r": Apfed("apfed_r"),
+    "apfed_c": Apfed("apfed_c"),
+    "tvfl": Tvfl(),
+    "single_view": SingleView(),
 }
 
 
-def open_method(
+def open_session(
     config: Config, data: VerticalData, *, alignment: Mapping[str, Tensor] | None = None
-) -> Method:
-    """Open the config's method with new noise keys, its ledgers in memory.
+) -> Session:
+    """Open a session of the config's method with new noise keys, its ledgers in memory.
 
     Args:
         config: of the run.
@@ -48,4 +53,4 @@ def open_method(
     """
     keys = noise_keys(config, data)
     start = Start(config=config, data=data, noise_keys=keys, alignment=alignment)
-    return METHODS[config.method](start)
+    return Session(METHODS[config.method], start)

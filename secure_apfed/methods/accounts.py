@@ -9,7 +9,7 @@ from pathlib import Path
 from protocols.randomness import fresh_key
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.methods.method import Start
+from secure_apfed.methods.method import Own
 from secure_apfed.names import UPDATES, log_file
 from secure_apfed.parties import PrivateUpdates, RefusedSums
 from secure_apfed.privacy import (
@@ -47,14 +47,14 @@ def _noise_key(config: Config, party: str) -> bytes:
     return hashlib.sha256(f"noise of {party}, seed {config.seed}".encode()).digest()
 
 
-def guard_for(start: Start, party: str) -> RepresentationGuard:
+def guard_for(own: Own) -> RepresentationGuard:
     """The guard of one party that releases representations: one release a row and epoch."""
-    config = start.config
-    return make_guard(config.guard, releases=config.train.epochs, key=start.noise_keys[party])
+    config = own.config
+    return make_guard(config.guard, releases=config.train.epochs, key=own.noise_key)
 
 
 def open_ledger(
-    start: Start,
+    own: Own,
     name: str,
     mechanism: Mechanism | SummedRelease,
     *,
@@ -68,52 +68,46 @@ def open_ledger(
         delta=delta,
         budget=budget,
         rows=rows,
-        log=log_file(start.logs, "ledger", name, "jsonl") if start.logs else None,
-        seeded=start.config.guard.noise != "secret",
+        log=log_file(own.logs, "ledger", name, "jsonl") if own.logs else None,
+        seeded=own.config.guard.noise != "secret",
     )
 
 
-def answers_log(start: Start, passive: str) -> Path | None:
+def answers_log(own: Own) -> Path | None:
     """Where a passive counts what it answers, over all sessions of the run."""
-    return log_file(start.logs, "answers", passive, "jsonl") if start.logs else None
+    return log_file(own.logs, "answers", own.name, "jsonl") if own.logs else None
 
 
-def refused_sums(start: Start, active: str) -> RefusedSums:
+def refused_sums(own: Own) -> RefusedSums:
     """Where the active notes sums that it refuses, over all sessions of the run.
 
     Raises:
         CheckpointError: it refused more than this run may go on after.
     """
-    log = log_file(start.logs, "refused", active, "jsonl") if start.logs else None
-    return RefusedSums(active, log, allowed=start.config.rules.refused_sums)
+    log = log_file(own.logs, "refused", own.name, "jsonl") if own.logs else None
+    return RefusedSums(own.name, log, allowed=own.config.rules.refused_sums)
 
 
-def ledger_for(
-    start: Start, party: str, guard: RepresentationGuard, *, aligned: int
-) -> PrivacyLedger:
+def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:
     """The account of what this party releases."""
-    settings = start.config.guard
+    settings = own.config.guard
     return open_ledger(
-        start, party, guard.mechanism(),
+        own, own.name, guard.mechanism(),
         delta=settings.delta, budget=settings.epsilon, rows=aligned,
     )  # fmt: skip
 
 
-def private_updates(
-    start: Start, party: str, guard: RepresentationGuard, *, rows: int
-) -> PrivateUpdates | None:
+def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | None:
     """What makes this party's updates private, one an epoch for each of its rows; None: nothing.
 
     Args:
-        start: the session's beginning.
-        party: whose updates.
+        own: whose updates.
         guard: of its representations, whose releases share the budget.
-        rows: of its table.
 
     Raises:
         ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
     """
-    config, settings = start.config, start.config.dp_sgd
+    config, settings, rows = own.config, own.config.dp_sgd, len(own.rows.ids)
     if settings is None:
         return None
     epochs, delta = config.train.epochs, config.guard.delta
@@ -130,11 +124,12 @@ def private_updates(
     gradient_guard = GradientGuard(
         clip=settings.clip,
         noise_multiplier=noise_multiplier,
-        key=start.noise_keys[party],
+        key=own.noise_key,
         noise=config.guard.noise,
     )
     mechanism = gradient_guard.mechanism()
-    ledger = open_ledger(start, _updates_of(party), mechanism, delta=delta, budget=None, rows=rows)
+    name = _updates_of(own.name)
+    ledger = open_ledger(own, name, mechanism, delta=delta, budget=None, rows=rows)
     return PrivateUpdates(gradient_guard, ledger)
 
 

@@ -5,10 +5,12 @@
 it shares with any of them in a random order of its own. It tells each passive the
 numbers of the people they share; a passive learns how many positions there are, and never
 whose the others are. A party without the person of a position has -1 there.
+
+One script a role: the active is the hub, each passive a member, and the dealer hands out
+randomness where the protocol needs it.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,20 +18,17 @@ from torch import Tensor
 from protocols.conversation import Conversation
 from protocols.errors import RemoteProtocolError
 from protocols.psi import SET_INTERSECTIONS
-from protocols.psi.interface import Aligner
+from protocols.psi.interface import Aligner, SetIntersection
 from protocols.randomness import random_permutation
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
-from secure_apfed.config.training import TrainSettings
-from secure_apfed.contract import Contract
-from secure_apfed.data import PartyTable, VerticalData
-from secure_apfed.exchange import Envelope, Kind, TensorSpec, Transport, pack, unpack
-from secure_apfed.exchange.conversation import BEFORE_TRAINING
-from secure_apfed.exchange.outbox import Outbox
+from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.methods.method import Own
 
 __all__ = [
     "DEALER",
-    "Links",
-    "align_over",
+    "align_as_active",
+    "align_as_passive",
+    "deal",
     "needs_dealer",
     "place_rows",
     "positions_of",
@@ -37,21 +36,6 @@ __all__ = [
 ]
 
 DEALER = "dealer"
-
-
-class Links(Protocol):
-    """What the parties of a session talk over; see `secure_apfed.methods.stage.Stage`."""
-
-    @property
-    def contract(self) -> Contract: ...
-
-    @property
-    def transcript(self) -> Transport: ...
-
-    @property
-    def outboxes(self) -> Mapping[str, Outbox]: ...
-
-    def hold(self, kind: Kind, roles: Mapping[str, Conversation]) -> None: ...
 
 
 def positions_of(aligned: Tensor, rows: Tensor) -> Tensor:
@@ -73,63 +57,81 @@ def needs_dealer(settings: AlignmentSettings) -> bool:
     return SET_INTERSECTIONS[settings.protocol].needs_dealer
 
 
-def align_over(links: Links, data: VerticalData, settings: AlignmentSettings) -> dict[str, Tensor]:
-    """Return, by party, the row of its own table at each position, -1 where it has none.
+async def align_as_active(own: Own, links: Links, session: str) -> Tensor:
+    """Return the row of its own table at each position, (U,).
 
     Raises:
         DataError: IDs that cannot be aligned.
         IntersectionTooSmallError: fewer common IDs than agreed, in `pairwise` of any pair.
     """
-    if settings.mode == "pairwise":
-        return _align_pairs(links, data, settings)
-    return _intersect(links, data.active, data.passives, settings, links.contract.session)
-
-
-def _intersect(
-    links: Links,
-    active: PartyTable,
-    passives: Iterable[PartyTable],
-    settings: AlignmentSettings,
-    session: str,
-) -> dict[str, Tensor]:
-    names = [passive.name for passive in passives]
-    protocol = intersection(
-        settings, session=session, dealer=DEALER if needs_dealer(settings) else ""
-    )
-    hub = protocol.hub(active.name, names, canonical_ids(active.name, active.ids, settings))
-    aligners: dict[str, Aligner] = {active.name: hub}
-    for passive in passives:
-        ids = canonical_ids(passive.name, passive.ids, settings)
-        aligners[passive.name] = protocol.member(passive.name, active.name, ids)
-    helpers = {DEALER: protocol.dealer(active.name, names)} if needs_dealer(settings) else {}
-    links.hold(Kind.ALIGNMENT, {**aligners, **helpers})
-    return {name: torch.from_numpy(aligner.rows.copy()) for name, aligner in aligners.items()}
-
-
-def _align_pairs(
-    links: Links, data: VerticalData, settings: AlignmentSettings
-) -> dict[str, Tensor]:
-    active = data.active
-    pairs = {
-        table.name: _intersect(
-            links, active, [table], settings, f"{links.contract.session} {table.name}"
-        )
-        for table in data.passives
-    }
-    rows_U = torch.unique(torch.cat([pair[active.name] for pair in pairs.values()]))
+    shared = [
+        await _intersect_as_active(own, links, members, name)
+        for name, members in _intersections(own, session)
+    ]
+    if own.config.alignment.mode == "all":
+        return torch.cat(shared)  # of the one intersection
+    rows_U = torch.unique(torch.cat(shared))
     rows_U = rows_U[torch.from_numpy(random_permutation(len(rows_U)))]
-    position_N = torch.full((len(active.ids),), -1, dtype=torch.int64)
+    position_N = torch.full((len(own.rows.ids),), -1, dtype=torch.int64)
     position_N[rows_U] = torch.arange(len(rows_U))
-    alignment = {active.name: rows_U}
-    for name, pair in pairs.items():
-        payload = pack({"positions": position_N[pair[active.name]]}, {"total": len(rows_U)})
-        outbox = links.outboxes[active.name]
-        links.transcript.send(outbox.write(Kind.ALIGNMENT, BEFORE_TRAINING, name, payload))
-        told = links.transcript.receive(
-            name, sender=active.name, kind=Kind.ALIGNMENT, step=BEFORE_TRAINING
-        )
-        alignment[name] = place_rows(told, pair[name], most=settings.maximum_ids)
-    return alignment
+    for passive, rows_P in zip(own.passives, shared, strict=True):
+        payload = pack({"positions": position_N[rows_P]}, {"total": len(rows_U)})
+        links.send(passive, Kind.ALIGNMENT, BEFORE_TRAINING, payload)
+    return rows_U
+
+
+async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
+    """Return the row of its own table at each position, (U,), -1 where it has none.
+
+    Raises: as `align_as_active`.
+    """
+    settings = own.config.alignment
+    (name,) = [
+        name for name, members in _intersections(own, session) if own.name in members
+    ]  # fmt: skip
+    protocol = _protocol(own, name)
+    ids = canonical_ids(own.name, own.rows.ids, settings)
+    rows_P = await _converse(links, protocol.member(own.name, own.active, ids), own, (own.active,))
+    if settings.mode == "all":
+        return rows_P
+    message = await links.receive(own.active, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=8)
+    return place_rows(message, rows_P, most=settings.maximum_ids)
+
+
+async def deal(own: Own, links: Links, session: str) -> None:
+    """The dealer's script: randomness for each intersection."""
+    for name, members in _intersections(own, session):
+        dealer = _protocol(own, name).dealer(own.active, members)
+        await links.converse(Kind.ALIGNMENT, dealer, (own.active, *members))
+
+
+def _intersections(own: Own, session: str) -> list[tuple[str, Sequence[str]]]:
+    """Session and members of each intersection that the active holds."""
+    if own.config.alignment.mode == "all":
+        return [(session, own.passives)]
+    return [(f"{session} {passive}", (passive,)) for passive in own.passives]
+
+
+def _protocol(own: Own, session: str) -> SetIntersection:
+    settings = own.config.alignment
+    dealer = DEALER if needs_dealer(settings) else ""
+    return intersection(settings, session=session, dealer=dealer)
+
+
+async def _intersect_as_active(
+    own: Own, links: Links, members: Sequence[str], session: str
+) -> Tensor:
+    settings = own.config.alignment
+    ids = canonical_ids(own.name, own.rows.ids, settings)
+    hub = _protocol(own, session).hub(own.name, members, ids)
+    return await _converse(links, hub, own, members)
+
+
+async def _converse(links: Links, aligner: Aligner, own: Own, others: Sequence[str]) -> Tensor:
+    peers = (*others, DEALER) if needs_dealer(own.config.alignment) else tuple(others)
+    role: Conversation = aligner
+    await links.converse(Kind.ALIGNMENT, role, peers)
+    return torch.from_numpy(aligner.rows.copy())
 
 
 def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int) -> Tensor:
@@ -162,7 +164,7 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int) -> Tensor:
     return rows_U
 
 
-def training_rows(data: VerticalData, aligned: Tensor, train: TrainSettings) -> Tensor:
+def training_rows(own: Own, aligned: Tensor) -> Tensor:
     """All training rows of the active, or its aligned ones only, as `use_unaligned` says."""
-    rows = data.train_rows
-    return rows if train.use_unaligned else rows[torch.isin(rows, aligned)]
+    rows = own.train_rows
+    return rows if own.config.train.use_unaligned else rows[torch.isin(rows, aligned)]

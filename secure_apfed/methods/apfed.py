@@ -1,108 +1,507 @@
 """APFed (Section 3): passives help during training, the active predicts alone afterwards.
 
-`Apfed.step` is the whole protocol of one step with all roles in order. SingleVL is the
-same without passives: the active trains on its own loss.
+Three scripts: the active represents a batch, every passive answers the aggregator with its
+protected gradient, the aggregator adds, the active updates. M passives take 2M + 1 envelopes a
+step, 4M + 1 where the sum has two rounds. SingleVL (Section 5.1) is the active's script without
+anybody else: it trains on its own loss.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from torch import Tensor
+import msgpack
+from torch import Tensor, nn
 
-from secure_apfed.contract import AGGREGATOR, Contract
-from secure_apfed.exchange import Kind, Transcript
-from secure_apfed.methods.attendance import Attendance
-from secure_apfed.methods.method import PartyTensors, restore_state, state_of
-from secure_apfed.parties import ActiveNetworks, ActiveParty, AggregatorParty, PassiveParty
-from secure_apfed.privacy import PrivacyLedger, WholeTraining
+from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from protocols.sums import SecureSum, SumCombiner
+from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
+from secure_apfed.defences import gradient_chain, representation_chain
+from secure_apfed.exchange import Envelope, Kind, Links
+from secure_apfed.methods import noising
+from secure_apfed.methods.accounts import (
+    answers_log,
+    guard_for,
+    ledger_for,
+    private_updates,
+    refused_sums,
+    update_ledgers,
+    whole_training,
+)
+from secure_apfed.methods.ahead import waiting_of, worker_for
+from secure_apfed.methods.aligning import training_rows
+from secure_apfed.methods.defending import surroundings_of
+from secure_apfed.methods.method import (
+    Agreed,
+    Course,
+    Helper,
+    Learner,
+    Own,
+    Save,
+    keep_or_end,
+    train_by_epochs,
+)
+from secure_apfed.methods.terms import (
+    check_passives,
+    model_of,
+    passive_terms,
+    projection_size,
+    representation_terms,
+)
+from secure_apfed.models import Shape, family_for, output_shape, projection_to
+from secure_apfed.objectives import make_objective
+from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty, PrivateUpdates
+from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, WholeTraining
+from secure_apfed.privacy.guarantee import NOTHING_RELEASED
+from secure_apfed.seeds import seeded
 
-__all__ = ["Apfed"]
+__all__ = ["Apfed", "ApfedAggregator", "ApfedLearner", "ApfedPassive", "SingleView"]
 
 
-@dataclass(kw_only=True)
-class Apfed:
-    """Active-passive federated learning between parties that are set up; see `Method`."""
+class ApfedLearner:
+    """The active's role; see `Learner`.
 
-    headline: str
-    contract: Contract
-    transcript: Transcript
-    alignment: Mapping[str, Tensor]
-    active: ActiveParty
-    passives: list[PassiveParty]
-    aggregator: AggregatorParty | None
-    ledgers: Mapping[str, PrivacyLedger]
-    training: WholeTraining | None
-    guarantee: str
-    secure_sum: Mapping[str, object]
-    training_rows: Tensor
-    test_rows: Tensor
-    contributions: Mapping[str, PrivacyLedger] = field(default_factory=dict)
-    rounds: int = 1
-    smallest_batch: int = 2
+    Args:
+        party: the active, set up; test_rows: of its table.
+        ledgers, training, guarantee, rounding: see `Learner`.
+        training_rows: of its table, aligned or not.
+        headline: what its accuracy is called.
+    """
 
-    def __post_init__(self) -> None:
-        self.roll = Attendance(self.contract)
-        for passive in self.passives:
-            passive.wait()
+    contributions: PrivacyLedger | None = None
+    smallest_batch = 2
 
-    def step(self, step: int, rows_B: Tensor) -> float:
-        """All roles of one step, in protocol order (Alg. 1).
+    def __init__(
+        self,
+        party: ActiveParty,
+        *,
+        headline: str,
+        ledgers: Mapping[str, PrivacyLedger],
+        training: WholeTraining | None,
+        guarantee: str,
+        rounding: float | None,
+        training_rows: Tensor,
+        test_rows: Tensor,
+    ) -> None:
+        self.name, self.party = party.name, party
+        self.ledgers, self.training, self.guarantee = ledgers, training, guarantee
+        self.rounding, self.training_rows = rounding, training_rows
+        self._headline, self._test_rows = headline, test_rows
+        self.left: dict[str, int] = {}
+        self.steps_without_all = 0
 
-        2M + 1 envelopes with M passives present; 4M + 1 where the sum has two rounds.
-        """
-        channel, active, aggregator = self.transcript, self.active, self.aggregator
-        envelopes = active.represent(step, rows_B)
-        if not envelopes or aggregator is None:
-            return active.update(None)
-        for envelope in envelopes:
-            if envelope.receiver in self.roll.present:
-                channel.send(envelope)
-        for passive in self._present():
-            received = channel.receive(
-                passive.name, sender=active.name, kind=Kind.REPRESENTATIONS, step=step
-            )
-            channel.send(passive.contribute(received))
-        bodies = self.roll.gather(channel, Kind.CONTRIBUTION, step)
-        if self.rounds == 2:
-            for request in aggregator.ask(bodies):
-                channel.send(request)
-            for passive in self._present():
-                received = channel.receive(
-                    passive.name, sender=AGGREGATOR, kind=Kind.SUM_REQUEST, step=step
-                )
-                channel.send(passive.answer(received))
-            bodies = self.roll.gather(channel, Kind.SUM_ANSWER, step)
-        channel.send(aggregator.combine(bodies))
-        for passive in self._present():
-            passive.wait()
-        loss = active.update(
-            channel.receive(active.name, sender=AGGREGATOR, kind=Kind.SUM, step=step)
-        )
-        if active.opened is not None:
-            channel.keep_opened(step, active.opened)
-        self.roll.finish_step()
+    @property
+    def opened(self) -> Tensor | None:
+        """See `Learner`."""
+        return self.party.opened
+
+    async def set_up(self, links: Links) -> None:
+        """Its end of the sum."""
+        if self.party.receiver is not None:
+            peers = (*self.party.contract.passives, AGGREGATOR)
+            await links.converse(Kind.SUM_SETUP, self.party.receiver, peers)
+
+    async def learn(self, links: Links, course: Course) -> None:
+        """Epochs of steps."""
+        await train_by_epochs(self, links, course)
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """One step of the active (Alg. 1)."""
+        sent = self.party.represent(step, rows_B)
+        if sent is None:
+            return self.party.update(None)
+        asked = [name for name in self.party.contract.passives if name not in self.left]
+        for name in asked:
+            links.send(name, Kind.REPRESENTATIONS, step, sent)
+        message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
+        present, combined = _read_sum(message)
+        loss = self.party.update(combined)
+        self.left |= {name: step for name in asked if name not in present}
+        self.steps_without_all += bool(self.left)
         return loss
 
-    def _present(self) -> list[PassiveParty]:
-        """The passives that take part still."""
-        return [passive for passive in self.passives if passive.name in self.roll.present]
-
-    def attendance(self) -> Mapping[str, object]:
-        """Who fell silent in this session, and how many steps went on without somebody."""
-        return self.roll.facts() if self.passives else {}
-
-    def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
         """Accuracy of the active alone; needs no exchange."""
-        return {self.headline: self.active.accuracy(self.test_rows)}
+        return {self._headline: self.party.accuracy(self._test_rows)}
+
+    def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
+        """See `Learner`."""
+        self.party.relabel(labels_N)
+        self.training_rows = train_rows
 
     def solo(self) -> ActiveNetworks | None:
         """The active's own networks: that is the point of the method."""
-        return self.active.networks
+        return self.party.networks
 
-    def tensors(self) -> PartyTensors:
-        """State of all parties."""
-        return state_of(self.active, self.passives)
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Learner`."""
+        return self.party.tensors()
 
-    def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
-        """Restore what `tensors` returned before step `next_step`."""
-        restore_state(self.active, self.passives, tensors, next_step=next_step)
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """See `Learner`."""
+        self.party.load_tensors(tensors)
+
+
+class ApfedPassive:
+    """A passive's role; see `Helper`."""
+
+    def __init__(self, party: PassiveParty, *, rounds: int) -> None:
+        self.name, self.party, self._rounds = party.name, party, rounds
+        self.contributions = party.noise.ledger if party.noise else None
+        self.ledgers: Mapping[str, PrivacyLedger] = (
+            {party.name: self.contributions} if self.contributions else {}
+        )
+
+    def sent_networks(self) -> nn.Module | None:
+        """None: it sends no representation."""
+        return None
+
+    async def set_up(self, links: Links) -> None:
+        """Its end of the sum."""
+        contract = self.party.contract
+        peers = (contract.active, AGGREGATOR, *contract.passives)
+        await links.converse(
+            Kind.SUM_SETUP, self.party.contributor, [name for name in peers if name != self.name]
+        )
+
+    async def help(self, links: Links, save: Save) -> None:
+        """Answer batch after batch (Alg. 1, passive client)."""
+        active = self.party.contract.active
+        while True:
+            self.party.wait()
+            message = await links.receive(
+                active, Kind.REPRESENTATIONS, Kind.CHECKPOINT, Kind.END, patience=8
+            )
+            step = message.step
+            if message.kind is not Kind.REPRESENTATIONS:
+                if not keep_or_end(message.kind, step, links, active, save):
+                    return
+                continue
+            links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.party.contribute(message))
+            if self._rounds == 2:
+                request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
+                answer = self.party.answer(request.payload)
+                links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Helper`."""
+        return self.party.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """See `Helper`."""
+        self.party.load_tensors(tensors, last_step=next_step - 1)
+
+
+class ApfedAggregator:
+    """The aggregator's role: it adds what it cannot read, and holds no key of the sum.
+
+    Who falls silent stays out until the next session. The contract says whether the run stops for
+    all then, or goes on with those who are left.
+
+    Args:
+        contract: of the session.
+        combiner: its end of the sum; rounds: between the passives and it, 1 or 2.
+    """
+
+    name = AGGREGATOR
+    contributions: PrivacyLedger | None = None
+
+    def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
+        self.combiner = combiner
+        self._contract, self._rounds = contract, rounds
+        self._present = list(contract.passives)
+        self.ledgers: Mapping[str, PrivacyLedger] = {}
+
+    def sent_networks(self) -> nn.Module | None:
+        """None: it has none."""
+        return None
+
+    async def set_up(self, links: Links) -> None:
+        """Its end of the sum."""
+        peers = (self._contract.active, *self._contract.passives)
+        await links.converse(Kind.SUM_SETUP, self.combiner, peers)
+
+    async def help(self, links: Links, save: Save) -> None:
+        """Add step after step."""
+        active = self._contract.active
+        while True:
+            message = await links.receive(
+                (active, *self._present), Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
+                least=1 + self._least(), patience=8,
+            )  # fmt: skip
+            if message.kind is not Kind.CONTRIBUTION:
+                if message.sender != active:
+                    raise RemoteProtocolError(
+                        f"{message.sender} sent {message.kind}, which only {active} may"
+                    )
+                if not keep_or_end(message.kind, message.step, links, active, save):
+                    return
+                continue
+            bodies = await self._gather(links, Kind.CONTRIBUTION, message)
+            if self._rounds == 2:
+                for name, request in self.combiner.ask(bodies).items():
+                    links.send(name, Kind.SUM_REQUEST, message.step, request)
+                bodies = await self._gather(links, Kind.SUM_ANSWER, message, first=False)
+            combined = self.combiner.combine(bodies)
+            links.send(active, Kind.SUM, message.step, _sum_of(self._present, combined))
+
+    def _least(self) -> int:
+        """Passives without whom there is no step."""
+        if self._contract.when_a_party_leaves == "abort":
+            return len(self._present)
+        threshold = self._contract.secure_sum["threshold"]
+        assert isinstance(threshold, int)
+        return threshold
+
+    async def _gather(
+        self, links: Links, kind: Kind, begun_by: Envelope, *, first: bool = True
+    ) -> dict[str, bytes]:
+        """One body of each passive that sends, beginning with the message that came first."""
+        bodies = {begun_by.sender: begun_by.payload} if first else {}
+        for name in tuple(self._present):
+            if name in bodies:
+                continue
+            try:
+                message = await links.receive(name, kind, step=begun_by.step)
+            except PartyLeftError as error:
+                self._let_go(name, error)
+            else:
+                bodies[name] = message.payload
+        return {name: bodies[name] for name in self._present}
+
+    def _let_go(self, name: str, error: PartyLeftError) -> None:
+        """Go on without this passive where the contract says so.
+
+        Raises:
+            PartyLeftError: it says to stop.
+        """
+        if self._contract.when_a_party_leaves == "abort":
+            raise PartyLeftError(
+                f"{error}; the contract says to stop when a party leaves: resume once "
+                f"{name} is back, or agree on secure_sum.protocol masked_recovery with a "
+                "threshold below the number of passives"
+            ) from error
+        self._present.remove(name)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing: a session's sums end with it."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """See `Helper`."""
+
+
+def _sum_of(present: Sequence[str], combined: bytes) -> bytes:
+    """A message of a sum: the passives that take part still, and the sum."""
+    packed: bytes = msgpack.packb([list(present), combined])
+    return packed
+
+
+def _read_sum(message: Envelope) -> tuple[Sequence[str], bytes]:
+    """Return the passives that take part still, and the sum.
+
+    Raises:
+        RemoteProtocolError: no such message.
+    """
+    try:
+        present, combined = msgpack.unpackb(message.payload)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        present, combined = None, None
+    if (
+        not isinstance(present, list)
+        or not isinstance(combined, bytes)
+        or not all(isinstance(name, str) for name in present)
+    ):
+        raise RemoteProtocolError(
+            f"{message.sender} sent something else than a sum and who takes part still"
+        )
+    return present, combined
+
+
+class Apfed:
+    """The method; see `Method`.
+
+    Args:
+        headline: what the accuracy of the active alone is called.
+    """
+
+    def __init__(self, headline: str) -> None:
+        self.headline = headline
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """See `Method`: the active sends representations, nobody else does."""
+        if own.name != own.active:
+            return None
+        check_passives(own.config, own.passives)
+        projected = projection_size(own.config, own.passives)
+        _, shape = _active_networks(own, projected)
+        guard = guard_for(own)
+        return representation_terms(own.config, shape, guard, projected=projected is not None)
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        """See `Method`."""
+        representation = offers[own.active]
+        parts = own.active, own.passives, representation.shape
+        secure_sum, noise = noising.sum_and_noise(own.config, session, *parts)
+        return Agreed(
+            passives={
+                name: passive_terms(own.config, name, representation) for name in own.passives
+            },
+            secure_sum=noising.parameters_of(own.config, secure_sum, noise),
+        )
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        """See `Method`."""
+        secure_sum, _ = _sum_of_contract(own, contract)
+        parts = _Private.of(own)
+        party = _active_party(own, contract, parts, rows, secure_sum)
+        training = whole_training(own.config, party.ledger, parts.updates)
+        return ApfedLearner(
+            party,
+            headline=self.headline,
+            ledgers={party.name: party.ledger, **update_ledgers(party.name, parts.updates)},
+            training=training,
+            guarantee=training.statement(parts.guard) if training else parts.guard.statement(),
+            rounding=secure_sum.rounding(),
+            training_rows=training_rows(own, rows),
+            test_rows=own.test_rows,
+        )
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        """See `Method`."""
+        config, terms = own.config, contract.passives[own.name]
+        secure_sum, noise = _sum_of_contract(own, contract)
+        contributor, shape = secure_sum.contributor(own.name), terms.representation.shape
+        assert terms.objective is not None
+        with seeded(own.seed, own.name, "objective"):
+            objective = make_objective(
+                terms.objective,
+                representation=shape,
+                features=own.features,
+                model=model_of(config, own.name),
+            )
+        party = PassiveParty(
+            own.name,
+            contract,
+            features_N=own.rows.features[rows.clamp(min=0)],
+            objective=objective,
+            contributor=contributor,
+            train=config.train,
+            compute=Compute.of(config.train),
+            seed=own.seed,
+            answers=answers_log(own),
+            held_N=rows >= 0,
+            noise=noising.contribution_noise(own, shape, plan=noise, aligned=len(rows)),
+            waiting=waiting_of(
+                config.secure_sum, contributor, (config.train.batch_size, math.prod(shape)),
+                worker_for(config.secure_sum),
+            ),
+            defences=gradient_chain(config.defences, surroundings_of(own, shape)),
+        )  # fmt: skip
+        return ApfedPassive(party, rounds=secure_sum.rounds)
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        """See `Method`."""
+        secure_sum, _ = _sum_of_contract(own, contract)
+        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+
+
+class SingleView:
+    """SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
+
+    headline = "single_view"
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """See `Method`."""
+        return None
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        """See `Method`."""
+        return Agreed()
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        """See `Method`."""
+        parts = _Private.of(own)
+        party = _active_party(own, contract, parts, rows, None)
+        training = whole_training(own.config, party.ledger, parts.updates)
+        return ApfedLearner(
+            party,
+            headline=self.headline,
+            ledgers=update_ledgers(party.name, parts.updates),
+            training=training,
+            guarantee=training.statement(None) if training else NOTHING_RELEASED,
+            rounding=None,
+            training_rows=own.train_rows,
+            test_rows=own.test_rows,
+        )
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        """There is none."""
+        raise LocalProtocolError(f"{own.name}: single_view has no passive party")
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        """There is none."""
+        raise LocalProtocolError(f"{own.name}: single_view has no aggregator")
+
+
+@dataclass(frozen=True)
+class _Private:
+    """What protects the active's releases and updates."""
+
+    guard: RepresentationGuard
+    updates: PrivateUpdates | None
+
+    @classmethod
+    def of(cls, own: Own) -> "_Private":
+        guard = guard_for(own)
+        return cls(guard, private_updates(own, guard))
+
+
+def _sum_of_contract(own: Own, contract: Contract) -> tuple[SecureSum, noising.NoisePlan | None]:
+    """The agreed sum, as each party describes it for itself."""
+    names = tuple(contract.passives)
+    shape = contract.passives[names[0]].representation.shape
+    return noising.sum_and_noise(own.config, contract.session, contract.active, names, shape)
+
+
+def _active_networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, Shape]:
+    """The active's networks at their reproducible start, and the shape of one row of z."""
+    model, seed = own.config.model, own.seed
+    family = family_for(model, own.features)
+    with seeded(seed, own.name, "encoder"):
+        encoder = family.encoder(own.features, model)
+    shape = output_shape(encoder, own.features)
+    with seeded(seed, own.name, "head"):
+        head = family.head(math.prod(shape), len(own.classes), model)
+    if projection is None:
+        return ActiveNetworks(encoder, head), shape
+    with seeded(seed, own.name, "projection"):
+        return ActiveNetworks(encoder, head, projection_to(projection, shape)), (projection,)
+
+
+def _active_party(
+    own: Own,
+    contract: Contract,
+    private: _Private,
+    rows: Tensor,
+    secure_sum: SecureSum | None,
+) -> ActiveParty:
+    config = own.config
+    projection = projection_size(config, own.passives) if secure_sum else None
+    networks, shape = _active_networks(own, projection)
+    return ActiveParty(
+        own.name,
+        contract,
+        table=own.rows,
+        alignment=rows,
+        networks=networks,
+        guard=private.guard,
+        ledger=ledger_for(own, private.guard, aligned=len(rows)),
+        receiver=secure_sum.receiver() if secure_sum else None,
+        refused=refused_sums(own),
+        train=config.train,
+        compute=Compute.of(config.train),
+        seed=own.seed,
+        private=private.updates,
+        defences=representation_chain(config.defences, surroundings_of(own, shape)),
+    )

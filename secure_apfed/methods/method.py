@@ -1,139 +1,277 @@
-"""What every method offers to the run that drives it, and what it is started with."""
+"""What a method is: facts, the terms that its parties agree on, and one role for each of them.
 
-import secrets
-from collections.abc import Mapping, Sequence
+A role is built from its own party's data and secrets and from the contract, which is public, and
+from nothing else. Its script is an `async def` over its links (see `secure_apfed.exchange`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from secure_apfed.config import Config
-from secure_apfed.contract import Contract
-from secure_apfed.data import VerticalData
-from secure_apfed.exchange import Transcript
+from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.data import PartyTable
+from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
-from secure_apfed.seeds import shuffled
 
-__all__ = ["Method", "PartyTensors", "Start", "begin_epoch", "restore_state", "state_of"]
+__all__ = [
+    "Agreed",
+    "Course",
+    "Helper",
+    "Learner",
+    "Method",
+    "Own",
+    "Save",
+    "end_all",
+    "keep_or_end",
+    "meet",
+    "meet_all",
+    "save_all",
+    "train_by_epochs",
+]
 
-PartyTensors = Mapping[str, Mapping[str, Tensor]]
-"""Tensors of a checkpoint, by party and name."""
+Save: TypeAlias = Callable[[int], None]
+"""Writes one party's checkpoint before the step of this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """What a session begins with.
+class Own:
+    """What one party brings to a session; all of it stays with that party.
 
     Attributes:
-        config, data: of the run.
-        noise_keys: by party, 32 bytes; secrets of their parties.
-        session: unique; names this session in every message.
-        alignment: by party, from an earlier session of the run; None: intersect now.
-        logs: folder of the ledgers' write-ahead logs; None: keep them in memory.
+        config: the run's public settings, the same at all parties.
+        name: the party's; active, passives: who takes part, public.
+        seed: of its weights and dropout.
+        noise_key: 32 bytes, its secret.
+        table: its rows; None where it has none (aggregator, dealer).
+        train_rows, test_rows: of the table, at the party with the labels; empty elsewhere.
+        classes: names of the labels, at the party that has them.
+        logs: folder of its write-ahead logs; None: keep them in memory.
     """
 
     config: Config
-    data: VerticalData
-    noise_keys: Mapping[str, bytes] = field(repr=False)
-    session: str = field(default_factory=lambda: secrets.token_hex(16))
-    alignment: Mapping[str, Tensor] | None = None
+    name: str
+    active: str
+    passives: tuple[str, ...]
+    seed: int = field(repr=False)
+    noise_key: bytes = field(repr=False)
+    table: PartyTable | None = field(default=None, repr=False)
+    train_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    test_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    classes: tuple[str, ...] = ()
     logs: Path | None = None
 
+    @property
+    def rows(self) -> PartyTable:
+        """Its table, where it must have one."""
+        assert self.table is not None
+        return self.table
 
-class _Active(Protocol):
-    name: str
-
-    def tensors(self) -> dict[str, Tensor]: ...
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
-
-
-class _Passive(Protocol):
-    name: str
-
-    def tensors(self) -> dict[str, Tensor]: ...
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None: ...
+    @property
+    def features(self) -> tuple[int, ...]:
+        """Shape of one row of its features."""
+        return tuple(self.rows.features.shape[1:])
 
 
-def state_of(active: _Active, passives: Sequence[_Passive]) -> PartyTensors:
-    """State of all parties that hold any."""
-    return {
-        active.name: active.tensors(),
-        **{passive.name: passive.tensors() for passive in passives},
-    }
-
-
-def restore_state(
-    active: _Active, passives: Sequence[_Passive], tensors: PartyTensors, *, next_step: int
-) -> None:
-    """Restore what `state_of` returned before step `next_step`."""
-    active.load_tensors(tensors[active.name])
-    for passive in passives:
-        passive.load_tensors(tensors[passive.name], last_step=next_step - 1)
-
-
-class Method(Protocol):
-    """One learning procedure: parties that exchange envelopes in protocol order.
+@dataclass(frozen=True, kw_only=True)
+class Agreed:
+    """What all parties of a method agree on besides the settings; public.
 
     Attributes:
-        headline: the variant of `evaluate` that the run reports first.
-        alignment: by party, positions in its own table of the aligned people; -1 where it
-            does not know the person (mode pairwise).
-        training_rows: what an epoch goes through, in batches; their meaning is the method's.
-        smallest_batch: rows below which a last batch is left out.
-        ledgers: by party that releases representations, and of private updates where there are.
-        training: the account of private training; None where training is not private.
-        contributions: those of `ledgers` that count a passive's contributions to sums with noise.
-        guarantee: what the guard promises, in a sentence.
-        secure_sum: public parameters of the sum, empty where there is none.
+        passives: terms by passive, empty where the active trains alone.
+        secure_sum: the sum's public parameters, empty where there is none.
     """
 
-    headline: str
-    contract: Contract
-    transcript: Transcript
-    alignment: Mapping[str, Tensor]
-    training_rows: Tensor
-    smallest_batch: int
-    ledgers: Mapping[str, PrivacyLedger]
-    contributions: Mapping[str, PrivacyLedger]
-    training: WholeTraining | None
-    guarantee: str
-    secure_sum: Mapping[str, object]
+    passives: Mapping[str, PassiveTerms] = field(default_factory=dict)
+    secure_sum: Mapping[str, Any] = field(default_factory=dict)
 
-    def step(self, step: int, rows_B: Tensor) -> float:
-        """Play one training step of all parties; return the task loss."""
+
+class Course(Protocol):
+    """How far a run is, kept by whoever trains: epochs, batches, checkpoints."""
+
+    def epochs(self) -> Iterator[int]:
+        """The epochs that are left."""
         ...
 
-    def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
+    def batches(self, learner: "Learner", epoch: int) -> Iterator[tuple[int, Tensor]]:
+        """Steps of an epoch and their rows: a function of seed and epoch."""
+        ...
+
+    def stepped(self, loss: float) -> None:
+        """A step is done, with this task loss."""
+        ...
+
+    async def finish_epoch(self, learner: "Learner", links: Links) -> None:
+        """Evaluate where it is due, note it, and let all parties save what they are."""
+        ...
+
+
+class _Role(Protocol):
+    """A party's part in a session, set up; its state is its own.
+
+    Attributes:
+        ledgers: its accounts by name, of what it releases and of private updates.
+        contributions: that of `ledgers` which counts its contributions to sums with noise.
+    """
+
+    name: str
+    ledgers: Mapping[str, PrivacyLedger]
+    contributions: PrivacyLedger | None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its state, for its own checkpoint."""
+        ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """Restore what `tensors` returned before step `next_step`."""
+        ...
+
+
+class Helper(_Role, Protocol):
+    """The part of a party that helps: a passive, or the aggregator."""
+
+    def sent_networks(self) -> nn.Module | None:
+        """The network whose output it sends; None where it sends none. Only it knows it."""
+        ...
+
+    async def set_up(self, links: Links) -> None:
+        """What comes between alignment and training."""
+        ...
+
+    async def help(self, links: Links, save: Save) -> None:
+        """Its script from the first step to the end of the session."""
+        ...
+
+
+class Learner(_Role, Protocol):
+    """The part of the party that learns a model and says when the session ends.
+
+    Attributes:
+        training_rows: what an epoch goes through, in batches; their meaning is the method's.
+        smallest_batch: rows below which a last batch is left out.
+        training: the account of private training; None where training is not private.
+        guarantee: what the guards promise, in a sentence.
+        rounding: the largest error of one number of a sum; None where there is no sum.
+        left: who fell silent in this session, and in which step.
+        steps_without_all: steps that were finished without somebody.
+    """
+
+    training_rows: Tensor
+    smallest_batch: int
+    training: WholeTraining | None
+    guarantee: str
+    rounding: float | None
+    left: dict[str, int]
+    steps_without_all: int
+
+    async def set_up(self, links: Links) -> None:
+        """What comes between alignment and training."""
+        ...
+
+    async def learn(self, links: Links, course: Course) -> None:
+        """Train as the method does, to the last epoch of the course."""
+        ...
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """One training step; return the task loss."""
+        ...
+
+    @property
+    def opened(self) -> Tensor | None:
+        """The sum that the last step decoded, (B, D); its own record, which no message holds."""
+        ...
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
         """Test accuracy by inference variant; `final` includes what needs an exchange."""
         ...
 
-    def attendance(self) -> Mapping[str, object]:
-        """Who fell silent in this session; empty where the method has no way on without one."""
+    def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
+        """Train on other labels of these rows from now on."""
         ...
 
     def solo(self) -> ActiveNetworks | None:
         """The networks that predict without any other party, if the method has them."""
         ...
 
-    def tensors(self) -> PartyTensors:
-        """State of all parties."""
-        ...
 
-    def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
-        """Restore what `tensors` returned before step `next_step`."""
-        ...
+class Method(Protocol):
+    """One learning procedure.
 
-
-def begin_epoch(method: Method, config: Config, epoch: int) -> list[Tensor]:
-    """Tell the transcript, and return the epoch's batches: a function of seed and epoch.
-
-    A last batch that is too small is left out.
+    Attributes:
+        headline: the variant of `evaluate` that a run reports first.
     """
-    method.transcript.begin_epoch(epoch)
-    order = shuffled(method.training_rows, config.seed, "batches", epoch)
-    batches = order.split(config.train.batch_size)
-    return [rows_B for rows_B in batches if len(rows_B) >= method.smallest_batch]
+
+    headline: str
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """What a row may be that this party sends; None where it sends no representation."""
+        ...
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        """The terms of all parties, from what each of them offers; the same at whoever asks."""
+        ...
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        """The active's role; `rows` are those of its table by position of the alignment."""
+        ...
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        """A passive's role; -1 stands in `rows` for who it does not know."""
+        ...
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        """The aggregator's role, where there is a sum."""
+        ...
+
+
+async def train_by_epochs(learner: Learner, links: Links, course: Course) -> None:
+    """The course of a method that trains in steps: epochs of batches."""
+    for epoch in course.epochs():
+        for step, rows_B in course.batches(learner, epoch):
+            course.stepped(await learner.step(links, step, rows_B))
+        await course.finish_epoch(learner, links)
+
+
+async def meet_all(links: Links, helpers: Sequence[str]) -> None:
+    """Return once each of these parties is done with what came before, and tell them so.
+
+    Messages of a later part never overtake those of an earlier one then: between two parties they
+    stay in order anyhow, among several only so.
+    """
+    for name in helpers:
+        await links.receive(name, Kind.READY, step=BEFORE_TRAINING, patience=8)
+    for name in helpers:
+        links.send(name, Kind.READY, BEFORE_TRAINING)
+
+
+async def meet(links: Links, active: str) -> None:
+    """The other side of `meet_all`."""
+    links.send(active, Kind.READY, BEFORE_TRAINING)
+    await links.receive(active, Kind.READY, step=BEFORE_TRAINING, patience=8)
+
+
+async def save_all(links: Links, helpers: Sequence[str], step: int) -> None:
+    """Let these parties save what they are before `step`; return once all of them have."""
+    for name in helpers:
+        links.send(name, Kind.CHECKPOINT, step)
+    for name in helpers:
+        await links.receive(name, Kind.SAVED, step=step)
+
+
+def end_all(links: Links, helpers: Sequence[str], step: int) -> None:
+    """Tell these parties that the session is over."""
+    for name in helpers:
+        links.send(name, Kind.END, step)
+
+
+def keep_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) -> bool:
+    """Answer the active's CHECKPOINT or END; return whether the session goes on."""
+    if kind is Kind.CHECKPOINT:
+        save(step)
+        links.send(active, Kind.SAVED, step)
+    return kind is not Kind.END

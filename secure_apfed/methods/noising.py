@@ -18,15 +18,14 @@ from secure_apfed.config.training import NoiseSettings
 from secure_apfed.defences import DEFENCES, GradientDefence
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.accounts import open_ledger
-from secure_apfed.methods.method import Start
+from secure_apfed.methods.method import Own
 from secure_apfed.methods.terms import make_sum, objective_of
 from secure_apfed.models import Shape
 from secure_apfed.objectives import OBJECTIVES
-from secure_apfed.parties import ContributionNoise, PassiveParty
-from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
 
-__all__ = ["NoisePlan", "accounts_of", "contribution_noise", "parameters_of", "sum_and_noise"]
+__all__ = ["NoisePlan", "contribution_noise", "parameters_of", "sum_and_noise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +42,14 @@ class NoisePlan:
 
 
 def sum_and_noise(
-    start: Start, passives: Sequence[str], shape: Shape
+    config: Config, session: str, active: str, passives: Sequence[str], shape: Shape
 ) -> tuple[SecureSum, NoisePlan | None]:
     """The configured sum between these passives, and the noise under it; None: there is none.
 
     Args:
-        start: the session's beginning.
+        config: of the run.
+        session: of the contract.
+        active: who opens the sum.
         passives: all of them.
         shape: of one row of a contribution.
 
@@ -57,10 +58,11 @@ def sum_and_noise(
             than a sum can carry.
         LocalProtocolError: parameters that do not fit, or a single passive.
     """
-    quiet, noise = make_sum(start, passives), start.config.secure_sum.noise
+    parts = config, session, active, passives
+    quiet, noise = make_sum(*parts), config.secure_sum.noise
     if noise is None:
         return quiet, None
-    if start.config.secure_sum.clip is None:
+    if config.secure_sum.clip is None:
         raise ConfigError("secure_sum.noise needs a bound on rows: give secure_sum.clip, as 1.0")
     # Under masked_recovery a sum may lack some passives, and with them their noise.
     least = quiet.parameters().get("threshold", len(passives))
@@ -71,8 +73,8 @@ def sum_and_noise(
             f"secure_sum.noise.colluders: {noise.colluders} of the {least} passives that a sum "
             "needs leave no honest one whose noise would count"
         )
-    steps = _steps(start.config, noise, passives, shape, honest)
-    return make_sum(start, passives, noise=steps), NoisePlan(steps=steps, honest=honest)
+    steps = _steps(config, noise, passives, shape, honest)
+    return make_sum(*parts, noise=steps), NoisePlan(steps=steps, honest=honest)
 
 
 def parameters_of(config: Config, secure_sum: SecureSum, plan: NoisePlan | None) -> dict[str, Any]:
@@ -83,34 +85,24 @@ def parameters_of(config: Config, secure_sum: SecureSum, plan: NoisePlan | None)
     return {**secure_sum.parameters(), **settings}
 
 
-def accounts_of(passives: Sequence[PassiveParty]) -> dict[str, PrivacyLedger]:
-    """The ledgers of the passives that add noise to what they contribute."""
-    return {one.name: one.noise.ledger for one in passives if one.noise is not None}
-
-
 def contribution_noise(
-    start: Start,
-    passive: str,
-    shape: Shape,
-    *,
-    plan: NoisePlan | None,
-    aligned: int,
+    own: Own, shape: Shape, *, plan: NoisePlan | None, aligned: int
 ) -> ContributionNoise | None:
-    """One passive's noise and its account; None where none is agreed."""
-    config = start.config
+    """A passive's noise and its account; None where none is agreed."""
+    config = own.config
     noise = config.secure_sum.noise
     if noise is None or plan is None:
         return None
     release = SummedRelease(
         deviation=plan.steps,
         honest=plan.honest,
-        sensitivity=_sensitivity(config, passive, shape),
+        sensitivity=_sensitivity(config, own.name, shape),
         numbers=config.train.batch_size * math.prod(shape),
     )
     ledger = open_ledger(
-        start, passive, release, delta=noise.delta, budget=noise.epsilon, rows=aligned
+        own, own.name, release, delta=noise.delta, budget=noise.epsilon, rows=aligned
     )
-    key = derive_key(start.noise_keys[passive], b"secure-apfed contributions v1")
+    key = derive_key(own.noise_key, b"secure-apfed contributions v1")
     return ContributionNoise(
         deviation=plan.steps,
         key=key,

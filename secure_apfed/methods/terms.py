@@ -8,7 +8,6 @@ from secure_apfed.config import Config
 from secure_apfed.config.training import PassiveSettings, SumSettings
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods.method import Start
 from secure_apfed.models import ModelSettings, Shape
 from secure_apfed.objectives import ContrastiveSettings, ObjectiveSettings, ReconstructionSettings
 from secure_apfed.privacy import RepresentationGuard
@@ -136,15 +135,17 @@ def passive_terms(
     )
 
 
-def make_sum(start: Start, passives: Sequence[str], *, noise: int | None = None) -> SecureSum:
+def make_sum(
+    config: Config, session: str, active: str, passives: Sequence[str], *, noise: int | None = None
+) -> SecureSum:
     """The configured sum between these parties; `noise` is its deviation in steps.
 
     Raises:
         ConfigError: an unknown protocol, or a quantising one without a clip bound.
         LocalProtocolError: parameters that do not fit, or a single passive.
     """
-    settings = start.config.secure_sum
-    helping = [name for name in passives if settings_of(start.config, name).weight > 0]
+    settings = config.secure_sum
+    helping = [name for name in passives if settings_of(config, name).weight > 0]
     if 1 in (len(passives), len(helping)) and not settings.allow_single_passive:
         raise ConfigError(
             "secure_sum.allow_single_passive: a sum to which one passive alone adds hides nothing, "
@@ -157,8 +158,8 @@ def make_sum(start: Start, passives: Sequence[str], *, noise: int | None = None)
             "start with 1.0"
         )
     agreement = SumAgreement(
-        session=start.session,
-        receiver=start.data.active.name,
+        session=session,
+        receiver=active,
         combiner=AGGREGATOR,
         contributors=tuple(passives),
         clip_norm=settings.clip or 1.0,

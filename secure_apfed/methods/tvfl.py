@@ -1,41 +1,43 @@
 """Typical VFL (Section 2) and what is left of it when the passives are gone (Section 5.1).
 
-`Tvfl.step` is the whole protocol of one step. Training and the full inference need every
-party; TVFL-0, -A and -R replace the passives' representations at inference by zeros, by
+A step takes 3M envelopes: requests, representations, gradients. Training and the full inference
+need every party; TVFL-0, -A and -R replace the passives' representations at inference by zeros, by
 the mean of the active's (one number, over the evaluation batch), or by uniform noise
 between the smallest and the largest of them, as the authors' release does.
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from secure_apfed.contract import Contract, PassiveTerms
-from secure_apfed.data import PartyTable
+from protocols.errors import LocalProtocolError
+from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.defences import gradient_chain, label_code, representation_chain
-from secure_apfed.exchange import Envelope, Kind, Transcript
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.defending import surroundings_of
-from secure_apfed.methods.method import PartyTensors, Start, restore_state, state_of
-from secure_apfed.methods.stage import Stage, set_stage
-from secure_apfed.methods.terms import check_passives, model_of, representation_terms
-from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
-from secure_apfed.parties import (
-    ActiveNetworks,
-    Compute,
-    TvflActive,
-    TvflPassive,
-    accuracy_of,
+from secure_apfed.methods.method import (
+    Agreed,
+    Course,
+    Helper,
+    Learner,
+    Own,
+    Save,
+    keep_or_end,
+    train_by_epochs,
 )
+from secure_apfed.methods.terms import check_passives, model_of, representation_terms
+from secure_apfed.models import Shape, family_for, output_shape
+from secure_apfed.parties import ActiveNetworks, Compute, TvflActive, TvflPassive, accuracy_of
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.privacy.guarantee import joint_releases_told
 from secure_apfed.seeds import seeded
 
-__all__ = ["Tvfl", "open_tvfl"]
+__all__ = ["Tvfl", "TvflHelper", "TvflLearner"]
 
 
 def _zeros(own_BD: Tensor, like_BD: Tensor) -> Tensor:
@@ -58,217 +60,239 @@ FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@dataclass(kw_only=True)
-class Tvfl:
-    """Joint training and joint inference between parties that are set up; see `Method`."""
+class TvflLearner:
+    """The active's role; see `Learner`.
 
-    headline: str
-    contract: Contract
-    transcript: Transcript
-    alignment: Mapping[str, Tensor]
-    active: TvflActive
-    passives: list[TvflPassive]
-    ledgers: Mapping[str, PrivacyLedger]
-    guarantee: str
-    secure_sum: Mapping[str, object]
-    training_rows: Tensor
-    test_rows: Tensor
-    aligned_test_rows: Tensor
-    smallest_batch: int
-    seed: int
-    contributions: Mapping[str, PrivacyLedger] = field(default_factory=dict)
+    Args:
+        party: the active, set up; test_rows: of its table.
+        aligned: its row at each position of the alignment; aligned_test_rows: positions.
+        guarantee: what the passives' guards promise.
+    """
+
+    contributions: PrivacyLedger | None = None
     training: WholeTraining | None = None
+    rounding: float | None = None
+    opened: Tensor | None = None
 
-    def step(self, step: int, rows_B: Tensor) -> float:
-        """All roles of one step; rows are alignment positions (3M envelopes)."""
-        answers = self._ask(step, rows_B, learn=True)
-        for envelope in self.active.learn(step, rows_B, answers):
-            self.transcript.send(envelope)
-        for passive in self.passives:
-            passive.learn(self._receive(passive.name, self.active.name, Kind.GRADIENTS, step))
-        return self.active.task_loss.item()
+    def __init__(self, party: TvflActive, own: Own, aligned: Tensor, *, guarantee: str) -> None:
+        self.name, self.party, self.guarantee = party.name, party, guarantee
+        self.ledgers: Mapping[str, PrivacyLedger] = {}
+        self.smallest_batch = own.config.rules.minimum_batch
+        self.training_rows = positions_of(aligned, own.train_rows)
+        self._aligned, self._seed = aligned, own.seed
+        self._test_rows = own.test_rows
+        self._aligned_test_rows = positions_of(aligned, own.test_rows)
+        self.left: dict[str, int] = {}
+        self.steps_without_all = 0
 
-    def _ask(self, step: int, rows_B: Tensor, *, learn: bool) -> list[Envelope]:
+    async def set_up(self, links: Links) -> None:
+        """Nothing comes between alignment and training."""
+
+    async def learn(self, links: Links, course: Course) -> None:
+        """Epochs of steps."""
+        await train_by_epochs(self, links, course)
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """One step of the active; rows are alignment positions (3M envelopes)."""
+        answers = await self.ask(links, step, rows_B, learn=True)
+        for name, gradient in self.party.learn(step, rows_B, answers).items():
+            links.send(name, Kind.GRADIENTS, step, gradient)
+        return self.party.task_loss.item()
+
+    async def ask(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> list[Envelope]:
         """The passives' representations of these alignment positions."""
-        for envelope in self.active.request(step, rows_B, learn=learn):
-            self.transcript.send(envelope)
-        for passive in self.passives:
-            request = self._receive(passive.name, self.active.name, Kind.REQUEST, step)
-            self.transcript.send(passive.represent(request))
-        return [
-            self._receive(self.active.name, passive.name, Kind.REPRESENTATIONS, step)
-            for passive in self.passives
-        ]
+        passives, request = self.party.contract.passives, self.party.request(rows_B, learn=learn)
+        for name in passives:
+            links.send(name, Kind.REQUEST, step, request)
+        return [await links.receive(name, Kind.REPRESENTATIONS, step=step) for name in passives]
 
-    def _receive(self, receiver: str, sender: str, kind: Kind, step: int) -> Envelope:
-        return self.transcript.receive(receiver, sender=sender, kind=kind, step=step)
-
-    def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
         """Accuracy by fill; at the end also with all parties, on the aligned test rows.
 
         The full inference sends representations of test rows, which the ledgers count.
         """
-        self.active.set_training(False)
+        self.party.set_training(False)
         try:
             accuracies = {name: self._alone(name) for name in FILLS}
             if final:
-                accuracies = {"tvfl": self._together(next_step), **accuracies}
+                accuracies = {"tvfl": await self._together(links, next_step), **accuracies}
         finally:
-            self.active.set_training(True)
+            self.party.set_training(True)
         return accuracies
 
     def _alone(self, name: str) -> float:
-        compute = self.active.compute
+        party = self.party
         shapes = {
-            passive: terms.representation.shape for passive, terms in self.contract.passives.items()
+            passive: terms.representation.shape
+            for passive, terms in party.contract.passives.items()
         }
 
         def predict(rows_B: Tensor) -> Tensor:
-            with compute.forward(self.seed, "fill", name):
-                own_BD = self.active.encoder(self.active.features_N[rows_B])
+            with party.compute.forward(self._seed, "fill", name):
+                own_BD = party.encoder(party.features_N[rows_B])
                 parts = {
                     passive: FILLS[name](own_BD, own_BD.new_empty(len(rows_B), *shape))
                     for passive, shape in shapes.items()
                 }
-                return self.active.predict(own_BD, parts)
+                return party.predict(own_BD, parts)
 
-        return accuracy_of(predict, self.test_rows, self.active.labels_N)
+        return accuracy_of(predict, self._test_rows, party.labels_N)
 
-    @torch.no_grad()
-    def _together(self, next_step: int) -> float:
-        count = len(self.aligned_test_rows)
+    async def _together(self, links: Links, next_step: int) -> float:
+        party, count = self.party, len(self._aligned_test_rows)
         if count < self.smallest_batch:
             return math.nan  # the passives answer no smaller batch
-        own = self.alignment[self.active.name]
-        parts = math.ceil(count / self.contract.batch_size)
+        parts = math.ceil(count / party.contract.batch_size)
         correct = 0
-        for index, rows_B in enumerate(self.aligned_test_rows.tensor_split(parts)):
-            answers = self._ask(next_step + index, rows_B, learn=False)
-            own_B = own[rows_B].to(self.active.compute.device)
-            with self.active.compute.forward(self.seed, "together"):
-                own_BD = self.active.encoder(self.active.features_N[own_B])
-                scores_BK = self.active.predict(own_BD, self.active.read(rows_B, answers))
-            correct += int((scores_BK.argmax(1) == self.active.labels_N[own_B]).sum())
+        for index, rows_B in enumerate(self._aligned_test_rows.tensor_split(parts)):
+            answers = await self.ask(links, next_step + index, rows_B, learn=False)
+            own_B = self._aligned[rows_B].to(party.compute.device)
+            with torch.no_grad(), party.compute.forward(self._seed, "together"):
+                own_BD = party.encoder(party.features_N[own_B])
+                scores_BK = party.predict(own_BD, party.read(rows_B, answers))
+            correct += int((scores_BK.argmax(1) == party.labels_N[own_B]).sum())
         return correct / count
 
-    def attendance(self) -> Mapping[str, object]:
-        """Every passive is needed in every step."""
-        return {}
+    def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
+        """See `Learner`."""
+        raise ConfigError(
+            "labels.mechanism: lp_mst asks the active's model what it expects, and this method has "
+            "none that predicts alone; use randomised_response"
+        )
 
     def solo(self) -> ActiveNetworks | None:
         """None: the model cannot predict without the passives."""
         return None
 
-    def tensors(self) -> PartyTensors:
-        """State of all parties."""
-        return state_of(self.active, self.passives)
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Learner`."""
+        return self.party.tensors()
 
-    def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
-        """Restore what `tensors` returned before step `next_step`."""
-        restore_state(self.active, self.passives, tensors, next_step=next_step)
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """See `Learner`."""
+        self.party.load_tensors(tensors)
 
 
-def open_tvfl(start: Start) -> Tvfl:
-    """Set up TVFL between all parties of the data; raises as `open_apfed`."""
-    config, data = start.config, start.data
-    check_passives(config, [table.name for table in data.passives])
-    encoders = {table.name: _encoder(start, table) for table in data.tables}
-    terms = {table.name: _terms(start, table, encoders) for table in data.passives}
-    head = _head(start, encoders)
-    stage = set_stage(start, terms=terms, secure_sum={})
-    passives = _passive_parties(start, stage, encoders)
-    aligned = stage.alignment[data.active.name]
-    around = surroundings_of(start, data.active.name, ())
-    return Tvfl(
-        headline="tvfl",
-        contract=stage.contract,
-        transcript=stage.transcript,
-        alignment=stage.alignment,
-        active=TvflActive(
-            stage.seat(data.active.name),
-            table=data.active,
-            alignment=aligned,
-            encoder=encoders[data.active.name],
-            head=head,
+class TvflHelper:
+    """A passive's role; see `Helper`."""
+
+    contributions: PrivacyLedger | None = None
+
+    def __init__(self, party: TvflPassive) -> None:
+        self.name, self.party = party.name, party
+        self.ledgers: Mapping[str, PrivacyLedger] = {party.name: party.ledger}
+
+    def sent_networks(self) -> nn.Module | None:
+        """Its encoder."""
+        return self.party.encoder
+
+    async def set_up(self, links: Links) -> None:
+        """Nothing comes between alignment and training."""
+
+    async def help(self, links: Links, save: Save) -> None:
+        """Answer requests, and learn from the gradients that come back."""
+        active = self.party.contract.active
+        while True:
+            message = await links.receive(
+                active, Kind.REQUEST, Kind.GRADIENTS, Kind.CHECKPOINT, Kind.END, patience=8
+            )
+            if message.kind is Kind.REQUEST:
+                h = self.party.represent(message)
+                links.send(active, Kind.REPRESENTATIONS, message.step, h)
+            elif message.kind is Kind.GRADIENTS:
+                self.party.learn(message)
+            elif not keep_or_end(message.kind, message.step, links, active, save):
+                return
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Helper`."""
+        return self.party.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """See `Helper`."""
+        self.party.load_tensors(tensors, last_step=next_step - 1)
+
+
+class Tvfl:
+    """The method; see `Method`."""
+
+    headline = "tvfl"
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """See `Method`: every passive sends representations."""
+        check_passives(own.config, own.passives)
+        if own.name == own.active:
+            return None
+        shape = output_shape(_encoder(own), own.features)
+        terms = representation_terms(own.config, shape, guard_for(own), projected=False)
+        # The active answers with the gradient of its own loss: directions tell it nothing.
+        return terms.model_copy(update={"minimum_spread": 0.0})
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        """See `Method`."""
+        return Agreed(
+            passives={
+                name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
+                for name in own.passives
+            }
+        )
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        """See `Method`."""
+        config, around, encoder = own.config, surroundings_of(own, ()), _encoder(own)
+        party = TvflActive(
+            own.name,
+            contract,
+            table=own.rows,
+            alignment=rows,
+            encoder=encoder,
+            head=_head(own, contract, output_shape(encoder, own.features)),
             train=config.train,
             compute=Compute.of(config.train),
-            seed=config.seed,
+            seed=own.seed,
             defences=gradient_chain(config.defences, around),
             code=label_code(config.defences, around),
-        ),
-        passives=passives,
-        ledgers={passive.name: passive.ledger for passive in passives},
-        guarantee=joint_releases_told(
-            guard_for(start, passives[0].name).statement(), len(passives)
-        ),
-        secure_sum={},
-        training_rows=positions_of(aligned, data.train_rows),
-        test_rows=data.test_rows,
-        aligned_test_rows=positions_of(aligned, data.test_rows),
-        smallest_batch=config.rules.minimum_batch,
-        seed=config.seed,
-    )
+        )
+        guarantee = joint_releases_told(guard_for(own).statement(), len(contract.passives))
+        return TvflLearner(party, own, rows, guarantee=guarantee)
 
-
-def _encoder(start: Start, table: PartyTable) -> nn.Module:
-    """A party's encoder at its reproducible start."""
-    features, model = _features_of(table), _model_of(start, table)
-    with seeded(start.config.seed, table.name, "encoder"):
-        return family_for(model, features).encoder(features, model)
-
-
-def _head(start: Start, encoders: Mapping[str, nn.Module]) -> nn.Module:
-    """The head over all parties' representations, concatenated: fc(views x d, ...)."""
-    config, data = start.config, start.data
-    size = sum(
-        math.prod(output_shape(encoders[table.name], _features_of(table))) for table in data.tables
-    )
-    family = family_for(config.model, _features_of(data.active))
-    with seeded(config.seed, data.active.name, "head"):
-        return family.head(size, len(data.classes), config.model)
-
-
-def _terms(start: Start, table: PartyTable, encoders: Mapping[str, nn.Module]) -> PassiveTerms:
-    shape = output_shape(encoders[table.name], _features_of(table))
-    representation = representation_terms(
-        start.config, shape, guard_for(start, table.name), projected=False
-    )
-    # The active answers with the gradient of its own loss: directions tell it nothing.
-    representation = representation.model_copy(update={"minimum_spread": 0.0})
-    return PassiveTerms(objective=None, weight=1.0, representation=representation)
-
-
-def _features_of(table: PartyTable) -> Shape:
-    return tuple(table.features.shape[1:])
-
-
-def _model_of(start: Start, table: PartyTable) -> ModelSettings:
-    config = start.config
-    return config.model if table is start.data.active else model_of(config, table.name)
-
-
-def _passive_parties(
-    start: Start, stage: Stage, encoders: Mapping[str, nn.Module]
-) -> list[TvflPassive]:
-    config = start.config
-    parties = []
-    for table in start.data.passives:
-        guard = guard_for(start, table.name)
-        alignment = stage.alignment[table.name]
-        shape = stage.contract.passives[table.name].representation.shape
-        around = surroundings_of(start, table.name, shape)
-        parties.append(
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        """See `Method`."""
+        config, guard = own.config, guard_for(own)
+        shape = contract.passives[own.name].representation.shape
+        return TvflHelper(
             TvflPassive(
-                stage.seat(table.name),
-                features_N=table.features[alignment],
-                encoder=encoders[table.name],
+                own.name,
+                contract,
+                features_N=own.rows.features[rows],
+                encoder=_encoder(own),
                 guard=guard,
-                ledger=ledger_for(start, table.name, guard, aligned=len(alignment)),
+                ledger=ledger_for(own, guard, aligned=len(rows)),
                 train=config.train,
                 compute=Compute.of(config.train),
-                seed=config.seed,
-                answers=answers_log(start, table.name),
-                defences=representation_chain(config.defences, around),
+                seed=own.seed,
+                answers=answers_log(own),
+                defences=representation_chain(config.defences, surroundings_of(own, shape)),
             )
         )
-    return parties
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        """There is none."""
+        raise LocalProtocolError(f"{own.name}: tvfl has no aggregator")
+
+
+def _encoder(own: Own) -> nn.Module:
+    """A party's encoder at its reproducible start."""
+    config = own.config
+    model = config.model if own.name == own.active else model_of(config, own.name)
+    with seeded(own.seed, own.name, "encoder"):
+        return family_for(model, own.features).encoder(own.features, model)
+
+
+def _head(own: Own, contract: Contract, shape: Shape) -> nn.Module:
+    """The head over all parties' representations, concatenated: fc(views x d, ...)."""
+    sent = (terms.representation.shape for terms in contract.passives.values())
+    size = sum(math.prod(each) for each in (shape, *sent))
+    family = family_for(own.config.model, own.features)
+    with seeded(own.seed, own.name, "head"):
+        return family.head(size, len(own.classes), own.config.model)

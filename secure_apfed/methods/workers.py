@@ -41,7 +41,9 @@ def pays() -> bool:
 
 
 def open_worker() -> ProcessPoolExecutor:
-    """A worker of one process, which starts with the first task."""
+    """The worker of this process, which starts with the first task; its parties share it."""
+    if _open:
+        return next(iter(_open))
     worker = _Worker(1, mp_context=get_context("spawn"), initializer=_end_with_the_parent)
     _open.add(worker)
     return worker

@@ -1,9 +1,8 @@
-"""The parties: they hold secrets and data, and consume and emit envelopes."""
+"""The parties: they hold secrets and data, read messages and write payloads."""
 
 from secure_apfed.parties.active import ActiveNetworks, ActiveParty, accuracy_of
-from secure_apfed.parties.aggregator import AggregatorParty
 from secure_apfed.parties.contribution_noise import ContributionNoise
-from secure_apfed.parties.party import Compute, Seat
+from secure_apfed.parties.party import Compute
 from secure_apfed.parties.passive import PassiveParty
 from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.parties.refused_sums import RefusedSums
@@ -12,14 +11,12 @@ from secure_apfed.parties.tvfl import TvflActive, TvflPassive
 __all__ = [
     "ActiveNetworks",
     "ActiveParty",
-    "AggregatorParty",
     "Compute",
     "ContributionNoise",
     "PassiveParty",
     "PrivateGradient",
     "PrivateUpdates",
     "RefusedSums",
-    "Seat",
     "TvflActive",
     "TvflPassive",
     "accuracy_of",

@@ -19,13 +19,14 @@ from protocols.errors import LocalProtocolError
 from protocols.sums import SumReceiver
 from protocols.sums.interface import StepBinding
 from secure_apfed.config.training import TrainSettings
+from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.errors import NarrowBatchWarning
-from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.exchange import pack
 from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.directions import spread_of
-from secure_apfed.parties.party import Compute, Party, Seat
+from secure_apfed.parties.party import Compute, Party
 from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.parties.refused_sums import RefusedSums
 from secure_apfed.parties.rules import bind_step
@@ -81,13 +82,14 @@ class ActiveParty(Party):
         defences: what its representations go through before the guard.
 
     Attributes:
-        opened: what it decoded last, (B, D): the sum of lambda_p B dL_p/dz. Its own record; no
-            message holds it.
+        opened: what the last step decoded, (B, D): the sum of lambda_p B dL_p/dz. Its own record;
+            no message holds it.
     """
 
     def __init__(
         self,
-        seat: Seat,
+        name: str,
+        contract: Contract,
         *,
         table: PartyTable,
         alignment: Tensor,
@@ -102,7 +104,7 @@ class ActiveParty(Party):
         private: PrivateUpdates | None = None,
         defences: RepresentationChain | None = None,
     ) -> None:
-        super().__init__(seat)
+        super().__init__(name, contract)
         assert table.labels is not None
         self.receiver, self.ledger = receiver, ledger
         self._refused = refused or RefusedSums(self.name, None, allowed=0)
@@ -124,11 +126,11 @@ class ActiveParty(Party):
         self._pending: _Pending | None = None
         self.opened: Tensor | None = None
 
-    def represent(self, step: int, rows_B: Tensor) -> list[Envelope]:
-        """Compute one batch; return the same representations for every passive.
+    def represent(self, step: int, rows_B: Tensor) -> bytes | None:
+        """Compute one batch; return the representations, the same bytes for every passive.
 
         Only the aligned rows of the batch are sent; with fewer of them than the contract's
-        minimum, or near-constant ones, nothing is, and the batch trains the active alone.
+        minimum, or near-constant ones, nothing is (None), and the batch trains the active alone.
 
         Args:
             step: from 0, rising.
@@ -141,7 +143,7 @@ class ActiveParty(Party):
         self._descent.begin()
         if self._private:
             self._private.forget()
-        self._batch = self._pending = None
+        self._batch = self._pending = self.opened = None
         here_B = rows_B.to(self._compute.device)
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
@@ -151,15 +153,15 @@ class ActiveParty(Party):
             scores_BK = self.networks.head(h_BD)
             sent_BD = self._sent_part(h_BD, aligned) if help_wanted else None
         loss = F.cross_entropy(scores_BK.to(self._compute.dtype), self._labels_N[here_B])
-        envelopes = []
+        payload = None
         if sent_BD is not None:
             seen_B = self._features_N[here_B[aligned.to(here_B.device)]]
             sent_BD, penalty = self._defences(sent_BD.to(self._compute.dtype), seen_B, step)
             loss = loss if penalty is None else loss + penalty
-            envelopes = self._release(step, position_B[aligned], sent_BD)
+            payload = self._release(step, position_B[aligned], sent_BD)
         # Only now: a batch whose release failed waits for no update.
         self._batch = _Batch(step, rows_B, loss)
-        return envelopes
+        return payload
 
     def _sent_part(self, h_BD: Tensor, aligned: Tensor) -> Tensor:
         """The projection of the aligned rows; maps are large, so rows are picked after it."""
@@ -168,7 +170,7 @@ class ActiveParty(Party):
         every = len(aligned) == len(h_BD)
         return projected if every else projected[aligned.to(h_BD.device)]
 
-    def _release(self, step: int, rows_B: Tensor, h_BD: Tensor) -> list[Envelope]:
+    def _release(self, step: int, rows_B: Tensor, h_BD: Tensor) -> bytes | None:
         repeats_B = self._guard.repeats(rows_B)
         flat_BD = h_BD.flatten(1)
         if self._private:
@@ -180,8 +182,11 @@ class ActiveParty(Party):
         # Charged even if it stays here: a frozen guard counts what it made as released.
         self.ledger.charge(step=step, rows=rows_B, digest=digest, repeats=repeats_B)
         if self._is_narrow(step, z_BD):
-            return []
-        return self._send(step, rows_B, z_BD, payload)
+            return None
+        # The same payload goes to every passive, and the sum that answers it is waited for.
+        binding = bind_step(self.contract.session, step, rows_B, payload)
+        self._pending = _Pending(z_BD, binding)
+        return payload
 
     def _is_narrow(self, step: int, z_BD: Tensor) -> bool:
         """Whether passives would refuse this batch as near-constant; warns then."""
@@ -197,19 +202,11 @@ class ActiveParty(Party):
             )
         return spread < least
 
-    def _send(self, step: int, rows_B: Tensor, z_BD: Tensor, payload: bytes) -> list[Envelope]:
-        """Write the same payload to every passive, and wait for the sum that answers it."""
-        self._pending = _Pending(z_BD, bind_step(self.contract.session, step, rows_B, payload))
-        return [
-            self.outbox.write(Kind.REPRESENTATIONS, step, passive, payload)
-            for passive in self.contract.passives
-        ]
-
-    def update(self, envelope: Envelope | None) -> float:
+    def update(self, combined: bytes | None) -> float:
         """Backpropagate the task loss and the sum together (Eq. 9), then step.
 
         Args:
-            envelope: the sum, or None where `represent` sent nothing.
+            combined: the sum as the aggregator sent it, or None where `represent` gave nothing.
 
         Returns:
             The task loss of the batch, with the penalties of its defences.
@@ -221,12 +218,14 @@ class ActiveParty(Party):
                 sum of this session is opened any more; it is noted that one was refused.
         """
         batch, pending = self._batch, self._pending
-        if batch is None or (pending is None) != (envelope is None):
+        if batch is None or (pending is None) != (combined is None):
             raise LocalProtocolError(
                 f"{self.name}: every batch is represented first and updated from once, with the "
                 "sum where representations were sent and without one where none were"
             )
-        sum_BD = self._decode(envelope, pending) if pending and envelope else None
+        sum_BD = None
+        if pending is not None and combined is not None:
+            sum_BD = self._decode(combined, pending)
         self._backpropagate(batch, pending, sum_BD)
         self._descent.step()
         self._batch = self._pending = None
@@ -244,16 +243,26 @@ class ActiveParty(Party):
         if self._private:
             self._private.replace(step=batch.step, rows=batch.rows)
 
-    def _decode(self, envelope: Envelope, pending: _Pending) -> Tensor:
+    def _decode(self, combined: bytes, pending: _Pending) -> Tensor:
+        z_BD = pending.z
+        sum_BD = self.open_sum(combined, (len(z_BD), z_BD.flatten(1).shape[1]), pending.binding)
+        return self._compute.place(sum_BD / len(z_BD)).reshape(z_BD.shape)
+
+    def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Tensor:
+        """Open the sum that answers `binding`, (B, D); a refusal is noted before it is raised.
+
+        Raises:
+            LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
+        """
         assert self.receiver is not None
-        flat_BD = pending.z.flatten(1)
-        shape = (len(flat_BD), flat_BD.shape[1])
-        step, contract = pending.binding.step, self.contract.digest.hex()
-        with self._refused.noting(step=step, contract=contract):
-            values_BD = self.receiver.decode(envelope.payload, shape, pending.binding)
-        sum_BD = torch.from_numpy(values_BD)
+        with self._refused.noting(step=binding.step, contract=self.contract.digest.hex()):
+            sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
         self.opened = sum_BD.to(self._compute.dtype)
-        return self._compute.place(sum_BD / len(flat_BD)).reshape(pending.z.shape)
+        return sum_BD
+
+    def relabel(self, labels_N: Tensor) -> None:
+        """Train on these labels of its table from now on."""
+        self._labels_N = self._compute.place(labels_N)
 
     def accuracy(self, rows: Tensor) -> float:
         """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""

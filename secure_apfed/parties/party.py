@@ -1,6 +1,7 @@
-"""What every party has: a name, the contract, an outbox; and how it computes.
+"""What every party has: a name and the contract; and how it computes.
 
-A party holds its own secrets and data and has no sockets: it consumes and emits envelopes.
+A party holds its own secrets and data. It reads messages and writes payloads; its script (see
+`secure_apfed.methods`) says when, and to whom.
 """
 
 from collections.abc import Iterator
@@ -13,10 +14,9 @@ from torch import Tensor
 from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.outbox import Outbox
 from secure_apfed.seeds import seeded
 
-__all__ = ["Compute", "Party", "Seat", "find_device"]
+__all__ = ["Compute", "Party", "find_device"]
 
 
 def find_device(choice: str) -> torch.device:
@@ -67,23 +67,13 @@ class Compute:
             yield
 
 
-@dataclass(frozen=True)
-class Seat:
-    """A party's place in a session: its name, the contract, and what it writes with."""
-
-    name: str
-    contract: Contract
-    outbox: Outbox
-
-
 class Party:
     """Base of all parties.
 
     Args:
-        seat: its place in this session.
+        name: in the contract.
+        contract: of the session.
     """
 
-    def __init__(self, seat: Seat) -> None:
-        self.name = seat.name
-        self.contract = seat.contract
-        self.outbox = seat.outbox
+    def __init__(self, name: str, contract: Contract) -> None:
+        self.name, self.contract = name, contract

@@ -1,6 +1,6 @@
 """The passive party of APFed: helps during training, learns no label, keeps its features.
 
-Run by: every organisation that helps. Emits only its contribution to a secure sum.
+Run by: every organisation that helps. Gives only its contribution to a secure sum.
 Letters: B batch, D numbers of a representation.
 """
 
@@ -14,22 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from protocols.sums import SumContributor
-from protocols.sums.interface import StepBinding
 from secure_apfed.config.training import TrainSettings
-from secure_apfed.contract import AGGREGATOR
+from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.defences import GradientChain, Leaving
-from secure_apfed.exchange import Envelope, Kind
+from secure_apfed.exchange import Envelope
 from secure_apfed.parties.contribution_noise import ContributionNoise
 from secure_apfed.parties.descent import Descent, named_below, under
-from secure_apfed.parties.party import Compute, Party, Seat
-from secure_apfed.parties.rules import (
-    Allowance,
-    StepGate,
-    bind_step,
-    check_spread,
-    is_narrow,
-    read_representations,
-)
+from secure_apfed.parties.party import Compute, Party
+from secure_apfed.parties.rules import Acceptance, Allowance, is_narrow
 
 __all__ = ["PassiveParty"]
 
@@ -52,7 +44,8 @@ class PassiveParty(Party):
 
     def __init__(
         self,
-        seat: Seat,
+        name: str,
+        contract: Contract,
         *,
         features_N: Tensor,
         objective: nn.Module,
@@ -66,13 +59,13 @@ class PassiveParty(Party):
         waiting: Callable[[], None] | None = None,
         noise: ContributionNoise | None = None,
     ) -> None:
-        super().__init__(seat)
+        super().__init__(name, contract)
         self.terms = self.contract.passives[self.name]
         self.contributor, self.noise = contributor, noise
         self._defences = defences or GradientChain()
         self._waiting = waiting
-        self.gate = StepGate(self.name)
-        self._allowance = Allowance(self.name, self.contract, aligned=len(features_N), log=answers)
+        allowance = Allowance(self.name, contract, aligned=len(features_N), log=answers)
+        self.acceptance = Acceptance(self.name, contract, allowance, aligned=len(features_N))
         self._features_N = compute.place(features_N)
         everybody = torch.ones(len(features_N), dtype=torch.bool)
         self._held_N = everybody if held_N is None else held_N
@@ -80,7 +73,7 @@ class PassiveParty(Party):
         self._descent = Descent(self.name, self._modules, train)
         self._compute, self._seed = compute, seed
 
-    def contribute(self, envelope: Envelope) -> Envelope:
+    def contribute(self, envelope: Envelope) -> bytes:
         """Check the batch, take one step of its own, and answer for the aggregator.
 
         The passive optimises its own unscaled loss (Eq. 10) and returns lambda_p times the
@@ -92,31 +85,17 @@ class PassiveParty(Party):
                 unless it may be a batch that was answered in another session, computed.
             BudgetExhaustedError: contributing would exceed its budget; nothing is sent.
         """
-        rows_B, sent_BD = self._accept(envelope)
+        rows_B, sent_BD = self.acceptance.read(envelope)
         gradient_BD = self._gradient(envelope.step, rows_B, sent_BD)
         gradient_BD = self._defences.protect(gradient_BD, Leaving(envelope.step, AGGREGATOR))
         values_BD = gradient_BD.flatten(1).cpu().numpy()
         digest = self._digest(rows_B, values_BD)
-        self._count(envelope, rows_B, digest)
-        body = self.contributor.contribute(
+        self.acceptance.count(envelope, rows_B, digest)
+        return self.contributor.contribute(
             values_BD,
-            self._binding(envelope, rows_B),
+            self.acceptance.binding(envelope, rows_B),
             self._draw(envelope.step, rows_B, values_BD.shape, digest),
         )
-        return self.outbox.write(Kind.CONTRIBUTION, envelope.step, AGGREGATOR, body)
-
-    def _accept(self, envelope: Envelope) -> tuple[Tensor, Tensor]:
-        """Return rows (B,) and representations (B, *shape) that keep to every rule."""
-        rows_B, sent_BD = read_representations(
-            envelope,
-            self.terms.representation,
-            aligned=len(self._features_N),
-            minimum=self.contract.minimum_batch,
-        )
-        check_spread(sent_BD, self.terms.representation, sender=envelope.sender)
-        self._allowance.check(envelope.step, rows_B, sender=envelope.sender)
-        self.gate.enter(envelope)
-        return rows_B, sent_BD
 
     def _digest(self, rows_B: Tensor, values_BD: NDArray[np.floating]) -> bytes:
         """Of an answer; one that counts as the same in a later session must tell nothing new.
@@ -133,14 +112,6 @@ class PassiveParty(Party):
         content.update(rows_B.cpu().numpy().tobytes())
         content.update(np.ascontiguousarray(values_BD).tobytes())
         return content.digest()
-
-    def _count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
-        """Count the answer before it leaves."""
-        self._allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
-
-    def _binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
-        """What the contribution answers: exactly what was received."""
-        return bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
 
     def wait(self) -> None:
         """Use the time until the next batch comes; sends nothing.
@@ -160,15 +131,14 @@ class PassiveParty(Party):
         known_B = rows_B[self._held_N[rows_B]]
         return self.noise.draw(shape, step=step, known_B=known_B, digest=digest)
 
-    def answer(self, envelope: Envelope) -> Envelope:
+    def answer(self, request: bytes) -> bytes:
         """Answer what the aggregator asks about the last contribution (second round).
 
         Raises:
             LocalProtocolError: the sum has one round, or nothing waits for a request.
             RemoteProtocolError: the request is about something else.
         """
-        body = self.contributor.answer(envelope.payload)
-        return self.outbox.write(Kind.SUM_ANSWER, envelope.step, AGGREGATOR, body)
+        return self.contributor.answer(request)
 
     def _gradient(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
         """lambda_p times the gradient of each row's loss; zeros for people that it does not know.
@@ -180,11 +150,11 @@ class PassiveParty(Party):
         held_B = self._held_N[rows_B]
         known = int(held_B.sum())
         if known == len(rows_B):
-            return self._step(step, rows_B, sent_BD) * (self.terms.weight * known)
+            return self._step(step, rows_B, sent_BD) * (self.acceptance.weight * known)
         gradient_BD, own_BD = torch.zeros_like(sent_BD), sent_BD[held_B]
         if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms.representation):
             return gradient_BD
-        gained_BD = self._step(step, rows_B[held_B], own_BD) * (self.terms.weight * known)
+        gained_BD = self._step(step, rows_B[held_B], own_BD) * (self.acceptance.weight * known)
         gradient_BD[held_B] = gained_BD.to(gradient_BD.device)
         return gradient_BD
 
@@ -202,10 +172,9 @@ class PassiveParty(Party):
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return self._descent.tensors() | under("allowance", self._allowance.tensors())
+        return self._descent.tensors() | under("allowance", self.acceptance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
         self._descent.load_tensors(tensors)
-        self._allowance.load_tensors(named_below("allowance", tensors))
-        self.gate.last = last_step
+        self.acceptance.load_tensors(named_below("allowance", tensors), last_step=last_step)

@@ -23,6 +23,7 @@ from secure_apfed.privacy.release_counts import ReleaseCounts
 from secure_apfed.privacy.release_log import Release
 
 __all__ = [
+    "Acceptance",
     "Allowance",
     "StepGate",
     "bind_step",
@@ -128,6 +129,60 @@ class Allowance:
             CheckpointError: of another number of rows, or the log misses answers.
         """
         self._counts.load_state_dict(tensors)
+
+
+class Acceptance:
+    """Which batches a passive of APFed answers, and as what it counts and binds its answers.
+
+    Args:
+        me: the passive; contract: of the session.
+        allowance: what it may be asked for.
+        aligned: number of positions.
+
+    Attributes:
+        weight: lambda_p, which it applies.
+    """
+
+    def __init__(self, me: str, contract: Contract, allowance: Allowance, *, aligned: int) -> None:
+        self.weight = contract.passives[me].weight
+        self._contract, self._terms = contract, contract.passives[me].representation
+        self._allowance, self._aligned = allowance, aligned
+        self._gate = StepGate(me)
+
+    def read(self, envelope: Envelope) -> tuple[Tensor, Tensor]:
+        """Return rows (B,) and representations (B, *shape) that keep to every rule.
+
+        Raises:
+            RemoteProtocolError: they break one.
+        """
+        rows_B, sent_BD = read_representations(
+            envelope, self._terms, aligned=self._aligned, minimum=self._contract.minimum_batch
+        )
+        check_spread(sent_BD, self._terms, sender=envelope.sender)
+        self.admit(envelope, rows_B)
+        return rows_B, sent_BD
+
+    def admit(self, envelope: Envelope, rows_B: Tensor) -> None:
+        """Let a step through once, and no row more often than agreed."""
+        self._allowance.check(envelope.step, rows_B, sender=envelope.sender)
+        self._gate.enter(envelope)
+
+    def count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
+        """Count the answer, on the disk, before it leaves."""
+        self._allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
+
+    def binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
+        """What the contribution answers: exactly what was received."""
+        return bind_step(self._contract.session, envelope.step, rows_B, envelope.payload)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Its state, for a checkpoint."""
+        return self._allowance.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
+        """Restore its state; steps up to `last_step` count as answered."""
+        self._allowance.load_tensors(tensors)
+        self._gate.last = last_step
 
 
 def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.config.training import TrainSettings
+from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import (
     GradientChain,
@@ -23,10 +24,10 @@ from secure_apfed.defences import (
     RepresentationChain,
     TrueLabels,
 )
-from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
+from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.models import Shape
 from secure_apfed.parties.descent import Descent, named_below, under
-from secure_apfed.parties.party import Compute, Party, Seat
+from secure_apfed.parties.party import Compute, Party
 from secure_apfed.parties.rules import Allowance, StepGate, check_rows, read_representations
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 
@@ -45,7 +46,8 @@ class TvflActive(Party):
 
     def __init__(
         self,
-        seat: Seat,
+        name: str,
+        contract: Contract,
         *,
         table: PartyTable,
         alignment: Tensor,
@@ -57,7 +59,7 @@ class TvflActive(Party):
         defences: GradientChain | None = None,
         code: LabelCode | None = None,
     ) -> None:
-        super().__init__(seat)
+        super().__init__(name, contract)
         assert table.labels is not None
         self.features_N = compute.place(table.features)
         self.labels_N = compute.place(table.labels)
@@ -70,13 +72,10 @@ class TvflActive(Party):
         self._descent = Descent(self.name, self._modules, train)
         self.compute, self._seed = compute, seed
 
-    def request(self, step: int, rows_B: Tensor, *, learn: bool = True) -> list[Envelope]:
-        """Ask every passive for the representations of these alignment positions."""
-        payload = pack({"rows": rows_B}, {"learn": learn})
-        return [
-            self.outbox.write(Kind.REQUEST, step, passive, payload)
-            for passive in self.contract.passives
-        ]
+    @staticmethod
+    def request(rows_B: Tensor, *, learn: bool = True) -> bytes:
+        """Ask for the representations of these alignment positions, of every passive alike."""
+        return pack({"rows": rows_B}, {"learn": learn})
 
     def read(self, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, Tensor]:
         """The passives' representations of the rows that were asked for, by passive.
@@ -102,8 +101,8 @@ class TvflActive(Party):
             read[envelope.sender] = self.compute.place(h_BD)
         return read
 
-    def learn(self, step: int, rows_B: Tensor, answers: Sequence[Envelope]) -> list[Envelope]:
-        """One step on the task loss; return to each passive its gradient."""
+    def learn(self, step: int, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, bytes]:
+        """One step on the task loss; return by passive the gradient that goes there."""
         parts = {name: h.requires_grad_() for name, h in self.read(rows_B, answers).items()}
         own_B = self._alignment[rows_B].to(self.compute.device)
         self._descent.begin()
@@ -112,13 +111,12 @@ class TvflActive(Party):
         self.task_loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self._targets_N[own_B])
         self.task_loss.backward()
         self._descent.step()
-        return [
-            self.outbox.write(Kind.GRADIENTS, step, name, pack({"gradient": gradient_BD}))
+        labels_B = self.labels_N[own_B]
+        leaving = {
+            name: self._defences.protect(_gradient_of(h), Leaving(step, name, labels_B))
             for name, h in parts.items()
-            for gradient_BD in [
-                self._defences.protect(_gradient_of(h), Leaving(step, name, self.labels_N[own_B]))
-            ]
-        ]
+        }
+        return {name: pack({"gradient": gradient_BD}) for name, gradient_BD in leaving.items()}
 
     def scores(self, own_BD: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         """Head over the active's and the passives' representations, in the contract's order."""
@@ -157,7 +155,8 @@ class TvflPassive(Party):
 
     def __init__(
         self,
-        seat: Seat,
+        name: str,
+        contract: Contract,
         *,
         features_N: Tensor,
         encoder: nn.Module,
@@ -169,7 +168,7 @@ class TvflPassive(Party):
         answers: Path | None,
         defences: RepresentationChain | None = None,
     ) -> None:
-        super().__init__(seat)
+        super().__init__(name, contract)
         self.ledger = ledger
         self.gate = StepGate(self.name)
         # One answer more than for training: the final inference asks for test rows once.
@@ -195,7 +194,7 @@ class TvflPassive(Party):
         """Its network, features -> representation."""
         return self._modules["encoder"]
 
-    def represent(self, envelope: Envelope) -> Envelope:
+    def represent(self, envelope: Envelope) -> bytes:
         """Encode and guard the rows that the active asked for.
 
         Raises:
@@ -232,7 +231,7 @@ class TvflPassive(Party):
         self._allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
         self.ledger.charge(step=envelope.step, rows=rows_B, digest=digest, repeats=repeats_B)
         self._sent_BD = sent_BD if learn else None
-        return self.outbox.write(Kind.REPRESENTATIONS, envelope.step, self.contract.active, payload)
+        return payload
 
     def learn(self, envelope: Envelope) -> None:
         """One step from the gradient on what was sent last.

@@ -15,7 +15,7 @@ from protocols.randomness import fresh_key
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import Flow, TranscriptSettings
-from secure_apfed.methods import METHODS, Start
+from secure_apfed.methods import METHODS, Session, Start
 from secure_apfed.privacy import PrivacyLedger
 
 __all__ = ["STEPS", "Rehearsal", "rehearse"]
@@ -62,18 +62,18 @@ def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) 
     )
     data = _random_data(like, batch * STEPS, aligned)
     keys = {table.name: fresh_key() for table in data.tables}
-    method = METHODS[config.method](Start(config=quiet, data=data, noise_keys=keys))
-    setup = method.transcript.flows
-    batches = method.training_rows.split(batch)
+    session = Session(METHODS[config.method], Start(config=quiet, data=data, noise_keys=keys))
+    setup = session.transcript.flows
+    batches = session.learner.training_rows.split(batch)
     seconds = []
     for step, rows_B in enumerate(batches):
         began = time.perf_counter()
-        method.step(step, rows_B)
+        session.step(step, rows_B)
         seconds.append(time.perf_counter() - began)
-    training = _since(setup, method.transcript.flows)
+    training = _since(setup, session.transcript.flows)
     began = time.perf_counter()
-    method.evaluate(next_step=len(batches), final=False)
-    terms = list(method.contract.passives.values())
+    session.evaluate(next_step=len(batches), final=False)
+    terms = list(session.contract.passives.values())
     return Rehearsal(
         data=data,
         setup=setup,
@@ -82,7 +82,7 @@ def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) 
         step_seconds=sorted(seconds[1:])[len(seconds[1:]) // 2],
         evaluation_seconds=time.perf_counter() - began,
         numbers_per_row=math.prod(terms[0].representation.shape) if terms else 0,
-        contributions=method.contributions,
+        contributions=session.contributions,
     )
 
 

@@ -5,20 +5,21 @@ Read by: people, in the result, the model card and the report; `privacy.guarante
 
 from secure_apfed.config import Config
 from secure_apfed.defences import statements
-from secure_apfed.methods import Method
+from secure_apfed.methods import Session
 from secure_apfed.privacy import LabelMechanism
 from secure_apfed.privacy.guarantee import contributions_told, guarantee_of
 
 __all__ = ["guarantee_text"]
 
 
-def guarantee_text(config: Config, method: Method, labels: LabelMechanism) -> str:
+def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> str:
     """Return all that was on, with what each part gives, and what none gives."""
     seeded = config.guard.noise != "secret"
     also = statements(config.defences, config.method)
-    if method.contributions:
+    if session.contributions:
         also.insert(0, contributions_told(config.secure_sum.protocol, seeded=seeded))
+    learner = session.learner
     return guarantee_of(
-        method.guarantee, labels, private_training=method.training is not None, seeded=seeded,
+        learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,
         also=also,
     )  # fmt: skip

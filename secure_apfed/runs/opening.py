@@ -11,7 +11,7 @@ from torch import Tensor
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods import METHODS, Method, Start, noise_keys
+from secure_apfed.methods import METHODS, Session, Start, noise_keys
 from secure_apfed.names import log_file
 from secure_apfed.parties.descent import named_below
 from secure_apfed.runs.checkpoint import Checkpoint, table_digests
@@ -53,8 +53,8 @@ class Opening:
         else:
             self.labels.answer(None)
 
-    def open(self, alignment: Mapping[str, Tensor] | None) -> Method:
-        """Open the method on the labels answered so far.
+    def open(self, alignment: Mapping[str, Tensor] | None) -> Session:
+        """Open a session on the labels answered so far.
 
         Raises:
             ConfigError: what does not fit together, or too few rows to train on.
@@ -63,15 +63,16 @@ class Opening:
             config=self.config, data=self.labels.data(), noise_keys=self.noise_keys,
             alignment=alignment, logs=self._logs,
         )  # fmt: skip
-        method = METHODS[self.config.method](start)
-        if self.labels.mechanism.stages > 1 and method.solo() is None:
+        session = Session(METHODS[self.config.method], start)
+        learner = session.learner
+        if self.labels.mechanism.stages > 1 and learner.solo() is None:
             raise ConfigError(
                 f"labels.mechanism: lp_mst asks the active's model what it expects, and method "
                 f"{self.config.method} has none that predicts alone; use randomised_response"
             )
-        if len(method.training_rows) < method.smallest_batch:
+        if len(learner.training_rows) < learner.smallest_batch:
             raise ConfigError(
-                f"there are {len(method.training_rows)} rows to train on, fewer than the smallest "
-                f"batch of {method.smallest_batch}; the intersection holds too few training rows"
+                f"there are {len(learner.training_rows)} rows to train on, fewer than the smallest "
+                f"batch of {learner.smallest_batch}; the intersection holds too few training rows"
             )
-        return method
+        return session

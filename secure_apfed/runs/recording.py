@@ -13,7 +13,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Transcript
 from secure_apfed.folder_files import read_bytes
-from secure_apfed.methods import Method
+from secure_apfed.methods import Session
 from secure_apfed.runs.checkpoint import load_tensors
 from secure_apfed.runs.encoders import load_encoders
 from secure_apfed.runs.folder import RunFolder
@@ -43,10 +43,10 @@ class Recording:
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @classmethod
-    def so_far(cls, config: Config, data: VerticalData, method: Method) -> "Recording":
+    def so_far(cls, config: Config, data: VerticalData, session: Session) -> "Recording":
         """Of a session that goes on, without its networks."""
         return cls(
-            config=config, data=data, alignment=method.alignment, transcript=method.transcript
+            config=config, data=data, alignment=session.alignment, transcript=session.transcript
         )
 
 
@@ -64,7 +64,7 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
         raise CheckpointError(f"{path} holds no finished run: {folder.result.name} is missing")
     folder.check()
     config = folder.load_config()
-    transcript = Transcript.closed(config.transcript)
+    transcript = Transcript(config.transcript)
     try:
         transcript.load_state_dict(
             msgpack.unpackb(read_bytes(folder.transcript), strict_map_key=False)

@@ -1,21 +1,25 @@
 """One run from configuration to result: all parties, in this process, over recorded links.
 
-Run by: the experimenter. The loop is the same for every method: shuffle, step, evaluate,
-write. Whatever happens, what was written is whole: see `folder` and `checkpoint`.
+Run by: the experimenter. The active's script says what comes when; the course that it follows
+(epochs, batches, evaluation, checkpoints) is the same for every method. Whatever happens, what was
+written is whole: see `folder` and `checkpoint`.
 """
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import NoHelpWarning
-from secure_apfed.exchange import Kind
-from secure_apfed.methods import begin_epoch
+from secure_apfed.exchange import Kind, Links
+from secure_apfed.methods import Learner
+from secure_apfed.methods.method import end_all, save_all
 from secure_apfed.methods.workers import close_workers
 from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacySpent
@@ -28,6 +32,7 @@ from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.spending import cross_checked, spent_in, worst_of
 from secure_apfed.runs.writing import RunWriter
+from secure_apfed.seeds import shuffled
 
 __all__ = ["run"]
 
@@ -77,34 +82,34 @@ def _play(
     """One session: from the start or the checkpoint to the result."""
     folder = writer.folder.path if writer else None
     opening = Opening(config, data, checkpoint, logs=folder)
-    session = _Session(opening, writer, on_progress, checkpoint)
-    session.begin(checkpoint)
-    accuracy = session.train()
-    method = session.method
+    course = _Course(opening, writer, on_progress, checkpoint)
+    course.begin(checkpoint)
+    accuracy = course.train()
+    session = course.session
     recording = Recording(
-        config=config, data=data, alignment=method.alignment, transcript=method.transcript,
-        model=predictor_of(method.solo()), encoders=encoders_of(method),
+        config=config, data=data, alignment=session.alignment, transcript=session.transcript,
+        model=predictor_of(session.learner.solo()), encoders=encoders_of(session),
     )  # fmt: skip
     result = RunResult(
         method=config.method,
         accuracy=accuracy,
-        wire_bytes=method.transcript.wire_bytes,
-        privacy=session.privacy(),
+        wire_bytes=session.transcript.wire_bytes,
+        privacy=course.privacy(),
         recording=recording,
         folder=folder,
     )
     if writer:
-        guarantee = guarantee_text(config, method, opening.labels.mechanism)
-        writer.finish(method, result, guarantee=guarantee, seconds=session.seconds)
+        guarantee = guarantee_text(config, session, opening.labels.mechanism)
+        writer.finish(session, result, guarantee=guarantee, seconds=course.seconds)
     # Only now: whatever becomes of the other accountants, the run is finished.
-    privacy = cross_checked(result.privacy, method)
+    privacy = cross_checked(result.privacy, session)
     if writer:
         writer.cross_check(privacy.accountants)
     return replace(result, privacy=privacy)
 
 
-class _Session:
-    """The training loop of one session, and where it stands."""
+class _Course:
+    """The course of one session, and where it stands; see `secure_apfed.methods.Course`."""
 
     def __init__(
         self,
@@ -115,10 +120,11 @@ class _Session:
     ) -> None:
         self._opening, self._config, self._labels = opening, opening.config, opening.labels
         self._writer, self._on_progress = writer, on_progress
-        self.method = opening.open(checkpoint.alignment if checkpoint else None)
-        self._epoch = self._step = self._steps = 0
+        self.session = opening.open(checkpoint.alignment if checkpoint else None)
+        self._epoch = self._step = self._steps = self._of_epoch = 0
+        self._loss = 0.0
         self._accuracy: dict[str, float] = {}
-        self._contracts: tuple[str, ...] = (self.method.contract.digest.hex(),)
+        self._contracts: tuple[str, ...] = (self.session.contract.digest.hex(),)
         self._before, self._began = 0.0, time.monotonic()
 
     @property
@@ -132,57 +138,84 @@ class _Session:
             self._stand(checkpoint)
             self._before = checkpoint.seconds
         if self._writer:
-            self._writer.begin(self.method, self._contracts, epoch=self._epoch)
+            self._writer.begin(self.session, self._contracts, epoch=self._epoch)
             self._save()
 
     def _stand(self, checkpoint: Checkpoint) -> None:
-        """Put the newly opened method where the checkpoint says."""
+        """Put the newly opened session where the checkpoint says."""
+        session = self.session
         self._epoch, self._step = checkpoint.epoch, checkpoint.step
-        self.method.load_tensors(checkpoint.parties, next_step=checkpoint.step)
-        self.method.transcript.resume(checkpoint.transcript)
-        for party, ledger in self.method.ledgers.items():
+        session.load_tensors(checkpoint.parties, next_step=checkpoint.step)
+        session.transcript.resume(checkpoint.transcript)
+        for party, ledger in session.ledgers.items():
             ledger.load_state_dict(load_tensors(checkpoint.ledgers[party]))
-        self._contracts = (*checkpoint.contracts, self.method.contract.digest.hex())
-
-    def _next_labels(self) -> None:
-        """Answer the next part of the labels, and go on as a resumed run would: a new session."""
-        self._labels.answer(self.method.solo())
-        checkpoint = self._checkpoint()
-        self.method = self._opening.open(checkpoint.alignment)
-        self._stand(checkpoint)
-        if self._writer:
-            self._writer.agree(self.method, self._contracts)
+        self._contracts = (*checkpoint.contracts, session.contract.digest.hex())
 
     def train(self) -> Mapping[str, float]:
         """Play the epochs that are left; return the final accuracies."""
-        epochs = self._config.train.epochs
-        for epoch in range(self._epoch, epochs):
-            loss = self._play_epoch(epoch)
-            if epoch == 0:
-                self._warn_without_help()
-            self._epoch = epoch + 1
-            last = self._epoch == epochs
-            evaluated = last or self._epoch % self._config.train.evaluate_every == 0
-            if evaluated:
-                self._accuracy = self.method.evaluate(next_step=self._step, final=last)
-                self._tell(self._epoch, loss)
-            if self._writer:
-                self._writer.record(self._metrics(loss, evaluated=evaluated))
-            if self._labels.due(self._epoch):
-                self._next_labels()
-            if self._writer:
-                self._save()
-        if not self._accuracy:
-            self._accuracy = self.method.evaluate(next_step=self._step, final=True)
+        self.session.play(self._script(self.session.learner, self.session.links))
         return self._accuracy
 
-    def _metrics(self, loss: float, *, evaluated: bool) -> dict[str, Any]:
+    async def _script(self, learner: Learner, links: Links) -> None:
+        """The active's script from the first step to the end of the session."""
+        await learner.learn(links, self)
+        if not self._accuracy:
+            self._accuracy = await learner.evaluate(links, next_step=self._step, final=True)
+        end_all(links, self.session.present, self._step)
+
+    def epochs(self) -> Iterator[int]:
+        """See `Course`; the transcript is told of each."""
+        for epoch in range(self._epoch, self._config.train.epochs):
+            self.session.transcript.begin_epoch(epoch)
+            yield epoch
+
+    def batches(self, learner: Learner, epoch: int) -> Iterator[tuple[int, Tensor]]:
+        """See `Course`; a last batch that is too small is left out."""
+        batches = batches_of(learner, self._config, epoch)
+        self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
+        self._of_epoch, self._loss = 0, 0.0
+        for rows_B in batches:
+            yield self._step, rows_B
+
+    def stepped(self, loss: float) -> None:
+        """See `Course`."""
+        opened = self.session.learner.opened
+        if opened is not None:
+            self.session.transcript.keep_opened(self._step, opened)
+        self._loss += loss
+        self._of_epoch += 1
+        self._step += 1
+        self._tell(self._epoch + 1)
+
+    async def finish_epoch(self, learner: Learner, links: Links) -> None:
+        """See `Course`."""
+        config = self._config.train
+        if self._epoch == 0:
+            self._warn_without_help()
+        self._epoch += 1
+        last = self._epoch == config.epochs
+        evaluated = last or self._epoch % config.evaluate_every == 0
+        if evaluated:
+            self._accuracy = await learner.evaluate(links, next_step=self._step, final=last)
+            self._tell(self._epoch)
+        if self._writer:
+            self._writer.record(self._metrics(evaluated=evaluated))
+        if self._labels.due(self._epoch):
+            self._labels.answer(learner.solo())
+            data = self._labels.data()
+            assert data.active.labels is not None
+            learner.relabel(data.active.labels, data.train_rows)
+        if self._writer:
+            await save_all(links, self.session.present, self._step)
+            self._save()
+
+    def _metrics(self, *, evaluated: bool) -> dict[str, Any]:
         """One line of metrics.jsonl."""
-        spent, passive = self.privacy(), worst_of(self.method.contributions.values())
+        spent, passive = self.privacy(), worst_of(self.session.contributions.values())
         return {
             "epoch": self._epoch,
             "step": self._step,
-            "loss": loss,
+            "loss": self._mean_loss,
             "accuracy": self._accuracy if evaluated else None,
             "epsilon": spent.epsilon_x,
             "epsilon_y": spent.epsilon_y,
@@ -193,13 +226,18 @@ class _Session:
             "epsilon_passives": passive.epsilon_x if passive else None,
             "delta_passives": passive.delta if passive else None,
             "releases_passives": passive.releases if passive else None,
-            "wire_bytes": self.method.transcript.wire_bytes,
+            "wire_bytes": self.session.transcript.wire_bytes,
             "seconds": self.seconds,
         }
 
+    @property
+    def _mean_loss(self) -> float:
+        """Of the steps of this epoch."""
+        return self._loss / max(1, self._of_epoch)
+
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""
-        contract, flows = self.method.contract, self.method.transcript.flows
+        contract, flows = self.session.contract, self.session.transcript.flows
         if contract.passives and all(flow.kind is not Kind.REPRESENTATIONS for flow in flows):
             warnings.warn(
                 "an epoch passed without help, so the active trains alone: no batch held the "
@@ -209,33 +247,23 @@ class _Session:
                 stacklevel=2,
             )
 
-    def _play_epoch(self, epoch: int) -> float:
-        batches = begin_epoch(self.method, self._config, epoch)
-        self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
-        total = 0.0
-        for index, rows_B in enumerate(batches):
-            total += self.method.step(self._step, rows_B)
-            self._step += 1
-            self._tell(epoch + 1, total / (index + 1))
-        return total / len(batches)
-
-    def _tell(self, epoch: int, loss: float) -> None:
+    def _tell(self, epoch: int) -> None:
         self._on_progress(
             Progress(
                 epoch=epoch,
                 epochs=self._config.train.epochs,
                 step=self._step,
                 steps=self._steps,
-                loss=loss,
-                accuracy=self._accuracy.get(self.method.headline),
+                loss=self._mean_loss,
+                accuracy=self._accuracy.get(self.session.headline),
                 epsilon=self.privacy().epsilon_x,
-                wire_bytes=self.method.transcript.wire_bytes,
+                wire_bytes=self.session.transcript.wire_bytes,
             )
         )
 
     def privacy(self) -> PrivacySpent:
         """What the party that spent most has spent."""
-        return spent_in(self.method, self._labels.mechanism, delta=self._config.guard.delta)
+        return spent_in(self.session, self._labels.mechanism, delta=self._config.guard.delta)
 
     def _save(self) -> None:
         assert self._writer
@@ -243,10 +271,12 @@ class _Session:
 
     def _checkpoint(self) -> Checkpoint:
         """Where the run stands; the answers to labels are part of the active's own state."""
-        method = self.method
-        parties = dict(method.tensors())
-        active = method.contract.active
-        parties[active] = dict(parties[active]) | under("labels", self._labels.tensors())
+        session = self.session
+        parties = dict(session.tensors())
+        parties[session.active] = dict(parties[session.active]) | under(
+            "labels", self._labels.tensors()
+        )
+        ledgers = session.ledgers.items()
         return Checkpoint(
             config=config_digest(self._config),
             tables=self._opening.tables,
@@ -254,11 +284,16 @@ class _Session:
             step=self._step,
             noise_keys=self._opening.noise_keys,
             parties=parties,
-            alignment=method.alignment,
-            ledgers={
-                party: save_tensors(ledger.state_dict()) for party, ledger in method.ledgers.items()
-            },
-            transcript=method.transcript.state_dict(),
+            alignment=session.alignment,
+            ledgers={party: save_tensors(ledger.state_dict()) for party, ledger in ledgers},
+            transcript=session.transcript.state_dict(),
             seconds=self.seconds,
             contracts=self._contracts,
         )
+
+
+def batches_of(learner: Learner, config: Config, epoch: int) -> list[Tensor]:
+    """An epoch's batches: a function of seed and epoch, without a last one that is too small."""
+    order = shuffled(learner.training_rows, config.seed, "batches", epoch)
+    batches = order.split(config.train.batch_size)
+    return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]

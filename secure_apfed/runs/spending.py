@@ -7,25 +7,25 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from secure_apfed.methods import Method
+from secure_apfed.methods import Session
 from secure_apfed.privacy import LabelMechanism, PrivacyLedger, PrivacySpent
 
 __all__ = ["cross_checked", "spent_in", "worst_of"]
 
 
-def spent_in(method: Method, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
+def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
     """What the party that spent most on representations has spent, with training and labels.
 
     `delta` is stated where no party releases any.
     """
-    released = worst_of(_releasing(method)) or PrivacySpent.nothing(delta=delta)
-    spent = method.training.account(released) if method.training else released
+    released = worst_of(_releasing(session)) or PrivacySpent.nothing(delta=delta)
+    spent = session.learner.training.account(released) if session.learner.training else released
     return spent if labels.unsafe else spent.with_labels(labels)
 
 
-def cross_checked(spent: PrivacySpent, method: Method) -> PrivacySpent:
+def cross_checked(spent: PrivacySpent, session: Session) -> PrivacySpent:
     """The same beside the figures of every accountant that is installed; takes seconds."""
-    worst = _worst(_releasing(method))
+    worst = _worst(_releasing(session))
     if worst is None or not 0 < spent.epsilon_x < math.inf:
         return spent
     return replace(spent, accountants=worst.cross_check())
@@ -41,8 +41,8 @@ def _worst(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None:
     return max(ledgers, key=lambda ledger: ledger.spent().epsilon_x, default=None)
 
 
-def _releasing(method: Method) -> list[PrivacyLedger]:
+def _releasing(session: Session) -> list[PrivacyLedger]:
     """The ledgers of representations, without those of private updates and of contributions."""
-    updates = method.training.updates if method.training else None
-    others = (updates, *method.contributions.values())
-    return [ledger for ledger in method.ledgers.values() if ledger not in others]
+    updates = session.learner.training.updates if session.learner.training else None
+    others = (updates, *session.contributions.values())
+    return [ledger for ledger in session.ledgers.values() if ledger not in others]

@@ -17,7 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.errors import CheckpointError
-from secure_apfed.methods import Method
+from secure_apfed.methods import Session
 from secure_apfed.regular_file import open_regular
 from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.encoders import save_encoders
@@ -86,23 +86,23 @@ class RunWriter:
                 _clear(folder)
             yield cls(folder, config)
 
-    def begin(self, method: Method, contracts: tuple[str, ...], *, epoch: int) -> None:
+    def begin(self, session: Session, contracts: tuple[str, ...], *, epoch: int) -> None:
         """Write what is known before training."""
         folder, config = self.folder, self._config
         write_atomically(folder.config, dump_config(config).encode())
-        self.agree(method, contracts)
+        self.agree(session, contracts)
         folder.write_json(folder.seeds, {"seed": config.seed, "noise": config.guard.noise})
         folder.write_json(folder.versions, versions())
         folder.keep_metrics(epoch)
         self._board = SummaryWriter(str(own_subfolder(folder.tensorboard)), purge_step=epoch + 1)
 
-    def agree(self, method: Method, contracts: tuple[str, ...]) -> None:
+    def agree(self, session: Session, contracts: tuple[str, ...]) -> None:
         """Write the contract of the session that begins."""
         self.folder.write_json(
             self.folder.contract,
             {
-                "document": method.contract.model_dump(mode="json"),
-                "sha256": method.contract.digest.hex(),
+                "document": session.contract.model_dump(mode="json"),
+                "sha256": session.contract.digest.hex(),
                 "sessions": list(contracts),
             },
         )
@@ -116,13 +116,15 @@ class RunWriter:
             if isinstance(value, int | float) and name != "epoch":
                 self._board.add_scalar(name, value, record["epoch"])
 
-    def finish(self, method: Method, result: RunResult, *, guarantee: str, seconds: float) -> None:
+    def finish(
+        self, session: Session, result: RunResult, *, guarantee: str, seconds: float
+    ) -> None:
         """Write the results; `result.json` comes last and marks the run as finished."""
         folder, recording = self.folder, result.recording
         if self._board is not None:
             self._board.close()
-        card = self._card(method, result, guarantee)
-        save_model(folder, method.solo(), card, self._config.model)
+        card = self._card(session, result, guarantee)
+        save_model(folder, session.learner.solo(), card, self._config.model)
         self._keep(recording)
         folder.write_json(folder.flows, [asdict(flow) for flow in recording.transcript.flows])
         aligned = recording.alignment.get(recording.data.active.name)
@@ -133,14 +135,14 @@ class RunWriter:
                 "wire_bytes": result.wire_bytes,
                 "privacy": asdict(result.privacy),
                 "contributions": {
-                    passive: ledger.account() for passive, ledger in method.contributions.items()
+                    passive: ledger.account() for passive, ledger in session.contributions.items()
                 },
                 "seconds": seconds,
                 "aligned_rows": 0 if aligned is None else len(aligned),
                 "train_rows": len(recording.data.train_rows),
                 "test_rows": len(recording.data.test_rows),
-                "sum": dict(method.secure_sum),
-                "attendance": dict(method.attendance()),
+                "sum": dict(session.secure_sum),
+                "attendance": dict(session.attendance()),
                 "guarantee": guarantee,
             },
         )
@@ -158,7 +160,7 @@ class RunWriter:
         write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
         write_atomically(folder.transcript, transcript, private=True)
 
-    def _card(self, method: Method, result: RunResult, guarantee: str) -> dict[str, Any]:
+    def _card(self, session: Session, result: RunResult, guarantee: str) -> dict[str, Any]:
         data, privacy = result.recording.data, result.privacy
         return {
             "method": self._config.method,
@@ -172,7 +174,7 @@ class RunWriter:
             "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
                         "model": privacy.epsilon_model, "delta": privacy.delta,
                         "releases": privacy.releases},
-            "contract": method.contract.digest.hex(),
+            "contract": session.contract.digest.hex(),
         }  # fmt: skip
 
 

@@ -1,0 +1,201 @@
+"""Who drives roles: all of a session in this process (and, over a transport, one of them).
+
+The protocol is written once, as one script a role (see `secure_apfed.exchange.links`); a driver
+only carries frames, and tells a waiting script when a party left.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from protocols.errors import LocalProtocolError, PartyLeftError
+from protocols.seal import RunKey, SealedLink
+from secure_apfed.exchange.envelope import Envelope
+from secure_apfed.exchange.links import Awaited, Frame, Links, Script
+
+__all__ = ["InMemory"]
+
+T = TypeVar("T")
+
+
+class InMemory:
+    """All roles of a session in one process: first in, first out, deterministic, no clock.
+
+    A role that waits for good notices silence as it would between machines: whoever has the least
+    patience is told first that a party left.
+
+    Args:
+        session: its name.
+        contract_hash: 32 bytes that both ends of every link must share.
+        run_keys: the key pair of every party.
+        record: told of every envelope that is sent and of its bytes on the wire.
+    """
+
+    def __init__(
+        self,
+        *,
+        session: str,
+        contract_hash: bytes,
+        run_keys: Mapping[str, RunKey],
+        record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
+    ) -> None:
+        self._session, self._record = session, record
+        self._seals = _seals(run_keys, contract_hash)
+        self._inboxes: defaultdict[str, deque[Frame]] = defaultdict(deque)
+        self._due: deque[str] = deque()
+        self._roles: dict[str, _Role] = {}
+        self.links = {name: self._links(name) for name in run_keys}
+
+    def _links(self, name: str) -> Links:
+        return Links(
+            name,
+            self._session,
+            self._seals[name],
+            lambda receiver, frame: self.post(name, receiver, frame),
+            self._record,
+        )
+
+    def post(self, sender: str, receiver: str, frame: bytes) -> None:
+        """Carry one frame."""
+        self._inboxes[receiver].append((sender, frame))
+        self._due.append(receiver)
+
+    def begin(self, name: str, script: Script[Any]) -> None:
+        """Let this party play `script` from now on, beside those that `complete` plays.
+
+        Raises:
+            LocalProtocolError: it plays another one.
+        """
+        self._begin(name, script)
+
+    def complete(self, name: str, script: Script[T]) -> T:
+        """Play this party's script to its end, and the others as far as they get meanwhile.
+
+        Returns:
+            What the script returned.
+
+        Raises:
+            LocalProtocolError: the party plays another script.
+            Exception: whatever any of the scripts raised; none of them goes on then.
+        """
+        role = self._begin(name, script)
+        while not role.ended:
+            self._go_on()
+        result: T = role.result
+        return result
+
+    def complete_all(self, scripts: Mapping[str, Script[Any]]) -> dict[str, Any]:
+        """Play all of these to their ends; return by party what its script returned."""
+        for name, script in scripts.items():
+            self._begin(name, script)
+        while any(not self._roles[name].ended for name in scripts):
+            self._go_on()
+        return {name: self._roles[name].result for name in scripts}
+
+    def close(self) -> None:
+        """End every script where it waits."""
+        for role in self._roles.values():
+            role.close()
+
+    def _begin(self, name: str, script: Script[Any]) -> "_Role":
+        standing = self._roles.get(name)
+        if standing is not None and not standing.ended:
+            script.close()
+            raise LocalProtocolError(f"{name} plays a script already, which has not ended")
+        self._roles[name] = role = _Role(script)
+        self._resume(role, None)
+        self._due.append(name)  # something may have come for it before
+        return role
+
+    def _go_on(self) -> None:
+        """Hand over the oldest frame that somebody waits for, or break the silence."""
+        while self._due:
+            name = self._due.popleft()
+            role = self._roles.get(name)
+            if role is not None and (frame := role.take(self._inboxes[name])) is not None:
+                self._due.append(name)  # the next frame may have waited for this one
+                self._resume(role, frame)
+                return
+        waiting = [role for role in self._roles.values() if role.awaited is not None]
+        if not waiting:
+            raise LocalProtocolError("no role waits for anything, and not all have ended")
+        first = min(waiting, key=self._patience)
+        self._resume(first, PartyLeftError(f"{first.awaited}; nothing came"))
+
+    def _patience(self, role: "_Role") -> int:
+        """How long this role bears the silence; none where too few of the awaited are there."""
+        assert role.awaited is not None
+        ended = {name for name, other in self._roles.items() if other.ended}
+        left = set(role.awaited.senders) - ended
+        return 0 if len(left) < role.awaited.least else role.awaited.patience
+
+    def _resume(self, role: "_Role", event: Frame | PartyLeftError | None) -> None:
+        try:
+            role.resume(event)
+        except BaseException:
+            self.close()
+            raise
+
+
+class _Role:
+    """A script under way.
+
+    Attributes:
+        awaited: what it waits for; None once it has ended.
+        result: what it returned.
+    """
+
+    def __init__(self, script: Script[Any]) -> None:
+        self._script = script
+        self.awaited: Awaited | None = None
+        self.ended = False
+        self.result: Any = None
+
+    def take(self, inbox: deque[Frame]) -> Frame | None:
+        """The oldest frame in the inbox from whom it waits for; None where there is none."""
+        if self.awaited is None:
+            return None
+        for index, (sender, _) in enumerate(inbox):
+            if sender in self.awaited.senders:
+                frame = inbox[index]
+                del inbox[index]
+                return frame
+        return None
+
+    def resume(self, event: Frame | PartyLeftError | None) -> None:
+        """Run the script up to the next message that it waits for, or to its end."""
+        self.awaited = None
+        try:
+            if isinstance(event, PartyLeftError):
+                self.awaited = self._script.throw(event)
+            else:
+                self.awaited = self._script.send(event)  # type: ignore[arg-type]  # None begins it
+        except StopIteration as end:
+            self.ended, self.result = True, end.value
+        except BaseException:
+            self.ended = True
+            raise
+
+    def close(self) -> None:
+        """End the script where it waits."""
+        self.awaited, self.ended = None, True
+        self._script.close()
+
+
+def _seals(
+    run_keys: Mapping[str, RunKey], contract_hash: bytes
+) -> dict[str, dict[str, SealedLink]]:
+    """Both ends of every link, by party and peer, with keys agreed."""
+    seals = {
+        me: {
+            peer: SealedLink(me=me, peer=peer, run_key=key, contract_hash=contract_hash)
+            for peer in run_keys
+            if peer != me
+        }
+        for me, key in run_keys.items()
+    }
+    for me, links in seals.items():
+        for peer, seal in links.items():
+            # Between machines hellos travel before the first envelope, with the public keys.
+            seal.agree(run_keys[peer].public, seals[peer][me].hello)
+    return seals

@@ -1,0 +1,167 @@
+"""A role's view of the others: it sends envelopes, and awaits them by sender, kind and step.
+
+Run by: every party, one object a session. Every envelope is sealed end to end between its two
+parties (see `protocols.seal`), so a message under another contract, replayed, reordered or altered
+is refused. A role is an `async def` over its links and does nothing else with the world: whoever
+drives it (see `secure_apfed.exchange.drivers`) carries the frames.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, TypeVar
+
+from protocols.conversation import Conversation, Outgoing
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.seal import SealedLink
+from secure_apfed.exchange.envelope import Envelope, Kind
+
+__all__ = ["BEFORE_TRAINING", "Awaited", "Frame", "Links", "Script"]
+
+BEFORE_TRAINING = -1
+_LENGTH_BYTES = 2
+
+T = TypeVar("T")
+Frame: TypeAlias = tuple[str, bytes]
+"""Who sent it, and the sealed bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited:
+    """What a role waits for: the next message from any of `senders`, of one of these kinds.
+
+    Attributes:
+        step: that it must be of; None: of any.
+        least: senders without whom it makes no sense to wait on.
+        patience: how long a silence is borne, in units of the session's time-out. Whoever waits
+            for another's answer has more of it than that one has for what the answer needs, so
+            the one that waits for the silent party itself notices first and names it.
+    """
+
+    me: str
+    senders: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    step: int | None
+    least: int = 1
+    patience: int = 1
+
+    def __await__(self) -> Generator["Awaited", Frame, Frame]:
+        return (yield self)
+
+    def __str__(self) -> str:
+        what = " or ".join(self.kinds)
+        when = "" if self.step is None else f" of step {self.step}"
+        return f"{self.me} expected {what}{when} from {' or '.join(self.senders)}"
+
+
+Script: TypeAlias = Coroutine[Awaited, Frame, T]
+"""A role under way: it yields what it awaits and is resumed with the frame that came."""
+
+
+class Links:
+    """All that one party sees of a session.
+
+    Args:
+        session: its name; envelopes of another one are refused.
+        seals: by peer, this party's end of their link, with keys that are agreed.
+        post: carries a frame to a peer.
+        record: told of every envelope that is sent and of its bytes on the wire.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        session: str,
+        seals: Mapping[str, SealedLink],
+        post: Callable[[str, bytes], None],
+        record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
+    ) -> None:
+        self.me = me
+        self._session, self._seals, self._post, self._record = session, seals, post, record
+        self._written: Counter[str] = Counter()
+
+    def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+        """Seal and send one message.
+
+        Raises:
+            LocalProtocolError: there is no link to `receiver`.
+        """
+        envelope = Envelope(
+            session=self._session, step=step, kind=kind, sender=self.me, receiver=receiver,
+            sequence=self._written[receiver], payload=payload,
+        )  # fmt: skip
+        header = envelope.header
+        sealed = self._seal(receiver).seal(payload, sequence=envelope.sequence, associated=header)
+        self._written[receiver] += 1
+        frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + sealed
+        self._record(envelope, len(frame))
+        self._post(receiver, frame)
+
+    async def receive(
+        self, senders: str | Sequence[str], *kinds: Kind, step: int | None = None,
+        least: int = 1, patience: int = 1,
+    ) -> Envelope:  # fmt: skip
+        """Wait for the next message of one of these senders; see `Awaited`.
+
+        Raises:
+            PartyLeftError: nothing came.
+            RemoteProtocolError: something else came than what is expected here.
+        """
+        awaited = Awaited(
+            me=self.me, senders=(senders,) if isinstance(senders, str) else tuple(senders),
+            kinds=kinds, step=step, least=least, patience=patience,
+        )  # fmt: skip
+        for sender in awaited.senders:
+            self._seal(sender)
+        sender, frame = await awaited
+        envelope = self._open(sender, frame)
+        if envelope.kind not in kinds or step not in (None, envelope.step):
+            raise RemoteProtocolError(
+                f"{awaited}, got {envelope.kind} of step {envelope.step} from {sender}"
+            )
+        return envelope
+
+    async def converse(self, kind: Kind, role: Conversation, peers: Sequence[str]) -> None:
+        """Play one end of an interactive protocol with these peers, before training.
+
+        Raises:
+            LocalProtocolError: the role writes to somebody who takes no part.
+            RemoteProtocolError: a peer fell silent, or sent what the protocol does not allow.
+        """
+
+        def send(messages: Sequence[Outgoing]) -> None:
+            for message in messages:
+                if message.receiver not in peers:
+                    raise LocalProtocolError(
+                        f"{self.me} wrote to {message.receiver!r}, who takes no part in {kind}; "
+                        f"its peers are {', '.join(peers)}"
+                    )
+                self.send(message.receiver, kind, BEFORE_TRAINING, message.body)
+
+        send(role.start())
+        while not role.finished:
+            message = await self.receive(peers, kind, step=BEFORE_TRAINING)
+            send(role.receive(message.sender, message.payload))
+
+    def _seal(self, peer: str) -> SealedLink:
+        try:
+            return self._seals[peer]
+        except KeyError:
+            raise LocalProtocolError(
+                f"there is no link from {self.me!r} to {peer!r}; {self.me} has links to "
+                f"{', '.join(sorted(self._seals)) or 'nobody'}"
+            ) from None
+
+    def _open(self, sender: str, frame: bytes) -> Envelope:
+        length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
+        header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
+        sealed = frame[_LENGTH_BYTES + length :]
+        claimed = Envelope.parse_header(header)
+        if (claimed.session, claimed.sender, claimed.receiver) != (self._session, sender, self.me):
+            raise RemoteProtocolError(
+                f"{self.me}: a frame on the link from {sender} claims to be from {claimed.sender} "
+                f"to {claimed.receiver} in session {claimed.session!r}"
+            )
+        seal = self._seal(sender)
+        payload = seal.open(sealed, sequence=claimed.sequence, associated=header)
+        return replace(claimed, payload=payload)
