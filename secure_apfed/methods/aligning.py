@@ -70,8 +70,9 @@ async def align_as_active(own: Own, links: Links, session: str) -> Tensor:
     ]
     if own.config.alignment.mode == "all":
         return torch.cat(shared)  # of the one intersection
-    rows_U = torch.unique(torch.cat(shared))
-    rows_U = rows_U[torch.from_numpy(random_permutation(len(rows_U)))]
+    rows_U: Tensor = torch.unique(torch.cat(shared))
+    order_U = torch.from_numpy(random_permutation(len(rows_U)))
+    rows_U = rows_U[order_U]
     position_N = torch.full((len(own.rows.ids),), -1, dtype=torch.int64)
     position_N[rows_U] = torch.arange(len(rows_U))
     for passive, rows_P in zip(own.passives, shared, strict=True):
