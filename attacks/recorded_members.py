@@ -34,7 +34,7 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
     data, config = recording.data, recording.config
     aligned = recording.alignment.get(data.active.name, torch.empty(0, dtype=torch.int64))
     alone = config.method == "single_view"
-    trained = data.train_rows if alone else training_rows(data, aligned, config.train)
+    trained = data.train_rows if alone else training_rows(data.train_rows, aligned, config.train)
     count = min(most // 2, len(trained), len(data.test_rows))
     if count < 2 or data.active.labels is None:
         raise AttackError(

@@ -76,7 +76,7 @@ class Isolation(ActiveAttack):
         else:
             found = seat.ask(rows_B, sent_BD)
             for name in others[: self.colluding]:
-                found = found - seat.told(name)
+                found = found - seat.contributed(name)
         return {"people": rows_B, "isolated": found.flatten(1).double()}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:

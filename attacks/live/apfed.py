@@ -6,20 +6,19 @@ Run by: the experimenter. The passives, the aggregator and the sum are the ones 
 Letters: B batch, D numbers of a representation.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.interface import AttackError
-from attacks.live.answering import AnsweringPassive
-from attacks.live.questioning import Question, QuestioningActive
 from attacks.live.session import LiveSession
 from attacks.live.strategy import Answering
-from attacks.live.unprotected import ALL_RULES, Rule, UnprotectedPassive
+from attacks.live.unprotected import ALL_RULES, Lenient, Rule, unbound
 from protocols.errors import LocalProtocolError
 from protocols.sums import PlainSum
 from protocols.sums.fixed_point import clip_rows
@@ -31,14 +30,17 @@ from protocols.sums.interface import (
     SumContributor,
 )
 from secure_apfed.config import Config
-from secure_apfed.contract import RepresentationTerms
-from secure_apfed.data import VerticalData, load_data
-from secure_apfed.methods import Apfed, open_method
+from secure_apfed.contract import AGGREGATOR, RepresentationTerms
+from secure_apfed.data import VerticalData
+from secure_apfed.exchange import Kind, Links, pack, unpack
 from secure_apfed.methods.aligning import positions_of
+from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive, read_sum
+from secure_apfed.methods.method import keep_or_end
 from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.objectives import Contrastive, make_objective
+from secure_apfed.parties import ActiveParty, PassiveParty
 from secure_apfed.parties.descent import named_below
-from secure_apfed.parties.rules import representation_specs
+from secure_apfed.parties.rules import bind_step, representation_specs
 from secure_apfed.seeds import shuffled
 
 __all__ = ["LiveRun"]
@@ -61,7 +63,7 @@ class _Watched:
         return self.end.answer(request)
 
 
-class LiveRun(LiveSession[Apfed]):
+class LiveRun(LiveSession[ApfedLearner]):
     """A session of APFed whose active an adversary can play; it is its `ActiveSeat`.
 
     Args:
@@ -78,50 +80,52 @@ class LiveRun(LiveSession[Apfed]):
         rules: Collection[Rule] = ALL_RULES,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
-        data = data or load_data(config.data, seed=config.seed)
-        method = open_method(config, data, alignment=alignment)
-        if not isinstance(method, Apfed) or not method.passives:
-            raise AttackError(f"a malicious active is played in APFed, not in {config.method}")
-        super().__init__(config, data, method)
+        super().__init__(config, data, ApfedLearner, alignment=alignment)
         self.rules = frozenset(rules)
-        self._place_parties()
+        for passive in self._parties.values():
+            if self.rules != ALL_RULES:
+                passive.acceptance = Lenient(
+                    passive.acceptance, passive.name, passive.contract, self.rules
+                )
+        if Rule.BINDING not in self.rules:
+            self.learner.party.bind = lambda session, step, rows_B, payload: unbound(session, step)
+        self._watch()
         self._asking = False
 
-    def _place_parties(self) -> None:
-        method = self.method
-        if self.rules != ALL_RULES:
-            method.passives = [UnprotectedPassive(one, self.rules) for one in method.passives]
-        method.active = QuestioningActive(method.active, bound=Rule.BINDING in self.rules)
-        self._watch()
+    @property
+    def _parties(self) -> dict[str, PassiveParty]:
+        """The passives, by name."""
+        roles = self.session.helpers.values()
+        return {role.name: role.party for role in roles if isinstance(role, ApfedPassive)}
 
     def _watch(self) -> None:
-        for passive in self.method.passives:
+        for passive in self._parties.values():
             watched = _Watched(passive.contributor)
             passive.contributor = watched  # type: ignore[assignment]  # its set-up is done
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
         """Let an adversary play this passive from now on."""
-        self.method.passives = [
-            AnsweringPassive(one, strategy) if one.name == passive else one
-            for one in self.method.passives
-        ]
+        honest, network = self.session.helpers[passive], self.session.network
+        assert isinstance(honest, ApfedPassive)
+        script = _answer_what_it_likes(honest, network.links[passive], strategy)
+        network.replace(passive, script)
 
     @property
     def trained(self) -> Tensor:
         """Alignment positions of the training rows, in an order of the seed."""
-        aligned = self.method.alignment[self.data.active.name]
+        aligned = self.alignment[self.data.active.name]
         own = positions_of(aligned, self.data.train_rows)
         return shuffled(own, self.config.seed, "attacks", "live")
 
     @property
     def terms(self) -> RepresentationTerms:
         """What a row of representations may be."""
-        return next(iter(self.method.contract.passives.values())).representation
+        return next(iter(self.session.contract.passives.values())).representation
 
     @property
     def batch_size(self) -> int:
         """The largest agreed batch."""
-        return self.method.contract.batch_size
+        return self.session.contract.batch_size
 
     @property
     def passives(self) -> tuple[str, ...]:
@@ -135,15 +139,14 @@ class LiveRun(LiveSession[Apfed]):
 
     def holds(self, passive: str, positions: Tensor) -> Tensor:
         """Whether this passive has a row of each of these positions."""
-        return self.method.alignment[passive][positions] >= 0
+        return self.alignment[passive][positions] >= 0
 
-    def told(self, passive: str) -> Tensor:
+    def contributed(self, passive: str) -> Tensor:
         """What a passive contributed to its last sum (B, D), after its clip.
 
         Only that passive knows it: an attack may ask those that collude, the experimenter all.
         """
-        (party,) = (one for one in self.method.passives if one.name == passive)
-        watched, bound = party.contributor, self.config.secure_sum.clip
+        watched, bound = self._parties[passive].contributor, self.config.secure_sum.clip
         assert isinstance(watched, _Watched)
         assert watched.seen is not None
         clipped = watched.seen if bound is None else clip_rows(watched.seen, bound)
@@ -160,9 +163,8 @@ class LiveRun(LiveSession[Apfed]):
                 f"{passive} does not hold all of these {len(positions)} people; ask about those "
                 "of whom it has a row"
             )
-        (party,) = (one for one in self.method.passives if one.name == passive)
         table = next(one for one in self.data.passives if one.name == passive)
-        features_N = table.features[self.method.alignment[passive][positions]]
+        features_N = table.features[self.alignment[passive][positions]]
         objective = make_objective(
             objective_of(self.config, passive),
             representation=self.terms.shape,
@@ -171,7 +173,7 @@ class LiveRun(LiveSession[Apfed]):
         )
         if not isinstance(objective, Contrastive):
             raise AttackError(f"{passive} holds no contrasted representations")
-        state = named_below("objective", party.tensors())
+        state = named_below("objective", self._parties[passive].tensors())
         objective.load_state_dict(state)
         with torch.no_grad():
             z_ND: Tensor = objective.projection(objective.encoder(features_N))
@@ -187,7 +189,7 @@ class LiveRun(LiveSession[Apfed]):
     def sent(self, rows_B: Tensor) -> Tensor:
         """Alignment positions of those of the active's rows that a step over them sends."""
         position_N = torch.full((len(self.data.active.ids),), -1, dtype=torch.int64)
-        aligned = self.method.alignment[self.data.active.name]
+        aligned = self.alignment[self.data.active.name]
         position_N[aligned] = torch.arange(len(aligned))
         position_B = position_N[rows_B]
         return position_B[position_B >= 0]
@@ -205,52 +207,105 @@ class LiveRun(LiveSession[Apfed]):
         if not self._asking:
             self._begin_epoch()
             self._asking = True
-        active = self.method.active
-        assert isinstance(active, QuestioningActive)
         dtype = representation_specs(self.terms)["z"].dtype
-        active.question = Question(
+        question = _Question(
+            step=self._next_step(),
             rows=rows_B,
             z=z_BD.to(dtype),
             instead={name: one.to(dtype) for name, one in (instead or {}).items()},
             weights=weights or {},
+            to=[name for name in self.passives if participants is None or name in participants],
         )
-        everybody = self.method.passives
-        try:
-            if participants is not None and set(participants) != set(self.passives):
-                self._restrict(participants)
-            self.method.step(self._next_step(), rows_B)
-        finally:
-            active.question = None
-            self.method.passives = everybody
-            self.method.roll.left.clear()
-        assert active.opened is not None
-        return active.opened
+        if len(question.to) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
+            self._sum_over(question.to)
+        script = _ask(self.learner.party, self.session.links, question)
+        return self.session.play_step(question.step, script)
 
-    def _restrict(self, participants: Collection[str]) -> None:
-        """Let only these contribute; without the rule, a plain sum over just them is set up."""
-        self.method.passives = [one for one in self.method.passives if one.name in participants]
-        if Rule.PARTICIPANTS in self.rules:
-            return
-        left = [name for name in self.passives if name not in participants]
-        self.method.roll.left.update(dict.fromkeys(left, self._step))
-        contract = self.method.contract
-        if self.method.secure_sum.get("backend") != PlainSum.name:
+    def _sum_over(self, names: Sequence[str]) -> None:
+        """Set up a plain sum over just these."""
+        contract, settings = self.session.contract, self.config.secure_sum
+        if contract.secure_sum.get("backend") != PlainSum.name:
             _refuse_to_simulate()
-        settings = self.config.secure_sum
         plain = PlainSum(
             SumAgreement(
-                session=contract.session, receiver=contract.active, combiner="aggregator",
-                contributors=tuple(one.name for one in self.method.passives),
-                clip_norm=settings.clip or 1.0, bits=settings.bits, allow_single=True,
+                session=contract.session, receiver=contract.active, combiner=AGGREGATOR,
+                contributors=tuple(names), clip_norm=settings.clip or 1.0, bits=settings.bits,
+                allow_single=True,
             ),
             clip=settings.clip is not None,
         )  # fmt: skip
-        assert self.method.aggregator is not None
-        self.method.aggregator.combiner = plain.combiner()
-        self.method.active.receiver = plain.receiver()
-        for passive in self.method.passives:
-            passive.contributor = plain.contributor(passive.name)
+        agreed = {name: contract.passives[name] for name in names}
+        aggregator = ApfedAggregator(
+            contract.model_copy(update={"passives": agreed}), plain.combiner(), rounds=1
+        )
+        network = self.session.network
+        network.replace(AGGREGATOR, aggregator.help(network.links[AGGREGATOR], lambda step: None))
+        self.learner.party.receiver = plain.receiver()
+        for name in names:
+            self._parties[name].contributor = plain.contributor(name)
         self._watch()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Question:
+    """What is sent in place of the active's own representations; see `ActiveSeat.ask`."""
+
+    step: int
+    rows: Tensor
+    z: Tensor
+    instead: Mapping[str, Tensor]
+    weights: Mapping[str, float]
+    to: Sequence[str]
+
+    def payload(self, passive: str) -> bytes:
+        """What this passive gets."""
+        meta = {"weights": dict(self.weights)} if self.weights else {}
+        return pack({"rows": self.rows, "z": self.instead.get(passive, self.z)}, meta)
+
+
+async def _ask(active: ActiveParty, links: Links, question: _Question) -> Tensor:
+    """A step of an active that sends what it likes; return the sum that it opens, (B, D).
+
+    It holds what an honest active holds: its end of the sum.
+    """
+    step, session = question.step, active.contract.session
+    for name in question.to:
+        links.send(name, Kind.REPRESENTATIONS, step, question.payload(name))
+    _, combined = read_sum(await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4))
+    binding = active.bind(session, step, question.rows, question.payload(""))
+    shape = (len(question.z), question.z.flatten(1).shape[1])
+    active.open_sum(combined, shape, binding)
+    assert active.opened is not None
+    return active.opened
+
+
+async def _answer_what_it_likes(honest: ApfedPassive, links: Links, strategy: Answering) -> None:
+    """The script of a passive that answers representations with what it likes.
+
+    It holds what an honest passive holds: its end of the sum, which clips its rows, and what it is
+    sent. It adds no noise, where some was agreed.
+    """
+    party = honest.party
+    contract, active = party.contract, party.contract.active
+    terms = contract.passives[party.name].representation
+    while True:
+        message = await links.receive(active, Kind.REPRESENTATIONS, Kind.CHECKPOINT, Kind.END)
+        step = message.step
+        if message.kind is not Kind.REPRESENTATIONS:
+            if not keep_or_end(message.kind, step, links, active, lambda step: None):
+                return
+            continue
+        tensors, _ = unpack(message.payload, representation_specs(terms), sender=active)
+        rows_B, z_BD = tensors["rows"], tensors["z"]
+        answer_BD = strategy.answer(step, rows_B, z_BD.flatten(1)).to(z_BD)
+        binding = bind_step(contract.session, step, rows_B, message.payload)
+        values_BD = answer_BD.flatten(1).cpu().numpy()
+        none = np.zeros(values_BD.shape, dtype=np.int64) if party.noise else None
+        body = party.contributor.contribute(values_BD, binding, none)
+        links.send(AGGREGATOR, Kind.CONTRIBUTION, step, body)
+        if honest.rounds == 2:
+            request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
+            links.send(AGGREGATOR, Kind.SUM_ANSWER, step, party.answer(request.payload))
 
 
 def _refuse_to_simulate() -> NoReturn:

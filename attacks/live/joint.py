@@ -1,54 +1,24 @@
 """Live joint training in which the active deviates: the real passives and links of TVFL.
 
-Run by: the experimenter, who plays all parties. Letters: B batch.
+Run by: the experimenter, who drives all parties. Letters: B batch.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from attacks.interface import AttackError
 from attacks.live.session import LiveSession
 from attacks.live.strategy import Answering
 from secure_apfed.config import Config
 from secure_apfed.contract import RepresentationTerms
-from secure_apfed.data import VerticalData, load_data
-from secure_apfed.exchange import Envelope, pack
-from secure_apfed.methods import Tvfl, open_method
-from secure_apfed.parties import TvflActive
+from secure_apfed.data import VerticalData
+from secure_apfed.exchange import Kind, Links, Script, pack
+from secure_apfed.methods.tvfl import TvflLearner
 
-__all__ = ["JointRun", "ReturningActive"]
-
-
-class ReturningActive(TvflActive):
-    """The active's place with an adversary in it, which chooses what it returns to `victim`.
-
-    It trains its own networks, and returns to others, as an honest active does.
-
-    Args:
-        honest: whose keys, data and networks it takes over.
-        victim: a passive.
-        strategy: what answers its representations.
-    """
-
-    def __init__(self, honest: TvflActive, victim: str, strategy: Answering) -> None:
-        # Everything that the honest party holds is the adversary's.
-        vars(self).update(vars(honest))
-        self._victim, self._strategy = victim, strategy
-
-    def learn(self, step: int, rows_B: Tensor, answers: Sequence[Envelope]) -> list[Envelope]:
-        """Return the honest gradients, but for the victim's."""
-        h_BD = self.read(rows_B, answers)[self._victim]
-        chosen_BD = self._strategy.answer(step, rows_B, h_BD.flatten(1)) / len(rows_B)
-        payload = pack({"gradient": chosen_BD.reshape(h_BD.shape).to(h_BD)})
-        return [
-            replace(one, payload=payload) if one.receiver == self._victim else one
-            for one in super().learn(step, rows_B, answers)
-        ]
+__all__ = ["JointRun"]
 
 
-class JointRun(LiveSession[Tvfl]):
+class JointRun(LiveSession[TvflLearner]):
     """A session of TVFL whose active an adversary can play.
 
     Args:
@@ -63,16 +33,37 @@ class JointRun(LiveSession[Tvfl]):
         *,
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
-        data = data or load_data(config.data, seed=config.seed)
-        method = open_method(config, data, alignment=alignment)
-        if not isinstance(method, Tvfl):
-            raise AttackError(f"encoders are hijacked in TVFL, not in {config.method}")
-        super().__init__(config, data, method)
+        super().__init__(config, data, TvflLearner, alignment=alignment)
+        self._deviation: tuple[str, Answering] | None = None
 
     def terms(self, passive: str) -> RepresentationTerms:
         """What a row of this passive's representations may be."""
-        return self.method.contract.passives[passive].representation
+        return self.session.contract.passives[passive].representation
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
         """Let an adversary play the active, against this passive, from now on."""
-        self.method.active = ReturningActive(self.method.active, passive, strategy)
+        self._deviation = passive, strategy
+
+    def _script(self, step: int, rows_B: Tensor) -> Script[float]:
+        if self._deviation is None:
+            return super()._script(step, rows_B)
+        return _return_what_it_likes(
+            self.learner, self.session.links, step, rows_B, *self._deviation
+        )
+
+
+async def _return_what_it_likes(
+    honest: TvflLearner, links: Links, step: int, rows_B: Tensor, victim: str, strategy: Answering
+) -> float:
+    """A step of an active that trains and answers as an honest one does, but for the victim.
+
+    It holds what an honest active holds: its networks, and what the passives send it.
+    """
+    answers = await honest.ask(links, step, rows_B, learn=True)
+    h_BD = honest.party.read(rows_B, answers)[victim]
+    chosen_BD = strategy.answer(step, rows_B, h_BD.flatten(1)) / len(rows_B)
+    gradients = honest.party.learn(step, rows_B, answers)
+    gradients[victim] = pack({"gradient": chosen_BD.reshape(h_BD.shape).to(h_BD)})
+    for name, payload in gradients.items():
+        links.send(name, Kind.GRADIENTS, step, payload)
+    return honest.party.task_loss.item()

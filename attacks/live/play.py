@@ -54,7 +54,7 @@ def play(
     results = []
     for victim in victims or [table.name for table in data.passives]:
         run = LiveRun(config, data, rules=rules, alignment=alignment)
-        alignment = run.method.alignment
+        alignment = run.alignment
         run.train(honest_epochs)
         results.append(play_from(run, attack, victim, seed=seed))
     return tuple(results)

@@ -85,7 +85,7 @@ class ActiveSeat(Protocol):
         """
         ...
 
-    def told(self, passive: str) -> Tensor:
+    def contributed(self, passive: str) -> Tensor:
         """What a colluding passive says that it contributed to the last sum (B, D), clipped."""
         ...
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from protocols.sums.interface import StepBinding
-from secure_apfed.contract import RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, unpack
-from secure_apfed.parties import PassiveParty
 from secure_apfed.parties.rules import (
+    Acceptance,
     bind_step,
     check_norms,
     check_rows,
@@ -26,7 +26,7 @@ from secure_apfed.parties.rules import (
     representation_specs,
 )
 
-__all__ = ["ALL_RULES", "Rule", "UnprotectedPassive", "unbound"]
+__all__ = ["ALL_RULES", "Lenient", "Rule", "unbound"]
 
 _UNBOUNDED = 1e30
 
@@ -53,48 +53,47 @@ class Rule(StrEnum):
 ALL_RULES = frozenset(Rule)
 
 
-class UnprotectedPassive(PassiveParty):
-    """A passive that keeps to `rules` only.
+class Lenient(Acceptance):
+    """What a passive accepts that keeps to `rules` only.
 
     Args:
-        honest: whose place, data and networks it takes over.
+        honest: what it accepted so far; me: the passive; contract: of the session.
+        rules: that are left.
     """
 
-    def __init__(self, honest: PassiveParty, rules: Collection[Rule]) -> None:
-        # Everything that the honest party holds is this party's.
-        vars(self).update(vars(honest))
-        self._rules = frozenset(rules)
-        self._asked = self.terms.weight
+    def __init__(
+        self, honest: Acceptance, me: str, contract: Contract, rules: Collection[Rule]
+    ) -> None:
+        super().__init__(me, contract, honest.allowance, aligned=honest.aligned)
+        self._me, self._agreed, self._rules = me, self.weight, frozenset(rules)
 
-    def _accept(self, envelope: Envelope) -> tuple[Tensor, Tensor]:
-        terms, rules = self.terms.representation, self._rules
+    def read(self, envelope: Envelope) -> tuple[Tensor, Tensor]:
+        """Return rows (B,) and representations (B, *shape) that keep to the rules that are left."""
+        terms, rules, sender = self.terms, self._rules, envelope.sender
         if Rule.NORMS not in rules:
             terms = terms.model_copy(update={"minimum_norm": 0.0, "maximum_norm": _UNBOUNDED})
         rows_B, z_BD, meta = _parse(envelope, terms)
         if Rule.BATCH in rules:
-            aligned, minimum = len(self._features_N), self.contract.minimum_batch
-            check_rows(rows_B, aligned=aligned, minimum=minimum, sender=envelope.sender)
-        check_norms(z_BD, terms, sender=envelope.sender)
+            minimum = self.contract.minimum_batch
+            check_rows(rows_B, aligned=self.aligned, minimum=minimum, sender=sender)
+        check_norms(z_BD, terms, sender=sender)
         if Rule.SPREAD in rules:
-            check_spread(z_BD, terms, sender=envelope.sender)
+            check_spread(z_BD, terms, sender=sender)
         if Rule.ALLOWANCE in rules:
-            self._allowance.check(envelope.step, rows_B, sender=envelope.sender)
-            self.gate.enter(envelope)
+            self.admit(envelope, rows_B)
         asked = {} if Rule.WEIGHT in rules else meta.get("weights", {})
-        self._asked = float(asked.get(self.name, self.terms.weight))
+        self.weight = float(asked.get(self._me, self._agreed))
         return rows_B, z_BD
 
-    def _count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
+    def count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
+        """Count the answer, where the rule is left."""
         if Rule.ALLOWANCE in self._rules:
-            super()._count(envelope, rows_B, digest)
+            super().count(envelope, rows_B, digest)
 
-    def _gradient(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
-        scale = self._asked / self.terms.weight if self.terms.weight else 1.0
-        return super()._gradient(step, rows_B, sent_BD) * scale
-
-    def _binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
+    def binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
+        """What the contribution answers: its step alone, where the rule is gone."""
         if Rule.BINDING in self._rules:
-            return super()._binding(envelope, rows_B)
+            return super().binding(envelope, rows_B)
         return unbound(self.contract.session, envelope.step)
 
 

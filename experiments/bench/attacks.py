@@ -38,7 +38,7 @@ def bench(quick: bool) -> Iterator[Row]:
     })  # fmt: skip
     recording = Recording(
         config=config, data=load_data(config.data, seed=0), alignment={},
-        transcript=Transcript.closed(config.transcript),
+        transcript=Transcript(config.transcript),
     )  # fmt: skip
     candidates, _ = reveal_candidates(recording, 4_000, 0)
     shape = tuple(candidates.features.shape[1:])

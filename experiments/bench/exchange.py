@@ -20,7 +20,7 @@ from experiments.bench.rows import Row, interleave, median_ratio
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.methods import Method, open_method
+from secure_apfed.methods import Session, open_session
 from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.objectives import contrastive_loss
 from secure_apfed.seeds import shuffled
@@ -37,9 +37,9 @@ def bench(quick: bool) -> Iterator[Row]:
     config, data, images = image_run(
         "bench-exchange", batch=_BATCH, secure_sum={"protocol": "plain", "clip": None}
     )
-    ours, method = _our_step(config, data)
+    ours, session = _our_step(config, data)
     theirs = _plain_step(config, data)
-    before = method.transcript.wire_bytes
+    before = session.transcript.wire_bytes
     repetitions = 7 if quick else 31
     seconds = interleave({"ours": ours, "plain": theirs}, repetitions=repetitions, warm_up=2)
     steps = repetitions + 2
@@ -48,19 +48,19 @@ def bench(quick: bool) -> Iterator[Row]:
         seconds=statistics.median(seconds["ours"]),
         peer="plain torch loop",
         ratio=median_ratio(seconds["ours"], seconds["plain"]),
-        bytes=(method.transcript.wire_bytes - before) // steps,
+        bytes=(session.transcript.wire_bytes - before) // steps,
         more={"peer_seconds": statistics.median(seconds["plain"]), "images": images},
     )
 
 
-def _our_step(config: Config, data: VerticalData) -> tuple[Callable[[], float], Method]:
+def _our_step(config: Config, data: VerticalData) -> tuple[Callable[[], float], Session]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        method = open_method(config, data)
-    batches = _batches(method.training_rows)
+        session = open_session(config, data)
+    batches = _batches(session.learner.training_rows)
     steps = itertools.count()
-    method.transcript.begin_epoch(0)
-    return lambda: method.step(next(steps), next(batches)), method
+    session.transcript.begin_epoch(0)
+    return lambda: session.step(next(steps), next(batches)), session
 
 
 def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:

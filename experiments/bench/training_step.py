@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from experiments.bench.images import image_run
 from protocols.errors import UnsafeChoiceWarning
-from secure_apfed.methods import open_method
+from secure_apfed.methods import open_session
 
 __all__ = ["training_step"]
 
@@ -20,8 +20,8 @@ def training_step() -> tuple[Callable[[], float], str]:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        method = open_method(config, data)
-    rows = method.training_rows[:_BATCH]
+        session = open_session(config, data)
+    rows = session.learner.training_rows[:_BATCH]
     steps = itertools.count()
-    method.transcript.begin_epoch(0)
-    return lambda: method.step(next(steps), rows), images
+    session.transcript.begin_epoch(0)
+    return lambda: session.step(next(steps), rows), images

@@ -48,9 +48,9 @@ def _of_seed(data: str, clip: float | None, strength: float | None, seed: int) -
         positions = cohort.nonzero().flatten()
         run.hand_over(VICTIM, CohortDegradation(positions, strength=strength))
     run.train(_EPOCHS)
-    aligned = run.method.alignment[run.data.active.name]
+    aligned = run.alignment[run.data.active.name]
     return {
-        who: run.method.active.accuracy(_both(aligned[inside], run.data.test_rows))
+        who: run.learner.party.accuracy(_both(aligned[inside], run.data.test_rows))
         for who, inside in (("cohort", cohort), ("others", ~cohort))
     }
 
@@ -62,7 +62,7 @@ def _both(rows: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 def _cohort(run: LiveRun) -> torch.Tensor:
     """Which aligned people (A,) are in the cluster of the person whose features sum to least."""
     table = next(one for one in run.data.passives if one.name == VICTIM)
-    own = table.features[run.method.alignment[VICTIM]].flatten(1)
+    own = table.features[run.alignment[VICTIM]].flatten(1)
     order = own.sum(dim=1).argsort()
     clusters = KMeans(_CLUSTERS, n_init=4, random_state=0).fit(own[order].numpy()).labels_
     found = torch.empty(len(own), dtype=torch.bool)

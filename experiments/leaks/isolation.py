@@ -49,7 +49,7 @@ class _Remembering(LiveRun):
     def ask(self, *args: Any, **options: Any) -> Tensor:
         found = super().ask(*args, **options)
         if self.truth is None:
-            self.truth = self.told(VICTIM).double()
+            self.truth = self.contributed(VICTIM).double()
         return found
 
 

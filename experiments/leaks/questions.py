@@ -57,7 +57,7 @@ def read_sum(run: LiveRun, attack: ChosenRepresentations) -> Row:
     Raises:
         RemoteProtocolError: a party refused.
     """
-    everybody = torch.arange(len(run.method.alignment[run.data.active.name]))
+    everybody = torch.arange(len(run.alignment[run.data.active.name]))
     truth = torch.stack([run.representations(name, everybody) for name in run.passives])
     people, found = _read(run, attack)
     total = truth[:, people].sum(dim=0)

@@ -103,7 +103,7 @@ def open_run(
     of_data = config.name.removeprefix("leaks-"), passives, config.seed
     known = _ALIGNED.get(of_data)
     run = kind(config, _data(*of_data), rules=rules, alignment=known)
-    _ALIGNED[of_data] = run.method.alignment
+    _ALIGNED[of_data] = run.alignment
     run.train(_HONEST_EPOCHS)
     return run
 

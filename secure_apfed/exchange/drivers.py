@@ -68,8 +68,14 @@ class InMemory:
         """
         self._begin(name, script)
 
+    def replace(self, name: str, script: Script[Any]) -> None:
+        """End the script of this party where it waits, and let it play another one."""
+        if name in self._roles:
+            self._roles[name].close()
+        self._begin(name, script)
+
     def complete(self, name: str, script: Script[T]) -> T:
-        """Play this party's script to its end, and the others as far as they get meanwhile.
+        """Play this party's script to its end, and the others as far as they get.
 
         Returns:
             What the script returned.
@@ -80,7 +86,10 @@ class InMemory:
         """
         role = self._begin(name, script)
         while not role.ended:
-            self._go_on()
+            if not self._deliver():
+                self._break_silence()
+        while self._deliver():
+            pass  # what is under way still
         result: T = role.result
         return result
 
@@ -89,7 +98,8 @@ class InMemory:
         for name, script in scripts.items():
             self._begin(name, script)
         while any(not self._roles[name].ended for name in scripts):
-            self._go_on()
+            if not self._deliver():
+                self._break_silence()
         return {name: self._roles[name].result for name in scripts}
 
     def close(self) -> None:
@@ -107,15 +117,19 @@ class InMemory:
         self._due.append(name)  # something may have come for it before
         return role
 
-    def _go_on(self) -> None:
-        """Hand over the oldest frame that somebody waits for, or break the silence."""
+    def _deliver(self) -> bool:
+        """Hand over the oldest frame that somebody waits for; False where there is none."""
         while self._due:
             name = self._due.popleft()
             role = self._roles.get(name)
             if role is not None and (frame := role.take(self._inboxes[name])) is not None:
                 self._due.append(name)  # the next frame may have waited for this one
                 self._resume(role, frame)
-                return
+                return True
+        return False
+
+    def _break_silence(self) -> None:
+        """Tell the one with the least patience that a party left."""
         waiting = [role for role in self._roles.values() if role.awaited is not None]
         if not waiting:
             raise LocalProtocolError("no role waits for anything, and not all have ended")

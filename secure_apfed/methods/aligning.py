@@ -21,6 +21,7 @@ from protocols.psi import SET_INTERSECTIONS
 from protocols.psi.interface import Aligner, SetIntersection
 from protocols.randomness import random_permutation
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
+from secure_apfed.config.training import TrainSettings
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.methods.method import Own
 
@@ -165,7 +166,6 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int) -> Tensor:
     return rows_U
 
 
-def training_rows(own: Own, aligned: Tensor) -> Tensor:
+def training_rows(rows: Tensor, aligned: Tensor, train: TrainSettings) -> Tensor:
     """All training rows of the active, or its aligned ones only, as `use_unaligned` says."""
-    rows = own.train_rows
-    return rows if own.config.train.use_unaligned else rows[torch.isin(rows, aligned)]
+    return rows if train.use_unaligned else rows[torch.isin(rows, aligned)]

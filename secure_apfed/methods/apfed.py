@@ -55,7 +55,14 @@ from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, WholeTraini
 from secure_apfed.privacy.guarantee import NOTHING_RELEASED
 from secure_apfed.seeds import seeded
 
-__all__ = ["Apfed", "ApfedAggregator", "ApfedLearner", "ApfedPassive", "SingleView"]
+__all__ = [
+    "Apfed",
+    "ApfedAggregator",
+    "ApfedLearner",
+    "ApfedPassive",
+    "SingleView",
+    "read_sum",
+]
 
 
 class ApfedLearner:
@@ -114,7 +121,7 @@ class ApfedLearner:
         for name in asked:
             links.send(name, Kind.REPRESENTATIONS, step, sent)
         message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
-        present, combined = _read_sum(message)
+        present, combined = read_sum(message)
         loss = self.party.update(combined)
         self.left |= {name: step for name in asked if name not in present}
         self.steps_without_all += bool(self.left)
@@ -146,7 +153,7 @@ class ApfedPassive:
     """A passive's role; see `Helper`."""
 
     def __init__(self, party: PassiveParty, *, rounds: int) -> None:
-        self.name, self.party, self._rounds = party.name, party, rounds
+        self.name, self.party, self.rounds = party.name, party, rounds
         self.contributions = party.noise.ledger if party.noise else None
         self.ledgers: Mapping[str, PrivacyLedger] = (
             {party.name: self.contributions} if self.contributions else {}
@@ -178,7 +185,7 @@ class ApfedPassive:
                     return
                 continue
             links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.party.contribute(message))
-            if self._rounds == 2:
+            if self.rounds == 2:
                 request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
                 answer = self.party.answer(request.payload)
                 links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
@@ -297,7 +304,7 @@ def _sum_of(present: Sequence[str], combined: bytes) -> bytes:
     return packed
 
 
-def _read_sum(message: Envelope) -> tuple[Sequence[str], bytes]:
+def read_sum(message: Envelope) -> tuple[Sequence[str], bytes]:
     """Return the passives that take part still, and the sum.
 
     Raises:
@@ -363,7 +370,7 @@ class Apfed:
             training=training,
             guarantee=training.statement(parts.guard) if training else parts.guard.statement(),
             rounding=secure_sum.rounding(),
-            training_rows=training_rows(own, rows),
+            training_rows=training_rows(own.train_rows, rows, own.config.train),
             test_rows=own.test_rows,
         )
 

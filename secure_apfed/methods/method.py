@@ -18,6 +18,7 @@ from secure_apfed.data import PartyTable
 from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
+from secure_apfed.seeds import shuffled
 
 __all__ = [
     "Agreed",
@@ -27,6 +28,7 @@ __all__ = [
     "Method",
     "Own",
     "Save",
+    "batches_of",
     "end_all",
     "keep_or_end",
     "meet",
@@ -275,3 +277,10 @@ def keep_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) ->
         save(step)
         links.send(active, Kind.SAVED, step)
     return kind is not Kind.END
+
+
+def batches_of(learner: Learner, config: Config, epoch: int) -> list[Tensor]:
+    """An epoch's batches: a function of seed and epoch, without a last one that is too small."""
+    order = shuffled(learner.training_rows, config.seed, "batches", epoch)
+    batches = order.split(config.train.batch_size)
+    return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]

@@ -191,7 +191,18 @@ class Session:
 
     def step(self, step: int, rows_B: Tensor) -> float:
         """Play one training step of all parties; return the task loss."""
-        return self.play(self.learner.step(self.links, step, rows_B))
+        return self.play_step(step, self.learner.step(self.links, step, rows_B))
+
+    def play_step(self, step: int, script: Script[T]) -> T:
+        """Play a script of the active as this step; keep the sum that it opens."""
+        result = self.play(script)
+        self.keep_opened(step)
+        return result
+
+    def keep_opened(self, step: int) -> None:
+        """Record what the active decoded in this step, where it did."""
+        if self.learner.opened is not None:
+            self.transcript.keep_opened(step, self.learner.opened)
 
     def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
         """Test accuracy by inference variant; see `Learner`."""

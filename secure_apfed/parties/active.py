@@ -82,6 +82,7 @@ class ActiveParty(Party):
         defences: what its representations go through before the guard.
 
     Attributes:
+        bind: what a contribution must answer, from session, step, rows and payload.
         opened: what the last step decoded, (B, D): the sum of lambda_p B dL_p/dz. Its own record;
             no message holds it.
     """
@@ -107,6 +108,7 @@ class ActiveParty(Party):
         super().__init__(name, contract)
         assert table.labels is not None
         self.receiver, self.ledger = receiver, ledger
+        self.bind: Callable[[str, int, Tensor, bytes], StepBinding] = bind_step
         self._refused = refused or RefusedSums(self.name, None, allowed=0)
         self.networks = networks
         self._guard = guard
@@ -184,7 +186,7 @@ class ActiveParty(Party):
         if self._is_narrow(step, z_BD):
             return None
         # The same payload goes to every passive, and the sum that answers it is waited for.
-        binding = bind_step(self.contract.session, step, rows_B, payload)
+        binding = self.bind(self.contract.session, step, rows_B, payload)
         self._pending = _Pending(z_BD, binding)
         return payload
 

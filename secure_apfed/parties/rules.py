@@ -140,13 +140,13 @@ class Acceptance:
         aligned: number of positions.
 
     Attributes:
-        weight: lambda_p, which it applies.
+        weight: lambda_p, which it applies; terms: what a row of representations may be.
     """
 
     def __init__(self, me: str, contract: Contract, allowance: Allowance, *, aligned: int) -> None:
         self.weight = contract.passives[me].weight
-        self._contract, self._terms = contract, contract.passives[me].representation
-        self._allowance, self._aligned = allowance, aligned
+        self.contract, self.terms = contract, contract.passives[me].representation
+        self.allowance, self.aligned = allowance, aligned
         self._gate = StepGate(me)
 
     def read(self, envelope: Envelope) -> tuple[Tensor, Tensor]:
@@ -156,32 +156,32 @@ class Acceptance:
             RemoteProtocolError: they break one.
         """
         rows_B, sent_BD = read_representations(
-            envelope, self._terms, aligned=self._aligned, minimum=self._contract.minimum_batch
+            envelope, self.terms, aligned=self.aligned, minimum=self.contract.minimum_batch
         )
-        check_spread(sent_BD, self._terms, sender=envelope.sender)
+        check_spread(sent_BD, self.terms, sender=envelope.sender)
         self.admit(envelope, rows_B)
         return rows_B, sent_BD
 
     def admit(self, envelope: Envelope, rows_B: Tensor) -> None:
         """Let a step through once, and no row more often than agreed."""
-        self._allowance.check(envelope.step, rows_B, sender=envelope.sender)
+        self.allowance.check(envelope.step, rows_B, sender=envelope.sender)
         self._gate.enter(envelope)
 
     def count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
         """Count the answer, on the disk, before it leaves."""
-        self._allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
+        self.allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
 
     def binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
         """What the contribution answers: exactly what was received."""
-        return bind_step(self._contract.session, envelope.step, rows_B, envelope.payload)
+        return bind_step(self.contract.session, envelope.step, rows_B, envelope.payload)
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for a checkpoint."""
-        return self._allowance.tensors()
+        return self.allowance.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        self._allowance.load_tensors(tensors)
+        self.allowance.load_tensors(tensors)
         self._gate.last = last_step
 
 

@@ -19,7 +19,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.methods import Learner
-from secure_apfed.methods.method import end_all, save_all
+from secure_apfed.methods.method import batches_of, end_all, save_all
 from secure_apfed.methods.workers import close_workers
 from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacySpent
@@ -32,7 +32,6 @@ from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.spending import cross_checked, spent_in, worst_of
 from secure_apfed.runs.writing import RunWriter
-from secure_apfed.seeds import shuffled
 
 __all__ = ["run"]
 
@@ -179,9 +178,7 @@ class _Course:
 
     def stepped(self, loss: float) -> None:
         """See `Course`."""
-        opened = self.session.learner.opened
-        if opened is not None:
-            self.session.transcript.keep_opened(self._step, opened)
+        self.session.keep_opened(self._step)
         self._loss += loss
         self._of_epoch += 1
         self._step += 1
@@ -290,10 +287,3 @@ class _Course:
             seconds=self.seconds,
             contracts=self._contracts,
         )
-
-
-def batches_of(learner: Learner, config: Config, epoch: int) -> list[Tensor]:
-    """An epoch's batches: a function of seed and epoch, without a last one that is too small."""
-    order = shuffled(learner.training_rows, config.seed, "batches", epoch)
-    batches = order.split(config.train.batch_size)
-    return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]

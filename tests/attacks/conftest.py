@@ -1,6 +1,5 @@
 """A recording of parties that exchanged planted representations through a real transport."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import TypeAlias
@@ -13,8 +12,7 @@ from protocols.seal import fresh_run_key
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import (
-    Envelope,
-    InMemoryTransport,
+    InMemory,
     Kind,
     Transcript,
     TranscriptSettings,
@@ -74,24 +72,18 @@ def _one_thread() -> Iterator[None]:
 
 
 class _Wire:
-    """Numbers each message on its link, as parties do."""
+    """Sends over the links of a session, as parties do."""
 
     def __init__(self) -> None:
-        names = ("active", "aggregator", *PASSIVES)
-        transport = InMemoryTransport(
+        self.transcript = Transcript(TranscriptSettings(keep="all"))
+        self._network = InMemory(
             session="planted", contract_hash=bytes(32),
-            run_keys={name: fresh_run_key() for name in names},
+            run_keys={name: fresh_run_key() for name in ("active", "aggregator", *PASSIVES)},
+            record=self.transcript.record,
         )  # fmt: skip
-        self.transcript = Transcript(transport, TranscriptSettings(keep="all"))
-        self._sequences: defaultdict[tuple[str, str], Iterator[int]] = defaultdict(count)
 
     def send(self, step: int, kind: Kind, sender: str, receiver: str, payload: bytes) -> None:
-        self.transcript.send(
-            Envelope(
-                session="planted", step=step, kind=kind, sender=sender, receiver=receiver,
-                sequence=next(self._sequences[sender, receiver]), payload=payload,
-            )
-        )  # fmt: skip
+        self._network.links[sender].send(receiver, kind, step, payload)
 
 
 def _step(

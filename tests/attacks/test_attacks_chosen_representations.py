@@ -19,7 +19,7 @@ UNPROTECTED: frozenset[Any] = frozenset()
 
 def _recovered(run: LiveRun, attack: ChosenRepresentations) -> tuple[Any, Any]:
     """Play, and return what was recovered beside the truth before the question."""
-    everybody = torch.arange(len(run.method.alignment["active"]))
+    everybody = torch.arange(len(run.alignment["active"]))
     truth = [run.representations(name, everybody) for name in run.passives]
     shadow = reveal_features(run.recording, "passive-1", 10, 0)
     knowledge = Knowledge(classes=10, victim="passive-1", shadow=shadow)
@@ -79,7 +79,7 @@ def test_leaving_rules_out_changes_nothing_in_an_honest_run() -> None:
     for rules in (UNPROTECTED, ALL_RULES):
         live = LiveRun(config, rules=rules)
         live.train(2)
-        states.append(live.method.tensors())
+        states.append(live.session.tensors())
     for party, one in states[0].items():
         for name, value in one.items():
             if not name.startswith("allowance"):  # which an unprotected passive does not count

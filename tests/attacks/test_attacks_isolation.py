@@ -26,7 +26,7 @@ class _Remembering(LiveRun):
     def ask(self, *args: Any, **options: Any) -> Tensor:
         found = super().ask(*args, **options)
         if self.truth is None:
-            self.truth = self.told("passive-1").double()
+            self.truth = self.contributed("passive-1").double()
         return found
 
 
@@ -119,4 +119,4 @@ def test_no_contract_gives_weight_to_one_passive_alone() -> None:
     all_zero = live_config(
         "apfed_c", passives={"default": {"weight": 0.0}}, secure_sum={"allow_single_passive": False}
     )
-    assert len(LiveRun(all_zero).method.passives) == 3
+    assert len(LiveRun(all_zero).passives) == 3

@@ -43,7 +43,7 @@ def test_the_protocol_holds_the_adversary_to_its_rules(
 def test_a_question_within_the_rules_is_answered_and_recorded(spread: torch.Tensor) -> None:
     run = LiveRun(live_config("apfed_c", views=4))
     answer = run.ask(torch.arange(8), spread)
-    parts = [run.told(name) for name in run.passives]
+    parts = [run.contributed(name) for name in run.passives]
     assert torch.allclose(answer, torch.stack(parts).sum(dim=0).float(), atol=1e-6)
     assert torch.equal(run.recording.transcript.opened[0], answer)
 
@@ -53,7 +53,7 @@ def test_honest_training_after_a_question_goes_on(spread: torch.Tensor) -> None:
     run.ask(torch.arange(8), spread)
     people: list[int] = []
     run.train(1, before=lambda step, rows_B: people.append(len(run.sent(rows_B))))
-    assert sum(people) == len(run.method.training_rows)
+    assert sum(people) == len(run.learner.training_rows)
 
 
 def test_a_reconstructing_passive_holds_no_contrasted_representations() -> None:

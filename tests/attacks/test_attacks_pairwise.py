@@ -168,7 +168,7 @@ def live() -> tuple[Any, Any]:
 def test_a_malicious_active_asks_about_people_whom_its_victim_holds(live: Any) -> None:
     run = LiveRun(*live)
     asked = people_to_ask(run, Knowledge(classes=10, victim="passive-2"), len(run.trained))
-    rows = run.method.alignment["passive-2"]
+    rows = run.alignment["passive-2"]
     assert torch.equal(asked.sort().values, run.trained[rows[run.trained] >= 0].sort().values)
     unknown = run.trained[rows[run.trained] < 0]
     assert len(unknown)
