@@ -12,7 +12,9 @@ import msgpack
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["SCHEMA_VERSION", "Envelope", "Kind"]
+__all__ = ["BEFORE_TRAINING", "SCHEMA_VERSION", "Envelope", "Kind"]
+
+BEFORE_TRAINING = -1
 
 SCHEMA_VERSION = 1
 _HEADER_LIMIT = 4096
@@ -25,6 +27,9 @@ _FIELD_TYPES = [int, str, int, str, str, str, int]
 class Kind(StrEnum):
     """What a payload is; also the table of all messages that exist."""
 
+    GREETING = "greeting"
+    SESSION = "session"
+    SIGNATURE = "signature"
     ALIGNMENT = "alignment"
     SUM_SETUP = "sum-setup"
     REQUEST = "request"
@@ -38,6 +43,7 @@ class Kind(StrEnum):
     CHECKPOINT = "checkpoint"
     SAVED = "saved"
     END = "end"
+    ABORT = "abort"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,10 @@
 """A role's view of the others: it sends envelopes, and awaits them by sender, kind and step.
 
-Run by: every party, one object a session. Every envelope is sealed end to end between its two
-parties (see `protocols.seal`), so a message under another contract, replayed, reordered or altered
-is refused. A role is an `async def` over its links and does nothing else with the world: whoever
-drives it (see `secure_apfed.exchange.drivers`) carries the frames.
+Run by: every party, one object a session. Once the contract is signed (see
+`secure_apfed.exchange.agreement`) every envelope is sealed end to end between its two parties (see
+`protocols.seal`), so a message under another contract, replayed, reordered or altered is refused.
+A role is an `async def` over its links and does nothing else with the world: whoever drives it
+(see `secure_apfed.exchange.drivers`) carries the frames.
 """
 
 from collections import Counter
@@ -14,11 +15,11 @@ from typing import TypeAlias, TypeVar
 from protocols.conversation import Conversation, Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.seal import SealedLink
-from secure_apfed.exchange.envelope import Envelope, Kind
+from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 
-__all__ = ["BEFORE_TRAINING", "Awaited", "Frame", "Links", "Script"]
+__all__ = ["Awaited", "Frame", "Links", "Script"]
 
-BEFORE_TRAINING = -1
+_UNNAMED = "unnamed"
 _LENGTH_BYTES = 2
 
 T = TypeVar("T")
@@ -62,8 +63,8 @@ class Links:
     """All that one party sees of a session.
 
     Args:
-        session: its name; envelopes of another one are refused.
-        seals: by peer, this party's end of their link, with keys that are agreed.
+        me: the party.
+        peers: whom it has a link to.
         post: carries a frame to a peer.
         record: told of every envelope that is sent and of its bytes on the wire.
     """
@@ -71,14 +72,27 @@ class Links:
     def __init__(
         self,
         me: str,
-        session: str,
-        seals: Mapping[str, SealedLink],
+        peers: Sequence[str],
         post: Callable[[str, bytes], None],
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
     ) -> None:
         self.me = me
-        self._session, self._seals, self._post, self._record = session, seals, post, record
+        self._peers, self._post, self._record = tuple(peers), post, record
+        self._session, self._seals = _UNNAMED, dict[str, SealedLink]()
         self._written: Counter[str] = Counter()
+
+    def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
+        """Send and take nothing but sealed envelopes of this session from now on.
+
+        Raises:
+            LocalProtocolError: the links are sealed already, or some would stay open.
+        """
+        if self._seals or set(seals) != set(self._peers):
+            raise LocalProtocolError(
+                f"{self.me} seals its links once, and all of them: {', '.join(self._peers)}"
+            )
+        self._session, self._seals = session, dict(seals)
+        self._written.clear()
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
         """Seal and send one message.
@@ -90,10 +104,13 @@ class Links:
             session=self._session, step=step, kind=kind, sender=self.me, receiver=receiver,
             sequence=self._written[receiver], payload=payload,
         )  # fmt: skip
-        header = envelope.header
-        sealed = self._seal(receiver).seal(payload, sequence=envelope.sequence, associated=header)
+        self._require_link(receiver)
+        header, body = envelope.header, payload
+        if self._seals:
+            seal = self._seals[receiver]
+            body = seal.seal(payload, sequence=envelope.sequence, associated=header)
         self._written[receiver] += 1
-        frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + sealed
+        frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + body
         self._record(envelope, len(frame))
         self._post(receiver, frame)
 
@@ -112,7 +129,7 @@ class Links:
             kinds=kinds, step=step, least=least, patience=patience,
         )  # fmt: skip
         for sender in awaited.senders:
-            self._seal(sender)
+            self._require_link(sender)
         sender, frame = await awaited
         envelope = self._open(sender, frame)
         if envelope.kind not in kinds or step not in (None, envelope.step):
@@ -143,25 +160,24 @@ class Links:
             message = await self.receive(peers, kind, step=BEFORE_TRAINING)
             send(role.receive(message.sender, message.payload))
 
-    def _seal(self, peer: str) -> SealedLink:
-        try:
-            return self._seals[peer]
-        except KeyError:
+    def _require_link(self, peer: str) -> None:
+        if peer not in self._peers:
             raise LocalProtocolError(
                 f"there is no link from {self.me!r} to {peer!r}; {self.me} has links to "
-                f"{', '.join(sorted(self._seals)) or 'nobody'}"
-            ) from None
+                f"{', '.join(self._peers) or 'nobody'}"
+            )
 
     def _open(self, sender: str, frame: bytes) -> Envelope:
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
-        sealed = frame[_LENGTH_BYTES + length :]
+        body = frame[_LENGTH_BYTES + length :]
         claimed = Envelope.parse_header(header)
         if (claimed.session, claimed.sender, claimed.receiver) != (self._session, sender, self.me):
             raise RemoteProtocolError(
                 f"{self.me}: a frame on the link from {sender} claims to be from {claimed.sender} "
                 f"to {claimed.receiver} in session {claimed.session!r}"
             )
-        seal = self._seal(sender)
-        payload = seal.open(sealed, sequence=claimed.sequence, associated=header)
-        return replace(claimed, payload=payload)
+        if self._seals:
+            seal = self._seals[sender]
+            body = seal.open(body, sequence=claimed.sequence, associated=header)
+        return replace(claimed, payload=body)

@@ -1,0 +1,199 @@
+"""How a session begins: every party says who it is, and all sign one contract.
+
+Run by: every party, before anything else. Each sends each other a greeting: its long-term identity,
+a fresh key of its links, and what it offers. From these, and from the settings that all have, each
+draws up the contract for itself; the active names the session. Each signs session, own link key
+and contract, and nobody goes on before it holds the signatures of all. Protects from: parties that
+hold other settings, an active that tells one another contract than the other, and whoever speaks in
+a party's name. Until then messages travel in the clear: nothing in them is secret.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+from pydantic import ValidationError
+
+from protocols.errors import RemoteProtocolError
+from protocols.identity import Identity, verify
+from protocols.seal import RunKey, SealedLink, fresh_run_key
+from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
+from secure_apfed.exchange.links import Links
+
+__all__ = ["Agreement", "Greeting", "agree"]
+
+_KEY_BYTES = 32
+_PURPOSE = b"contract v1"
+_MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, RecursionError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greeting:
+    """What a party says of itself; public.
+
+    Attributes:
+        identity: its long-term public key, 32 bytes; run_key: of its links in this session.
+        offer: what a row may be of the representations that it sends; None: it sends none.
+        saved: steps before which it holds a checkpoint of the run; none where the run is new.
+    """
+
+    identity: bytes
+    run_key: bytes
+    offer: RepresentationTerms | None = None
+    saved: tuple[int, ...] = ()
+
+    def pack(self) -> bytes:
+        """As a message."""
+        offer = self.offer.model_dump(mode="json") if self.offer else None
+        packed: bytes = msgpack.packb([self.identity, self.run_key, offer, list(self.saved)])
+        return packed
+
+    @classmethod
+    def parse(cls, message: Envelope) -> "Greeting":
+        """Read another party's.
+
+        Raises:
+            RemoteProtocolError: anything else than a greeting.
+        """
+        try:
+            identity, run_key, offer, saved = msgpack.unpackb(message.payload)
+            for key in (identity, run_key):
+                if type(key) is not bytes or len(key) != _KEY_BYTES:
+                    raise ValueError("a key of another size")
+            if not all(type(step) is int for step in saved):
+                raise TypeError("steps that are no numbers")
+            terms = None if offer is None else RepresentationTerms.model_validate(offer)
+        except _MALFORMED as error:
+            raise RemoteProtocolError(
+                f"{message.sender} sent something else than a greeting"
+            ) from error
+        return cls(identity=identity, run_key=run_key, offer=terms, saved=tuple(saved))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What all parties hold when they have agreed.
+
+    Attributes:
+        contract: of the session; signatures: of it, by party.
+    """
+
+    contract: Contract
+    signatures: Mapping[str, bytes]
+
+
+async def agree(
+    links: Links,
+    *,
+    identity: Identity,
+    known: Mapping[str, bytes],
+    active: str,
+    session: str | None,
+    greeting: Callable[[RunKey], Greeting],
+    draw: Callable[[str, Mapping[str, Greeting]], Contract],
+) -> Agreement:
+    """Greet, draw up the contract, sign it, and seal the links.
+
+    Args:
+        links: of this party, not sealed yet.
+        identity: its own key pair.
+        known: by party, the public identities that this party knows from outside, its own too.
+        active: who names the session.
+        session: its name, at the active; None elsewhere.
+        greeting: what it says of itself.
+        draw: the contract of a session of this name among parties that greeted so.
+
+    Raises:
+        RemoteProtocolError: somebody else than expected, another contract, or no signature.
+    """
+    run_key = fresh_run_key()
+    peers = [name for name in known if name != links.me]
+    greetings = {links.me: greeting(run_key)}
+    for peer in peers:
+        links.send(peer, Kind.GREETING, BEFORE_TRAINING, greetings[links.me].pack())
+    for peer in peers:
+        message = await links.receive(peer, Kind.GREETING, step=BEFORE_TRAINING)
+        greetings[peer] = Greeting.parse(message)
+        _require_known(peer, greetings[peer].identity, known)
+    if session is None:
+        session = _name_of(await links.receive(active, Kind.SESSION, step=BEFORE_TRAINING))
+    else:
+        for peer in peers:
+            links.send(peer, Kind.SESSION, BEFORE_TRAINING, session.encode())
+    contract = draw(session, {name: greetings[name] for name in known})
+    return await _sign(links, identity, run_key, contract, greetings, peers)
+
+
+async def _sign(
+    links: Links,
+    identity: Identity,
+    run_key: RunKey,
+    contract: Contract,
+    greetings: Mapping[str, Greeting],
+    peers: list[str],
+) -> Agreement:
+    """Exchange signatures and the hellos of the links; seal them."""
+    me, session = links.me, contract.session
+    seals = {
+        peer: SealedLink(me=me, peer=peer, run_key=run_key, contract_hash=contract.digest)
+        for peer in peers
+    }
+    own = identity.sign(_PURPOSE, session.encode(), run_key.public, contract.digest)
+    signatures = {me: own}
+    for peer in peers:
+        body = msgpack.packb([own, seals[peer].hello, contract.document])
+        links.send(peer, Kind.SIGNATURE, BEFORE_TRAINING, body)
+    for peer in peers:
+        message = await links.receive(peer, Kind.SIGNATURE, step=BEFORE_TRAINING, patience=2)
+        signatures[peer], hello = _read_signature(message, contract)
+        theirs = greetings[peer]
+        parts = (session.encode(), theirs.run_key, contract.digest)
+        verify(theirs.identity, signatures[peer], _PURPOSE, *parts, signer=peer)
+        seals[peer].agree(theirs.run_key, hello)
+    links.seal(session, seals)
+    return Agreement(contract=contract, signatures=signatures)
+
+
+def _require_known(peer: str, identity: bytes, known: Mapping[str, bytes]) -> None:
+    if identity != known[peer]:
+        raise RemoteProtocolError(
+            f"{peer} says that its identity is {identity.hex()[:16]}..., and is known by "
+            f"{known[peer].hex()[:16]}...; ask {peer} which is right, and write it into the "
+            "party's file"
+        )
+
+
+def _name_of(message: Envelope) -> str:
+    try:
+        return message.payload.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise RemoteProtocolError(f"{message.sender} sent no name of a session") from error
+
+
+def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:
+    """Signature and hello of a party that drew up the same contract.
+
+    Raises:
+        RemoteProtocolError: malformed, or another contract; names what differs.
+    """
+    try:
+        signature, hello, document = msgpack.unpackb(message.payload)
+        if not all(type(part) is bytes for part in (signature, hello, document)):
+            raise TypeError("parts that are no bytes")
+        if document != contract.document:
+            theirs: Any = json.loads(document)
+            ours = contract.model_dump(mode="json")
+            differ = [key for key in ours if theirs.get(key) != ours[key]]
+            raise RemoteProtocolError(
+                f"{message.sender} and {message.receiver} would sign different contracts, which "
+                f"differ in {', '.join(differ) or 'fields of another version'}; give both the same "
+                "configuration and start again"
+            )
+    except (*_MALFORMED, AttributeError) as error:
+        raise RemoteProtocolError(
+            f"{message.sender} sent something else than a signature"
+        ) from error
+    return signature, hello
