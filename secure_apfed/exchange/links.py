@@ -80,6 +80,7 @@ class Links:
         self._peers, self._post, self._record = tuple(peers), post, record
         self._session, self._seals = _UNNAMED, dict[str, SealedLink]()
         self._written: Counter[str] = Counter()
+        self._early: dict[str, Envelope] = {}
 
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
         """Send and take nothing but sealed envelopes of this session from now on.
@@ -130,16 +131,19 @@ class Links:
         )  # fmt: skip
         for sender in awaited.senders:
             self._require_link(sender)
-        sender, frame = await awaited
-        envelope = self._open(sender, frame)
+        early = next((name for name in awaited.senders if name in self._early), None)
+        envelope = self._early.pop(early) if early else self._open(*await awaited)
         if envelope.kind not in kinds or step not in (None, envelope.step):
             raise RemoteProtocolError(
-                f"{awaited}, got {envelope.kind} of step {envelope.step} from {sender}"
+                f"{awaited}, got {envelope.kind} of step {envelope.step} from {envelope.sender}"
             )
         return envelope
 
     async def converse(self, kind: Kind, role: Conversation, peers: Sequence[str]) -> None:
         """Play one end of an interactive protocol with these peers, before training.
+
+        A peer that is done may say that it is ready while messages of others are on their way
+        still; that is kept for who waits for it next.
 
         Raises:
             LocalProtocolError: the role writes to somebody who takes no part.
@@ -156,9 +160,14 @@ class Links:
                 self.send(message.receiver, kind, BEFORE_TRAINING, message.body)
 
         send(role.start())
+        busy = list(peers)
         while not role.finished:
-            message = await self.receive(peers, kind, step=BEFORE_TRAINING)
-            send(role.receive(message.sender, message.payload))
+            message = await self.receive(busy, kind, Kind.READY, step=BEFORE_TRAINING)
+            if message.kind is kind:
+                send(role.receive(message.sender, message.payload))
+            else:
+                busy.remove(message.sender)
+                self._early[message.sender] = message
 
     def _require_link(self, peer: str) -> None:
         if peer not in self._peers:
