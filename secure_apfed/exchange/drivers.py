@@ -116,11 +116,10 @@ class InMemory:
                 self._due.append(name)  # the next frame may have waited for this one
                 self._resume(role, frame)
                 return
-        waiting = {name: role for name, role in self._roles.items() if role.awaited is not None}
+        waiting = [role for role in self._roles.values() if role.awaited is not None]
         if not waiting:
             raise LocalProtocolError("no role waits for anything, and not all have ended")
-        name, first = min(waiting.items(), key=lambda named: self._patience(named[1]))
-        self._due.append(name)  # what it waits for after this may have come long ago
+        first = min(waiting, key=self._patience)
         self._resume(first, PartyLeftError(f"{first.awaited}; nothing came"))
 
     def _patience(self, role: "_Role") -> int:
