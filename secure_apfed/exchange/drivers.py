@@ -69,7 +69,7 @@ class InMemory:
         self._begin(name, script)
 
     def complete(self, name: str, script: Script[T]) -> T:
-        """Play this party's script to its end, and the others as far as they get meanwhile.
+        """Play this party's script to its end, and the others as far as its messages take them.
 
         Returns:
             What the script returned.
@@ -81,13 +81,23 @@ class InMemory:
         role = self._begin(name, script)
         while not role.ended:
             self._go_on()
+        while self._hand_over():
+            pass  # what it sent last has an effect, too
         result: T = role.result
         return result
 
     def complete_all(self, scripts: Mapping[str, Script[Any]]) -> dict[str, Any]:
-        """Play all of these to their ends; return by party what its script returned."""
-        for name, script in scripts.items():
-            self._begin(name, script)
+        """Play all of these to their ends; return by party what its script returned.
+
+        Raises: as `complete`.
+        """
+        left = dict(scripts)
+        try:
+            for name in scripts:
+                self._begin(name, left.pop(name))
+        finally:
+            for script in left.values():
+                script.close()  # one before it failed, so it never began
         while any(not self._roles[name].ended for name in scripts):
             self._go_on()
         return {name: self._roles[name].result for name in scripts}
@@ -107,19 +117,26 @@ class InMemory:
         self._due.append(name)  # something may have come for it before
         return role
 
-    def _go_on(self) -> None:
-        """Hand over the oldest frame that somebody waits for, or break the silence."""
+    def _hand_over(self) -> bool:
+        """Hand over the oldest frame that somebody waits for; False where there is none."""
         while self._due:
             name = self._due.popleft()
             role = self._roles.get(name)
             if role is not None and (frame := role.take(self._inboxes[name])) is not None:
                 self._due.append(name)  # the next frame may have waited for this one
                 self._resume(role, frame)
-                return
-        waiting = [role for role in self._roles.values() if role.awaited is not None]
+                return True
+        return False
+
+    def _go_on(self) -> None:
+        """Hand over one frame, or break the silence."""
+        if self._hand_over():
+            return
+        waiting = {name: role for name, role in self._roles.items() if role.awaited is not None}
         if not waiting:
             raise LocalProtocolError("no role waits for anything, and not all have ended")
-        first = min(waiting, key=self._patience)
+        name, first = min(waiting.items(), key=lambda named: self._patience(named[1]))
+        self._due.append(name)  # what it waits for after this may have come long ago
         self._resume(first, PartyLeftError(f"{first.awaited}; nothing came"))
 
     def _patience(self, role: "_Role") -> int:

@@ -79,6 +79,7 @@ class Links:
         self.me = me
         self._session, self._seals, self._post, self._record = session, seals, post, record
         self._written: Counter[str] = Counter()
+        self._early: dict[str, Envelope] = {}
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
         """Seal and send one message.
@@ -113,16 +114,19 @@ class Links:
         )  # fmt: skip
         for sender in awaited.senders:
             self._seal(sender)
-        sender, frame = await awaited
-        envelope = self._open(sender, frame)
+        early = next((name for name in awaited.senders if name in self._early), None)
+        envelope = self._early.pop(early) if early else self._open(*await awaited)
         if envelope.kind not in kinds or step not in (None, envelope.step):
             raise RemoteProtocolError(
-                f"{awaited}, got {envelope.kind} of step {envelope.step} from {sender}"
+                f"{awaited}, got {envelope.kind} of step {envelope.step} from {envelope.sender}"
             )
         return envelope
 
     async def converse(self, kind: Kind, role: Conversation, peers: Sequence[str]) -> None:
         """Play one end of an interactive protocol with these peers, before training.
+
+        A peer that is done may say that it is ready while messages of others are on their way
+        still; that is kept for who waits for it next.
 
         Raises:
             LocalProtocolError: the role writes to somebody who takes no part.
@@ -139,9 +143,14 @@ class Links:
                 self.send(message.receiver, kind, BEFORE_TRAINING, message.body)
 
         send(role.start())
+        busy = list(peers)
         while not role.finished:
-            message = await self.receive(peers, kind, step=BEFORE_TRAINING)
-            send(role.receive(message.sender, message.payload))
+            message = await self.receive(busy, kind, Kind.READY, step=BEFORE_TRAINING)
+            if message.kind is kind:
+                send(role.receive(message.sender, message.payload))
+            else:
+                busy.remove(message.sender)
+                self._early[message.sender] = message
 
     def _seal(self, peer: str) -> SealedLink:
         try:

@@ -171,7 +171,7 @@ class _Course:
 
     def batches(self, learner: Learner, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """See `Course`; a last batch that is too small is left out."""
-        batches = batches_of(learner, self._config, epoch)
+        batches = _batches_of(learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
         self._of_epoch, self._loss = 0, 0.0
         for rows_B in batches:
@@ -292,7 +292,7 @@ class _Course:
         )
 
 
-def batches_of(learner: Learner, config: Config, epoch: int) -> list[Tensor]:
+def _batches_of(learner: Learner, config: Config, epoch: int) -> list[Tensor]:
     """An epoch's batches: a function of seed and epoch, without a last one that is too small."""
     order = shuffled(learner.training_rows, config.seed, "batches", epoch)
     batches = order.split(config.train.batch_size)
