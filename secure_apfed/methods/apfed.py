@@ -51,6 +51,7 @@ from secure_apfed.methods.terms import (
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives import make_objective
 from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty, PrivateUpdates
+from secure_apfed.parties.rules import StepGate
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, WholeTraining
 from secure_apfed.privacy.guarantee import NOTHING_RELEASED
 from secure_apfed.seeds import seeded
@@ -114,7 +115,7 @@ class ApfedLearner:
         for name in asked:
             links.send(name, Kind.REPRESENTATIONS, step, sent)
         message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
-        present, combined = _read_sum(message)
+        present, combined = _read_sum(message, asked, self.party.contract)
         loss = self.party.update(combined)
         self.left |= {name: step for name in asked if name not in present}
         self.steps_without_all += bool(self.left)
@@ -210,6 +211,7 @@ class ApfedAggregator:
         self.combiner = combiner
         self._contract, self._rounds = contract, rounds
         self._present = list(contract.passives)
+        self._gate = StepGate(AGGREGATOR)
         self.ledgers: Mapping[str, PrivacyLedger] = {}
 
     def sent_networks(self) -> nn.Module | None:
@@ -237,6 +239,7 @@ class ApfedAggregator:
                 if not keep_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
+            self._gate.enter(message)
             bodies = await self._gather(links, Kind.CONTRIBUTION, message)
             if self._rounds == 2:
                 for name, request in self.combiner.ask(bodies).items():
@@ -297,11 +300,13 @@ def _sum_of(present: Sequence[str], combined: bytes) -> bytes:
     return packed
 
 
-def _read_sum(message: Envelope) -> tuple[Sequence[str], bytes]:
-    """Return the passives that take part still, and the sum.
+def _read_sum(
+    message: Envelope, asked: Sequence[str], contract: Contract
+) -> tuple[Sequence[str], bytes]:
+    """Return which of the asked passives take part still, and the sum.
 
     Raises:
-        RemoteProtocolError: no such message.
+        RemoteProtocolError: no such message, or it counts others than the contract allows.
     """
     try:
         present, combined = msgpack.unpackb(message.payload)
@@ -314,6 +319,13 @@ def _read_sum(message: Envelope) -> tuple[Sequence[str], bytes]:
     ):
         raise RemoteProtocolError(
             f"{message.sender} sent something else than a sum and who takes part still"
+        )
+    may_leave = contract.when_a_party_leaves == "recover"
+    if present != [name for name in asked if name in present or not may_leave]:
+        raise RemoteProtocolError(
+            f"{message.sender} counts {', '.join(present) or 'nobody'} in the sum of step "
+            f"{message.step}; the contract allows {'only' if may_leave else 'exactly'} "
+            f"{', '.join(asked)}"
         )
     return present, combined
 
