@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgpack
+import torch
 from torch import Tensor, nn
 
 from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
@@ -74,6 +75,7 @@ class ApfedLearner:
         ledgers, training, guarantee, rounding: see `Learner`.
         training_rows: of its table, aligned or not.
         headline: what its accuracy is called.
+        only: rows of its table beside which it trains on none; None: it may train on all.
     """
 
     contributions: PrivacyLedger | None = None
@@ -90,8 +92,9 @@ class ApfedLearner:
         rounding: float | None,
         training_rows: Tensor,
         test_rows: Tensor,
+        only: Tensor | None = None,
     ) -> None:
-        self.name, self.party = party.name, party
+        self.name, self.party, self._only = party.name, party, only
         self.ledgers, self.training, self.guarantee = ledgers, training, guarantee
         self.rounding, self.training_rows = rounding, training_rows
         self._headline, self._test_rows = headline, test_rows
@@ -135,7 +138,10 @@ class ApfedLearner:
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
         """See `Learner`."""
         self.party.relabel(labels_N)
-        self.training_rows = train_rows
+        only = self._only
+        self.training_rows = (
+            train_rows if only is None else train_rows[torch.isin(train_rows, only)]
+        )
 
     def solo(self) -> ActiveNetworks | None:
         """The active's own networks: that is the point of the method."""
@@ -238,11 +244,12 @@ class ApfedAggregator:
                 (active, *self._present), Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
                 least=1 + self._least(), patience=8,
             )  # fmt: skip
+            if (message.kind is Kind.CONTRIBUTION) is (message.sender == active):
+                raise RemoteProtocolError(
+                    f"{message.sender} sent {message.kind}, which only "
+                    f"{'a passive' if message.sender == active else active} may"
+                )
             if message.kind is not Kind.CONTRIBUTION:
-                if message.sender != active:
-                    raise RemoteProtocolError(
-                        f"{message.sender} sent {message.kind}, which only {active} may"
-                    )
                 if not keep_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
@@ -378,6 +385,7 @@ class Apfed:
         return ApfedLearner(
             party,
             headline=self.headline,
+            only=None if own.config.train.use_unaligned else rows,
             ledgers={party.name: party.ledger, **update_ledgers(party.name, parts.updates)},
             training=training,
             guarantee=training.statement(parts.guard) if training else parts.guard.statement(),

@@ -4,7 +4,7 @@ A role is built from its own party's data and secrets and from the contract, whi
 from nothing else. Its script is an `async def` over its links (see `secure_apfed.exchange`).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from protocols.errors import PartyLeftError
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import PartyTable
@@ -257,12 +258,28 @@ async def meet(links: Links, active: str) -> None:
     await links.receive(active, Kind.READY, step=BEFORE_TRAINING, patience=8)
 
 
-async def save_all(links: Links, helpers: Sequence[str], step: int) -> None:
-    """Let these parties save what they are before `step`; return once all of them have."""
+async def save_all(
+    links: Links, helpers: Sequence[str], step: int, *, may_leave: Collection[str] = ()
+) -> list[str]:
+    """Let these parties save what they are before `step`; return once all of them have.
+
+    Returns:
+        Those of `may_leave` that fell silent.
+
+    Raises:
+        PartyLeftError: another one did.
+    """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)
+    silent = []
     for name in helpers:
-        await links.receive(name, Kind.SAVED, step=step)
+        try:
+            await links.receive(name, Kind.SAVED, step=step)
+        except PartyLeftError:
+            if name not in may_leave:
+                raise
+            silent.append(name)
+    return silent
 
 
 def end_all(links: Links, helpers: Sequence[str], step: int) -> None:

@@ -203,7 +203,10 @@ class _Course:
             assert data.active.labels is not None
             learner.relabel(data.active.labels, data.train_rows)
         if self._writer:
-            await save_all(links, self.session.present, self._step)
+            contract = self.session.contract
+            may_leave = contract.passives if contract.when_a_party_leaves == "recover" else ()
+            silent = await save_all(links, self.session.present, self._step, may_leave=may_leave)
+            learner.left |= dict.fromkeys(silent, self._step)
             self._save()
 
     def _metrics(self, *, evaluated: bool) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Random tables of forty people and configs in double precision, for tests of single steps."""
+"""Random tables of forty people and configs in double precision, for tests of single steps.
+
+And the parties of a session, which are no part of what a session tells.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,8 +11,11 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.methods import Session
+from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
+from secure_apfed.parties import ActiveParty, PassiveParty
 
-__all__ = ["CLASSES", "COLUMNS", "ROWS", "random_data", "step_config"]
+__all__ = ["CLASSES", "COLUMNS", "ROWS", "active_of", "passives_of", "random_data", "step_config"]
 
 ROWS, COLUMNS, CLASSES = 40, 5, 3
 
@@ -48,3 +54,15 @@ def step_config(method: str, **changes: Any) -> Config:
         "guard": {"mechanism": "none"},
     }
     return Config.model_validate({**settings, **changes})
+
+
+def active_of(session: Session) -> ActiveParty:
+    """The active of an APFed session, or of one without passives."""
+    assert isinstance(session.learner, ApfedLearner)
+    return session.learner.party
+
+
+def passives_of(session: Session) -> list[PassiveParty]:
+    """The passives of an APFed session, in the contract's order."""
+    helpers = [session.helpers[name] for name in session.contract.passives]
+    return [helper.party for helper in helpers if isinstance(helper, ApfedPassive)]

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from protocols.errors import RemoteProtocolError
 from protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
-from secure_apfed.methods import Apfed, aligning, open_method
+from secure_apfed.methods import aligning, open_session
 from secure_apfed.methods.aligning import place_rows
 from secure_apfed.runs import run
-from tests.secure_apfed.single_steps import random_data, step_config
+from tests.secure_apfed.single_steps import active_of, passives_of, random_data, step_config
+from tests.secure_apfed.test_methods_apfed import Monolith, assert_equal
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -40,17 +40,11 @@ def config_of(mode: str = "pairwise", method: str = "apfed_c", **changes: Any) -
     return step_config(method, **{**usual, **changes})
 
 
-def opened(config: Config, data: VerticalData) -> Apfed:
-    method = open_method(config, data)
-    assert isinstance(method, Apfed)
-    return method
-
-
 @pytest.mark.parametrize("protocol", ["ecdh", "circuit"])
 def test_positions_name_the_same_person_at_whoever_knows_them(protocol: str) -> None:
     data = vertical_data()
     config = config_of(alignment={"mode": "pairwise", "protocol": protocol})
-    alignment = opened(config, data).alignment
+    alignment = open_session(config, data).alignment
     people = [data.active.ids[row] for row in alignment["active"].tolist()]
     assert sorted(people) == sorted(f"person {row}" for row in range(30))
     for table in data.passives:
@@ -70,7 +64,7 @@ def test_a_passive_is_told_the_positions_of_its_own_people_only(
         return place_rows(envelope, rows_P, most=most)
 
     monkeypatch.setattr(aligning, "place_rows", watched)
-    alignment = opened(config_of(), vertical_data()).alignment
+    alignment = open_session(config_of(), vertical_data()).alignment
     assert told.keys() == OVERLAPS.keys()
     for name, envelope in told.items():
         expected = {"positions": TensorSpec(torch.int64, (len(OVERLAPS[name]),))}
@@ -80,94 +74,46 @@ def test_a_passive_is_told_the_positions_of_its_own_people_only(
         assert meta == {"total": 30}
 
 
-class Monolith:
-    """One graph without messages: L + sum over p of lambda_p n_p / B L_p(rows that p knows)."""
-
-    def __init__(self, method: Apfed, data: VerticalData, config: Config) -> None:
-        self.active = nn.ModuleDict(copy.deepcopy(method.active.networks.modules()))
-        self.passives = [copy.deepcopy(party._modules["objective"]) for party in method.passives]
-        self.weights = [party.terms.weight for party in method.passives]
-        self.data = data
-        self.optimisers = [
-            torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-            for module in (self.active, *self.passives)
-        ]
-
-    def step(self, rows_B: Tensor) -> None:
-        active, people = self.data.active, [self.data.active.ids[row] for row in rows_B.tolist()]
-        assert active.labels is not None
-        for optimiser in self.optimisers:
-            optimiser.zero_grad()
-        h_BD = self.active["encoder"](active.features[rows_B].double())
-        z_BD = self.active["projection"](h_BD)
-        total = F.cross_entropy(self.active["head"](h_BD), active.labels[rows_B])
-        tables = self.data.passives
-        sent = [who for who in people if any(who in table.ids for table in tables)]
-        for table, objective, weight in zip(tables, self.passives, self.weights, strict=True):
-            known = [at for at, who in enumerate(people) if who in table.ids]
-            if len(known) < 2:
-                continue
-            own = [table.ids.index(people[at]) for at in known]
-            loss = objective(z_BD[known], table.features[own].double())
-            self._descend_on_own(loss, objective)
-            total = total + weight * len(known) / len(sent) * loss
-        gradients = torch.autograd.grad(total, list(self.active.parameters()))
-        for parameter, gradient in zip(self.active.parameters(), gradients, strict=True):
-            parameter.grad = gradient
-        for optimiser in self.optimisers:
-            optimiser.step()
-
-    def _descend_on_own(self, loss: Tensor, objective: nn.Module) -> None:
-        inputs = list(objective.parameters())
-        gradients = torch.autograd.grad(loss, inputs, retain_graph=True)
-        for parameter, gradient in zip(inputs, gradients, strict=True):
-            parameter.grad = gradient
-
-
 @pytest.mark.parametrize("method_name", ["apfed_c", "apfed_r"])
 def test_steps_equal_one_autograd_graph(method_name: str) -> None:
     config, data = config_of(method=method_name), vertical_data()
-    method = opened(config, data)
-    monolith = Monolith(method, data, config)
+    session = open_session(config, data)
+    monolith = Monolith(session, data, config)
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 3):
-        method.step(step, rows_B)
+        session.step(step, rows_B)
         monolith.step(rows_B)
-    theirs = [*monolith.active.values(), *monolith.passives]
-    ours = [
-        *method.active.networks.modules().values(),
-        *(party._modules["objective"] for party in method.passives),
-    ]
-    for mine, other in zip(ours, theirs, strict=True):
-        for one, two in zip(mine.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+    for name, module in active_of(session).networks.modules().items():
+        assert_equal(module, monolith.active[name])
+    for party, objective in zip(passives_of(session), monolith.passives, strict=True):
+        assert_equal(party._modules["objective"], objective)
 
 
 def test_where_all_share_the_same_people_both_modes_are_equal() -> None:
     data = vertical_data({"passive-1": range(25), "passive-2": range(25)})
     losses = []
     for mode in ("all", "pairwise"):
-        method = opened(config_of(mode), data)
+        session = open_session(config_of(mode), data)
         batches = [*data.train_rows.split(16)] * 3
-        losses.append([method.step(step, rows_B) for step, rows_B in enumerate(batches)])
-        assert len(method.alignment["active"]) == 25
+        losses.append([session.step(step, rows_B) for step, rows_B in enumerate(batches)])
+        assert len(session.alignment["active"]) == 25
     assert losses[0] == losses[1]
 
 
 def test_a_passive_that_knows_one_person_of_a_batch_neither_learns_nor_helps() -> None:
     data = vertical_data({"passive-1": range(20), "passive-2": range(15, 22)})
-    method = opened(config_of(), data)
-    party = method.passives[1]
+    session = open_session(config_of(), data)
+    party = passives_of(session)[1]
     before = copy.deepcopy(party._modules["objective"].state_dict())
-    alone = opened(
+    alone = open_session(
         config_of(passives={"passive-1": {"weight": 2.0}, "default": {"weight": 0}}), data
     )
     rows_B = torch.arange(16)  # passive-2 knows person 15 only
-    assert method.step(0, rows_B) == alone.step(0, rows_B)
+    assert session.step(0, rows_B) == alone.step(0, rows_B)
     for key, value in party._modules["objective"].state_dict().items():
         assert torch.equal(value, before[key])
     for one, two in zip(
-        method.active.networks.encoder.parameters(),
-        alone.active.networks.encoder.parameters(),
+        active_of(session).networks.encoder.parameters(),
+        active_of(alone).networks.encoder.parameters(),
         strict=True,
     ):
         assert torch.equal(one, two)
@@ -188,7 +134,7 @@ def test_a_whole_run_over_protected_links(sum_protocol: str) -> None:
 def test_a_pair_below_the_minimum_stops_the_run() -> None:
     data = vertical_data({"passive-1": range(20), "passive-2": range(3)})
     with pytest.raises(IntersectionTooSmallError, match="minimum of 5"):
-        opened(config_of(alignment={"mode": "pairwise", "minimum_rows": 5}), data)
+        open_session(config_of(alignment={"mode": "pairwise", "minimum_rows": 5}), data)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +151,13 @@ def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: 
 
 
 def test_the_mode_is_in_the_contract() -> None:
-    contract = opened(config_of(), vertical_data()).contract
+    contract = open_session(config_of(), vertical_data()).contract
     assert contract.alignment["mode"] == "pairwise"
 
 
 def test_the_normalisation_of_ids_and_the_limits_are_in_the_contract() -> None:
     config = config_of(alignment={"normalisation": {"case_fold": True}, "maximum_ids": 99})
-    alignment = opened(config, vertical_data()).contract.alignment
+    alignment = open_session(config, vertical_data()).contract.alignment
     rules = {"unicode_nfc": True, "case_fold": True, "strip": True}
     assert alignment["normalisation"] == rules
     assert (alignment["maximum_ids"], alignment["minimum_rows"]) == (99, 2)

@@ -1,17 +1,21 @@
 """Training does not depend on which secure sum adds, with one passive or several."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from secure_apfed.methods.apfed import Apfed
+from protocols.sums import SECURE_SUMS
+from secure_apfed.exchange import Kind
+from secure_apfed.methods import Session, open_session
+from tests.protocols.test_sums_rounds import TwiceSum
+from tests.secure_apfed.single_steps import active_of
 from tests.secure_apfed.test_methods_apfed import (
     CONTRASTIVE,
     RECONSTRUCTION,
     config_of,
-    opened,
     passive_settings,
     vertical_data,
 )
@@ -23,9 +27,9 @@ OTHERS = [name for name in usable_secure_sums() if name != "masked"]
 STEPS = 3
 
 
-def trained(passives: int, **secure_sum: Any) -> tuple[Apfed, list[Tensor]]:
-    """A method after some steps, and the sums that its active opened."""
-    method = opened(
+def trained(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]]:
+    """A session after some steps, and the sums that its active opened."""
+    session = open_session(
         config_of(
             passives=passive_settings([RECONSTRUCTION, CONTRASTIVE], passives),
             secure_sum={"clip": 0.5, "allow_single_passive": passives == 1, **secure_sum},
@@ -34,31 +38,33 @@ def trained(passives: int, **secure_sum: Any) -> tuple[Apfed, list[Tensor]]:
     )
     sums = []
     for step in range(STEPS):
-        method.step(step, torch.arange(16))
-        assert method.active.opened is not None
-        sums.append(method.active.opened.clone())
-    return method, sums
+        session.step(step, torch.arange(16))
+        assert session.learner.opened is not None
+        sums.append(session.learner.opened.clone())
+    return session, sums
+
+
+def encoder_of(session: Session) -> list[Tensor]:
+    """The parameters of the active's encoder."""
+    return list(active_of(session).networks.encoder.parameters())
 
 
 @pytest.mark.parametrize("passives", [1, 2])
 @pytest.mark.parametrize("protocol", OTHERS)
 def test_every_secure_sum_trains_the_same_model(protocol: str, passives: int) -> None:
     usual, expected = trained(passives, protocol="masked")
-    method, sums = trained(passives, protocol=protocol)
+    session, sums = trained(passives, protocol=protocol)
     assert all(map(torch.equal, sums, expected))
-    for mine, other in zip(
-        method.active.networks.encoder.parameters(),
-        usual.active.networks.encoder.parameters(),
-        strict=True,
-    ):
-        assert torch.equal(mine, other)
+    pairs = zip(encoder_of(session), encoder_of(usual), strict=True)
+    assert all(torch.equal(mine, other) for mine, other in pairs)
 
 
 @pytest.mark.parametrize("passives", [1, 2])
 def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
     _, expected = trained(passives, protocol="plain")
-    method, sums = trained(passives, protocol="masked")
-    rounding = float(str(method.secure_sum["rounding"]))
+    session, sums = trained(passives, protocol="masked")
+    rounding = float(str(session.secure_sum["rounding"]))
+    assert 0 < rounding < 1e-3
     assert 0 < (sums[0] - expected[0]).abs().max() <= rounding + 1e-12
     torch.testing.assert_close(sums[-1], expected[-1], rtol=0, atol=50 * rounding)
 
@@ -76,3 +82,32 @@ def test_one_passive_adds_noise_under_every_sum(protocol: str) -> None:
     _, sums = trained(1, protocol=protocol, noise={"sigma": 0.01})
     noise = sums[0] - quiet[0]
     assert 0.005 < noise.std() < 0.015  # of 64 values: more than five deviations either way
+
+
+def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SECURE_SUMS, TwiceSum.name, TwiceSum)
+    data, clip = vertical_data(3), 1e9  # so large that nothing is cut
+    passives = {"default": {"objective": CONTRASTIVE}}
+    one, two = (
+        open_session(
+            config_of(passives=passives, secure_sum={"protocol": name, "clip": clip}), data
+        )
+        for name in ("plain", TwiceSum.name)
+    )
+    for step, rows_B in enumerate(data.train_rows.split(16)):
+        assert one.step(step, rows_B) == pytest.approx(two.step(step, rows_B), abs=1e-12)
+    for mine, other in zip(encoder_of(one), encoder_of(two), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+    sent = Counter[Kind]()
+    for flow in two.transcript.flows:
+        if flow.first_step >= 0:
+            sent[flow.kind] += flow.messages
+    assert sent == {
+        Kind.REPRESENTATIONS: 6,
+        Kind.CONTRIBUTION: 6,
+        Kind.SUM_REQUEST: 6,
+        Kind.SUM_ANSWER: 6,
+        Kind.SUM: 2,
+    }
