@@ -30,10 +30,16 @@ PartyRole: TypeAlias = Literal["active", "passive", "aggregator", "dealer"]
 
 
 class Participant(Settings):
-    """One party and the X25519 public key (hex) of its links in this session."""
+    """One party.
+
+    Attributes:
+        identity: its long-term Ed25519 public key, hex, which signs the contract.
+        public_key: the X25519 public key of its links in this session, hex.
+    """
 
     name: Name
     role: PartyRole
+    identity: str = Field(pattern="^[0-9a-f]{64}$")
     public_key: str = Field(pattern="^[0-9a-f]{64}$")
 
     @model_validator(mode="after")

@@ -272,7 +272,9 @@ async def _ask(active: ActiveParty, links: Links, question: _Question) -> Tensor
     for name in question.to:
         links.send(name, Kind.REPRESENTATIONS, step, question.payload(name))
     _, combined = read_sum(
-        await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4), question.to, active.contract
+        await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4),
+        question.to,
+        active.contract,
     )
     binding = active.bind(session, step, question.rows, question.payload(""))
     shape = (len(question.z), question.z.flatten(1).shape[1])

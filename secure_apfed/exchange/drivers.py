@@ -5,8 +5,8 @@ only carries frames, and tells a waiting script when a party left.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self, TypeVar
 
 from protocols.errors import LocalProtocolError, PartyLeftError
 from protocols.seal import RunKey, SealedLink
@@ -25,35 +25,45 @@ class InMemory:
     patience is told first that a party left.
 
     Args:
-        session: its name.
-        contract_hash: 32 bytes that both ends of every link must share.
-        run_keys: the key pair of every party.
+        names: of all parties.
         record: told of every envelope that is sent and of its bytes on the wire.
+
+    Attributes:
+        links: by party.
     """
 
     def __init__(
         self,
+        names: Iterable[str],
+        record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
+    ) -> None:
+        self._inboxes: defaultdict[str, deque[Frame]] = defaultdict(deque)
+        self._due: deque[str] = deque()
+        self._roles: dict[str, _Role] = {}
+        every = tuple(names)
+        self.links = {
+            name: Links(name, [peer for peer in every if peer != name], self._poster(name), record)
+            for name in every
+        }
+
+    @classmethod
+    def sealed(
+        cls,
         *,
         session: str,
         contract_hash: bytes,
         run_keys: Mapping[str, RunKey],
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
-    ) -> None:
-        self._session, self._record = session, record
-        self._seals = _seals(run_keys, contract_hash)
-        self._inboxes: defaultdict[str, deque[Frame]] = defaultdict(deque)
-        self._due: deque[str] = deque()
-        self._roles: dict[str, _Role] = {}
-        self.links = {name: self._links(name) for name in run_keys}
+    ) -> Self:
+        """Parties that agreed before: on the session's name, 32 bytes, and each other's keys."""
+        network = cls(run_keys, record)
+        seals = _seals(run_keys, contract_hash)
+        for name, links in network.links.items():
+            links.seal(session, seals[name])
+        return network
 
-    def _links(self, name: str) -> Links:
-        return Links(
-            name,
-            self._session,
-            self._seals[name],
-            lambda receiver, frame: self.post(name, receiver, frame),
-            self._record,
-        )
+    def _poster(self, sender: str) -> Callable[[str, bytes], None]:
+        return lambda receiver, frame: self.post(sender, receiver, frame)
 
     def post(self, sender: str, receiver: str, frame: bytes) -> None:
         """Carry one frame."""
@@ -219,6 +229,5 @@ def _seals(
     }
     for me, links in seals.items():
         for peer, seal in links.items():
-            # Between machines hellos travel before the first envelope, with the public keys.
             seal.agree(run_keys[peer].public, seals[peer][me].hello)
     return seals

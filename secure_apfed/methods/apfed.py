@@ -351,6 +351,8 @@ class Apfed:
         headline: what the accuracy of the active alone is called.
     """
 
+    has_passives = sums_gradients = True
+
     def __init__(self, headline: str) -> None:
         self.headline = headline
 
@@ -437,6 +439,7 @@ class SingleView:
     """SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
 
     headline = "single_view"
+    has_passives = sums_gradients = False
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`."""

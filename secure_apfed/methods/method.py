@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from protocols.errors import PartyLeftError
+from protocols.identity import Identity
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import PartyTable
@@ -51,6 +52,8 @@ class Own:
         name: the party's; active, passives: who takes part, public.
         seed: of its weights and dropout.
         noise_key: 32 bytes, its secret.
+        identity: its long-term key pair; known: by party, the public identities that it knows from
+            outside, its own too.
         table: its rows; None where it has none (aggregator, dealer).
         train_rows, test_rows: of the table, at the party with the labels; empty elsewhere.
         classes: names of the labels, at the party that has them.
@@ -63,6 +66,8 @@ class Own:
     passives: tuple[str, ...]
     seed: int = field(repr=False)
     noise_key: bytes = field(repr=False)
+    identity: Identity
+    known: Mapping[str, bytes]
     table: PartyTable | None = field(default=None, repr=False)
     train_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     test_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
@@ -207,9 +212,13 @@ class Method(Protocol):
 
     Attributes:
         headline: the variant of `evaluate` that a run reports first.
+        has_passives: False: the active trains alone.
+        sums_gradients: whether passives contribute to a sum, which takes an aggregator.
     """
 
     headline: str
+    has_passives: bool
+    sums_gradients: bool
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """What a row may be that this party sends; None where it sends no representation."""

@@ -5,7 +5,7 @@ over sealed links; only the experimenter's record of what they sent is of all of
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from protocols.seal import fresh_run_key
+from protocols.identity import Identity, fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole
 from secure_apfed.data import VerticalData
-from secure_apfed.exchange import InMemory, Links, Script, Transcript
+from secure_apfed.exchange import Agreement, Greeting, InMemory, Links, Script, Transcript, agree
 from secure_apfed.methods.aligning import (
     DEALER,
     align_as_active,
@@ -42,6 +42,7 @@ class Start:
     Attributes:
         config, data: of the run.
         noise_keys: by party, 32 bytes; secrets of their parties.
+        identities: by party, its long-term key pair; fresh ones for those without.
         session: unique; names this session in every message.
         alignment: by party, from an earlier session of the run; None: intersect now.
         logs: folder of the ledgers' write-ahead logs; None: keep them in memory.
@@ -50,11 +51,12 @@ class Start:
     config: Config
     data: VerticalData
     noise_keys: Mapping[str, bytes] = field(repr=False)
+    identities: Mapping[str, Identity] = field(default_factory=dict)
     session: str = field(default_factory=lambda: secrets.token_hex(16))
     alignment: Mapping[str, Tensor] | None = None
     logs: Path | None = None
 
-    def own(self, name: str) -> Own:
+    def own(self, name: str, identity: Identity, known: Mapping[str, bytes]) -> Own:
         """What the party of this name brings, and nothing of anybody else's."""
         data = self.data
         tables = {table.name: table for table in data.tables}
@@ -70,6 +72,8 @@ class Start:
             passives=tuple(table.name for table in data.passives),
             seed=self.config.seed,
             noise_key=self.noise_keys.get(name, b""),
+            identity=identity,
+            known=known,
             table=tables.get(name),
             logs=self.logs,
             **labelled,
@@ -100,49 +104,28 @@ class Session:
     def __init__(self, method: Method, start: Start) -> None:
         self.headline, self._method, self._start = method.headline, method, start
         active = start.data.active.name
-        self._owns = {name: start.own(name) for name in (active, *self._passives())}
-        agreed = self._agree()
-        roles = self._roles(agreed)
-        run_keys = {name: fresh_run_key() for name in roles}
-        self.contract = _contract(
-            start, {name: key.public.hex() for name, key in run_keys.items()}, roles, agreed
-        )
+        names = tuple(table.name for table in start.data.passives)
+        roles = roles_of(method, start.config, active, names)
         self.transcript = Transcript(start.config.transcript)
-        self.network = InMemory(
-            session=self.contract.session, contract_hash=self.contract.digest, run_keys=run_keys,
-            record=self.transcript.record,
-        )  # fmt: skip
+        self.network = InMemory(roles, self.transcript.record)
         self.alignment: dict[str, Tensor] = dict(start.alignment or {})
         self.helpers: dict[str, Helper] = {}
         self._saved: dict[str, dict[str, Tensor]] = {}
+        identities = {name: start.identities.get(name) or fresh_identity() for name in roles}
+        known = {name: identity.public for name, identity in identities.items()}
         for name, role in roles.items():
             if role != "active":
-                self.network.begin(name, self._take_part(name, role))
-        self.learner: Learner = self.network.complete(active, self._set_up(active))
+                own = start.own(name, identities[name], known)
+                self.network.begin(name, self._take_part(own, role))
+        self.learner: Learner = self.network.complete(
+            active, self._set_up(start.own(active, identities[active], known))
+        )
 
-    def _passives(self) -> tuple[str, ...]:
-        return tuple(table.name for table in self._start.data.passives)
-
-    def _agree(self) -> Agreed:
-        """The terms, from what each party offers of its own."""
-        offered = {name: self._method.offer(own) for name, own in self._owns.items()}
-        offers = {name: terms for name, terms in offered.items() if terms is not None}
-        own = self._owns[self._start.data.active.name]
-        return self._method.agree(own, offers, self._start.session)
-
-    def _roles(self, agreed: Agreed) -> dict[str, PartyRole]:
-        """Names and roles of all parties."""
-        roles: dict[str, PartyRole] = {self._start.data.active.name: "active"}
-        roles.update((name, "passive") for name in agreed.passives)
-        if agreed.secure_sum:
-            roles[AGGREGATOR] = "aggregator"
-        if agreed.passives and needs_dealer(self._start.config.alignment):
-            roles[DEALER] = "dealer"
-        return roles
-
-    async def _set_up(self, active: str) -> Learner:
+    async def _set_up(self, own: Own) -> Learner:
         """The active's script up to the first step."""
-        own, links, contract = self._owns[active], self.network.links[active], self.contract
+        active, links = own.name, self.network.links[own.name]
+        agreement = await enter(own, links, self._method, session=self._start.session)
+        self.contract = contract = agreement.contract
         helpers = [*contract.passives, *contract.names("aggregator")]
         if contract.passives and active not in self.alignment:
             rows = await align_as_active(own, links, contract.session)
@@ -154,10 +137,10 @@ class Session:
         await meet_all(links, helpers)
         return learner
 
-    async def _take_part(self, name: str, role: PartyRole) -> None:
+    async def _take_part(self, own: Own, role: PartyRole) -> None:
         """The whole script of a party that helps."""
-        own, links, contract = self._start.own(name), self.network.links[name], self.contract
-        aligned = contract.active in self.alignment
+        name, links, aligned = own.name, self.network.links[own.name], own.active in self.alignment
+        contract = (await enter(own, links, self._method)).contract
         if role == "dealer":
             if not aligned:
                 await deal(own, links, contract.session)
@@ -165,14 +148,14 @@ class Session:
         if role == "passive" and not aligned:
             self.alignment[name] = await align_as_passive(own, links, contract.session)
         if not aligned:
-            await meet(links, contract.active)
+            await meet(links, own.active)
         if role == "aggregator":
             helper = self._method.aggregator(own, contract)
         else:
             helper = self._method.passive(own, contract, self.alignment[name])
         self.helpers[name] = helper
         await helper.set_up(links)
-        await meet(links, contract.active)
+        await meet(links, own.active)
         await helper.help(links, lambda step: self._saved.update({name: helper.tensors()}))
 
     @property
@@ -260,31 +243,67 @@ class Session:
         return (self.learner, *self.helpers.values())
 
 
-def _contract(
-    start: Start, public_keys: Mapping[str, str], roles: Mapping[str, PartyRole], agreed: Agreed
-) -> Contract:
-    config, secure_sum = start.config, agreed.secure_sum
+def roles_of(
+    method: Method, config: Config, active: str, passives: Sequence[str]
+) -> dict[str, PartyRole]:
+    """Names and roles of all parties of a session."""
+    roles: dict[str, PartyRole] = {active: "active"}
+    if method.has_passives:
+        roles |= dict.fromkeys(passives, "passive")
+    if method.sums_gradients:
+        roles[AGGREGATOR] = "aggregator"
+    if method.has_passives and needs_dealer(config.alignment):
+        roles[DEALER] = "dealer"
+    return roles
+
+
+async def enter(own: Own, links: Links, method: Method, *, session: str | None = None) -> Agreement:
+    """Agree on the contract of a session, which the active names; see `agree`."""
+    return await agree(
+        links,
+        identity=own.identity,
+        known=own.known,
+        active=own.active,
+        session=session,
+        greeting=lambda run_key: Greeting(
+            identity=own.identity.public,
+            run_key=run_key.public,
+            offer=method.offer(own) if own.table is not None else None,
+        ),
+        draw=lambda name, greetings: _draw(own, method, name, greetings),
+    )
+
+
+def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeting]) -> Contract:
+    """The contract, as every party draws it up from the settings and the greetings."""
+    config = own.config
+    offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
+    agreed = method.agree(own, offers, session)
     return Contract(
-        session=start.session,
+        session=session,
         method=config.method,
         participants=tuple(
-            Participant(name=name, role=role, public_key=public_keys[name])
-            for name, role in roles.items()
+            Participant(
+                name=name,
+                role=role,
+                identity=greetings[name].identity.hex(),
+                public_key=greetings[name].run_key.hex(),
+            )
+            for name, role in roles_of(method, config, own.active, own.passives).items()
         ),
         passives=dict(agreed.passives),
         alignment=config.alignment.terms(),
-        secure_sum=dict(secure_sum),
+        secure_sum=dict(agreed.secure_sum),
         guard=config.guard.model_dump(mode="json", exclude={"noise"}),
         minimum_batch=config.rules.minimum_batch,
         epochs=config.train.epochs,
         batch_size=config.train.batch_size,
         spare_answers=config.rules.spare_answers,
-        when_a_party_leaves=_when_a_party_leaves(secure_sum, passives=len(agreed.passives)),
+        when_a_party_leaves=_when_a_party_leaves(agreed),
     )
 
 
-def _when_a_party_leaves(
-    secure_sum: Mapping[str, Any], *, passives: int
-) -> Literal["abort", "recover"]:
+def _when_a_party_leaves(agreed: Agreed) -> Literal["abort", "recover"]:
     """Recover where the sum has a threshold, and it lies below the number of passives."""
-    return "recover" if secure_sum.get("threshold", passives) < passives else "abort"
+    passives = len(agreed.passives)
+    return "recover" if agreed.secure_sum.get("threshold", passives) < passives else "abort"

@@ -217,6 +217,7 @@ class Tvfl:
     """The method; see `Method`."""
 
     headline = "tvfl"
+    has_passives, sums_gradients = True, False
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`: every passive sends representations."""

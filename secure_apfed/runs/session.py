@@ -170,7 +170,7 @@ class _Course:
 
     def batches(self, learner: Learner, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """See `Course`; a last batch that is too small is left out."""
-        batches = _batches_of(learner, self._config, epoch)
+        batches = batches_of(learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
         self._of_epoch, self._loss = 0, 0.0
         for rows_B in batches:

@@ -76,7 +76,7 @@ class _Wire:
 
     def __init__(self) -> None:
         self.transcript = Transcript(TranscriptSettings(keep="all"))
-        self._network = InMemory(
+        self._network = InMemory.sealed(
             session="planted", contract_hash=bytes(32),
             run_keys={name: fresh_run_key() for name in ("active", "aggregator", *PASSIVES)},
             record=self.transcript.record,
