@@ -31,14 +31,14 @@ from secure_apfed.config import AttackChoice
 __all__ = ["inversion"]
 
 # A seed of Fashion-MNIST takes longer than all of digits.
-_SEEDS = {"digits in 6": range(3), "fashion_mnist in 6": range(1)}
+_SEEDS = {"digits-in-6": range(3), "fashion_mnist-in-6": range(1)}
 _STEPS = 3
 _ITERATIONS = 300
 
 
 def inversion() -> Iterator[Row]:
     """A5: z^p out of honest steps, and x^p from there."""
-    for name in ("digits in 6", "fashion_mnist in 6"):
+    for name in ("digits-in-6", "fashion_mnist-in-6"):
         for passives in (1, 2, 5):
             rows = [_of_seed(name, passives, seed) for seed in _SEEDS[name]]
             yield over_seeds(rows, same=("data", "M"))
@@ -52,7 +52,7 @@ def _of_seed(name: str, passives: int, seed: int) -> Row:
     mounted = mount(run.recording, [choice], seed=seed)
     mean = truth.mean(dim=1)
     return {
-        "data": name.removesuffix(" in 6"),
+        "data": name.removesuffix("-in-6"),
         "M": passives,
         "r2 of z": _mean_of(explained, found, truth),
         "cosine of z": _mean_of(cosine, found, truth),

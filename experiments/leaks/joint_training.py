@@ -72,8 +72,8 @@ def hijacking() -> Iterator[Row]:
     cases = (
         ("digits", True, _EPOCHS, _SEEDS),
         ("digits", False, _EPOCHS, _SEEDS),
-        ("mnist in 2", True, 100, _FEWER_SEEDS),
-        ("mnist in 2", True, _EPOCHS, _FEWER_SEEDS),
+        ("mnist-in-2", True, 100, _FEWER_SEEDS),
+        ("mnist-in-2", True, _EPOCHS, _FEWER_SEEDS),
     )
     for name, conditioned, epochs, seeds in cases:
         yield over_seeds(

@@ -73,7 +73,7 @@ def _features(strength: Mapping[str, float] | None, seed: int) -> Row:
 def _representations(strength: Mapping[str, float] | None, seed: int) -> Row:
     row: Row = {}
     for repeats in (1, 8):  # of two questions each
-        config = sum_for("digits in 6", "apfed_c", _PASSIVES, ALL_RULES, seed=seed, noise=strength)
+        config = sum_for("digits-in-6", "apfed_c", _PASSIVES, ALL_RULES, seed=seed, noise=strength)
         attack = ChosenRepresentations(people=30, decoys=_DECOYS, repeats=repeats)
         found = read_sum(open_run(config, _PASSIVES), attack)
         row[f"r2, asked {2 * repeats} times"] = found["r2"]

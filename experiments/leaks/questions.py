@@ -37,12 +37,12 @@ def chosen() -> Iterator[Row]:
         ("all rules", ALL_RULES, {"spread": 0.3}),
         ("all rules", ALL_RULES, {"decoys": 0.52}),
     )
-    for data, passives in product(("digits in 6", "fashion_mnist in 6"), (1, 2, 5)):
+    for data, passives in product(("digits-in-6", "fashion_mnist-in-6"), (1, 2, 5)):
         for rules_name, rules, options in ways:
             attack = ChosenRepresentations(people=options.get("people", 30), **_without(options))
             run = open_run(sum_for(data, "apfed_c", passives, rules), passives, rules)
             row: Row = {
-                "data": data.removesuffix(" in 6"), "M": passives, "rules": rules_name,
+                "data": data.removesuffix("-in-6"), "M": passives, "rules": rules_name,
                 **_without(options),
             }  # fmt: skip
             try:

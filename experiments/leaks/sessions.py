@@ -36,11 +36,11 @@ UNPROTECTED: frozenset[Rule] = frozenset()
 _HONEST_EPOCHS = 3
 _DATA: Mapping[str, Mapping[str, Any]] = {
     "digits": {"dataset": "digits", "views": 4, "overlap": 1.0},
-    "digits in 6": {"dataset": "digits", "views": 6, "active_view": 3, "overlap": 1.0},
-    "fashion_mnist in 6": {
+    "digits-in-6": {"dataset": "digits", "views": 6, "active_view": 3, "overlap": 1.0},
+    "fashion_mnist-in-6": {
         "dataset": "fashion_mnist", "views": 6, "active_view": 3, "overlap": 1.0, "limit": 2000,
     },
-    "mnist in 2": {"dataset": "mnist", "views": 2, "overlap": 1.0, "limit": 2000},
+    "mnist-in-2": {"dataset": "mnist", "views": 2, "overlap": 1.0, "limit": 2000},
     "breast_cancer": {"dataset": "breast_cancer", "overlap": 1.0},
 }  # fmt: skip
 
