@@ -158,11 +158,10 @@ class FinishedRun:
 
     def title_of(self, variant: str) -> str:
         """The name for people of a way to predict, as `outcome.accuracy` names it."""
-        method, key = self.facts.method, self.config.method
-        if variant == key:
-            return method.title if method.predicts_alone else f"{method.title}, all views"
-        suffix = variant.removeprefix(f"{key}_")
-        return variant if suffix == variant else f"{method.title}-{suffix.upper()}"
+        title, suffix = self.facts.method.title, variant.removeprefix(f"{self.config.method}_")
+        if variant == self.config.method:
+            return title
+        return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"
 
 
 def read_run(path: Path, *, examples: bool = False) -> FinishedRun:

@@ -40,8 +40,9 @@ _METHODS: Mapping[str, MethodFacts] = {
     "apfed_r": replace(_APFED, title="APFed-R"),
     "apfed_c": replace(_APFED, title="APFed-C"),
     "tvfl": MethodFacts(
-        title="TVFL", predicts_alone=False, has_passives=True, representations_from="passives",
-        sums_gradients=False, returns_gradients=True, trains_privately=False, takes_pairwise=False,
+        title="TVFL, all views", predicts_alone=False, has_passives=True,
+        representations_from="passives", sums_gradients=False, returns_gradients=True,
+        trains_privately=False, takes_pairwise=False,
     ),
     "single_view": MethodFacts(
         title="SingleVL", predicts_alone=True, has_passives=False, representations_from=None,
