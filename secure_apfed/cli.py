@@ -224,7 +224,7 @@ def fetch_data(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Download a data set from its official address, resume, and verify checksums."""
+    """Download a data set from its official address and verify checksums."""
     from secure_apfed.data import fetch
 
     with progress_bars.downloading(quiet=as_json) as on_progress:

@@ -34,7 +34,7 @@ from experiments.leaks.rebuilt_picture import draw_rebuilt
 from experiments.leaks.sessions import Row
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import find_dataset
-from secure_apfed.data.pool import ImagePool
+from secure_apfed.data.readers import ImagePool
 from secure_apfed.models import Shape, output_shape
 from secure_apfed.seeds import seeded
 

@@ -1,11 +1,10 @@
 """The report of a run: pictures and one self-contained HTML page, made from its folder only."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.report.audited import audit_of
-from experiments.report.document import privacy_document
-from experiments.report.folder import RunFolder, read_run
+from experiments.report.contents import privacy_document
+from experiments.report.folder import FinishedRun, read_run
 from experiments.report.page import render
 from experiments.report.pictures import write_pictures
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -40,20 +39,14 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
     return page
 
 
-def find_reference(run: RunFolder) -> RunFolder | None:
-    """Return the SingleVL run beside this one that has the same data and seed, if there is one."""
-    wanted = (run.config.data, run.config.seed)
-    for other in _single_view_runs(run.path):
-        if (other.config.data, other.config.seed) == wanted:
-            return other
-    return None
-
-
-def _single_view_runs(folder: Path) -> Iterator[RunFolder]:
-    for result in sorted(folder.absolute().parent.glob("*/result.json")):
+def find_reference(run: FinishedRun) -> FinishedRun | None:
+    """Return a run of the active alone beside this one, on the same data and seed, if there is."""
+    for result in sorted(run.path.absolute().parent.glob("*/result.json")):
         try:
             other = read_run(result.parent)
         except (CheckpointError, ConfigError):
             continue  # a sibling that cannot be read is not a reference
-        if other.config.method == "single_view":
-            yield other
+        same = (other.config.data, other.config.seed) == (run.config.data, run.config.seed)
+        if same and not other.facts.method.has_passives:
+            return other
+    return None

@@ -32,13 +32,9 @@ class Part:
 
 
 def write_comparison(folder: Path, *, title: str, reading: str, parts: Sequence[Part]) -> Path:
-    """Write index.html and its pictures; return the page's path.
+    """Write index.html and its pictures into `folder`, where the reports lie; return its path.
 
-    Args:
-        folder: where the reports lie.
-        title: of the page.
-        reading: how to read it.
-        parts: what is compared.
+    `reading` says how to read what is compared.
     """
     page = folder / "index.html"
     content = fill(
@@ -86,7 +82,6 @@ def _dots(
     axes: Axes, lines: Sequence[Line], spreads: Sequence[Spread | None], *, colour: str,
     scale: float = 1.0,
 ) -> None:  # fmt: skip
-    """One dot and interval a line, the first line on top."""
     for height, (line, spread) in enumerate(zip(lines, spreads, strict=True)):
         if spread is not None:
             axes.errorbar(

@@ -1,36 +1,40 @@
-"""What a report says, as plain values; `page` gives them their form."""
+"""What a report says of a run, as plain values: the page gives them their form, privacy.json none.
+
+What is said depends on facts of the run, never on its method's name.
+"""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
+from typing import Any
 
+from attacks.interface import AttackResult
 from experiments.report import words
-from experiments.report.coalitions import coalitions_in, limits_in
-from experiments.report.entries import Coalition, Role
-from experiments.report.folder import Outcome, RunFolder
-from experiments.report.names import method_name, plain, value_told
-from experiments.report.rules import rule_for
+from experiments.report.audited import Audited
+from experiments.report.folder import FinishedRun
+from experiments.report.who_learns import COALITIONS, LIMITS, Coalition, Role, rule_for
 from protocols.psi import SET_INTERSECTIONS
 from protocols.sums import SECURE_SUMS
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.data import find_dataset
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
 
 __all__ = [
-    "Learned", "Tile", "accounting_of", "alignment_leaks_of",
-    "coalitions_of", "cross_checks_of", "learned_by", "limits_of", "settings_of", "tiles_of",
-    "warnings_of",
+    "Learned", "Tile", "accounting_of", "alignment_leaks_of", "coalitions_of", "headline_of",
+    "learned_by", "limits_of", "privacy_document", "settings_of", "tiles_of", "trace_of",
+    "unevenness", "warnings_of",
 ]  # fmt: skip
 
+_BY_CLASS = "recall of class "
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Tile:
     """One figure of the summary."""
 
     name: str
     value: str
-    note: str = ""
+    note: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +51,85 @@ class Learned:
     remains: str
 
 
-def learned_by(run: RunFolder) -> Mapping[str, tuple[Learned, ...]]:
+def headline_of(run: FinishedRun) -> str:
+    """Return in a sentence who trained, and who is needed to predict."""
+    method, passives = run.facts.method, run.facts.passives
+    if not method.has_passives:
+        return f"{method.title}: the active trained alone; nothing was sent."
+    others = "one passive party" if passives == 1 else f"{passives} passive parties"
+    needed = (
+        "the active predicts alone" if method.predicts_alone
+        else "prediction needs the passives, or a stand-in for what they would send"
+    )  # fmt: skip
+    return f"{method.title}: one active party trained with {others}; {needed}."
+
+
+def warnings_of(run: FinishedRun) -> tuple[str, ...]:
+    """Return what a reader must know before any figure: unsafe choices and made-up data."""
+    facts, method = run.facts, run.facts.method
+    backend = SECURE_SUMS.get(facts.secure_sum)
+    in_clear = method.sums_gradients and (backend is None or backend.unsafe)
+    from_active = method.representations_from == "active"
+    from_passives = method.representations_from == "passives"
+    any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
+    sentences = (
+        ("synthetic" in run.config.data.dataset,
+         "The data are synthetic: no figure here says anything about real people."),
+        (in_clear,
+         f"The sum is {facts.secure_sum}: the aggregator reads every passive's gradient."),
+        (method.sums_gradients and facts.passives == 1,
+         "There is one passive: the active reads its gradient, whatever the sum."),
+        (method.returns_gradients, "Passives receive gradients that give labels away."),
+        (from_active and not any_sent,
+         "No batch was ever sent to the passives: the active trained alone."),
+        (from_active and not facts.guarded,
+         "There is no guard: passives receive the representations as they are."),
+        (from_passives and not facts.guarded,
+         "There is no guard: the active receives representations as they are."),
+    )  # fmt: skip
+    attendance = run.outcome.attendance
+    silent = (
+        f"{name} fell silent in step {step}: of the steps from then on "
+        f"{attendance.steps_without_all} went on without all passives."
+        for name, step in attendance.left.items()
+    )
+    return (*(sentence for holds, sentence in sentences if holds), *silent)
+
+
+def tiles_of(run: FinishedRun, reference: FinishedRun | None) -> Iterator[Tile]:
+    """Yield the figures of the summary; `reference` is a run of the active alone."""
+    outcome, privacy = run.outcome, run.outcome.privacy
+    tested = f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
+    for variant, share in outcome.accuracy.items():
+        yield Tile(f"{run.title_of(variant)} accuracy", words.percent(share), tested)
+    if reference is not None and run.facts.method.has_passives:
+        share = next(iter(reference.outcome.accuracy.values()))
+        title = reference.facts.method.title
+        yield Tile(f"{title} accuracy", words.percent(share), "the active alone")
+    delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
+    counted = "" if privacy.releases is None else f"T {words.count(privacy.releases)}, "
+    yield Tile(
+        "epsilon, released rows",
+        words.epsilon(privacy.epsilon_x),
+        f"{delta}{counted}labels {words.epsilon(privacy.epsilon_y)}, "
+        f"model {words.model_epsilon(privacy.epsilon_model)}",
+    )
+    # One for each metric: advantages in different metrics do not compare.
+    worst: dict[str, float] = {}
+    for attack in run.attacks or ():
+        if attack.advantage is not None:
+            metric = str(attack.metric)
+            worst[metric] = max(worst.get(metric, attack.advantage), attack.advantage)
+    for metric, advantage in worst.items():
+        yield Tile("worst attack", f"{advantage:+.3f}", f"{words.plain(metric)} over baseline")
+    messages = words.count(sum(flow.messages for flow in run.flows))
+    yield Tile("sent", words.size(outcome.wire_bytes), f"{messages} messages")
+    device = run.versions.get("device")
+    where = f"on {device}" if isinstance(device, str) else ""
+    yield Tile("duration", words.duration(outcome.seconds), where)
+
+
+def learned_by(run: FinishedRun) -> Mapping[str, tuple[Learned, ...]]:
     """Return what each party received, filled from the transcript.
 
     Parties of one role that received the same, apart from the sender's name, share an entry.
@@ -65,7 +147,7 @@ def _heading(names: list[str], role: Role) -> str:
     return f"{', '.join(names)} ({role}{each})"
 
 
-def _received(run: RunFolder, name: str, role: Role) -> Iterator[Learned]:
+def _received(run: FinishedRun, name: str, role: Role) -> Iterator[Learned]:
     kinds = list(Kind)
     flows = sorted(
         (flow for flow in run.flows if flow.receiver == name),
@@ -73,10 +155,10 @@ def _received(run: RunFolder, name: str, role: Role) -> Iterator[Learned]:
     )
     for kind, of_kind in groupby(flows, key=lambda flow: flow.kind):
         group = list(of_kind)
-        rule = rule_for(kind, role, run.situation)
+        rule = rule_for(kind, role, run.facts)
         first, last = min(f.first_step for f in group), max(f.last_step for f in group)
         yield Learned(
-            kind=plain(kind),
+            kind=words.plain(kind),
             senders=", ".join(flow.sender for flow in group),
             messages=words.count(sum(flow.messages for flow in group)),
             size=words.size(sum(flow.payload_bytes for flow in group)),
@@ -87,117 +169,24 @@ def _received(run: RunFolder, name: str, role: Role) -> Iterator[Learned]:
         )
 
 
-def alignment_leaks_of(run: RunFolder) -> tuple[str, ...]:
+def alignment_leaks_of(run: FinishedRun) -> tuple[str, ...]:
     """Return what the set intersection reveals beyond its result, as it says itself."""
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
     return SET_INTERSECTIONS[run.config.alignment.protocol].leaks
 
 
-def coalitions_of(run: RunFolder) -> tuple[Coalition, ...]:
+def coalitions_of(run: FinishedRun) -> tuple[Coalition, ...]:
     """Return what parties of this run would learn together."""
-    return coalitions_in(run.situation)
+    return tuple(coalition for coalition in COALITIONS if coalition.holds(run.facts))
 
 
-def cross_checks_of(run: RunFolder) -> tuple[str, ...]:
-    """Return what each accountant says of epsilon_x, or why it says nothing."""
-    return tuple(
-        f"cross-check, {name} accountant: "
-        + (value if isinstance(value, str) else f"epsilon_x {value:.4g}")
-        for name, value in run.outcome.privacy.accountants.items()
-    )
-
-
-def limits_of(run: RunFolder) -> tuple[str, ...]:
+def limits_of(run: FinishedRun) -> tuple[str, ...]:
     """Return what this run does not guarantee."""
-    return limits_in(run.situation)
+    return tuple(limit.sentence for limit in LIMITS if limit.holds(run.facts))
 
 
-def tiles_of(run: RunFolder, reference: RunFolder | None) -> tuple[Tile, ...]:
-    """Return the figures of the summary."""
-    outcome = run.outcome
-    messages = words.count(sum(flow.messages for flow in run.flows))
-    return (
-        *_accuracy_tiles(run, reference),
-        _epsilon_tile(run),
-        *_attack_tiles(run),
-        Tile(name="sent", value=words.size(outcome.wire_bytes), note=f"{messages} messages"),
-        Tile(name="duration", value=words.duration(outcome.seconds), note=_device(run)),
-    )
-
-
-def _accuracy_tiles(run: RunFolder, reference: RunFolder | None) -> Iterator[Tile]:
-    outcome = run.outcome
-    tested = f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
-    for variant, value in outcome.accuracy.items():
-        yield Tile(name=f"{method_name(variant)} accuracy", value=words.percent(value), note=tested)
-    if reference is not None and run.config.method != "single_view":
-        alone = next(iter(reference.outcome.accuracy.values()))
-        yield Tile(name="SingleVL accuracy", value=words.percent(alone), note="the active alone")
-
-
-def _epsilon_tile(run: RunFolder) -> Tile:
-    privacy = run.outcome.privacy
-    delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
-    counted = "" if privacy.releases is None else f"T {words.count(privacy.releases)}, "
-    return Tile(
-        name="epsilon, released rows",
-        value=words.epsilon(privacy.epsilon_x),
-        note=f"{delta}{counted}labels {words.epsilon(privacy.epsilon_y)}, "
-        f"model {words.model_epsilon(privacy.epsilon_model)}",
-    )
-
-
-def _attack_tiles(run: RunFolder) -> Iterator[Tile]:
-    """One tile for each metric: advantages in different metrics do not compare."""
-    worst: dict[str, float] = {}
-    for attack in run.attacks or ():
-        if attack.advantage is not None:
-            metric = str(attack.metric)
-            worst[metric] = max(worst.get(metric, attack.advantage), attack.advantage)
-    for metric, advantage in worst.items():
-        yield Tile(
-            name="worst attack", value=f"{advantage:+.3f}", note=f"{plain(metric)} over baseline"
-        )
-
-
-def _device(run: RunFolder) -> str:
-    device = run.versions.get("device")
-    return f"on {device}" if isinstance(device, str) else ""
-
-
-def warnings_of(run: RunFolder) -> tuple[str, ...]:
-    """Return what a reader must know before any figure: unsafe choices and made-up data."""
-    told, config = [], run.config
-    if "synthetic" in config.data.dataset:
-        told.append("The data are synthetic: no figure here says anything about real people.")
-    if run.situation.method == "single_view":
-        return tuple(told)
-    if run.situation.method == "apfed":
-        backend = SECURE_SUMS.get(config.secure_sum.protocol)
-        if backend is None or backend.unsafe:
-            name = config.secure_sum.protocol
-            told.append(f"The sum is {name}: the aggregator reads every passive's gradient.")
-        if run.situation.passives == 1:
-            told.append("There is one passive: the active reads its gradient, whatever the sum.")
-        if all(flow.kind is not Kind.REPRESENTATIONS for flow in run.flows):
-            told.append("No batch was ever sent to the passives: the active trained alone.")
-        if not run.situation.guarded:
-            told.append("There is no guard: passives receive the representations as they are.")
-        attendance = run.outcome.attendance
-        for name, step in attendance.left.items():
-            told.append(
-                f"{name} fell silent in step {step}: of the steps from then on "
-                f"{attendance.steps_without_all} went on without all passives."
-            )
-    else:
-        told.append("TVFL is a baseline: passives receive gradients that give labels away.")
-        if not run.situation.guarded:
-            told.append("There is no guard: the active receives representations as they are.")
-    return tuple(told)
-
-
-def accounting_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
+def accounting_of(run: FinishedRun) -> tuple[tuple[str, str], ...]:
     """Return the privacy accounting as (name, value) rows."""
     privacy = run.outcome.privacy
     rows = [
@@ -210,7 +199,8 @@ def accounting_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
     if privacy.releases is not None:
         rows.append(("T, most releases of one row", words.count(privacy.releases)))
     rows += [
-        (plain(name), value_told(value)) for name, value in (privacy.model_extra or {}).items()
+        (words.plain(name), words.in_words(value))
+        for name, value in (privacy.model_extra or {}).items()
     ]
     rows += [
         (f"epsilon of {passive}, {account.releases} contributions of one person, networks fixed",
@@ -224,56 +214,112 @@ def accounting_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
-def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
-    """Return the settings that a reader asks for first; the whole config stands below them."""
-    config, outcome = run.config, run.outcome
-    data = config.data
-    title = (
-        find_dataset(data.dataset).title if data.dataset != "tables" else "the parties' own tables"
+def trace_of(run: FinishedRun) -> tuple[str, ...]:
+    """Return how the accountant came to epsilon_x, and what others say of it, or why not."""
+    privacy = run.outcome.privacy
+    return privacy.trace + tuple(
+        f"cross-check, {name} accountant: "
+        + (value if isinstance(value, str) else f"epsilon_x {value:.4g}")
+        for name, value in privacy.accountants.items()
     )
-    rows = [
-        ("method", method_name(config.method)),
-        ("data", f"{title}, {data.view_count} views"),
-        ("parties", ", ".join(run.roles)),
-        ("rows", _rows_told(outcome)),
-        ("training", _training_told(config.train)),
-        ("alignment", f"{config.alignment.protocol}, overlap asked {words.percent(data.overlap)}"),
-    ]  # fmt: skip
+
+
+def unevenness(result: AttackResult) -> str:
+    """Return whom an attack hits: the extreme decile, and the classes from worst to best."""
+    classes = {
+        name.removeprefix(_BY_CLASS): recall
+        for name, recall in result.risk.items()
+        if name.startswith(_BY_CLASS)
+    }
+    parts = [f"{name} {value:.2f}" for name, value in result.risk.items() if _BY_CLASS not in name]
+    if classes:
+        most, least = max(classes, key=classes.__getitem__), min(classes, key=classes.__getitem__)
+        parts.append(
+            f"recall from {classes[least]:.2f} (class {least}) to {classes[most]:.2f} "
+            f"(class {most})"
+        )
+    return "; ".join(parts)
+
+
+def settings_of(run: FinishedRun) -> Iterator[tuple[str, str]]:
+    """Yield the settings that a reader asks for first; the whole config stands below them."""
+    config, outcome = run.config, run.outcome
+    data, train, labels = config.data, config.train, config.labels
+    own = data.dataset == "tables"
+    title = "the parties' own tables" if own else find_dataset(data.dataset).title
+    rows = {
+        "trained": outcome.train_rows, "tested": outcome.test_rows, "aligned": outcome.aligned_rows,
+    }  # fmt: skip
+    yield "method", run.facts.method.title
+    yield "data", f"{title}, {data.view_count} views"
+    yield "parties", ", ".join(run.roles)
+    yield "rows", ", ".join(f"{words.count(n)} {name}" for name, n in rows.items() if n is not None)
+    rate = f"learning rate {train.learning_rate:g}"
+    yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
+    asked = words.percent(data.overlap)
+    yield "alignment", f"{config.alignment.protocol}, overlap asked {asked}"
     if outcome.sum:
         shown = {name: value for name, value in outcome.sum.items() if name != "protocol"}
-        rows.append(("secure sum", value_told(shown)))
-    guard = {
-        key: value
-        for key, value in config.guard.model_dump(mode="json").items()
-        if value is not None
-    }
-    rows.append(
-        ("guard", ", ".join(f"{name} {value_told(value)}" for name, value in guard.items()))
-    )
+        yield "secure sum", words.in_words(shown)
+    guard = config.guard.model_dump(mode="json", exclude_none=True)
+    yield "guard", ", ".join(f"{name} {words.in_words(value)}" for name, value in guard.items())
     if config.defences:
-        told = "; ".join(
-            f"{one.kind} ({who_applies(one.kind, config.method)}): {DEFENCES[one.kind].gives}"
-            for one in config.defences
+        yield (
+            "defences without a guarantee",
+            "; ".join(
+                f"{defence.kind} ({who_applies(defence.kind, config.method)}): "
+                f"{DEFENCES[defence.kind].gives}"
+                for defence in config.defences
+            ),
         )
-        rows.append(("defences without a guarantee", told))
-    if config.labels.epsilon is not None:
-        told = f"{plain(config.labels.mechanism)}, epsilon {config.labels.epsilon:g}"
-        stages = f", {config.labels.stages} stages" if config.labels.mechanism == "lp_mst" else ""
-        rows.append(("training labels", told + stages))
-    return tuple(rows)
+    if labels.epsilon is not None:
+        stages = f", {labels.stages} stages" if labels.mechanism == "lp_mst" else ""
+        yield (
+            "training labels",
+            f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}{stages}",
+        )
 
 
-def _training_told(train: TrainSettings) -> str:
-    return (
-        f"{train.epochs} epochs, batches of {train.batch_size}, learning rate "
-        f"{train.learning_rate:g}"
-    )
+def privacy_document(run: FinishedRun, audited: Audited | None = None) -> dict[str, Any]:
+    """Return privacy.json: the privacy report for programs, with all that the page says in words.
 
-
-def _rows_told(outcome: Outcome) -> str:
-    told = (
-        ("trained", outcome.train_rows),
-        ("tested", outcome.test_rows),
-        ("aligned", outcome.aligned_rows),
-    )
-    return ", ".join(f"{words.count(value)} {name}" for name, value in told if value is not None)
+    Plain values only. "inventory" counts what each party received; "who_learns_what" says what it
+    can read of it; an attack that was not applicable says why. "audit" is null where no guard
+    released anything.
+    """
+    privacy = run.outcome.privacy
+    return {
+        "schema_version": 1,
+        "run": run.config.name,
+        "method": run.config.method,
+        "contract_sha256": run.contract_sha256,
+        "warnings": warnings_of(run),
+        "threat_model": {
+            "parties": dict(run.roles),
+            "who_learns_what": {
+                party: [asdict(row) for row in rows] for party, rows in learned_by(run).items()
+            },
+            "alignment": list(alignment_leaks_of(run)),
+            "coalitions": {each.who: each.learns for each in coalitions_of(run)},
+        },
+        "inventory": [
+            {
+                "receiver": flow.receiver, "sender": flow.sender, "kind": str(flow.kind),
+                "messages": flow.messages, "payload_bytes": flow.payload_bytes,
+                "steps": [flow.first_step, flow.last_step],
+            }
+            for flow in run.flows
+        ],
+        "accounting": {
+            "guarantee": run.outcome.guarantee,
+            "figures": privacy.model_dump(exclude={"trace"}),
+            "trace": list(privacy.trace),
+            "charges": dict(run.charges),
+            "audit": asdict(audited) | {"contradicted": audited.contradicted} if audited else None,
+            "contributions": {
+                name: account.model_dump() for name, account in run.outcome.contributions.items()
+            },
+        },
+        "attacks": [result.as_json() for result in run.attacks or ()],
+        "not_guaranteed": list(limits_of(run)),
+    }  # fmt: skip

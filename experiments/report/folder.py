@@ -1,4 +1,4 @@
-"""A finished run as its folder tells it; the only thing that a report is made from."""
+"""A finished run, read once from its folder: all that a report is made from."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from attacks.interface import AttackResult
 from experiments.reconstructions import FILE, Reconstruction, read_examples
-from experiments.report.entries import Role, Situation
+from experiments.report.method_facts import method_facts
+from experiments.report.who_learns import Role, RunFacts
 from secure_apfed import runs
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
@@ -18,14 +19,8 @@ from secure_apfed.exchange import Flow
 from secure_apfed.folder_files import count_lines, read_json, read_json_lines
 
 __all__ = [
-    "Attendance",
-    "Contributions",
-    "EpochMetrics",
-    "Outcome",
-    "Privacy",
-    "RunFolder",
-    "read_run",
-]
+    "Attendance", "Contributions", "EpochMetrics", "FinishedRun", "Outcome", "Privacy", "read_run",
+]  # fmt: skip
 
 
 def _unbounded(value: Any) -> Any:
@@ -112,14 +107,12 @@ class _Document(_Part):
 
 
 class _Contract(_Part):
-    """contract.json: the document and its hash."""
-
     document: _Document
     sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFolder:
+class FinishedRun:
     """One finished run.
 
     Attributes:
@@ -148,14 +141,14 @@ class RunFolder:
     rebuilt: bool
 
     @property
-    def situation(self) -> Situation:
+    def facts(self) -> RunFacts:
         """What decides who can read what."""
         config = self.config
-        return Situation(
-            method="apfed" if config.method.startswith("apfed") else config.method,
+        return RunFacts(
+            method=method_facts(config.method),
             secure_sum=config.secure_sum.protocol,
-            guarded=config.guard.mechanism != "none",
             passives=sum(role == Role.PASSIVE for role in self.roles.values()),
+            guarded=config.guard.mechanism != "none",
             pairwise=config.alignment.mode == "pairwise",
             label_dp=config.labels.mechanism != "none",
             private=config.dp_sgd is not None,
@@ -163,8 +156,15 @@ class RunFolder:
             defended=bool(config.defences),
         )
 
+    def title_of(self, variant: str) -> str:
+        """The name for people of a way to predict, as `outcome.accuracy` names it."""
+        title, suffix = self.facts.method.title, variant.removeprefix(f"{self.config.method}_")
+        if variant == self.config.method:
+            return title
+        return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"
 
-def read_run(path: Path, *, examples: bool = False) -> RunFolder:
+
+def read_run(path: Path, *, examples: bool = False) -> FinishedRun:
     """Read a run folder; of what attacks rebuilt that there is some, or with `examples` itself.
 
     Raises:
@@ -184,44 +184,28 @@ def read_run(path: Path, *, examples: bool = False) -> RunFolder:
         files.versions, *files.logs(),
     )  # fmt: skip
     contract = read_json(files.contract, _Contract)
-    participants = sorted(
-        contract.document.participants, key=lambda one: list(Role).index(one.role)
-    )
-    return RunFolder(
+    by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
+    outcome, attacks = read_json(files.result, Outcome), path / "attacks.json"
+    if files.accountants.is_file():
+        checks = {"accountants": read_json(files.accountants, dict[str, float | str])}
+        privacy = outcome.privacy.model_copy(update=checks)
+        outcome = outcome.model_copy(update={"privacy": privacy})
+    return FinishedRun(
         path=path,
         config=files.load_config(),
-        outcome=_outcome(path),
+        outcome=outcome,
         epochs=read_json_lines(files.metrics, EpochMetrics),
         flows=read_json(files.flows, tuple[Flow, ...]),
         contract_sha256=contract.sha256,
-        roles={one.name: one.role for one in participants},
+        roles={party.name: party.role for party in by_role},
         seeds=read_json(files.seeds, dict[str, Any]),
         versions=read_json(files.versions, dict[str, Any]),
-        charges=_charges(path),
-        attacks=_attacks(path / "attacks.json"),
+        # The first line of a ledger says what it is.
+        charges={
+            ledger.stem.removeprefix("ledger-"): count_lines(ledger) - 1
+            for ledger in sorted(path.glob("ledger-*.jsonl"))
+        },
+        attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
         examples=read_examples(path) if examples else None,
         rebuilt=(path / FILE).is_file(),
     )
-
-
-def _outcome(path: Path) -> Outcome:
-    """What result.json says, with the cross-checks of accountants.json where it was written."""
-    outcome = read_json(path / "result.json", Outcome)
-    checks = path / "accountants.json"
-    if not checks.is_file():
-        return outcome
-    checked = read_json(checks, dict[str, float | str])
-    privacy = outcome.privacy.model_copy(update={"accountants": checked})
-    return outcome.model_copy(update={"privacy": privacy})
-
-
-def _charges(path: Path) -> Mapping[str, int]:
-    """Count the ledgers' lines; the first of each says what it is."""
-    files = sorted(path.glob("ledger-*.jsonl"))
-    return {file.stem.removeprefix("ledger-"): count_lines(file) - 1 for file in files}
-
-
-def _attacks(path: Path) -> tuple[AttackResult, ...] | None:
-    if not path.is_file():
-        return None
-    return read_json(path, tuple[AttackResult, ...])

@@ -1,31 +1,39 @@
-"""The pictures of a run: learning curves, accuracy against SingleVL, attacks against baselines.
+"""The pictures of a run: learning, accuracy against the active alone, attacks, what they rebuilt.
 
-Each takes what it shows and returns a figure, or None where there is nothing to show.
+Each is drawn by a function of what it shows, which returns a figure and a sentence that says what
+it shows, or None where there is nothing to show.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+from torch import Tensor
 
 from attacks.interface import AttackResult
-from experiments.report.folder import RunFolder
-from experiments.report.leakage_pictures import draw_rebuilt, draw_roc
-from experiments.report.names import attack_title, method_name, plain
+from experiments.reconstructions import Reconstruction, key_of
+from experiments.report.folder import FinishedRun
 from experiments.report.picture_style import ATTACK, FAINT, OTHER, OURS, STYLE
-from experiments.report.words import signed
+from experiments.report.words import attack_title, plain, signed
 from secure_apfed.runs.folder import own_subfolder
 
 __all__ = ["Picture", "write_pictures"]
 
 _WIDTH = 8.0
-_Z95 = 1.959964
 _MANY_EPOCHS = 25
+# Of pictures that attacks rebuilt: inches a column and a row, and how many attacks are shown.
+_COLUMN, _ROW = 0.85, 0.95
+_MOST = 4
+
+Drawn = tuple[Figure, str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +46,11 @@ class Picture:
 
 
 def write_pictures(
-    run: RunFolder, reference: RunFolder | None, folder: Path
+    run: FinishedRun, reference: FinishedRun | None, folder: Path
 ) -> tuple[Picture, ...]:
     """Write every picture that the run has data for; return them in the order of reading.
 
-    Args:
-        run: what the pictures are of.
-        reference: a SingleVL run on the same data, or None.
-        folder: where to write.
+    `reference` is a run of the active alone on the same data, or None.
 
     Raises:
         CheckpointError: the folder is a link.
@@ -53,12 +58,12 @@ def write_pictures(
     for stale in own_subfolder(folder).glob("*.png"):
         stale.unlink()
     made: list[Picture] = []
-    drawings: tuple[tuple[str, str, Callable[[], tuple[Figure, str] | None]], ...] = (
+    drawings: tuple[tuple[str, str, Callable[[], Drawn]], ...] = (
         ("learning", "Learning", lambda: _learning(run)),
         ("accuracy", "Accuracy against SingleVL", lambda: _accuracy(run, reference)),
         ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
-        ("roc", "Who trained the model", lambda: draw_roc(run)),
-        ("rebuilt", "What attacks rebuilt", lambda: draw_rebuilt(run)),
+        ("roc", "Who trained the model", lambda: _roc(run)),
+        ("rebuilt", "What attacks rebuilt", lambda: _rebuilt(run)),
     )
     with mpl.rc_context(STYLE):
         for name, title, draw in drawings:
@@ -73,7 +78,7 @@ def write_pictures(
     return tuple(made)
 
 
-def _learning(run: RunFolder) -> tuple[Figure, str] | None:
+def _learning(run: FinishedRun) -> Drawn:
     if not run.epochs:
         return None
     epochs = [row.epoch for row in run.epochs]
@@ -90,7 +95,7 @@ def _learning(run: RunFolder) -> tuple[Figure, str] | None:
         if points:
             color = OURS if at == 0 else OTHER
             right.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=3.5)
-            ends.append((points[-1][1], method_name(variant), color))
+            ends.append((points[-1][1], run.title_of(variant), color))
     right.set(title="Test accuracy", xlabel="epoch", ylabel="per cent of test rows")
     _label_ends(right, epochs[-1], ends)
     for axes in (left, right):
@@ -117,21 +122,29 @@ def _label_ends(axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]]) 
         )  # fmt: skip
 
 
-def _accuracy(run: RunFolder, reference: RunFolder | None) -> tuple[Figure, str] | None:
-    if reference is None or run.config.method == "single_view":
+def _accuracy(run: FinishedRun, reference: FinishedRun | None) -> Drawn:
+    if reference is None or not run.facts.method.has_passives:
         return None
     rows = [
-        (method_name(variant), value, run.outcome.test_rows, OURS)
+        (run.title_of(variant), value, run.outcome.test_rows, OURS)
         for variant, value in run.outcome.accuracy.items()
     ]
     rows += [
-        ("SingleVL (the active alone)", value, reference.outcome.test_rows, OTHER)
+        (
+            f"{reference.facts.method.title} (the active alone)",
+            value,
+            reference.outcome.test_rows,
+            OTHER,
+        )
         for value in reference.outcome.accuracy.values()
     ]
     figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, (_, value, tested, color) in enumerate(rows):
-        low, high = _wilson(value, tested) if tested else (value, value)
+        low, high = value, value
+        if tested:
+            interval = binomtest(round(value * tested), tested).proportion_ci(method="wilson")
+            low, high = interval.low, interval.high
         axes.plot([100 * low, 100 * high], [place, place], color=color, linewidth=2.5)
         axes.plot(100 * value, place, "o", color=color, markersize=8)
         axes.annotate(
@@ -147,21 +160,31 @@ def _accuracy(run: RunFolder, reference: RunFolder | None) -> tuple[Figure, str]
     )
 
 
-def _attacks(results: Sequence[AttackResult]) -> tuple[Figure, str] | None:
-    by_metric: dict[str, list[_Dumbbell]] = {}
-    for row in sorted(_dumbbells(results), key=lambda row: row.baseline - row.attack):
-        by_metric.setdefault(row.metric, []).append(row)
+def _attacks(results: Sequence[AttackResult]) -> Drawn:
+    by_metric: dict[str, list[tuple[str, float, float]]] = {}
+    for result in results:
+        metric = str(result.metric)
+        attack = result.score.get(metric)
+        baseline = result.baselines.get(str(result.baseline), {}).get(metric)
+        if result.applicable and attack is not None and baseline is not None:
+            name = f"{attack_title(result)}\nby {result.adversary}"
+            by_metric.setdefault(plain(metric), []).append((name, attack, baseline))
     if not by_metric:
         return None
+    by_metric = {
+        metric: sorted(rows, key=lambda row: row[2] - row[1]) for metric, rows in by_metric.items()
+    }
     sizes = [len(rows) + 1.0 for rows in by_metric.values()]
     figure = Figure(figsize=(_WIDTH, 0.5 + 0.55 * sum(sizes)), layout="constrained")
     panels = figure.subplots(len(sizes), 1, squeeze=False, height_ratios=sizes)[:, 0]
     for axes, (metric, rows) in zip(panels, by_metric.items(), strict=True):
         _draw_dumbbells(axes, metric, rows)
-    attack = Line2D([], [], ls="", marker="o", color=ATTACK, markersize=9)
-    baseline = Line2D([], [], ls="", marker="D", color=OTHER, markersize=7)
+    marks = [
+        Line2D([], [], ls="", marker="o", color=ATTACK, markersize=9),
+        Line2D([], [], ls="", marker="D", color=OTHER, markersize=7),
+    ]
     names = ["attack, best variant", "best baseline with equal knowledge"]
-    figure.legend([attack, baseline], names, loc="outside upper left", ncols=2, frameon=False)
+    figure.legend(marks, names, loc="outside upper left", ncols=2, frameon=False)
     return figure, (
         "How well each adversary guesses with what it received, beside the same adversary without "
         "it, or with it exchanged between the rows. The difference is the advantage: by chance as "
@@ -169,35 +192,16 @@ def _attacks(results: Sequence[AttackResult]) -> tuple[Figure, str] | None:
     )
 
 
-@dataclass(frozen=True)
-class _Dumbbell:
-    name: str
-    metric: str
-    attack: float
-    baseline: float
-
-
-def _dumbbells(results: Sequence[AttackResult]) -> Iterator[_Dumbbell]:
-    """Yield what was computed."""
-    for one in results:
-        metric = str(one.metric)
-        attack = one.score.get(metric)
-        baseline = one.baselines.get(str(one.baseline), {}).get(metric)
-        if one.applicable and attack is not None and baseline is not None:
-            name = f"{attack_title(one)}\nby {one.adversary}"
-            yield _Dumbbell(name, plain(metric), attack, baseline)
-
-
-def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[_Dumbbell]) -> None:
-    for place, row in enumerate(rows):
-        axes.plot([row.baseline, row.attack], [place, place], color=FAINT, linewidth=5, zorder=1)
-        axes.plot(row.baseline, place, "D", color=OTHER, markersize=7)
-        axes.plot(row.attack, place, "o", color=ATTACK, markersize=9)
+def _draw_dumbbells(axes: Axes, metric: str, rows: Sequence[tuple[str, float, float]]) -> None:
+    for place, (_, attack, baseline) in enumerate(rows):
+        axes.plot([baseline, attack], [place, place], color=FAINT, linewidth=5, zorder=1)
+        axes.plot(baseline, place, "D", color=OTHER, markersize=7)
+        axes.plot(attack, place, "o", color=ATTACK, markersize=9)
         axes.annotate(
-            signed(row.attack - row.baseline), ((row.attack + row.baseline) / 2, place),
+            signed(attack - baseline), ((attack + baseline) / 2, place),
             xytext=(0, 8), textcoords="offset points", ha="center", fontsize=9,
         )  # fmt: skip
-    _name_rows(axes, [row.name for row in rows])
+    _name_rows(axes, [name for name, *_ in rows])
     axes.set(xlabel=f"{metric} of the guess")
     axes.margins(x=0.12)
 
@@ -210,9 +214,74 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _wilson(share: float, rows: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share of `rows` (Wilson 1927)."""
-    z2 = _Z95**2 / rows
-    middle = (share + z2 / 2) / (1 + z2)
-    half = _Z95 / (1 + z2) * math.sqrt(share * (1 - share) / rows + z2 / (4 * rows))
-    return middle - half, middle + half
+def _roc(run: FinishedRun) -> Drawn:
+    shown = [result for result in run.attacks or () if result.roc]
+    if not shown:
+        return None
+    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for result in shown:
+        false, true = (np.array(rates) for rates in zip(*result.roc, strict=True))
+        axes.step(false, true, where="post", color=ATTACK, linewidth=1.8,
+                  label=f"{result.variant}, AUC {result.score['auc']:.3f}")  # fmt: skip
+    least = 1 / max(sum(result.counts.values()) for result in shown)
+    axes.plot([least, 1], [least, 1], color=OTHER, linestyle=":", label="guessing")
+    axes.set(
+        xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1),
+        title="Who trained the model",
+        xlabel="false positive rate", ylabel="true positive rate",
+    )  # fmt: skip
+    axes.legend(loc="lower right", frameon=False)
+    return figure, (
+        "Attacks on membership by an outside querier. What matters is the left end: the share of "
+        "the people who trained that are recognised almost without a mistake."
+    )
+
+
+def _rebuilt(run: FinishedRun) -> Drawn:
+    """The attacks that rebuilt images, most recovered first; None: none, or not to be shown."""
+    examples = run.examples or {}
+    shown = sorted(
+        (
+            (result, examples[key_of(result)])
+            for result in run.attacks or ()
+            if key_of(result) in examples
+        ),
+        key=lambda pair: -(pair[0].score.get("r2") or 0.0),
+    )[:_MOST]
+    if not shown:
+        return None
+    columns = max(len(example.original) for _, example in shown)
+    figure = Figure(figsize=(1.9 + _COLUMN * columns, 0.3 + 2 * _ROW * len(shown)), layout="tight")
+    grid = figure.subplots(2 * len(shown), columns, squeeze=False)
+    for at, (result, example) in enumerate(shown):
+        _draw_pair(grid[2 * at], grid[2 * at + 1], result, example)
+    return figure, (
+        "People's features as their party holds them, and below them what the attack rebuilt of "
+        "the same people: the first rows that were scored, not the best. The owner of the run "
+        "folder sees real data here."
+    )
+
+
+def _draw_pair(
+    above: list[Axes], below: list[Axes], result: AttackResult, example: Reconstruction
+) -> None:
+    low, high = float(example.original.min()), float(example.original.max())
+    for axes in (*above, *below):
+        axes.set(xticks=[], yticks=[])
+        axes.set_frame_on(False)
+    for line, images in ((above, example.original), (below, example.rebuilt)):
+        for axes, image in zip(line, images, strict=False):
+            axes.imshow(_as_picture(image, low, high), cmap="gray", vmin=0, vmax=1)
+    name = f"{result.victim}\n{plain(result.attack)}"
+    for axes, label in ((above[0], f"{name}\noriginal"), (below[0], f"{name}\nrebuilt")):
+        axes.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7.5)
+
+
+def _as_picture(image: Tensor, low: float, high: float) -> NDArray[np.float32]:
+    """Scale (channels, height, width) to 0..1 by the originals' range, channels last."""
+    scaled = ((image - low) / (high - low or 1.0)).clamp(0, 1)
+    shown: NDArray[np.float32] = (
+        scaled.permute(1, 2, 0) if len(scaled) == 3 else scaled[0]
+    ).numpy()
+    return shown

@@ -1,9 +1,16 @@
-"""How figures are written for people: units, thousands, infinity."""
+"""How figures, settings and keys are written for people."""
 
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["count", "duration", "epsilon", "model_epsilon", "number", "percent", "signed", "size"]
+from attacks.interface import AttackResult
+
+__all__ = [
+    "attack_title", "count", "duration", "epsilon", "in_words", "model_epsilon", "number",
+    "percent", "plain", "signed", "size",
+]  # fmt: skip
 
 _SHORT = re.compile(r"e(-?)[+]?0*")
 _STEPS = ("B", "kB", "MB", "GB", "TB")
@@ -43,10 +50,9 @@ def duration(seconds: float) -> str:
     """Return seconds as 0.5 s, 42 s, 3 min 20 s or 2 h 5 min."""
     if seconds < 10:
         return f"{seconds:.1f}\u202fs"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}\u202fs"
-    minutes, rest = divmod(whole, 60)
+    minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest}\u202fs"
     if minutes < 60:
         return f"{minutes}\u202fmin {rest}\u202fs"
     return f"{minutes // 60}\u202fh {minutes % 60}\u202fmin"
@@ -60,3 +66,27 @@ def epsilon(value: float) -> str:
 def model_epsilon(value: float) -> str:
     """Return the privacy loss of a finished model, which is infinite where none is claimed."""
     return "not claimed" if math.isinf(value) else epsilon(value)
+
+
+def plain(key: str) -> str:
+    """Return a key as words."""
+    return key.replace("_", " ").replace("-", " ")
+
+
+def in_words(value: Any) -> str:
+    """Return a setting or figure, and what is nested in it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return number(value, 4)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(in_words, value))
+    if isinstance(value, Mapping):
+        return "; ".join(f"{plain(key)} {in_words(entry)}" for key, entry in value.items())
+    return str(value)
+
+
+def attack_title(result: AttackResult) -> str:
+    """Return what was attempted, such as "labels of active by model completion"."""
+    victim = f" of {result.victim}" if result.victim else ""
+    return f"{result.target}{victim} by {plain(result.attack)}"

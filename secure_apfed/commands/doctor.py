@@ -17,7 +17,7 @@ from typing import Any, Literal
 from protocols.crypten.shim import INSTALL
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, find_file
-from secure_apfed.data.pool import DataSet
+from secure_apfed.data.readers import DataSet
 from secure_apfed.errors import DataError
 
 __all__ = ["Finding", "examine", "healthy"]
@@ -44,7 +44,7 @@ _REQUIRED: Mapping[str, tuple[str, str]] = {
     "torchmetrics": ("torchmetrics", "similarity of rebuilt images"),
     "pandas": ("pandas", "tables"),
     "pyarrow": ("pyarrow", "Parquet"),
-    "httpx": ("httpx", "fetching data"),
+    "pooch": ("pooch", "fetching data"),
     "tensorboard": ("tensorboard", "curves while training"),
 }
 _EXPERIMENTS = f"pip install '{_PROJECT}[experiments]'"

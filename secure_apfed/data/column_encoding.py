@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from secure_apfed.data.numbers import to_numbers, to_texts
+from secure_apfed.data.frames import to_numbers, to_texts
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
 

@@ -1,20 +1,27 @@
 """`fetch`: downloads a data set from its official addresses, once, and checks it.
 
-Run by: a person, at the command line. Trusts: only the catalogue's digests; servers and
-mirrors may send anything. A download continues where it was interrupted, and a file
-appears under its name only when it is whole and right.
+Run by: a person, at the command line. Trusts: only the catalogue's digests; servers and mirrors
+may send anything. Pooch downloads beside the place and moves a file there when it is whole and
+right; an address that breaks off is tried again, from the start.
 """
 
-import hashlib
+import gzip
+import logging
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import pooch
+from requests.exceptions import HTTPError, RequestException
 
 from secure_apfed.data.catalogue import find_dataset
-from secure_apfed.data.files import DataFile, check_digest, default_folder, read_checked
-from secure_apfed.data.pool import Download
+from secure_apfed.data.files import (
+    DataFile,
+    Download,
+    check_digest,
+    default_folder,
+    read_checked,
+)
 from secure_apfed.errors import DataError
 
 __all__ = ["Progress", "fetch", "fetch_file"]
@@ -22,8 +29,9 @@ __all__ = ["Progress", "fetch", "fetch_file"]
 # (file, bytes so far, bytes in all or None where the server does not say)
 Progress = Callable[[str, int, int | None], None]
 
-_ATTEMPTS = 3
+_REPEATS = 2
 _TIMEOUT_SECONDS = 30.0
+_CHUNK = 2**16
 
 
 def _quiet(file: str, done: int, total: int | None) -> None:
@@ -43,8 +51,8 @@ def fetch(name: str, folder: Path | None = None, progress: Progress = _quiet) ->
 
     Raises:
         ConfigError: no such set.
-        DataError: it cannot be fetched, or no address gave the right bytes; what has
-            arrived stays, so running again continues.
+        DataError: it cannot be fetched, or no address gave the right bytes; files that are
+            here and right are not fetched again.
     """
     dataset = find_dataset(name)
     if dataset.files and not dataset.downloads:
@@ -64,116 +72,104 @@ def fetch_file(
     Raises:
         DataError: as `fetch`; names every address and what went wrong there.
     """
-    targets = _targets(download, folder)
-    if all(_is_here(path, file) for path, file in targets.items()):
+    file, members = download.file, {folder / member.name: member for member in download.members}
+    place = folder / (file.name if members else f"{file.name}.gz")
+    targets = members or {place: file}
+    if all(_is_right(path, wanted, packed=None) for path, wanted in targets.items()):
         return list(targets)
     failures: list[str] = []
     for address in download.addresses:
-        # One part for each address: mirrors may compress the same bytes differently.
-        mark = hashlib.sha256(address.encode()).hexdigest()[:8]
-        part = folder / f".{download.file.name}.{mark}.part"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _download(address, part, download.file, progress)
-            _install(download, part, targets, address)
+            _retrieve(address, place, file, progress, packed=not members)
+            if members:
+                _unpack(place, members, _remedy(address))
+        except RequestException as error:
+            failures.append(f"{address} was interrupted ({error or type(error).__name__})")
         except DataError as error:
             failures.append(str(error))
         except OSError as error:
+            reason = error.strerror or error
             raise DataError(
-                f"{folder}: cannot write ({error.strerror}); free space or choose another folder"
+                f"{folder}: cannot write ({reason}); free space or choose another folder"
             ) from error
         else:
             return list(targets)
+        finally:
+            if members:
+                place.unlink(missing_ok=True)
     raise DataError(
-        f"{dataset}: could not fetch {download.file.name}: {'; '.join(failures)}. Run it again to "
-        f"continue, or put the file into {folder} by hand"
+        f"{dataset}: could not fetch {file.name}: {'; '.join(failures)}. Run it again, or put the "
+        f"file into {folder} by hand"
     )
 
 
-def _targets(download: Download, folder: Path) -> dict[Path, DataFile]:
-    """Return what lies in `folder` after the download."""
-    if download.members:
-        return {folder / file.name: file for file in download.members}
-    return {folder / f"{download.file.name}.gz": download.file}
+def _remedy(address: str) -> str:
+    return f"{address} sends other bytes, which are removed again"
 
 
-def _is_here(path: Path, file: DataFile) -> bool:
+def _is_right(path: Path, file: DataFile, *, packed: bool | None) -> bool:
     if not path.is_file():
         return False
     try:
-        read_checked(path, file, remedy="get it again")
+        read_checked(path, file, remedy="get it again", compressed=packed)
     except DataError:
         return False
     return True
 
 
-def _download(address: str, part: Path, file: DataFile, progress: Progress) -> None:
-    """Bring `part` to its full length, continuing after interruptions."""
-    for attempt in range(1, _ATTEMPTS + 1):
+class _Bounded:
+    """Counts what pooch has written, shows it, and stops a server that sends too much."""
+
+    total = 0  # pooch sets it; 0 where the server does not say
+
+    def __init__(self, written: Path, file: DataFile, address: str, show: Progress) -> None:
+        self._written, self._file, self._address, self._show = written, file, address, show
+        # What gzip may take, at its worst, for what does not compress.
+        self._most = file.size + file.size // 100 + 2**12
+
+    def update(self, _: int) -> None:
+        done = self._written.stat().st_size
+        if done > self._most:
+            raise DataError(
+                f"{self._address} sends more than the {self._most} bytes that the file may have"
+            )
+        self._show(self._file.name, done, self.total or None)
+
+    def reset(self) -> None:
+        """Part of what pooch asks of a progress bar."""
+
+    def close(self) -> None:
+        """Part of what pooch asks of a progress bar."""
+
+
+def _retrieve(
+    address: str, place: Path, file: DataFile, progress: Progress, *, packed: bool
+) -> None:
+    """Bring the file from one address; what lies in its place and is wrong is removed first."""
+
+    def download(url: str, output: str, _: object) -> None:
+        written = Path(output)
+        stream = pooch.HTTPDownloader(
+            progressbar=_Bounded(written, file, url, progress), chunk_size=_CHUNK,
+            timeout=_TIMEOUT_SECONDS, headers={"Accept-Encoding": "identity"},
+        )  # fmt: skip
         try:
-            _continue(address, part, file, progress)
-        except httpx.HTTPStatusError as error:
-            raise DataError(f"{address} answers {error.response.status_code}") from error
-        except httpx.HTTPError as error:
-            if attempt == _ATTEMPTS:
-                raise DataError(
-                    f"{address} was interrupted ({error or type(error).__name__})"
-                ) from error
-        except httpx.InvalidURL as error:
-            raise DataError(f"{address} is no address ({error})") from error
-        else:
-            return
+            stream(url, output, None)
+        except HTTPError as error:
+            code = error.response.status_code if error.response is not None else error
+            raise DataError(f"{url} answers {code}") from error
+        if packed and _is_right(written, file, packed=False):
+            # The server said that the gzip file is an encoding, which was undone on the way.
+            written.write_bytes(gzip.compress(written.read_bytes(), mtime=0))
+        read_checked(written, file, remedy=_remedy(url), compressed=packed)
+        written.chmod(0o644)  # pooch makes it for its owner alone, and data are shared
 
-
-def _continue(address: str, part: Path, wanted: DataFile, progress: Progress) -> None:
-    """Append what `part` still lacks, or begin again where the server sends the whole file."""
-    most = _most_bytes(wanted)
-    have = part.stat().st_size if part.exists() else 0
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with httpx.stream(
-        "GET", address, headers=headers, follow_redirects=True, timeout=_TIMEOUT_SECONDS
-    ) as response:
-        if have and response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # nothing is left to send; the digest decides
-        response.raise_for_status()
-        if response.status_code != httpx.codes.PARTIAL_CONTENT:
-            have = 0
-        elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            part.unlink(missing_ok=True)
-            raise httpx.RemoteProtocolError("it sent another range than it was asked for")
-        length = response.headers.get("Content-Length", "")
-        total = have + int(length) if length.isdecimal() else None
-        with part.open("ab" if have else "wb") as file:
-            for chunk in response.iter_raw():
-                have += len(chunk)
-                if have > most:
-                    part.unlink()
-                    raise DataError(
-                        f"{address} sends more than the {most} bytes that the file may have"
-                    )
-                file.write(chunk)
-                progress(wanted.name, have, total)
-
-
-def _most_bytes(file: DataFile) -> int:
-    """How much gzip may take, at its worst, for what does not compress."""
-    return file.size + file.size // 100 + 2**12
-
-
-def _install(download: Download, part: Path, targets: dict[Path, DataFile], address: str) -> None:
-    """Check `part` and move it, or what it packs, to its final place; a wrong one is removed."""
-    remedy = f"{address} sends other bytes, which are removed again"
-    try:
-        read_checked(part, download.file, remedy=remedy, compressed=not download.members)
-        if download.members:
-            _unpack(part, targets, remedy)
-    except DataError:
-        part.unlink()
-        raise
-    if download.members:
-        part.unlink()
-    else:
-        part.replace(*targets)
+    place.unlink(missing_ok=True)
+    pooch.get_logger().setLevel(logging.ERROR)
+    pooch.create(
+        place.parent, base_url="", registry={place.name: None}, urls={place.name: address},
+        retry_if_failed=_REPEATS,
+    ).fetch(place.name, downloader=download)  # fmt: skip
 
 
 def _unpack(archive: Path, targets: dict[Path, DataFile], remedy: str) -> None:

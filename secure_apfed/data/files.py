@@ -16,14 +16,9 @@ from pathlib import Path
 from secure_apfed.errors import DataError
 
 __all__ = [
-    "DataFile",
-    "check_digest",
-    "data_folders",
-    "default_folder",
-    "find_file",
-    "read_checked",
-    "read_file",
-]
+    "DataFile", "Download", "check_digest", "data_folders", "default_folder", "find_file",
+    "read_checked", "read_file",
+]  # fmt: skip
 
 _VARIABLE = "SECURE_APFED_DATA"
 
@@ -35,14 +30,28 @@ class DataFile:
     Attributes:
         name: its official name, uncompressed; `name.gz` is taken as well.
         size: uncompressed bytes; nothing is inflated beyond them.
-        sha256: hex digest of the uncompressed bytes; empty where `md5` is all that is known.
-        md5: the older hex digest, as published; a check against damage, not against forgery.
+        sha256: hex digest of the uncompressed bytes; empty for members of a checked archive.
     """
 
     name: str
     size: int
     sha256: str = ""
-    md5: str = ""
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file to fetch.
+
+    Attributes:
+        file: a gzip file, named and hashed as its uncompressed content; or, where there
+            are members, a .tar.gz archive, named and hashed as it is.
+        addresses: where it is, tried in order.
+        members: the files to take out of an archive; nothing else is written.
+    """
+
+    file: DataFile
+    addresses: tuple[str, ...]
+    members: tuple[DataFile, ...] = ()
 
 
 def default_folder() -> Path:
@@ -116,7 +125,7 @@ def read_file(path: Path, *, most: int | None = None, compressed: bool | None = 
 
 
 def check_digest(content: bytes, file: DataFile, *, path: Path, remedy: str) -> None:
-    """Hold the uncompressed bytes against the size and digests of the catalogue.
+    """Hold the uncompressed bytes against the size and digest of the catalogue.
 
     Raises:
         DataError: says what was expected, what was found, and the remedy.
@@ -126,17 +135,12 @@ def check_digest(content: bytes, file: DataFile, *, path: Path, remedy: str) -> 
             f"{path}: {len(content)} uncompressed bytes, expected {file.size}; it is truncated or "
             f"another set's file: {remedy}"
         )
-    digests = (
-        ("SHA-256", file.sha256, hashlib.sha256),
-        ("MD5", file.md5, lambda data: hashlib.md5(data, usedforsecurity=False)),
-    )
-    for name, expected, digest in digests:
-        found = digest(content).hexdigest() if expected else ""
-        if found != expected:
-            raise DataError(
-                f"{path}: the {name} of its uncompressed bytes is {found}, expected {expected}; it "
-                f"is damaged or another set's file: {remedy}"
-            )
+    found = hashlib.sha256(content).hexdigest() if file.sha256 else ""
+    if found != file.sha256:
+        raise DataError(
+            f"{path}: the SHA-256 of its uncompressed bytes is {found}, expected {file.sha256}; it "
+            f"is damaged or another set's file: {remedy}"
+        )
 
 
 def read_checked(

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from secure_apfed.data.numbers import to_numbers
+from secure_apfed.data.frames import to_numbers
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
 

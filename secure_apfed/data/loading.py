@@ -21,7 +21,7 @@ from secure_apfed.data.partition import (
     person_ids,
     split_rows,
 )
-from secure_apfed.data.pool import ImagePool, Pool, TablePool
+from secure_apfed.data.readers import ImagePool, Pool, TablePool
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings
 from secure_apfed.data.tables import load_tables

@@ -1,29 +1,104 @@
-"""One reader for each format of the built-in sets: local files in, a pool out.
+"""The built-in sets' formats: what a set is, a reader for each format, and what it returns.
 
-Scikit-learn is imported by the readers of its sets alone: it takes about a second to load.
+A pool holds all people and all features. It exists only to be cut between parties for an
+experiment; no party ever holds one. Nothing in a file is trusted: magic, sizes and length must
+fit each other exactly. Scikit-learn is imported by the readers of its sets alone: it takes about
+a second to load.
+
+Sources: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", section "File
+formats" (IDX: big-endian sizes, then unsigned bytes); A. Krizhevsky, "The CIFAR-10 dataset",
+section "Binary version". The Python version of CIFAR is a pickle and is never read.
 """
 
 import io
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.data.cifar import parse_cifar
-from secure_apfed.data.files import DataFile, find_file, read_checked
-from secure_apfed.data.idx import parse_idx
-from secure_apfed.data.pool import DataSet, ImagePool, TablePool
+from secure_apfed.data.files import DataFile, Download, find_file, read_checked
 from secure_apfed.errors import DataError
 
 __all__ = [
-    "read_breast_cancer",
-    "read_cifar",
-    "read_credit_card",
-    "read_digits",
-    "read_handwritten",
+    "DataSet", "ImagePool", "Pool", "TablePool", "is_idx", "parse_cifar", "parse_idx",
+    "read_breast_cancer", "read_cifar", "read_credit_card", "read_digits", "read_handwritten",
     "read_idx",
-]
+]  # fmt: skip
+
+_IDX_MAGIC = b"\x00\x00\x08"
+# Of CIFAR: the red, green and blue planes of 32x32, row by row.
+_CIFAR_SHAPE = (3, 32, 32)
+_CIFAR_PIXELS = math.prod(_CIFAR_SHAPE)
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePool:
+    """Images (N, channels, height, width) of 0..maximum and their labels (N,).
+
+    Attributes:
+        official_train: the number of leading rows that are the official training split;
+            None where the set has no split.
+    """
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    maximum: int
+    official_train: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TablePool:
+    """Raw columns of N people and their labels (N,); `categorical` names columns to one-hot."""
+
+    frame: pd.DataFrame
+    labels: NDArray[np.int64]
+    categorical: tuple[str, ...] = ()
+    official_train: int | None = None
+
+
+Pool: TypeAlias = ImagePool | TablePool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """One entry of `DATASETS`.
+
+    Attributes:
+        name: its key.
+        title, source, licence, citation: for people.
+        how: how it is had, in one sentence.
+        classes: names in the order of the labels.
+        views: the number of parties with features unless the run says otherwise.
+        read: (this entry, data folder or None) -> the pool.
+        height: rows of an image; None for tables.
+        natural_views: name -> columns, for tables.
+        split: whether the set has an official test split.
+        files: what its reader looks for.
+        subfolders: names of folders in which the files usually lie.
+        downloads: what `fetch` gets; empty where nothing can or need be fetched.
+    """
+
+    name: str
+    title: str
+    source: str
+    licence: str
+    citation: str
+    how: str
+    classes: tuple[str, ...]
+    views: int
+    read: Callable[["DataSet", Path | None], Pool] = field(repr=False)
+    shape: str
+    height: int | None = None
+    natural_views: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    split: bool = False
+    files: tuple[DataFile, ...] = ()
+    subfolders: tuple[str, ...] = ()
+    downloads: tuple[Download, ...] = ()
 
 
 def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
@@ -127,3 +202,68 @@ def _labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.int64
             f"{len(dataset.classes) - 1}; {outside.size} such rows"
         )
     return labels_N.astype(np.int64)
+
+
+def is_idx(content: bytes) -> bool:
+    """Whether `content` begins as an IDX file of unsigned bytes does."""
+    return content[:3] == _IDX_MAGIC
+
+
+def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uint8]:
+    """Return the array in the bytes of an uncompressed IDX file.
+
+    Args:
+        content: the whole file.
+        dimensions: 1 for labels (N,), 3 for images (N, height, width).
+        source: the file's name, for the error.
+
+    Raises:
+        DataError: wrong magic, wrong number of dimensions, truncated or too long.
+    """
+    header = 4 + 4 * dimensions
+    if not is_idx(content) or content[3:4] != bytes([dimensions]):
+        raise DataError(
+            f"{source}: expected an IDX file of unsigned bytes in {dimensions} dimensions (magic "
+            f"{(_IDX_MAGIC + bytes([dimensions])).hex()}), found magic "
+            f"{content[:4].hex() or 'nothing'}; get the file again"
+        )
+    if len(content) < header:
+        raise DataError(f"{source}: truncated inside its header; get the file again")
+    sizes = [int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4)]
+    expected = header + math.prod(sizes)
+    if len(content) != expected:
+        raise DataError(
+            f"{source}: its header announces sizes {sizes}, {expected} bytes in all, the file has "
+            f"{len(content)}; it was cut off, altered or is no IDX file, get it again"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(sizes)
+
+
+def parse_cifar(
+    content: bytes, *, label_bytes: int, classes: int, source: str
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return images (N, 3, 32, 32) and labels (N,) of fixed records of labels and pixels.
+
+    A record begins with one label byte (CIFAR-10), or with a coarse and a fine one (CIFAR-100):
+    its last label byte counts.
+
+    Raises:
+        DataError: no whole number of records, or a label outside 0..classes - 1.
+    """
+    record = label_bytes + _CIFAR_PIXELS
+    if not content or len(content) % record:
+        raise DataError(
+            f"{source}: expected records of {record} bytes ({label_bytes} of labels, "
+            f"{_CIFAR_PIXELS} of pixels), found {len(content)} bytes; it is truncated, damaged or "
+            "not CIFAR's binary version"
+        )
+    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
+    labels = records[:, label_bytes - 1].astype(np.int64)
+    outside = np.flatnonzero(labels >= classes)
+    if outside.size:
+        raise DataError(
+            f"{source}: record {outside[0]} has label {labels[outside[0]]}, expected 0 to "
+            f"{classes - 1}; {outside.size} such records, so this is not the file that its name "
+            "says"
+        )
+    return records[:, label_bytes:].reshape(-1, *_CIFAR_SHAPE), labels

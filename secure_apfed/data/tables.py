@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from secure_apfed.data.column_encoding import ColumnEncoding, fit_columns
 from secure_apfed.data.encoding import parse_encoding
-from secure_apfed.data.frames import read_frame
-from secure_apfed.data.numbers import is_numeric, to_texts
+from secure_apfed.data.frames import is_numeric, read_frame, to_texts
 from secure_apfed.data.partition import generator, split_rows
 from secure_apfed.data.records import PartyTable, VerticalData, check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings

@@ -5,6 +5,7 @@ The CIFAR files here are synthetic: made in the test in the official format.
 
 import contextlib
 import gzip
+import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from secure_apfed.data import DATASETS, DataSettings, catalogue, load_data
-from secure_apfed.data.cifar import parse_cifar
 from secure_apfed.data.files import DataFile, check_digest, data_folders, default_folder, read_file
-from secure_apfed.data.idx import is_idx, parse_idx
-from secure_apfed.data.pool import DataSet
+from secure_apfed.data.readers import DataSet, is_idx, parse_cifar, parse_idx
 from secure_apfed.errors import DataError
 
 
@@ -187,11 +186,10 @@ def test_a_truncated_gzip_file(tmp_path: Path) -> None:
 def test_sizes_and_digests_are_checked(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="3 uncompressed bytes, expected 4"):
         check_digest(b"abc", DataFile("a", size=4), path=tmp_path, remedy="")
-    with pytest.raises(DataError, match="the MD5 of its uncompressed bytes is 9001509"):
-        check_digest(b"abc", DataFile("a", 3, md5="0" * 32), path=tmp_path, remedy="")
-    check_digest(
-        b"abc", DataFile("a", 3, md5="900150983cd24fb0d6963f7d28e17f72"), path=tmp_path, remedy=""
-    )
+    with pytest.raises(DataError, match="the SHA-256 of its uncompressed bytes is ba7816bf"):
+        check_digest(b"abc", DataFile("a", 3, "0" * 64), path=tmp_path, remedy="")
+    right = DataFile("a", 3, hashlib.sha256(b"abc").hexdigest())
+    check_digest(b"abc", right, path=tmp_path, remedy="")
 
 
 def test_an_unreadable_file(tmp_path: Path) -> None:

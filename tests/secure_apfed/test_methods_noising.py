@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from experiments.report.contents import accounting_of
-from experiments.report.document import privacy_document
+from experiments.report.contents import accounting_of, privacy_document
 from experiments.report.folder import read_run
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config_text
@@ -217,7 +216,7 @@ def test_what_does_not_fit_is_refused_before_training() -> None:
 def test_the_report_tells_every_passives_epsilon(tmp_path: Path) -> None:
     run(config_of(noise={"epsilon": 8.0}), tmp_path / "run")
     read = read_run(tmp_path / "run")
-    assert read.situation.noisy
+    assert read.facts.noisy
     told = dict(accounting_of(read))
     assert told["epsilon of passive-1, 3 contributions of one person, networks fixed"].startswith(
         "8"

@@ -1,0 +1,165 @@
+"""Who can read what: the tables of who_learns.md, and the facts of a run by which their rows hold.
+
+docs/threat-model.md repeats the tables word for word. A rule says what the receiver of one kind
+of message reads of it by following the protocol, what protects the sender, and what remains
+open; coalitions and limits are of a whole run. The column "when" names facts: `;` is and,
+` or ` is or. A method's name is no fact.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+
+from experiments.report.method_facts import MethodFacts
+from protocols.sums import SECURE_SUMS
+from secure_apfed.errors import ApfedError
+from secure_apfed.exchange.envelope import Kind
+
+__all__ = [
+    "COALITIONS", "FACTS", "LIMITS", "RULES",
+    "Coalition", "Limit", "Role", "Rule", "RunFacts", "rule_for",
+]  # fmt: skip
+
+
+class Role(StrEnum):
+    """What a party is in a run."""
+
+    ACTIVE = "active"
+    PASSIVE = "passive"
+    AGGREGATOR = "aggregator"
+    DEALER = "dealer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What of a run decides who can read what.
+
+    Attributes:
+        method: what the run's method does; secure_sum: key of the sum's backend, if it has one.
+        guarded: whether a guard is set, for whoever sends representations.
+        passives: M.
+        pairwise: whether each passive helps on its own overlap with the active.
+        label_dp: whether training labels went through a mechanism.
+        private: whether the active trained by DP-SGD.
+        noisy: whether every passive adds noise under the sum.
+        defended: whether defences without a guarantee were on.
+    """
+
+    method: MethodFacts
+    secure_sum: str
+    passives: int
+    guarded: bool = False
+    pairwise: bool = False
+    label_dp: bool = False
+    private: bool = False
+    noisy: bool = False
+    defended: bool = False
+
+
+Fact = Callable[[RunFacts], bool]
+
+
+def _sums_by(name: str) -> Fact:
+    return lambda run: run.method.sums_gradients and run.secure_sum == name
+
+
+FACTS: Mapping[str, Fact] = {
+    "always": lambda run: True,
+    "passives take part": lambda run: run.method.has_passives,
+    "the active sends representations": lambda run: run.method.representations_from == "active",
+    "passives send representations": lambda run: run.method.representations_from == "passives",
+    "gradients are summed": lambda run: run.method.sums_gradients,
+    "gradients are returned": lambda run: run.method.returns_gradients,
+    **{f"sum {name}": _sums_by(name) for name in SECURE_SUMS},
+    "noise under the sum": lambda run: run.method.sums_gradients and run.noisy,
+    "no noise under the sum": lambda run: run.method.sums_gradients and not run.noisy,
+    "guard on": lambda run: run.guarded and run.method.representations_from is not None,
+    "no guard": lambda run: not run.guarded,
+    "label DP": lambda run: run.label_dp,
+    "no label DP": lambda run: not run.label_dp,
+    "DP-SGD": lambda run: run.private,
+    "no DP-SGD": lambda run: not run.private,
+    "alignment pairwise": lambda run: run.pairwise,
+    "alignment of all": lambda run: run.method.has_passives and not run.pairwise,
+    "defences on": lambda run: run.method.has_passives and run.defended,
+    "M = 1": lambda run: run.passives == 1,
+    "M = 2": lambda run: run.passives == 2,
+    "M >= 2": lambda run: run.passives >= 2,
+    "M >= 3": lambda run: run.passives >= 3,
+}
+
+
+@dataclass(frozen=True)
+class _Row:
+    when: str
+
+    def __post_init__(self) -> None:
+        named = {word for part in self.when.split("; ") for word in part.split(" or ")}
+        if unknown := named - set(FACTS):
+            raise ApfedError(
+                f"who_learns.md: {', '.join(sorted(unknown))} in {self.when!r} is no fact of a "
+                f"run; add it to FACTS, or take one of {', '.join(FACTS)}"
+            )
+
+    def holds(self, run: RunFacts) -> bool:
+        """Whether the run is one of those that the row speaks of."""
+        return all(
+            any(FACTS[word](run) for word in part.split(" or ")) for part in self.when.split("; ")
+        )
+
+
+@dataclass(frozen=True)
+class Rule(_Row):
+    """What one role learns of one kind of message, and what of it is not protected."""
+
+    kind: Kind
+    receiver: Role
+    reads: str
+    protects: str
+    remains: str
+
+
+@dataclass(frozen=True)
+class Coalition(_Row):
+    """What parties learn if they put together what each of them has."""
+
+    who: str
+    learns: str
+
+
+@dataclass(frozen=True)
+class Limit(_Row):
+    """Something that a run does not guarantee."""
+
+    sentence: str
+
+
+def _tables() -> Iterator[list[list[str]]]:
+    text = resources.files("experiments.report").joinpath("who_learns.md").read_text("utf-8")
+    for table in text.strip().split("\n\n"):
+        _header, _rule, *rows = table.splitlines()
+        yield [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows]
+
+
+_rules, _coalitions, _limits = _tables()
+RULES = tuple(
+    Rule(when, Kind(kind), Role(receiver), reads, protects, remains)
+    for kind, receiver, when, reads, protects, remains in _rules
+)
+COALITIONS = tuple(Coalition(when, who, learns) for who, when, learns in _coalitions)
+LIMITS = tuple(Limit(when, sentence) for when, sentence in _limits)
+
+
+def rule_for(kind: Kind, receiver: Role, run: RunFacts) -> Rule:
+    """Return what `receiver` learns of messages of this kind.
+
+    Raises:
+        ApfedError: the table does not say; a report without it would hide something.
+    """
+    for rule in RULES:
+        if (rule.kind, rule.receiver) == (kind, receiver) and rule.holds(run):
+            return rule
+    raise ApfedError(
+        f"nothing says what the {receiver} learns of {kind} in {run}; add a rule to who_learns.md"
+    )
