@@ -111,10 +111,13 @@ class _Row:
 
 @dataclass(frozen=True)
 class Rule(_Row):
-    """What one role learns of one kind of message, and what of it is not protected."""
+    """What one role learns of one kind of message, and what of it is not protected.
+
+    `receiver` is None where every role learns the same.
+    """
 
     kind: Kind
-    receiver: Role
+    receiver: Role | None
     reads: str
     protects: str
     remains: str
@@ -142,9 +145,10 @@ def _tables() -> Iterator[list[list[str]]]:
         yield [row.removeprefix("| ").removesuffix(" |").split(" | ") for row in rows]
 
 
+_ANY = "any party"
 _rules, _coalitions, _limits = _tables()
 RULES = tuple(
-    Rule(when, Kind(kind), Role(receiver), reads, protects, remains)
+    Rule(when, Kind(kind), None if receiver == _ANY else Role(receiver), reads, protects, remains)
     for kind, receiver, when, reads, protects, remains in _rules
 )
 COALITIONS = tuple(Coalition(when, who, learns) for who, when, learns in _coalitions)
@@ -158,7 +162,7 @@ def rule_for(kind: Kind, receiver: Role, run: RunFacts) -> Rule:
         ApfedError: the table does not say; a report without it would hide something.
     """
     for rule in RULES:
-        if (rule.kind, rule.receiver) == (kind, receiver) and rule.holds(run):
+        if rule.kind is kind and rule.receiver in (None, receiver) and rule.holds(run):
             return rule
     raise ApfedError(
         f"nothing says what the {receiver} learns of {kind} in {run}; add a rule to who_learns.md"

@@ -43,7 +43,6 @@ class Kind(StrEnum):
     CHECKPOINT = "checkpoint"
     SAVED = "saved"
     END = "end"
-    ABORT = "abort"
 
 
 @dataclass(frozen=True, kw_only=True)
