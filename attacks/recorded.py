@@ -244,7 +244,7 @@ def _tables(recording: Recording) -> dict[str, PartyTable]:
 
 def _agreed(recording: Recording) -> dict[str, Agreed]:
     config = recording.config
-    if not config.method.startswith("apfed"):
+    if not config.facts.sums_gradients:
         return {}
     return {
         table.name: Agreed(

@@ -33,8 +33,8 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
     """
     data, config = recording.data, recording.config
     aligned = recording.alignment.get(data.active.name, torch.empty(0, dtype=torch.int64))
-    alone = config.method == "single_view"
-    trained = data.train_rows if alone else training_rows(data, aligned, config.train)
+    helped = config.facts.has_passives
+    trained = training_rows(data, aligned, config.train) if helped else data.train_rows
     count = min(most // 2, len(trained), len(data.test_rows))
     if count < 2 or data.active.labels is None:
         raise AttackError(

@@ -57,7 +57,8 @@ class ContrastiveInversion(FeatureAttack):
         """The active needs the sums that it decoded, of a contrastive objective."""
         if reason := self.wrong_role(view):
             return reason
-        if view.method in ("single_view", "tvfl", "apfed_r"):
+        own = view.facts.own_objective
+        if not view.facts.sums_gradients or (own and own.name != "contrastive"):
             return f"{view.method}: the active receives no sum of contrastive gradients"
         if not any(opened_batches(view, epoch) for epoch in view.epochs):
             return "the recording holds no sum as the active decoded it"

@@ -22,6 +22,6 @@ class FeatureSpaceHijack(HijackAttack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """It needs joint training, in which it was played."""
-        if view.role in self.roles and view.method != "tvfl":
+        if view.role in self.roles and not view.facts.returns_gradients:
             return f"{view.method}: the active returns no gradient that trains a passive's encoder"
         return super().applicable(view)

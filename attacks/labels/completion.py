@@ -88,8 +88,10 @@ def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view gives `attack`, on released representations, nothing to read."""
     if reason := attack.wrong_role(view):
         return reason
-    if view.method == "single_view":
-        return "single_view: the active trains alone and releases no representation"
+    if not view.facts.has_passives:
+        return f"{view.method}: the active trains alone and releases no representation"
+    if view.facts.representations_from is None:
+        return f"{view.method}: no party releases a representation"
     if not view.epochs:
         return (
             "the transcript kept no representations; set transcript.keep to first_and_last or all"

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
 from attacks.interface import AttackError
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.seeds import derive_seed, seeded
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["Shadows", "halves"]
 

@@ -12,10 +12,10 @@ from experiments.report.names import method_name, plain, value_told
 from experiments.report.rules import rule_for
 from protocols.psi import SET_INTERSECTIONS
 from protocols.sums import SECURE_SUMS
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.data import find_dataset
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
     "Learned", "Tile", "accounting_of", "alignment_leaks_of",
@@ -252,7 +252,7 @@ def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
     )
     if config.defences:
         told = "; ".join(
-            f"{one.kind} ({who_applies(one.kind, config.method)}): {DEFENCES[one.kind].gives}"
+            f"{one.kind} ({who_applies(one.kind, config.facts)}): {DEFENCES[one.kind].gives}"
             for one in config.defences
         )
         rows.append(("defences without a guarantee", told))

@@ -10,28 +10,24 @@ Letters: N rows of a table, B batch, D numbers of a representation, K classes.
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from secure_apfed.facts import Released
 from secure_apfed.privacy.noise import standard_normals
 
 __all__ = [
-    "ALL_APFED",
     "Defence",
     "GradientDefence",
     "LabelCode",
     "LabelDefence",
     "Leaving",
     "NoiseSource",
-    "Place",
     "RepresentationDefence",
     "Surroundings",
 ]
-
-Place = Literal["representations", "labels", "gradients"]
-ALL_APFED = ("apfed", "apfed_r", "apfed_c")
 
 
 @dataclass(frozen=True)
@@ -80,16 +76,13 @@ class Defence(ABC):
 
     Attributes:
         name: its key, and `kind` in the configuration.
-        place: what it protects on its way out.
-        applies_to: methods in which it does something.
-        reason: why it does not apply to the others.
+        protects: what it changes on its way out. Whoever lets that out runs it; where nobody
+            does, it does nothing and is refused.
         gives: what it does and does not do, for the report.
     """
 
     name: ClassVar[str]
-    place: ClassVar[Place]
-    applies_to: ClassVar[tuple[str, ...]]
-    reason: ClassVar[str]
+    protects: ClassVar[tuple[Released, ...]]
     gives: ClassVar[str]
 
     @abstractmethod
@@ -104,8 +97,7 @@ class Defence(ABC):
 class RepresentationDefence(nn.Module, Defence):
     """A layer before the guard, or a term of the loss, of the party that sends representations."""
 
-    place: ClassVar[Place] = "representations"
-    reason: ClassVar[str] = "no representation is sent"
+    protects: ClassVar[tuple[Released, ...]] = ("representations",)
 
     @abstractmethod
     def forward(self, h_BD: Tensor, features_B: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -133,7 +125,7 @@ class LabelCode(ABC):
 class LabelDefence(LabelCode, Defence):
     """A code that hides labels."""
 
-    place: ClassVar[Place] = "labels"
+    protects: ClassVar[tuple[Released, ...]] = ("labels",)
 
 
 @dataclass(frozen=True)
@@ -156,7 +148,7 @@ class GradientDefence(Defence):
         row_wise: whether each row that leaves depends on the same row alone.
     """
 
-    place: ClassVar[Place] = "gradients"
+    protects: ClassVar[tuple[Released, ...]] = ("contributions", "returned gradients")
     row_wise: ClassVar[bool] = False
 
     @abstractmethod

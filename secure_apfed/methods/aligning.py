@@ -19,12 +19,12 @@ from protocols.psi import SET_INTERSECTIONS
 from protocols.psi.interface import Aligner
 from protocols.randomness import random_permutation
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, Transport, pack, unpack
 from secure_apfed.exchange.conversation import BEFORE_TRAINING
 from secure_apfed.exchange.outbox import Outbox
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
     "DEALER",

@@ -5,18 +5,34 @@ same without passives: the active trains on its own loss.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.exchange import Kind, Transcript
+from secure_apfed.facts import MethodFacts
 from secure_apfed.methods.attendance import Attendance
 from secure_apfed.methods.method import PartyTensors, restore_state, state_of
+from secure_apfed.objectives import ContrastiveSettings, ReconstructionSettings
 from secure_apfed.parties import ActiveNetworks, ActiveParty, AggregatorParty, PassiveParty
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 
-__all__ = ["Apfed"]
+__all__ = ["APFED", "APFED_C", "APFED_R", "SINGLE_VIEW", "Apfed"]
+
+APFED = MethodFacts(
+    title="APFed",
+    predicts_alone=True,
+    representations_from="active",
+    sums_gradients=True,
+    trains_privately=True,
+    takes_pairwise=True,
+)
+APFED_R = replace(APFED, title="APFed-R", own_objective=ReconstructionSettings())
+APFED_C = replace(APFED, title="APFed-C", own_objective=ContrastiveSettings())
+SINGLE_VIEW = MethodFacts(
+    title="SingleVL", predicts_alone=True, has_passives=False, trains_privately=True
+)
 
 
 @dataclass(kw_only=True)
@@ -98,6 +114,10 @@ class Apfed:
     def solo(self) -> ActiveNetworks | None:
         """The active's own networks: that is the point of the method."""
         return self.active.networks
+
+    def encoders(self) -> Mapping[str, nn.Module]:
+        """None: no passive sends representations."""
+        return {}
 
     def tensors(self) -> PartyTensors:
         """State of all parties."""

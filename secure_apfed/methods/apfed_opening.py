@@ -204,7 +204,9 @@ def _passive_parties(
                     start, table.name, shape, plan=noise, aligned=len(rows)
                 ),
                 waiting=waiting_of(settings, contributor, batch, worker),
-                defences=gradient_chain(config.defences, surroundings_of(start, table.name, shape)),
+                defences=gradient_chain(
+                    config.defences, surroundings_of(start, table.name, shape), "contributions"
+                ),
             )
         )
     return parties

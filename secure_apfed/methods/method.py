@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Transcript
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.seeds import shuffled
+from secure_apfed.settings.run import RunSettings
 
 __all__ = ["Method", "PartyTensors", "Start", "begin_epoch", "restore_state", "state_of"]
 
@@ -34,7 +34,7 @@ class Start:
         logs: folder of the ledgers' write-ahead logs; None: keep them in memory.
     """
 
-    config: Config
+    config: RunSettings
     data: VerticalData
     noise_keys: Mapping[str, bytes] = field(repr=False)
     session: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -119,6 +119,10 @@ class Method(Protocol):
         """The networks that predict without any other party, if the method has them."""
         ...
 
+    def encoders(self) -> Mapping[str, nn.Module]:
+        """By passive, the network whose output it sends; empty where passives send none."""
+        ...
+
     def tensors(self) -> PartyTensors:
         """State of all parties."""
         ...
@@ -128,7 +132,7 @@ class Method(Protocol):
         ...
 
 
-def begin_epoch(method: Method, config: Config, epoch: int) -> list[Tensor]:
+def begin_epoch(method: Method, config: RunSettings, epoch: int) -> list[Tensor]:
     """Tell the transcript, and return the epoch's batches: a function of seed and epoch.
 
     A last batch that is too small is left out.

@@ -13,8 +13,6 @@ from protocols.discrete_gaussian import MAX_DEVIATION
 from protocols.randomness import derive_key
 from protocols.sums import SecureSum
 from protocols.sums.fixed_point import FixedPoint
-from secure_apfed.config import Config
-from secure_apfed.config.training import NoiseSettings
 from secure_apfed.defences import DEFENCES, GradientDefence
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.accounts import open_ledger
@@ -25,6 +23,8 @@ from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.parties import ContributionNoise, PassiveParty
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import NoiseSettings
 
 __all__ = ["NoisePlan", "accounts_of", "contribution_noise", "parameters_of", "sum_and_noise"]
 
@@ -75,7 +75,9 @@ def sum_and_noise(
     return make_sum(start, passives, noise=steps), NoisePlan(steps=steps, honest=honest)
 
 
-def parameters_of(config: Config, secure_sum: SecureSum, plan: NoisePlan | None) -> dict[str, Any]:
+def parameters_of(
+    config: RunSettings, secure_sum: SecureSum, plan: NoisePlan | None
+) -> dict[str, Any]:
     """What the contract says about the sum."""
     settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
     if plan is not None:
@@ -120,7 +122,7 @@ def contribution_noise(
 
 
 def _steps(
-    config: Config, noise: NoiseSettings, passives: Sequence[str], shape: Shape, honest: int
+    config: RunSettings, noise: NoiseSettings, passives: Sequence[str], shape: Shape, honest: int
 ) -> int:
     if noise.epsilon is not None:
         return calibrate_noise(
@@ -142,7 +144,7 @@ def _steps(
     return steps
 
 
-def _sensitivity(config: Config, passive: str, shape: Shape) -> float:
+def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
     """How far one person's features move this passive's contribution, in steps.
 
     One row, if neither the objective nor a defence on the gradient mixes rows; all of them else.
@@ -158,7 +160,7 @@ def _sensitivity(config: Config, passive: str, shape: Shape) -> float:
     )
 
 
-def _quantiser(config: Config) -> FixedPoint:
+def _quantiser(config: RunSettings) -> FixedPoint:
     settings = config.secure_sum
     assert settings.clip is not None
     return FixedPoint(clip_norm=settings.clip, bits=settings.bits, contributors=1)

@@ -17,6 +17,7 @@ from secure_apfed.contract import Contract, PassiveTerms
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import gradient_chain, label_code, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Transcript
+from secure_apfed.facts import MethodFacts
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.defending import surroundings_of
@@ -35,7 +36,14 @@ from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.privacy.guarantee import joint_releases_told
 from secure_apfed.seeds import seeded
 
-__all__ = ["Tvfl", "open_tvfl"]
+__all__ = ["TVFL", "Tvfl", "open_tvfl"]
+
+TVFL = MethodFacts(
+    title="TVFL, all views",
+    predicts_alone=False,
+    representations_from="passives",
+    returns_gradients=True,
+)
 
 
 def _zeros(own_BD: Tensor, like_BD: Tensor) -> Tensor:
@@ -159,6 +167,10 @@ class Tvfl:
         """None: the model cannot predict without the passives."""
         return None
 
+    def encoders(self) -> Mapping[str, nn.Module]:
+        """Every passive's."""
+        return {passive.name: passive.encoder for passive in self.passives}
+
     def tensors(self) -> PartyTensors:
         """State of all parties."""
         return state_of(self.active, self.passives)
@@ -193,7 +205,7 @@ def open_tvfl(start: Start) -> Tvfl:
             train=config.train,
             compute=Compute.of(config.train),
             seed=config.seed,
-            defences=gradient_chain(config.defences, around),
+            defences=gradient_chain(config.defences, around, "returned gradients"),
             code=label_code(config.defences, around),
         ),
         passives=passives,

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from protocols.sums import SumContributor
 from protocols.sums.interface import StepBinding
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope, Kind
@@ -30,6 +29,7 @@ from secure_apfed.parties.rules import (
     is_narrow,
     read_representations,
 )
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["PassiveParty"]
 

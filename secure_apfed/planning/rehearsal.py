@@ -62,7 +62,7 @@ def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) 
     )
     data = _random_data(like, batch * STEPS, aligned)
     keys = {table.name: fresh_key() for table in data.tables}
-    method = METHODS[config.method](Start(config=quiet, data=data, noise_keys=keys))
+    method = METHODS[config.method].open(Start(config=quiet, data=data, noise_keys=keys))
     setup = method.transcript.flows
     batches = method.training_rows.split(batch)
     seconds = []

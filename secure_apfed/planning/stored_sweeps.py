@@ -14,6 +14,7 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError, model_validator
 
 from secure_apfed.errors import DataError
+from secure_apfed.methods import METHODS
 from secure_apfed.settings import Settings
 
 __all__ = ["Span", "StoredPoint", "StoredSweep", "load_sweeps", "nearest", "tell"]
@@ -59,18 +60,22 @@ class StoredSweep(Settings):
 
     @model_validator(mode="after")
     def _knows_the_active_alone(self) -> Self:
-        if all(point.method != "single_view" or point.labels != "none" for point in self.points):
+        if not self._unprotected_alone():
             raise ValueError(f"the sweep of {self.dataset} has no point of the active alone")
         return self
+
+    def _unprotected_alone(self) -> list[StoredPoint]:
+        return [
+            point
+            for point in self.points
+            if (point.guard, point.labels) == ("none", "none")
+            and not METHODS[point.method].facts.has_passives
+        ]
 
     @property
     def alone(self) -> Span:
         """Accuracy of SingleVL without protection: what the active has without any passive."""
-        return next(
-            point.accuracy
-            for point in self.points
-            if (point.method, point.guard, point.labels) == ("single_view", "none", "none")
-        )
+        return self._unprotected_alone()[0].accuracy
 
     @property
     def epochs(self) -> int:

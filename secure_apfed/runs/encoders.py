@@ -15,7 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_bytes
-from secure_apfed.methods import Method, Tvfl
+from secure_apfed.methods import Method
 from secure_apfed.methods.terms import model_of
 from secure_apfed.models import family_for
 from secure_apfed.parties.descent import named_below, under
@@ -27,9 +27,9 @@ __all__ = ["encoders_of", "load_encoders", "save_encoders"]
 
 def encoders_of(method: Method) -> Mapping[str, nn.Module]:
     """Copies on the CPU of the networks whose output passives send; empty where none do."""
-    if not isinstance(method, Tvfl):
-        return {}
-    return {one.name: copy.deepcopy(one.encoder).cpu().eval() for one in method.passives}
+    return {
+        name: copy.deepcopy(encoder).cpu().eval() for name, encoder in method.encoders().items()
+    }
 
 
 def save_encoders(folder: RunFolder, encoders: Mapping[str, nn.Module]) -> None:

@@ -63,7 +63,7 @@ class Opening:
             config=self.config, data=self.labels.data(), noise_keys=self.noise_keys,
             alignment=alignment, logs=self._logs,
         )  # fmt: skip
-        method = METHODS[self.config.method](start)
+        method = METHODS[self.config.method].open(start)
         if self.labels.mechanism.stages > 1 and method.solo() is None:
             raise ConfigError(
                 f"labels.mechanism: lp_mst asks the active's model what it expects, and method "

@@ -13,7 +13,7 @@ from attacks.people.shadow import Shadows, halves
 from attacks.recorded_members import reveal_candidates
 from attacks.run import mount
 from secure_apfed.config import AttackChoice
-from secure_apfed.config.training import TrainSettings
+from secure_apfed.settings.training import TrainSettings
 
 LIRA = AttackChoice(name="membership", options={"shadow_models": 8, "epochs": 15})
 
