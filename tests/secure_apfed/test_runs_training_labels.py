@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from scipy import stats
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
-from secure_apfed.methods import METHODS, Method, Start
+from secure_apfed.methods import METHODS, Method, MethodEntry, Start
 from secure_apfed.privacy import LabelResponse, MultiStageResponse
 from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.runs import load_model, run
@@ -37,14 +38,13 @@ def config_of(method: str = "apfed_c", **changes: Any) -> Config:
 def _seen(monkeypatch: pytest.MonkeyPatch) -> list[VerticalData]:
     """The data that methods were opened with."""
     seen: list[VerticalData] = []
-    for name, opener in METHODS.items():
+    for name, entry in METHODS.items():
 
-        def watched(start: Start, opener: Any = opener) -> Method:
+        def watched(start: Start, entry: MethodEntry = entry) -> Method:
             seen.append(start.data)
-            method: Method = opener(start)
-            return method
+            return entry.open(start)
 
-        monkeypatch.setitem(METHODS, name, watched)
+        monkeypatch.setitem(METHODS, name, replace(entry, open=watched))
     return seen
 
 
