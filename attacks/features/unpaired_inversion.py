@@ -117,8 +117,8 @@ class UnpairedInversion(FeatureAttack):
         if not self.conditioned:
             return x_NC[:, :0].float(), x_PC[:, :0].float()
         both = standardised(torch.cat([x_NC, x_PC]), components=self.components, seed=seed)
-        told = torch.from_numpy(both).float()
-        return told[: len(x_NC)], told[len(x_NC) :]
+        columns = torch.from_numpy(both).float()
+        return columns[: len(x_NC)], columns[len(x_NC) :]
 
     def _decode(
         self,
@@ -165,16 +165,16 @@ class Simulation:
     ) -> None:
         self._attack, self._seed, self._device = attack, seed, device
         self._h_ND = h_ND.to(device)
-        self._x_NC, self._x_PC = (told.to(device) for told in beside)
+        self._x_NC, self._x_PC = (columns.to(device) for columns in beside)
         self._centre_F, self._scale = public_PF.mean(dim=0), float(public_PF.std()) or 1.0
         self._public_PF = ((public_PF - self._centre_F) / self._scale).to(device)
         size, features, hidden = h_ND.shape[1], public_PF.shape[1], attack.hidden
-        told = self._x_PC.shape[1]
+        own = self._x_PC.shape[1]
         with seeded(seed, "networks"):
             self._simulator = layers(features, hidden, hidden, size).to(device)
             self._decoder = layers(size, hidden, hidden, features).to(device)
-            self._judge_h = layers(size + told, hidden, hidden, 1).to(device)
-            self._judge_x = layers(features + told, hidden, hidden, 1).to(device)
+            self._judge_h = layers(size + own, hidden, hidden, 1).to(device)
+            self._judge_x = layers(features + own, hidden, hidden, 1).to(device)
         self._pair = torch.optim.Adam(
             [*self._simulator.parameters(), *self._decoder.parameters()],
             lr=attack.rate, betas=(0.5, 0.9),

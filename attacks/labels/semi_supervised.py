@@ -123,7 +123,7 @@ class SemiSupervised(LabelProbe):
                 for name, columns in {"h": h_NF, **beside("h", h_NF, x_NF)}.items()
             }
         found, known_anyway, lucky = (
-            {name: Prediction(one[unknown_N].numpy()) for name, one in scores.items()}
+            {name: Prediction(found_NK[unknown_N].numpy()) for name, found_NK in scores.items()}
             for scores in (attacks, baselines, decoys)
         )
         return replace(

@@ -142,8 +142,8 @@ def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
 
     A chain of linear layers needs no vmap: one fused product and sum a layer is faster.
     """
-    leaves = [(name, one) for name, one in base.named_modules() if not list(one.children())]
-    if not all(_is_simple(one) for _, one in leaves):
+    leaves = [(name, layer) for name, layer in base.named_modules() if not list(layer.children())]
+    if not all(_is_simple(layer) for _, layer in leaves):
         return torch.vmap(
             lambda state, rows: functional_call(base, state, (rows,)), randomness="different"
         )

@@ -17,7 +17,7 @@ from secure_apfed.errors import DataError
 from secure_apfed.methods import METHODS
 from secure_apfed.settings import Settings
 
-__all__ = ["Span", "StoredPoint", "StoredSweep", "load_sweeps", "nearest", "tell"]
+__all__ = ["Span", "StoredPoint", "StoredSweep", "load_sweeps", "nearest", "sentence"]
 
 _FORMAT = 1
 
@@ -95,10 +95,10 @@ def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
     if text is None:
         text = files("secure_apfed.planning").joinpath("stored_sweeps.json").read_text("utf-8")
     try:
-        told = json.loads(text)
-        if told["format"] != _FORMAT:
-            raise DataError(f"stored sweeps have format {_FORMAT}, got {told['format']!r}")
-        return TypeAdapter(tuple[StoredSweep, ...]).validate_python(told["sweeps"])
+        stored = json.loads(text)
+        if stored["format"] != _FORMAT:
+            raise DataError(f"stored sweeps have format {_FORMAT}, got {stored['format']!r}")
+        return TypeAdapter(tuple[StoredSweep, ...]).validate_python(stored["sweeps"])
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise DataError(
             "the stored sweeps are not as this version stores them; install the package again, or "
@@ -149,7 +149,7 @@ def _around(points: Sequence[StoredPoint], epsilon: float) -> list[StoredPoint]:
     return [by_epsilon[value] for value in sides] if len(sides) == 2 else []
 
 
-def tell(sweep: StoredSweep, point: StoredPoint) -> str:
+def sentence(sweep: StoredSweep, point: StoredPoint) -> str:
     """Say one point in a sentence."""
     loss, accuracy = point.loss, point.accuracy
     limit = sweep.settings["data"].get("limit")

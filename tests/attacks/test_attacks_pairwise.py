@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attacks import ATTACKS
 from attacks.decoys import exchanged
-from attacks.features.reversed_hijack import ReversedHijack
+from attacks.features.hijack import ReversedHijack
 from attacks.interface import AttackError, AttackResult, Guess
 from attacks.labels.completion import own_columns
 from attacks.live.apfed import LiveRun

@@ -24,7 +24,6 @@ from secure_apfed.methods import METHODS
 
 EXPERIMENTER_ONLY = {
     "attacks.recorded",
-    "attacks.recorded_members",
     "attacks.scoring",
     "attacks.run",
     "attacks.trial",
