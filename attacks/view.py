@@ -166,7 +166,7 @@ class AdversaryView:
         stands_for: position -> the position that its releases are attributed to, in a decoy
             (`attacks.decoys`); None: each is attributed to its own.
         features: member -> (A, ...) its own features; row k is alignment position k, NaN where
-            it does not hold that person. Read them by `attacks.labels.completion.own_columns`.
+            it does not hold that person. Read them by `attacks.columns.own_columns`.
         held: party -> (A,) bool: of whom it has a row, as far as the coalition knows. A party
             that is not here holds everybody, as all do unless alignment is pairwise.
         networks: member -> its own network, as training left it, where it sends what that makes

@@ -30,10 +30,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from attacks.columns import own_columns
 from attacks.features.feature_space import decoder_for, layers, simulator_for, slope_penalty
 from attacks.features.regression import ridge
 from attacks.interface import AttackError, Guess, Prediction
-from attacks.labels.completion import own_columns
 from attacks.live.strategy import AnsweringAttack, notes_of, why_not_played
 from attacks.reading import released
 from attacks.view import AdversaryView, Knowledge, Role

@@ -13,6 +13,7 @@ from secure_apfed.defences import DEFENCES, check_defences
 from secure_apfed.facts import MethodFacts
 from secure_apfed.methods import METHODS
 from secure_apfed.names import check_parties
+from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.run import AttackChoice, RunSettings
 from secure_apfed.settings.training import PassiveSettings
@@ -66,6 +67,16 @@ class Config(RunSettings):
                 "alignment.mode: pairwise opens to the active the gradient of every row that one "
                 "passive alone knows; say secure_sum.allow_single_passive: true if that is "
                 "acceptable, or use all"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> "Config":
+        if self.labels.mechanism == MultiStageResponse.name and not self.facts.predicts_alone:
+            raise ValueError(
+                f"labels.mechanism: {self.labels.mechanism} asks the active's model what it "
+                f"expects, and method {self.method} has none that predicts alone; use "
+                "randomised_response"
             )
         return self
 

@@ -64,11 +64,6 @@ class Opening:
             alignment=alignment, logs=self._logs,
         )  # fmt: skip
         method = METHODS[self.config.method].open(start)
-        if self.labels.mechanism.stages > 1 and method.solo() is None:
-            raise ConfigError(
-                f"labels.mechanism: lp_mst asks the active's model what it expects, and method "
-                f"{self.config.method} has none that predicts alone; use randomised_response"
-            )
         if len(method.training_rows) < method.smallest_batch:
             raise ConfigError(
                 f"there are {len(method.training_rows)} rows to train on, fewer than the smallest "

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from scipy import stats
 
 from secure_apfed.config import Config
@@ -227,8 +228,8 @@ def test_stages_begin_at_even_spans(stages: int, epochs: int, first: list[int]) 
 
 
 def test_tvfl_has_no_model_to_ask() -> None:
-    with pytest.raises(ConfigError, match=r"method tvfl has none that predicts alone.*response"):
-        run(config_of("tvfl", labels=STAGES), None)
+    with pytest.raises(ValidationError, match=r"tvfl has none that predicts alone.*response"):
+        config_of("tvfl", labels=STAGES)
 
 
 def test_more_stages_than_epochs_are_refused() -> None:
