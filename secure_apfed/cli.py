@@ -8,6 +8,7 @@ files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,8 +111,6 @@ def _finish(
 def _as_json(
     result: "RunResult", results: "Sequence[AttackResult]", page: Path | None
 ) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "method": result.method, "accuracy": dict(result.accuracy),
         "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
@@ -238,9 +237,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     findings = examine()
     if as_json:
-        terminal.print_json(
-            {"healthy": healthy(findings), "findings": [finding.as_json() for finding in findings]}
-        )
+        terminal.print_json({"healthy": healthy(findings), "findings": list(map(asdict, findings))})
     else:
         rows = [(each.state, each.name, each.value, each.remedy) for each in findings]
         terminal.show_rows("This machine", ("", "what", "found", "to get it"), rows)

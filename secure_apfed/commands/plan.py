@@ -4,6 +4,7 @@ Part of the composition root: `secure_apfed.cli` registers it, nothing else impo
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +52,7 @@ def plan(
         config = _config(config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta)
         calibrations, expected, planned = _forecast(config, quiet=as_json)
     if as_json:
-        noise = [calibration.as_json() for calibration in calibrations]
+        noise = [asdict(calibration) for calibration in calibrations]
         terminal.print_json({**planned, "calibration": noise, "expected": expected})
         return
     _show(calibrations, expected)
@@ -100,7 +101,7 @@ def _forecast(
                 mechanism=guard.mechanism,
             )
         )  # fmt: skip
-    return calibrations, _expected_of(config, planned.epsilon_x), planned.as_json()
+    return calibrations, _expected_of(config, planned.epsilon_x), asdict(planned)
 
 
 def _calibrations(epsilon: float, epochs: int, delta: float, clip: float) -> list["Calibration"]:

@@ -10,20 +10,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from secure_apfed.defences.chain import GradientChain, RepresentationChain, TrueLabels
 from secure_apfed.defences.clip_and_noise import ClipAndNoise, ClipAndNoiseSettings
 from secure_apfed.defences.compression import Compression, CompressionSettings
 from secure_apfed.defences.confusional_labels import ConfusionalLabels, ConfusionalLabelsSettings
 from secure_apfed.defences.discrete_sgd import DiscreteSgd, DiscreteSgdSettings
 from secure_apfed.defences.interface import (
     Defence,
+    GradientChain,
     GradientDefence,
     LabelCode,
     LabelDefence,
     Leaving,
     NoiseSource,
+    RepresentationChain,
     RepresentationDefence,
     Surroundings,
+    TrueLabels,
 )
 from secure_apfed.defences.marvell import Marvell, MarvellSettings
 from secure_apfed.defences.max_norm import MaxNorm, MaxNormSettings
@@ -34,29 +36,13 @@ from secure_apfed.seeds import seeded
 
 __all__ = [
     "DEFENCES",
-    "ClipAndNoise",
-    "ClipAndNoiseSettings",
-    "Compression",
-    "CompressionSettings",
-    "ConfusionalLabels",
-    "ConfusionalLabelsSettings",
     "Defence",
     "DefenceSettings",
-    "DiscreteSgd",
-    "DiscreteSgdSettings",
     "GradientChain",
     "GradientDefence",
     "LabelCode",
     "LabelDefence",
     "Leaving",
-    "Marvell",
-    "MarvellSettings",
-    "MaxNorm",
-    "MaxNormSettings",
-    "Mid",
-    "MidSettings",
-    "NoPeek",
-    "NoPeekSettings",
     "NoiseSource",
     "RepresentationChain",
     "RepresentationDefence",

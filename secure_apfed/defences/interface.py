@@ -1,5 +1,8 @@
 """What every defence offers: a small interface for each place where one can act.
 
+Several defences at one place act in the order of the configuration. None is the identity: an
+empty chain changes no bit and adds nothing to a loss.
+
 Run by: the party that lets something out. A defence of this folder is empirical: it makes
 known attacks worse and gives no epsilon, against nobody. What has a guarantee is in
 `secure_apfed.privacy` (guards, label response) and under the secure sum.
@@ -9,6 +12,7 @@ Letters: N rows of a table, B batch, D numbers of a representation, K classes.
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,13 +24,16 @@ from secure_apfed.privacy.noise import standard_normals
 
 __all__ = [
     "Defence",
+    "GradientChain",
     "GradientDefence",
     "LabelCode",
     "LabelDefence",
     "Leaving",
     "NoiseSource",
+    "RepresentationChain",
     "RepresentationDefence",
     "Surroundings",
+    "TrueLabels",
 ]
 
 
@@ -154,3 +161,45 @@ class GradientDefence(Defence):
     @abstractmethod
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
         """Return what leaves instead of `gradient_BD`, flat rows of one batch."""
+
+
+class RepresentationChain(nn.Module):
+    """Layers and penalties before the guard."""
+
+    def __init__(self, defences: Sequence[RepresentationDefence] = ()) -> None:
+        super().__init__()
+        self._defences = nn.ModuleList(defences)
+
+    def forward(self, h_B: Tensor, features_B: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
+        """Return what goes to the guard, of the same shape, and the penalties, if any."""
+        penalty: Tensor | None = None
+        for defence in self._defences:
+            h_BD, extra = defence(h_B.flatten(1), features_B, step)
+            h_B = h_BD.reshape(h_B.shape)
+            penalty = extra if penalty is None else penalty + extra
+        return h_B, penalty
+
+
+class GradientChain:
+    """Changes to a gradient before it leaves."""
+
+    def __init__(self, defences: Sequence[GradientDefence] = ()) -> None:
+        self._defences = tuple(defences)
+
+    def protect(self, gradient_B: Tensor, leaving: Leaving) -> Tensor:
+        """Return what leaves, of the same shape."""
+        for defence in self._defences:
+            gradient_B = defence.protect(gradient_B.flatten(1), leaving).reshape(gradient_B.shape)
+        return gradient_B
+
+
+class TrueLabels(LabelCode):
+    """No defence: the task is learnt on the labels themselves."""
+
+    def targets(self, labels_N: Tensor) -> Tensor:
+        """The labels."""
+        return labels_N
+
+    def decode(self, scores_BK: Tensor) -> Tensor:
+        """The scores."""
+        return scores_BK

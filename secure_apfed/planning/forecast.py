@@ -8,8 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from protocols.sums import SECURE_SUMS
 from secure_apfed.alignment import align
@@ -86,10 +85,6 @@ class Forecast:
     delta_passives: float | None
     releases_passives: int | None
     warnings: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
