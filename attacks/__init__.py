@@ -10,11 +10,10 @@ from types import MappingProxyType
 from attacks.features.chosen_representations import ChosenRepresentations
 from attacks.features.contrastive_inversion import ContrastiveInversion
 from attacks.features.decoder_extraction import DecoderExtraction
-from attacks.features.hijack import FeatureSpaceHijack
+from attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from attacks.features.inverse_network import InverseNetwork
 from attacks.features.isolation import Isolation
 from attacks.features.representation_network import RepresentationNetwork
-from attacks.features.reversed_hijack import ReversedHijack
 from attacks.features.unpaired_inversion import UnpairedInversion
 from attacks.interface import Attack
 from attacks.labels.batch_labels import BatchLabels

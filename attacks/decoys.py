@@ -84,8 +84,8 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
 
     def kept(predictions: Mapping[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
         return {
-            name: Prediction(one.values[rows.numpy()], one.clusters)
-            for name, one in predictions.items()
+            name: Prediction(prediction.values[rows.numpy()], prediction.clusters)
+            for name, prediction in predictions.items()
         }
 
     return Guess(
@@ -99,7 +99,7 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
 
 def _same(guess: Guess, decoy: Guess) -> bool:
     return torch.equal(guess.positions, decoy.positions) and all(
-        np.array_equal(one.values, decoy.attacks[name].values, equal_nan=True)
-        for name, one in guess.attacks.items()
+        np.array_equal(prediction.values, decoy.attacks[name].values, equal_nan=True)
+        for name, prediction in guess.attacks.items()
         if name in decoy.attacks
     )

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from attacks.interface import AttackError
-from attacks.recorded_members import answers_of
 from attacks.view import (
     AdversaryView,
     Agreed,
     Behaviour,
     Budget,
+    Candidates,
     Knowledge,
     KnownRows,
     Played,
@@ -26,7 +26,7 @@ from attacks.view import (
 )
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Flow
-from secure_apfed.methods.aligning import positions_of
+from secure_apfed.methods.aligning import positions_of, training_rows
 from secure_apfed.methods.terms import objective_of, settings_of
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import derive_seed, shuffled
@@ -34,6 +34,7 @@ from secure_apfed.seeds import derive_seed, shuffled
 __all__ = [
     "Truth",
     "class_priors",
+    "reveal_candidates",
     "reveal_encoder",
     "reveal_features",
     "reveal_labels",
@@ -177,6 +178,37 @@ def reveal_public(
     return {name: truth.features[name][chosen] for name in dict.fromkeys(names)}
 
 
+def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candidates, Tensor]:
+    """Choose equally many rows that trained the active's model and that did not, and mix them.
+
+    Args:
+        recording: of a run whose active holds labels.
+        most: rows in all, at most.
+        seed: of the choice and the order.
+
+    Returns:
+        The candidates, and (n, 2) bool: who trained the model, and who was aligned.
+
+    Raises:
+        AttackError: fewer than two rows trained, or did not.
+    """
+    data, config = recording.data, recording.config
+    aligned = recording.alignment.get(data.active.name, torch.empty(0, dtype=torch.int64))
+    helped = config.facts.has_passives
+    trained = training_rows(data.train_rows, aligned, config.train) if helped else data.train_rows
+    count = min(most // 2, len(trained), len(data.test_rows))
+    if count < 2 or data.active.labels is None:
+        raise AttackError(
+            f"{len(trained)} rows trained and {len(data.test_rows)} did not; an attack on "
+            "membership needs two of each, with labels"
+        )
+    inside = shuffled(trained, seed, "attacks", "members")[:count]
+    outside = shuffled(data.test_rows, seed, "attacks", "others")[:count]
+    rows = shuffled(torch.cat([inside, outside]), seed, "attacks", "candidates")
+    members = torch.stack([torch.isin(rows, inside), torch.isin(rows, aligned)], dim=1)
+    return Candidates(data.active.features[rows], data.active.labels[rows], config.train), members
+
+
 def _trained_in_own_order(recording: Recording, victim: str | None = None) -> Tensor:
     """Positions of the training rows such that a draw from them depends on the seed alone."""
     data = recording.data
@@ -231,7 +263,7 @@ def view_of(
         features=_features(recording, parties),
         held=_held(recording, tuple(tables) if recording.data.active.name in members else parties),
         networks=_networks(recording, members),
-        answers=answers_of(recording) if parties[0] == "outsider" else None,
+        answers=_answers(recording) if parties[0] == "outsider" else None,
         knowledge=knowledge,
         budget=budget or Budget(),
     )
@@ -244,7 +276,7 @@ def _tables(recording: Recording) -> dict[str, PartyTable]:
 
 def _agreed(recording: Recording) -> dict[str, Agreed]:
     config = recording.config
-    if not config.method.startswith("apfed"):
+    if not config.facts.sums_gradients:
         return {}
     return {
         table.name: Agreed(
@@ -292,3 +324,18 @@ def _role(recording: Recording, party: str) -> Role:
 
 def _sees(members: set[str], flow: Flow) -> bool:
     return "eavesdropper" in members or bool({flow.sender, flow.receiver} & members)
+
+
+def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
+    """The finished model behind an interface that answers with log-probabilities (n, K)."""
+    model = recording.model
+    if model is None:
+        return None
+    dtype = next(model.parameters()).dtype
+
+    @torch.no_grad()
+    def ask(features_N: Tensor) -> Tensor:
+        scores_NK: Tensor = model(features_N.to(dtype))
+        return scores_NK.log_softmax(1)
+
+    return ask

@@ -3,7 +3,6 @@
 Run by: the experimenter, who holds the recording of all parties.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import ValidationError
@@ -16,6 +15,7 @@ from secure_apfed.config import AttackChoice
 from secure_apfed.config.problems import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs import Recording
+from secure_apfed.settings import unknown_name
 
 __all__ = ["full_suite", "headlines", "mount", "prepare"]
 
@@ -40,11 +40,7 @@ def prepare(choice: AttackChoice) -> Attack:
         ConfigError: an unknown attack or option, or a value out of range.
     """
     if choice.name not in ATTACKS:
-        near = difflib.get_close_matches(choice.name, ATTACKS, n=1, cutoff=0.5)
-        guess = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(
-            f"attacks: {choice.name!r} is unknown; {guess}Known are {', '.join(ATTACKS)}"
-        )
+        raise ConfigError(f"attacks: {unknown_name(choice.name, ATTACKS)}")
     kind = ATTACKS[choice.name]
     try:
         return kind.model_validate(choice.options)

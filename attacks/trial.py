@@ -15,6 +15,7 @@ from attacks.live.strategy import AnsweringAttack
 from attacks.recorded import (
     Truth,
     class_priors,
+    reveal_candidates,
     reveal_encoder,
     reveal_features,
     reveal_labels,
@@ -22,7 +23,6 @@ from attacks.recorded import (
     truth_of,
     view_of,
 )
-from attacks.recorded_members import reveal_candidates
 from attacks.scoring import not_applicable, score
 from attacks.view import AdversaryView, Budget, Knowledge, Played
 from secure_apfed.runs import Recording

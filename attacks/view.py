@@ -16,10 +16,12 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.exchange import Envelope, Flow, Kind
+from secure_apfed.facts import MethodFacts
+from secure_apfed.methods import METHODS
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
     "AdversaryView",
@@ -152,7 +154,7 @@ class AdversaryView:
         role: of the first party.
         parties: the adversary and, after it, those that collude with it.
         behaviour: "curious" follows the protocol; "malicious" chose what it sent.
-        method: how the run trained.
+        method: that trained, a key of `METHODS`; `facts` says what it is.
         envelopes: epoch -> what the coalition sent and received, in that order.
         flows: message counts and sizes of the coalition's links (an eavesdropper's: all).
         opened: step -> (B, D) the sum of lambda_p B dL_p/dz that the active decoded, its rows in
@@ -164,7 +166,7 @@ class AdversaryView:
         stands_for: position -> the position that its releases are attributed to, in a decoy
             (`attacks.decoys`); None: each is attributed to its own.
         features: member -> (A, ...) its own features; row k is alignment position k, NaN where
-            it does not hold that person. Read them by `attacks.labels.completion.own_columns`.
+            it does not hold that person. Read them by `attacks.columns.own_columns`.
         held: party -> (A,) bool: of whom it has a row, as far as the coalition knows. A party
             that is not here holds everybody, as all do unless alignment is pairwise.
         networks: member -> its own network, as training left it, where it sends what that makes
@@ -190,6 +192,11 @@ class AdversaryView:
     answers: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     knowledge: Knowledge
     budget: Budget = Budget()
+
+    @property
+    def facts(self) -> MethodFacts:
+        """Of the method that trained."""
+        return METHODS[self.method].facts
 
     @property
     def name(self) -> str:

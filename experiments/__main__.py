@@ -19,9 +19,9 @@ from experiments.sweep import READING as SWEEP_READING
 from experiments.sweep.summary import HEADER as SWEEP_HEADER
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed import progress_bars, terminal
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.errors import ApfedError
 from secure_apfed.parties import Compute
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["app", "audit", "bench", "experiments", "main", "main_job", "references", "sweep"]
 

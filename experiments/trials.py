@@ -17,12 +17,12 @@ from experiments.finish import mount_attacks
 from experiments.report.folder import Outcome
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
-from secure_apfed.config.training import SumSettings
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.privacy import GuardSettings
 from secure_apfed.runs import RunFolder, run
 from secure_apfed.runs.folder import own_subfolder
+from secure_apfed.settings.training import SumSettings
 
 __all__ = [
     "VARIANTS",

@@ -8,6 +8,7 @@ files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress_bars, terminal
-from secure_apfed.commands import leakage, plan
+from secure_apfed.commands import AsJson, Overrides, RunFolder, leakage, plan
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
@@ -41,14 +42,6 @@ app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting, as in train.epochs=3."),
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout; infinity is the text inf.")
-]
 
 
 @app.callback()
@@ -75,7 +68,7 @@ def run(
     result = _train(config, folder, resume=resume, quiet=as_json)
     results, page = _finish(config, folder, quiet=as_json)
     if as_json:
-        terminal.print_json(_told(result, results, page))
+        terminal.print_json(_as_json(result, results, page))
     else:
         _show_result(result, results, page)
 
@@ -115,15 +108,14 @@ def _finish(
     return mount_attacks(folder), leakage.report_if_possible(folder)
 
 
-def _told(
+def _as_json(
     result: "RunResult", results: "Sequence[AttackResult]", page: Path | None
 ) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "method": result.method, "accuracy": dict(result.accuracy),
         "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
-        "attacks": [one.as_json() for one in results], "folder": result.folder, "report": page,
+        "attacks": [attack.as_json() for attack in results],
+        "folder": result.folder, "report": page,
     }  # fmt: skip
 
 
@@ -137,9 +129,9 @@ def _show_result(result: "RunResult", results: "Sequence[AttackResult]", page: P
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
     rows += [*privacy_rows(result.privacy), *cross_check_rows(result.privacy)]
     rows += [
-        (f"attack {one.attack}", "not applicable" if one.advantage is None
-         else f"advantage {one.advantage:+.3f} in {one.metric} by {one.adversary}")
-        for one in headlines(results)
+        (f"attack {worst.attack}", "not applicable" if worst.advantage is None
+         else f"advantage {worst.advantage:+.3f} in {worst.metric} by {worst.adversary}")
+        for worst in headlines(results)
     ]  # fmt: skip
     rows.append(("run folder", str(result.folder)))
     if page is not None:
@@ -166,14 +158,14 @@ def predict(
     if output is not None:
         predictions.write(output)
     if as_json:
-        told = predictions.as_json() if output is None else {"rows": len(predictions.ids)}
-        terminal.print_json({**told, "output": output})
+        shown = predictions.as_json() if output is None else {"rows": len(predictions.ids)}
+        terminal.print_json({**shown, "output": output})
     elif output is None:
         rows = [
             (name, best, *(f"{share:.4f}" for share in shares))
             for name, best, shares in predictions.rows()
         ]
-        classes = (f"p({one})" for one in predictions.classes)
+        classes = (f"p({name})" for name in predictions.classes)
         terminal.show_rows("Predictions", ("id", "class", *classes), rows)
     else:
         terminal.show_note(f"{len(predictions.ids)} rows written to {output}")
@@ -245,11 +237,9 @@ def doctor(as_json: AsJson = False) -> None:
 
     findings = examine()
     if as_json:
-        terminal.print_json(
-            {"healthy": healthy(findings), "findings": [one.as_json() for one in findings]}
-        )
+        terminal.print_json({"healthy": healthy(findings), "findings": list(map(asdict, findings))})
     else:
-        rows = [(one.state, one.name, one.value, one.remedy) for one in findings]
+        rows = [(each.state, each.name, each.value, each.remedy) for each in findings]
         terminal.show_rows("This machine", ("", "what", "found", "to get it"), rows)
     if not healthy(findings):
         raise typer.Exit(1)

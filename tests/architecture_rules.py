@@ -15,6 +15,7 @@ __all__ = [
     "Module",
     "all_is_true",
     "documented",
+    "no_method_by_name",
     "one_way",
     "parse",
     "short",
@@ -33,7 +34,7 @@ COMPOSITION_ROOT = (
 )
 ENTRY_POINTS = ("secure_apfed.__main__",)
 
-MODULE_LINES = 300
+MODULE_LINES = 500
 FUNCTION_LINES = 40
 
 UNPICKLING = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"})
@@ -55,6 +56,10 @@ PROTOCOLS_WITHOUT = frozenset(
 # Keys and masks come from one module; what it is made of stays inside.
 ENTROPY = frozenset({"secrets", "os.urandom"})
 RANDOMNESS_MODULE = "protocols.randomness"
+
+METHODS_PACKAGE = "secure_apfed.methods"
+# Experiments that read runs of any method, and declare none.
+NO_STUDY = frozenset({"experiments.report"})
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -185,6 +190,48 @@ def documented(modules: Mapping[str, Module]) -> list[str]:
         for module in modules.values()
         if ast.get_docstring(module.tree) is None
     ]
+
+
+def no_method_by_name(modules: Mapping[str, Module]) -> list[str]:
+    """Outside of its package no method is asked for by its name, but for its facts.
+
+    No name stands anywhere, except that studies declare by name what they run; there a name is
+    never compared with.
+    """
+    names = _keys_of_methods(modules)
+    offences = []
+    for module in modules.values():
+        if _within(module.name, frozenset({METHODS_PACKAGE})):
+            continue
+        declares = module.layer == "experiments" and not _within(module.name, NO_STUDY)
+        nodes = _compared(module.tree) if declares else ast.walk(module.tree)
+        lines = {
+            node.lineno: node.value
+            for node in nodes
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value in names
+        }
+        offences += [f"{module.name}:{line} names {name}" for line, name in lines.items()]
+    return offences
+
+
+def _keys_of_methods(modules: Mapping[str, Module]) -> frozenset[str]:
+    """The keys of the table of methods, read from its source."""
+    for node in modules[METHODS_PACKAGE].tree.body if METHODS_PACKAGE in modules else ():
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(target) == "METHODS":
+                return frozenset(ast.literal_eval(key) for key in node.value.keys if key)
+    return frozenset()
+
+
+def _compared(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield what is below a comparison, a pattern of `match`, or a test of a text's beginning."""
+    for node in ast.walk(tree):
+        begins = isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".startswith")
+        if begins or isinstance(node, ast.Compare | ast.pattern):
+            yield from ast.walk(node)
 
 
 def short(modules: Mapping[str, Module]) -> dict[str, str]:

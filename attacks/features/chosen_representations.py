@@ -77,7 +77,7 @@ class ChosenRepresentations(ActiveAttack):
 
         sent = [question(axis_D, len(people_N)) for axis_D in axes_2D]
         if seat.protected:
-            opened = [ask_among_decoys(self, seat, people_N, one, draw) for one in sent]
+            opened = [ask_among_decoys(self, seat, people_N, rows_ND, draw) for rows_ND in sent]
         else:
             shaped = torch.cat(sent).reshape(-1, *seat.terms.shape)
             opened = list(seat.ask(people_N.repeat(2), shaped).flatten(1).double().chunk(2))

@@ -26,7 +26,6 @@ from torch import Tensor
 from attacks.features.regression import FeatureAttack, Regression
 from attacks.fusion import beside
 from attacks.interface import AttackError, Guess
-from attacks.labels.completion import chosen_positions, own_columns, standardised
 from attacks.reading import Observed, batches
 from attacks.view import AdversaryView, Agreed, Role
 from secure_apfed.objectives import ContrastiveSettings, contrastive_loss
@@ -57,7 +56,8 @@ class ContrastiveInversion(FeatureAttack):
         """The active needs the sums that it decoded, of a contrastive objective."""
         if reason := self.wrong_role(view):
             return reason
-        if view.method in ("single_view", "tvfl", "apfed_r"):
+        own = view.facts.own_objective
+        if not view.facts.sums_gradients or (own and own.name != "contrastive"):
             return f"{view.method}: the active receives no sum of contrastive gradients"
         if not any(opened_batches(view, epoch) for epoch in view.epochs):
             return "the recording holds no sum as the active decoded it"
@@ -66,25 +66,16 @@ class ContrastiveInversion(FeatureAttack):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the rows of the last epoch that are no shadow rows."""
         sums, recovered = self._invert(view)
-        positions = chosen_positions(view, sums.positions, self.most_rows, seed)
-        z_ND, sum_ND, x_NF = (
-            standardised(columns, components=self.components, seed=seed)
-            for columns in (
-                recovered.at(positions), sums.at(positions), own_columns(view, positions)
-            )
-        )  # fmt: skip
+        positions = self.choose(view, sums.positions, seed)
+        z_ND, sum_ND = (self.scaled(each.at(positions), seed) for each in (recovered, sums))
+        x_NF = self.own(view, positions, seed)
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        return Guess(
-            positions=positions[regress.unknown],
-            attacks=regress.on(
-                {
-                    "recovered z": z_ND,
-                    **beside("recovered z", z_ND, x_NF),
-                    **beside("sums", sum_ND, x_NF),
-                }
-            ),
-            baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": x_NF})},
-        )
+        columns = {
+            "recovered z": z_ND,
+            **beside("recovered z", z_ND, x_NF),
+            **beside("sums", sum_ND, x_NF),
+        }
+        return regress.guess(positions, regress.on(columns), x_NF)
 
     def _invert(self, view: AdversaryView) -> tuple[Observed, Observed]:
         """Return sums and recovered representations of the last epoch that has any gradient."""

@@ -132,8 +132,8 @@ def _procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
     left, sizes, right = np.linalg.svd(
         (known - middle).T @ (regress.pairs - centre), full_matrices=False
     )
-    told = sizes > _RANK * sizes[0]
-    turn_RF = left[:, told] @ right[told] * sizes.sum() / np.square(known - middle).sum()
+    kept = sizes > _RANK * sizes[0]
+    turn_RF = left[:, kept] @ right[kept] * sizes.sum() / np.square(known - middle).sum()
     found: FloatArray = (turned_NR[~regress.shadow] - middle) @ turn_RF + centre
     return found
 

@@ -11,18 +11,10 @@ Letters: N observed rows, n of them shadow rows, U the others, F the victim's fe
 
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from attacks.columns import FloatArray, why_nothing_of_victim
 from attacks.features.regression import FeatureAttack, Regression
 from attacks.fusion import beside
 from attacks.interface import Guess
-from attacks.labels.completion import (
-    chosen_positions,
-    own_columns,
-    standardised,
-    why_nothing_of_victim,
-)
 from attacks.reading import released
 from attacks.view import AdversaryView, Role
 
@@ -47,15 +39,11 @@ class InverseNetwork(FeatureAttack):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the observed rows that are no shadow rows."""
         seen = released(view, view.knowledge.victim)
-        positions = chosen_positions(view, seen["h"].positions, self.most_rows, seed)
-        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
+        positions = self.choose(view, seen["h"].positions, seed)
+        x_NF = self.own(view, positions, seed)
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        columns: dict[str, NDArray[np.float64]] = {}
+        columns: dict[str, FloatArray] = {}
         for name, observed in seen.items():
-            h_NF = standardised(observed.at(positions), components=self.components, seed=seed)
+            h_NF = self.scaled(observed.at(positions), seed)
             columns |= {name: h_NF, **beside(name, h_NF, x_NF)}
-        return Guess(
-            positions=positions[regress.unknown],
-            attacks=regress.on(columns),
-            baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": x_NF})},
-        )
+        return regress.guess(positions, regress.on(columns), x_NF)

@@ -9,7 +9,7 @@ Letters: N rows, n of them shadow rows, U the others, F the victim's features.
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -20,14 +20,12 @@ from sklearn.linear_model import RidgeCV
 from sklearn.neural_network import MLPRegressor
 from torch import Tensor
 
+from attacks.columns import ColumnAttack, FloatArray, own_columns, standardised
 from attacks.fusion import beside
-from attacks.interface import Attack, AttackError, Guess, Prediction, Target
-from attacks.labels.completion import own_columns, standardised
+from attacks.interface import AttackError, Guess, Prediction, Target
 from attacks.view import AdversaryView
 
 __all__ = ["REGRESSORS", "FeatureAttack", "Regression", "guess_features", "ridge"]
-
-FloatArray: TypeAlias = NDArray[np.float64]
 
 _ALPHAS = np.logspace(-2, 4, 13)
 # (hidden width, most iterations, seed) -> an unfitted scikit-learn regressor of many outputs.
@@ -40,22 +38,18 @@ REGRESSORS: Mapping[str, Callable[[int, int, int], Any]] = {
 }  # fmt: skip
 
 
-class FeatureAttack(Attack):
+class FeatureAttack(ColumnAttack):
     """Base of the curious attacks on features, out of what was released or summed.
 
     Attributes:
         shadow_rows: rows of the victim's features that the adversary has.
         hidden: width of every hidden layer.
-        most_rows: of more observed rows a random part is used.
-        components: wider columns are reduced to this many principal components.
     """
 
     target: ClassVar[Target] = "features"
 
     shadow_rows: int = Field(100, ge=2)
     hidden: int = Field(128, ge=1)
-    most_rows: int = Field(5_000, ge=2)
-    components: int = Field(256, ge=2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +104,22 @@ class Regression:
             for how in REGRESSORS
         }
 
+    def guess(
+        self, positions: Tensor, attacks: Mapping[str, Prediction], own_NF: FloatArray
+    ) -> Guess:
+        """What these attacks make of the rows that are guessed, beside the same from own columns.
+
+        Args:
+            positions: (N,) of the rows that it was made of.
+            attacks: predictions of the rows that are guessed.
+            own_NF: the adversary's own columns of all rows.
+        """
+        return Guess(
+            positions=positions[self.unknown],
+            attacks=attacks,
+            baselines={"mean of the shadow rows": self.mean(), **self.on({"x": own_NF})},
+        )
+
     def _fit(self, how: str, values_NF: FloatArray) -> Prediction:
         centre_F = self.pairs.mean(axis=0)
         scale = self.pairs.std() or 1.0
@@ -149,8 +159,5 @@ def guess_features(
     own_NF = scaled.pop("x")
     first = next(iter(scaled))
     regress = Regression.of(view, positions, hidden=hidden, seed=seed)
-    return Guess(
-        positions=positions[regress.unknown],
-        attacks=regress.on({**scaled, **beside(first, scaled[first], own_NF)}),
-        baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": own_NF})},
-    )
+    attacks = regress.on({**scaled, **beside(first, scaled[first], own_NF)})
+    return regress.guess(positions, attacks, own_NF)

@@ -19,14 +19,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from attacks.columns import why_nothing_of_victim
 from attacks.features.regression import FeatureAttack, Regression
 from attacks.interface import FloatArray, Guess, Prediction
-from attacks.labels.completion import (
-    chosen_positions,
-    own_columns,
-    standardised,
-    why_nothing_of_victim,
-)
 from attacks.reading import released
 from attacks.view import AdversaryView, Role
 from secure_apfed.seeds import seeded
@@ -72,22 +67,18 @@ class RepresentationNetwork(FeatureAttack):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of the observed rows that are no shadow rows."""
         seen = released(view, view.knowledge.victim)
-        positions = chosen_positions(view, seen["h"].positions, self.most_rows, seed)
-        x_NC = standardised(own_columns(view, positions), components=self.components, seed=seed)
+        positions = self.choose(view, seen["h"].positions, seed)
+        x_NC = self.own(view, positions, seed)
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         h_ND = seen["h"].at(positions)
         attacks = {"G(x, noise)": self._invert(view, x_NC, h_ND, regress, self.noise, seed)}
         for name, observed in seen.items():
-            h_NF = standardised(observed.at(positions), components=self.components, seed=seed)
+            h_NF = self.scaled(observed.at(positions), seed)
             columns_NC = np.hstack([x_NC, h_NF])
             attacks[f"G(x, {name})"] = self._invert(
                 view, columns_NC, observed.at(positions), regress, 0, seed
             )
-        return Guess(
-            positions=positions[regress.unknown],
-            attacks=attacks,
-            baselines={"mean of the shadow rows": regress.mean(), **regress.on({"x": x_NC})},
-        )
+        return regress.guess(positions, attacks, x_NC)
 
     def _invert(
         self,

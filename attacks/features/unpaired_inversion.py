@@ -25,15 +25,10 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from attacks.columns import own_columns, why_nothing_of_victim
 from attacks.features.feature_space import energy_distance, layers, slope_penalty
 from attacks.features.regression import FeatureAttack, ridge
 from attacks.interface import AttackError, FloatArray, Guess, Prediction
-from attacks.labels.completion import (
-    chosen_positions,
-    own_columns,
-    standardised,
-    why_nothing_of_victim,
-)
 from attacks.reading import released
 from attacks.view import AdversaryView, Role
 from secure_apfed.seeds import derive_seed, seeded, shuffled
@@ -89,7 +84,7 @@ class UnpairedInversion(FeatureAttack):
         if len(shadow) < 2:
             raise AttackError(f"{view.name} has {len(shadow)} public rows; raise shadow_rows")
         seen = released(view, view.knowledge.victim)
-        positions = chosen_positions(view, seen["h"].positions, self.most_rows, seed)
+        positions = self.choose(view, seen["h"].positions, seed)
         # Positions of the known rows serve to leave these people out and to find their x.
         positions = positions[~torch.isin(positions, shadow.positions)]
         order = shuffled(torch.arange(len(shadow)), seed, "attacks", "unpaired")
@@ -116,9 +111,9 @@ class UnpairedInversion(FeatureAttack):
         """Own features of observed and of public rows in one unit; no columns where not told."""
         if not self.conditioned:
             return x_NC[:, :0].float(), x_PC[:, :0].float()
-        both = standardised(torch.cat([x_NC, x_PC]), components=self.components, seed=seed)
-        told = torch.from_numpy(both).float()
-        return told[: len(x_NC)], told[len(x_NC) :]
+        both = self.scaled(torch.cat([x_NC, x_PC]), seed)
+        columns = torch.from_numpy(both).float()
+        return columns[: len(x_NC)], columns[len(x_NC) :]
 
     def _decode(
         self,
@@ -128,7 +123,7 @@ class UnpairedInversion(FeatureAttack):
         beside: tuple[Tensor, Tensor],
         seed: int,
     ) -> FloatArray:
-        scaled_NC = standardised(columns_NC, components=self.components, seed=seed)
+        scaled_NC = self.scaled(columns_NC, seed)
         seen_NC = torch.from_numpy(scaled_NC).float()
         device = torch.device(view.budget.device)
         best: tuple[float, FloatArray] | None = None
@@ -165,16 +160,16 @@ class Simulation:
     ) -> None:
         self._attack, self._seed, self._device = attack, seed, device
         self._h_ND = h_ND.to(device)
-        self._x_NC, self._x_PC = (told.to(device) for told in beside)
+        self._x_NC, self._x_PC = (columns.to(device) for columns in beside)
         self._centre_F, self._scale = public_PF.mean(dim=0), float(public_PF.std()) or 1.0
         self._public_PF = ((public_PF - self._centre_F) / self._scale).to(device)
         size, features, hidden = h_ND.shape[1], public_PF.shape[1], attack.hidden
-        told = self._x_PC.shape[1]
+        own = self._x_PC.shape[1]
         with seeded(seed, "networks"):
             self._simulator = layers(features, hidden, hidden, size).to(device)
             self._decoder = layers(size, hidden, hidden, features).to(device)
-            self._judge_h = layers(size + told, hidden, hidden, 1).to(device)
-            self._judge_x = layers(features + told, hidden, hidden, 1).to(device)
+            self._judge_h = layers(size + own, hidden, hidden, 1).to(device)
+            self._judge_x = layers(features + own, hidden, hidden, 1).to(device)
         self._pair = torch.optim.Adam(
             [*self._simulator.parameters(), *self._decoder.parameters()],
             lr=attack.rate, betas=(0.5, 0.9),

@@ -23,7 +23,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from attacks.interface import Guess, Prediction
-from attacks.labels.completion import LabelProbe, chosen_positions
+from attacks.labels.completion import LabelProbe
 from attacks.labels.label_gradients import gradients_over_time, why_no_gradients
 from attacks.metrics import name_clusters_by_priors
 from attacks.view import AdversaryView
@@ -62,7 +62,7 @@ class BatchLabels(LabelProbe):
         """Guess the labels of the rows that got a gradient and are not known."""
         over_time = gradients_over_time(view)
         over_time.pop("last epoch", None)
-        positions = chosen_positions(view, over_time["first epoch"].positions, self.most_rows, seed)
+        positions = self.choose(view, over_time["first epoch"].positions, seed)
         guess = self.from_own_columns(view, positions, seed)
         unknown_N = torch.isin(positions, guess.positions).numpy()
         attacks = {}

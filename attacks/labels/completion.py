@@ -18,31 +18,24 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from sklearn.cluster import KMeans
-from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 
+from attacks.columns import ColumnAttack, FloatArray
 from attacks.fusion import TRUST, beside, corrected
-from attacks.interface import Attack, AttackError, Guess, Prediction, Target
+from attacks.interface import AttackError, Guess, Prediction, Target
 from attacks.metrics import name_clusters_by_priors
 from attacks.view import AdversaryView, Role
-from secure_apfed.seeds import shuffled
 
 __all__ = [
     "PROBES",
     "LabelProbe",
-    "chosen_positions",
     "guess_labels",
     "known_labels",
-    "own_columns",
-    "standardised",
-    "why_nothing_of_victim",
-    "why_nothing_to_read",
 ]
 
-FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 
 # (most iterations, seed) -> an unfitted scikit-learn classifier.
@@ -56,13 +49,11 @@ PROBES: Mapping[str, Callable[[int, int], Any]] = {
 _STARTS = 4
 
 
-class LabelProbe(Attack):
+class LabelProbe(ColumnAttack):
     """Base of the attacks that a passive mounts on labels with these probes and clusters.
 
     Attributes:
         labels_per_class: 1, 4 and 40 are the usual settings; 0 clusters.
-        most_rows: of more observed rows a random part is used.
-        components: wider columns are reduced to this many principal components.
     """
 
     target: ClassVar[Target] = "labels"
@@ -73,51 +64,13 @@ class LabelProbe(Attack):
 
     labels_per_class: int = Field(4, ge=0)
     iterations: int = Field(100, ge=1)
-    most_rows: int = Field(5_000, ge=2)
-    components: int = Field(256, ge=2)
 
     def from_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> Guess:
         """Guess from the own features x alone: the baselines of an attack that scores by itself."""
-        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
+        x_NF = self.own(view, positions, seed)
         return guess_labels(
             view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
         )
-
-
-def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
-    """Return why this view gives `attack`, on released representations, nothing to read."""
-    if reason := attack.wrong_role(view):
-        return reason
-    if view.method == "single_view":
-        return "single_view: the active trains alone and releases no representation"
-    if not view.epochs:
-        return (
-            "the transcript kept no representations; set transcript.keep to first_and_last or all"
-        )
-    return None
-
-
-def why_nothing_of_victim(attack: Attack, view: AdversaryView) -> str | None:
-    """Return why `attack`, on the victim's representations, has none of them to read."""
-    reason = why_nothing_to_read(attack, view)
-    victim = view.knowledge.victim
-    if reason is None and victim not in view.senders(view.epochs[-1]):
-        return f"{view.method}: {victim} releases no representation to {view.name}"
-    return reason
-
-
-def chosen_positions(view: AdversaryView, seen: Tensor, most: int, seed: int) -> Tensor:
-    """Return those of `seen` (N,) that are known, and others up to `most` in all, ascending.
-
-    People whom the victim does not hold are left out: of them there is nothing to guess.
-    """
-    seen = seen[view.holds(view.knowledge.victim, seen)]
-    known = torch.isin(
-        seen, torch.cat([view.knowledge.labels.positions, view.knowledge.shadow.positions])
-    )
-    others = shuffled(seen[~known], seed, "attacks", "rows")
-    room = max(most - int(known.sum()), 1)
-    return torch.cat([seen[known], others[:room]]).sort().values
 
 
 def known_labels(view: AdversaryView, positions: Tensor) -> Tensor:
@@ -127,42 +80,6 @@ def known_labels(view: AdversaryView, positions: Tensor) -> Tensor:
     return torch.tensor(
         [labels.get(position, -1) for position in positions.tolist()], dtype=torch.int64
     )
-
-
-def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
-    """Return (N, F): the coalition's own features of `positions`, members side by side.
-
-    A member that does not hold everybody has the mean of those whom it holds in place of the
-    others, and one more column, which is 1 for these.
-    """
-    return torch.cat([_columns_of(view, name, positions) for name in view.features], dim=1)
-
-
-def _columns_of(view: AdversaryView, name: str, positions: Tensor) -> Tensor:
-    own_A = view.features[name]
-    own_NF = own_A[positions].flatten(1)
-    if name not in view.held:
-        return own_NF
-    known_F = own_A[view.held[name]].flatten(1)
-    mean_F = known_F.mean(dim=0) if len(known_F) else own_NF.new_zeros(own_NF.shape[1])
-    unknown_N1 = ~view.holds(name, positions)[:, None]
-    return torch.hstack([torch.where(unknown_N1, mean_F, own_NF), unknown_N1.to(own_NF.dtype)])
-
-
-def standardised(columns_NF: Tensor, *, components: int, seed: int) -> FloatArray:
-    """Return columns of mean 0 and variance 1; wider ones as their first principal components.
-
-    Constant columns become 0. The adversary has all rows, so all of them set the scale.
-    """
-    is_wide = min(columns_NF.shape) > components
-    # Convolution maps have thousands of columns: those stay in single precision until reduced.
-    values_NF = (columns_NF.float() if is_wide else columns_NF.double()).numpy()
-    spread_F = values_NF.std(axis=0)
-    scaled_NF = (values_NF - values_NF.mean(axis=0)) / np.where(spread_F, spread_F, 1)
-    if is_wide:
-        reduced = PCA(components, svd_solver="randomized", random_state=seed % 2**32)
-        scaled_NF = reduced.fit_transform(scaled_NF)
-    return np.asarray(scaled_NF, dtype=np.float64)
 
 
 def guess_labels(

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from attacks.interface import Guess, Prediction
-from attacks.labels.completion import LabelProbe, chosen_positions
+from attacks.labels.completion import LabelProbe
 from attacks.labels.label_gradients import gradients_over_time, why_no_gradients
 from attacks.reading import Observed
 from attacks.view import AdversaryView
@@ -43,7 +43,7 @@ class GradientDirection(LabelProbe):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the rows that got a gradient and are not known."""
         over_time = gradients_over_time(view)
-        positions = chosen_positions(view, over_time["first epoch"].positions, self.most_rows, seed)
+        positions = self.choose(view, over_time["first epoch"].positions, seed)
         guess = self.from_own_columns(view, positions, seed)
         return replace(
             guess,

@@ -15,15 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attacks.columns import why_nothing_to_read
 from attacks.interface import Guess
-from attacks.labels.completion import (
-    LabelProbe,
-    chosen_positions,
-    guess_labels,
-    own_columns,
-    standardised,
-    why_nothing_to_read,
-)
+from attacks.labels.completion import LabelProbe, guess_labels
 from attacks.reading import Observed, first_and_last, gradients, mean
 from attacks.view import AdversaryView
 from secure_apfed.exchange import Kind
@@ -48,12 +42,10 @@ class LabelGradients(LabelProbe):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the rows that got a gradient and are not known."""
         seen = gradients_over_time(view)
-        positions = chosen_positions(view, seen["first epoch"].positions, self.most_rows, seed)
-        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
+        positions = self.choose(view, seen["first epoch"].positions, seed)
+        x_NF = self.own(view, positions, seed)
         columns = {
-            f"gradients of the {name}": standardised(
-                _shape_of(observed.at(positions)), components=self.components, seed=seed
-            )
+            f"gradients of the {name}": self.scaled(_shape_of(observed.at(positions)), seed)
             for name, observed in seen.items()
         }
         return guess_labels(

@@ -13,16 +13,10 @@ from typing import ClassVar
 
 import torch
 
+from attacks.columns import why_nothing_to_read
 from attacks.fusion import beside
 from attacks.interface import Guess
-from attacks.labels.completion import (
-    LabelProbe,
-    chosen_positions,
-    guess_labels,
-    own_columns,
-    standardised,
-    why_nothing_to_read,
-)
+from attacks.labels.completion import LabelProbe, guess_labels
 from attacks.labels.own_network import fresh_columns
 from attacks.reading import first_and_last, representations
 from attacks.view import AdversaryView
@@ -50,15 +44,13 @@ class ModelCompletion(LabelProbe):
         """Guess the labels of the observed rows that are not known."""
         first, last = first_and_last(representations, view, view.epochs)
         seen = last.positions[torch.isin(last.positions, first.positions)]
-        positions = chosen_positions(view, seen, self.most_rows, seed)
-        h_NF, x_NF, first_NF = (
-            standardised(columns, components=self.components, seed=seed)
-            for columns in (last.at(positions), own_columns(view, positions), first.at(positions))
-        )
+        positions = self.choose(view, seen, seed)
+        h_NF, first_NF = (self.scaled(each.at(positions), seed) for each in (last, first))
+        x_NF = self.own(view, positions, seed)
         baselines = {"x": x_NF}
         fresh = fresh_columns(view, positions, seed)
         if fresh is not None:
-            fresh_NF = standardised(fresh, components=self.components, seed=seed)
+            fresh_NF = self.scaled(fresh, seed)
             name = "fresh own network"
             baselines |= {name: fresh_NF, **beside(name, fresh_NF, x_NF)}
         return guess_labels(

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from attacks.columns import own_columns
 from attacks.interface import AttackError
-from attacks.labels.completion import own_columns
 from attacks.view import AdversaryView
 from secure_apfed.seeds import seeded
 

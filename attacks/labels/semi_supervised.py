@@ -23,17 +23,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from attacks.columns import own_columns, why_nothing_to_read
 from attacks.fusion import beside
 from attacks.interface import AttackError, Guess, Prediction
-from attacks.labels.completion import (
-    LabelProbe,
-    chosen_positions,
-    guess_labels,
-    known_labels,
-    own_columns,
-    standardised,
-    why_nothing_to_read,
-)
+from attacks.labels.completion import LabelProbe, guess_labels, known_labels
 from attacks.labels.own_network import OwnNetwork, in_parts
 from attacks.reading import latest
 from attacks.view import AdversaryView
@@ -95,8 +88,8 @@ class SemiSupervised(LabelProbe):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the observed rows that are not known."""
         seen = latest(view)
-        positions = chosen_positions(view, seen.positions, self.most_rows, seed)
-        x_NF = standardised(own_columns(view, positions), components=self.components, seed=seed)
+        positions = self.choose(view, seen.positions, seed)
+        x_NF = self.own(view, positions, seed)
         guess = guess_labels(
             view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
         )
@@ -117,13 +110,13 @@ class SemiSupervised(LabelProbe):
             again = replace(match, seed=derive_seed(seed, "decoy"))
             decoys[_TRAINED_FURTHER] = again.scores(own_NF, labels_N, fresh)
         else:
-            h_NF = standardised(seen.at(positions), components=self.components, seed=seed)
+            h_NF = self.scaled(seen.at(positions), seed)
             attacks = {
                 f"MixMatch on {name}": match.scores(torch.from_numpy(columns), labels_N)
                 for name, columns in {"h": h_NF, **beside("h", h_NF, x_NF)}.items()
             }
         found, known_anyway, lucky = (
-            {name: Prediction(one[unknown_N].numpy()) for name, one in scores.items()}
+            {name: Prediction(found_NK[unknown_N].numpy()) for name, found_NK in scores.items()}
             for scores in (attacks, baselines, decoys)
         )
         return replace(

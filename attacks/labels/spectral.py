@@ -14,15 +14,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from attacks.columns import own_columns, standardised, why_nothing_to_read
 from attacks.interface import Guess
-from attacks.labels.completion import (
-    LabelProbe,
-    chosen_positions,
-    guess_labels,
-    own_columns,
-    standardised,
-    why_nothing_to_read,
-)
+from attacks.labels.completion import LabelProbe, guess_labels
 from attacks.labels.own_network import fresh_columns
 from attacks.reading import first_and_last, representations
 from attacks.view import AdversaryView
@@ -52,7 +46,7 @@ class Spectral(LabelProbe):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of all observed rows."""
         first, last = first_and_last(representations, view, view.epochs)
-        positions = chosen_positions(view, last.positions, self.most_rows, seed)
+        positions = self.choose(view, last.positions, seed)
         vectors = view.knowledge.classes - 1
         h_NV, first_NV, x_NV = (
             _top_projections(columns, vectors, components=self.components, seed=seed)

@@ -17,15 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from attacks.columns import own_columns, why_nothing_to_read
 from attacks.interface import Guess
-from attacks.labels.completion import (
-    LabelProbe,
-    chosen_positions,
-    guess_labels,
-    own_columns,
-    standardised,
-    why_nothing_to_read,
-)
+from attacks.labels.completion import LabelProbe, guess_labels
 from attacks.reading import released_positions, representations
 from attacks.view import AdversaryView
 
@@ -65,7 +59,7 @@ class Temporal(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the observed rows that are not known."""
-        positions = chosen_positions(view, released_positions(view), self.most_rows, seed)
+        positions = self.choose(view, released_positions(view), seed)
         h_END = _all_epochs(view, positions)
         columns = {
             "mean of all epochs": h_END.mean(dim=0),
@@ -74,7 +68,7 @@ class Temporal(LabelProbe):
             "all epochs": h_END.transpose(0, 1).flatten(1),
         }
         ready = {
-            name: standardised(values, components=self.components, seed=seed)
+            name: self.scaled(values, seed)
             for name, values in (
                 *columns.items(), ("x", own_columns(view, positions)), ("last epoch", h_END[-1])
             )

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attacks.columns import own_columns
 from attacks.interface import AttackResult
-from attacks.labels.completion import own_columns
 from attacks.live.apfed import LiveRun
 from attacks.live.joint import JointRun
 from attacks.live.strategy import ActiveAttack, AnsweringAttack

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
 from attacks.interface import AttackError
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.seeds import derive_seed, seeded
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["Shadows", "halves"]
 
@@ -142,8 +142,8 @@ def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
 
     A chain of linear layers needs no vmap: one fused product and sum a layer is faster.
     """
-    leaves = [(name, one) for name, one in base.named_modules() if not list(one.children())]
-    if not all(_is_simple(one) for _, one in leaves):
+    leaves = [(name, layer) for name, layer in base.named_modules() if not list(layer.children())]
+    if not all(_is_simple(layer) for _, layer in leaves):
         return torch.vmap(
             lambda state, rows: functional_call(base, state, (rows,)), randomness="different"
         )

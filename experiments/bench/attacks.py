@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.people.shadow import Shadows, halves
-from attacks.recorded_members import reveal_candidates
+from attacks.recorded import reveal_candidates
 from attacks.view import Candidates
 from experiments.bench.rows import Row, interleave, median_ratio
 from secure_apfed.config import Config

@@ -6,8 +6,7 @@ Digits in strips of two rows, MNIST in halves, images as numbers between 0 and 1
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from attacks.features.hijack import FeatureSpaceHijack
-from attacks.features.reversed_hijack import ReversedHijack
+from attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from attacks.interface import AttackResult
 from attacks.live.play import play_active, play_passive
 from attacks.run import mount

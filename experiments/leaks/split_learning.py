@@ -11,7 +11,7 @@ server that knows the test images and whose answers are all that trains the clie
 
 The same here: data, who knows what, the batch, Adam, residual convolutions. Different: 28 x 28
 grey images for 32 x 32 of three equal channels, 784 numbers of a representation for 4,096, 16
-channels for up to 256, higher rates, and the deviations of `attacks.features.hijacking` itself.
+channels for up to 256, higher rates, and the deviations of `attacks.features.hijack` itself.
 
 The server is `attacks.features.hijack`, as in live runs of TVFL. The client is not ours: what our
 parties add (links, rules, SGD, cut images) is measured by `hijacking`.
@@ -27,8 +27,7 @@ import torch.nn.functional as F
 import typer
 from torch import Tensor, nn
 
-from attacks.features.hijack import FeatureSpaceHijack
-from attacks.features.hijacking import Hijack
+from attacks.features.hijack import FeatureSpaceHijack, Hijack
 from attacks.view import Knowledge
 from experiments.leaks.rebuilt_picture import draw_rebuilt
 from experiments.leaks.sessions import Row

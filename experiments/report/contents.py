@@ -267,7 +267,7 @@ def settings_of(run: FinishedRun) -> Iterator[tuple[str, str]]:
         yield (
             "defences without a guarantee",
             "; ".join(
-                f"{defence.kind} ({who_applies(defence.kind, config.method)}): "
+                f"{defence.kind} ({who_applies(defence.kind, config.facts)}): "
                 f"{DEFENCES[defence.kind].gives}"
                 for defence in config.defences
             ),

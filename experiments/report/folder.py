@@ -10,7 +10,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from attacks.interface import AttackResult
 from experiments.reconstructions import FILE, Reconstruction, read_examples
-from experiments.report.method_facts import method_facts
 from experiments.report.who_learns import Role, RunFacts
 from secure_apfed import runs
 from secure_apfed.config import Config
@@ -145,7 +144,7 @@ class FinishedRun:
         """What decides who can read what."""
         config = self.config
         return RunFacts(
-            method=method_facts(config.method),
+            method=config.facts,
             secure_sum=config.secure_sum.protocol,
             passives=sum(role == Role.PASSIVE for role in self.roles.values()),
             guarded=config.guard.mechanism != "none",

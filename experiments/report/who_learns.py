@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
 
-from experiments.report.method_facts import MethodFacts
 from protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange.envelope import Kind
+from secure_apfed.facts import MethodFacts
 
 __all__ = [
     "COALITIONS", "FACTS", "LIMITS", "RULES",

@@ -1,1 +1,17 @@
-"""Commands: parts of the command line, put together by `secure_apfed.cli`."""
+"""Commands: parts of the command line, put together by `secure_apfed.cli`; what they share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["AsJson", "Overrides", "RunFolder"]
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting, as in train.epochs=3."),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout; infinity is the text inf.")
+]

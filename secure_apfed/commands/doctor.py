@@ -10,9 +10,9 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from protocols.crypten.shim import INSTALL
 from secure_apfed.data.catalogue import DATASETS
@@ -76,10 +76,6 @@ class Finding:
     state: Literal["ok", "optional", "missing"]
     value: str
     remedy: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 def healthy(findings: tuple[Finding, ...]) -> bool:

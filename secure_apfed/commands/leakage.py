@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from secure_apfed import progress_bars, terminal
+from secure_apfed.commands import AsJson, RunFolder
 
 if TYPE_CHECKING:
     from attacks.interface import AttackResult
@@ -19,7 +20,7 @@ __all__ = ["attack", "report_if_possible", "tradeoff"]
 
 
 def attack(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    folder: RunFolder,
     attacks: Annotated[
         list[str] | None,
         typer.Option("--attacks", help="Names, apart or with commas; all that exist unless given."),
@@ -35,9 +36,7 @@ def attack(
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="Where attacks with networks compute.")
     ] = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; infinity is the text inf.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Mount attacks on a finished run, show them, and renew its report."""
     from experiments.finish import mount_attacks
@@ -45,12 +44,12 @@ def attack(
 
     chosen = _chosen(attacks or [], options or [])
     if not as_json:
-        terminal.show_note(f"mounting {', '.join(dict.fromkeys(one.name for one in chosen))}")
+        terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
     results = mount_attacks(folder, chosen, seed=seed, device=find_device(device).type)
     page = report_if_possible(folder)
     if as_json:
-        told = [result.as_json() for result in results]
-        terminal.print_json({"attacks": told, "folder": folder, "report": page})
+        found = [result.as_json() for result in results]
+        terminal.print_json({"attacks": found, "folder": folder, "report": page})
         return
     _show_attacks(results)
     if page is not None:
@@ -78,15 +77,16 @@ def _show_attacks(results: "Sequence[AttackResult]") -> None:
 
     worst = headlines(results)
     rows: list[tuple[str, ...]] = [
-        (one.attack, f"{one.target} of {one.victim}" if one.victim else one.target, one.adversary,
-         f"{one.advantage:+.3f}", str(one.metric), str(one.variant), str(one.baseline))
-        for one in worst if one.advantage is not None
+        (each.attack, f"{each.target} of {each.victim}" if each.victim else each.target,
+         each.adversary, f"{each.advantage:+.3f}", str(each.metric), str(each.variant),
+         str(each.baseline))
+        for each in worst if each.advantage is not None
     ]  # fmt: skip
     columns = ("attack", "target", "by", "advantage", "in", "best variant", "over")
     terminal.show_rows("Attacks, the worst adversary of each", columns, rows)
-    for one in worst:
-        if one.advantage is None:
-            terminal.show_note(f"{one.attack} is not applicable: {one.reason}")
+    for each in worst:
+        if each.advantage is None:
+            terminal.show_note(f"{each.attack} is not applicable: {each.reason}")
     terminal.show_note(
         "An advantage is over the best baseline with the same knowledge. One near 0, on either "
         "side, proves nothing; the worst of several adversaries is above 0 by chance alone."
@@ -100,7 +100,7 @@ def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice
     from secure_apfed.config import AttackChoice
     from secure_apfed.errors import ConfigError
 
-    wanted = [one.strip() for name in names for one in name.split(",") if one.strip()]
+    wanted = [part.strip() for text in names for part in text.split(",") if part.strip()]
     if names and not wanted:
         raise ConfigError("--attacks: no name is given; leave it out for all attacks")
     given = _options_by_attack(options)
@@ -141,9 +141,7 @@ def tradeoff(
     backend: Annotated[
         Literal["loky", "ray"], typer.Option(help="Where processes run; ray: on a Ray cluster.")
     ] = "loky",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; infinity is the text inf.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
     from experiments.tradeoff import load_study, run_study
@@ -153,7 +151,7 @@ def tradeoff(
     with progress_bars.counting(f"{study.name}: trials", quiet=as_json) as on_done:
         board = run_study(study, folder, jobs=jobs, backend=backend, on_done=on_done)
     if as_json:
-        failures = {one.trial: one.message for one in board.failures}
+        failures = {failure.trial: failure.message for failure in board.failures}
         terminal.print_json({
             "study": study.name, "points": board.as_json(), "failures": failures, "folder": folder,
         })  # fmt: skip
@@ -161,8 +159,8 @@ def tradeoff(
         terminal.show_rows(
             f"Trade-off {study.name}: accuracy, and the worst attack's advantage", *board.summary()
         )
-        for one in board.failures:
-            terminal.show_note(f"failed, its point left out: {one.trial}: {one.message}")
+        for failure in board.failures:
+            terminal.show_note(f"failed, its point left out: {failure.trial}: {failure.message}")
         typer.echo(folder / "index.html")
     if board.failures:
         raise typer.Exit(3)  # as for data or files; the same command tries them again

@@ -4,12 +4,14 @@ Part of the composition root: `secure_apfed.cli` registers it, nothing else impo
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from secure_apfed import terminal
+from secure_apfed.commands import AsJson, Overrides
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
@@ -34,13 +36,8 @@ def plan(
     delta: Annotated[
         float | None, typer.Option(help="The config's, or 1e-5, unless given.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Replace a setting of CONFIG."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object; infinity is the text inf.")
-    ] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Forecast a run before anything is sent, or calibrate noise to epsilon, or both."""
     if config_file is None:
@@ -50,13 +47,13 @@ def plan(
             epsilon, epochs or _EPOCHS, _DELTA if delta is None else delta, _CLIP
         )
         expected = _expected(epsilon)
-        told: dict[str, Any] = {}
+        planned: dict[str, Any] = {}
     else:
         config = _config(config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta)
-        calibrations, expected, told = _forecast(config, quiet=as_json)
+        calibrations, expected, planned = _forecast(config, quiet=as_json)
     if as_json:
-        noise = [one.as_json() for one in calibrations]
-        terminal.print_json({**told, "calibration": noise, "expected": expected})
+        noise = [asdict(calibration) for calibration in calibrations]
+        terminal.print_json({**planned, "calibration": noise, "expected": expected})
         return
     _show(calibrations, expected)
 
@@ -90,21 +87,21 @@ def _forecast(
     from secure_apfed.planning.calibration import calibrate
     from secure_apfed.planning.forecast import forecast
 
-    told = forecast(config)
+    planned = forecast(config)
     if not quiet:
-        terminal.show_forecast(config.name, told)
-        for warning in told.warnings:
+        terminal.show_forecast(config.name, planned)
+        for warning in planned.warnings:
             terminal.show_note(f"note: {warning}")
     guard = config.guard
     calibrations = []
-    if guard.epsilon is not None and config.method != "single_view":
+    if guard.epsilon is not None and config.facts.representations_from is not None:
         calibrations.append(
             calibrate(
                 guard.epsilon, epochs=config.train.epochs, delta=guard.delta, clip=guard.clip,
                 mechanism=guard.mechanism,
             )
         )  # fmt: skip
-    return calibrations, _expected_of(config, told.epsilon_x), told.as_json()
+    return calibrations, _expected_of(config, planned.epsilon_x), asdict(planned)
 
 
 def _calibrations(epsilon: float, epochs: int, delta: float, clip: float) -> list["Calibration"]:
@@ -118,19 +115,19 @@ def _calibrations(epsilon: float, epochs: int, delta: float, clip: float) -> lis
 
 def _expected(epsilon: float) -> list[str]:
     """What every stored sweep says of this epsilon_x."""
-    from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, tell
+    from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, sentence
 
     found = nearest(load_sweeps(), epsilon=epsilon, guards=_GUARDS)
-    return [tell(*one) for one in found]
+    return [sentence(sweep, point) for sweep, point in found]
 
 
 def _expected_of(config: "Config", epsilon_x: float) -> list[str]:
     """What stored sweeps of the same data and method say; guard and label mechanism apart."""
-    from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, tell
+    from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, sentence
 
     sweeps, found = load_sweeps(), []
     dataset, method = config.data.dataset, config.method
-    if config.guard.mechanism != "none" and method != "single_view":
+    if config.guard.mechanism != "none" and config.facts.representations_from is not None:
         found += nearest(
             sweeps, epsilon=config.guard.epsilon or epsilon_x, dataset=dataset, method=method,
             guards=(config.guard.mechanism,),
@@ -140,15 +137,15 @@ def _expected_of(config: "Config", epsilon_x: float) -> list[str]:
             sweeps, epsilon=config.labels.epsilon, dataset=dataset, method=method,
             labels=config.labels.mechanism,
         )  # fmt: skip
-    return [tell(*one) for one in found]
+    return [sentence(sweep, point) for sweep, point in found]
 
 
 def _show(calibrations: Sequence["Calibration"], expected: Sequence[str]) -> None:
     columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
     rows = [
-        (one.mechanism, f"{one.releases:,}", f"{one.sigma:.4g}", f"{one.noise_multiplier:.4g}",
-         f"{one.clip:g}", f"{one.mu:.4g}")
-        for one in calibrations
+        (each.mechanism, f"{each.releases:,}", f"{each.sigma:.4g}",
+         f"{each.noise_multiplier:.4g}", f"{each.clip:g}", f"{each.mu:.4g}")
+        for each in calibrations
     ]  # fmt: skip
     if calibrations:
         first = calibrations[0]
@@ -156,7 +153,7 @@ def _show(calibrations: Sequence["Calibration"], expected: Sequence[str]) -> Non
         terminal.show_rows(f"{title}, {first.epochs:,} epochs", columns, rows)
         typer.echo("Covers one row's releases with the encoder held fixed; no label.")
     typer.echo("\nExpected loss of accuracy, from stored sweeps:")
-    for sentence in expected:
-        typer.echo(f"- {sentence}")
+    for loss in expected:
+        typer.echo(f"- {loss}")
     if not expected:
         typer.echo("- no stored sweep fits; measure it with python -m experiments sweep")

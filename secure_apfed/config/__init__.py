@@ -1,5 +1,122 @@
-"""Configuration: what a run is told, read from YAML, with errors that name the line."""
+"""One run, described completely: one YAML file, one frozen object whose settings fit together.
 
-from secure_apfed.config.run import AttackChoice, Config
+The settings are declared in `secure_apfed.settings.run`. Here they meet the facts of the method
+that is to train (`secure_apfed.methods.METHODS`): what it does not take is refused, with what
+does. Reading YAML, with errors that name the line, is `secure_apfed.config.file`.
+"""
+
+from collections.abc import Callable
+
+from pydantic import field_validator, model_validator
+
+from secure_apfed.defences import DEFENCES, check_defences
+from secure_apfed.facts import MethodFacts
+from secure_apfed.methods import METHODS
+from secure_apfed.names import check_parties
+from secure_apfed.privacy import MultiStageResponse
+from secure_apfed.settings import unknown_name
+from secure_apfed.settings.run import AttackChoice, RunSettings
+from secure_apfed.settings.training import PassiveSettings
 
 __all__ = ["AttackChoice", "Config"]
+
+
+class Config(RunSettings):
+    """The settings of a run, which fit its method and each other."""
+
+    @property
+    def facts(self) -> MethodFacts:
+        """What the method is; ask for these, never for its name."""
+        return METHODS[self.method].facts
+
+    @field_validator("method")
+    @classmethod
+    def _is_a_method(cls, method: str) -> str:
+        if method not in METHODS:
+            raise ValueError(unknown_name(method, METHODS))
+        return method
+
+    @field_validator("passives")
+    @classmethod
+    def _are_names(cls, passives: dict[str, PassiveSettings]) -> dict[str, PassiveSettings]:
+        check_parties(name for name in passives if name != "default")
+        return passives
+
+    @model_validator(mode="after")
+    def _defences_apply(self) -> "Config":
+        check_defences(self.defences, self.method, self.facts)
+        if self.secure_sum.noise is not None and not self.facts.sums_gradients:
+            raise ValueError(
+                f"secure_sum.noise: method {self.method} adds no gradients of passives; leave it "
+                f"out, or use {_methods(lambda facts: facts.sums_gradients)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pairwise_fits(self) -> "Config":
+        if self.alignment.mode == "all" or not self.facts.has_passives:
+            return self
+        if not self.facts.takes_pairwise:
+            raise ValueError(
+                f"alignment.mode: pairwise leaves rows that some passives do not know, and "
+                f"{self.method} needs all passives for every row; use all, or "
+                f"{_methods(lambda facts: facts.takes_pairwise)}"
+            )
+        if not self.secure_sum.allow_single_passive:
+            raise ValueError(
+                "alignment.mode: pairwise opens to the active the gradient of every row that one "
+                "passive alone knows; say secure_sum.allow_single_passive: true if that is "
+                "acceptable, or use all"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> "Config":
+        if self.labels.mechanism == MultiStageResponse.name and not self.facts.predicts_alone:
+            raise ValueError(
+                f"labels.mechanism: {self.labels.mechanism} asks the active's model what it "
+                f"expects, and method {self.method} has none that predicts alone; use "
+                "randomised_response"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _private_training_fits(self) -> "Config":
+        if self.dp_sgd is None:
+            return self
+        if not self.facts.trains_privately:
+            returned = " (the gradient of every row's loss)"
+            raise ValueError(
+                f"dp_sgd: method {self.method} gives the passives more than DP-SGD makes private"
+                f"{returned if self.facts.returns_gradients else ''}; use "
+                f"{_methods(lambda facts: facts.trains_privately)}, or leave dp_sgd out"
+            )
+        if self.train.precision == "bfloat16":
+            raise ValueError(
+                "dp_sgd: gradients of single examples in bfloat16 are too coarse to be clipped; "
+                "use train.precision float32 or float64"
+            )
+        whole_batch = [
+            choice.kind
+            for choice in self.defences
+            if "representations" in DEFENCES[choice.kind].protects
+        ]
+        if whole_batch:
+            raise ValueError(
+                f"dp_sgd: defence {whole_batch[0]} adds a loss of the whole batch, which cannot be "
+                "clipped by example; leave one of the two out"
+            )
+        sent = self.facts.representations_from == "active"
+        if sent and self.guard.mechanism == "none" and self.dp_sgd.epsilon is not None:
+            raise ValueError(
+                "dp_sgd.epsilon cannot be kept where representations are sent without noise; "
+                "choose guard.mechanism gaussian or frozen_gaussian, or give noise_multiplier "
+                "(then labels alone are protected)"
+            )
+        return self
+
+
+def _methods(fit: Callable[[MethodFacts], bool]) -> str:
+    """The methods of which this holds, in words."""
+    *others, last = (name for name, method in METHODS.items() if fit(method.facts))
+    return f"{', '.join(others)} or {last}" if others else last

@@ -67,13 +67,13 @@ def load_settings_text(
         return cls.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
         problems = describe(cls, error, raw)
-    told = [
+    listed = [
         f"{_place(source, path, lines, overridden)}: {'.'.join(map(str, path))}: {problem}"
         if path
         else f"{source}: {problem}"
         for path, problem in problems
     ]
-    raise ConfigError("\n".join(told)) from None
+    raise ConfigError("\n".join(listed)) from None
 
 
 def dump_config(config: Config) -> str:

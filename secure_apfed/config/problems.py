@@ -4,13 +4,14 @@ Run by: `secure_apfed.config.file`. Pydantic reports one error for each member o
 and adds the member's name to the key; here they become one problem with the file's key.
 """
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+from secure_apfed.settings import did_you_mean
 
 __all__ = ["describe"]
 
@@ -123,14 +124,13 @@ def _nearest(given: Any, details: list[ErrorDetails]) -> str:
         for key in ("expected", "expected_tags")
         for choice in str(detail.get("ctx", {}).get(key, "")).replace(" or ", ",").split(",")
     ]
-    close = difflib.get_close_matches(str(given), filter(None, choices), n=1, cutoff=0.7)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    guess = did_you_mean(str(given), filter(None, choices), cutoff=0.7)
+    return f"; {guess}" if guess else ""
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"is an unknown key{hint or '.'} Known here: {', '.join(known)}"
+    guess = did_you_mean(name, known)
+    return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(known)}"
 
 
 def _shown(value: Any) -> str:

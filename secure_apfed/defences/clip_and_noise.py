@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from secure_apfed.defences.interface import ALL_APFED, GradientDefence, Leaving, Surroundings
+from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
+from secure_apfed.facts import Released
 from secure_apfed.privacy.clip import clip_rows
 from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP
 from secure_apfed.settings import Settings
@@ -37,9 +38,8 @@ class ClipAndNoise(GradientDefence):
     """Clips each row to norm C_g and adds sigma_g times a standard normal to each number."""
 
     name: ClassVar[str] = "clip_and_noise"
-    applies_to: ClassVar[tuple[str, ...]] = ALL_APFED
+    protects: ClassVar[tuple[Released, ...]] = ("contributions",)
     row_wise: ClassVar[bool] = True
-    reason: ClassVar[str] = "no passive sends a gradient"
     gives: ClassVar[str] = (
         "clip and noise shorten a passive's gradients and blur them, without an account"
     )

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from secure_apfed.defences.interface import ALL_APFED, GradientDefence, Leaving, Surroundings
+from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
 from secure_apfed.settings import Settings
 
 __all__ = ["Compression", "CompressionSettings"]
@@ -39,8 +39,6 @@ class Compression(GradientDefence):
     """
 
     name: ClassVar[str] = "compression"
-    applies_to: ClassVar[tuple[str, ...]] = (*ALL_APFED, "tvfl")
-    reason: ClassVar[str] = "no gradient leaves a party"
     gives: ClassVar[str] = "compression keeps only the largest numbers of each gradient"
 
     def __init__(self, settings: CompressionSettings, around: Surroundings) -> None:

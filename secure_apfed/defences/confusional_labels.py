@@ -53,8 +53,6 @@ class ConfusionalLabels(LabelDefence):
     """
 
     name: ClassVar[str] = "confusional_labels"
-    applies_to: ClassVar[tuple[str, ...]] = ("tvfl",)
-    reason: ClassVar[str] = "no passive receives a gradient of the task loss"
     gives: ClassVar[str] = (
         "confusional labels hide which class a gradient is of from a passive that knows no label"
     )

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from secure_apfed.defences.interface import ALL_APFED, GradientDefence, Leaving, Surroundings
+from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
 from secure_apfed.settings import Settings
 
 __all__ = ["DiscreteSgd", "DiscreteSgdSettings"]
@@ -36,8 +36,6 @@ class DiscreteSgd(GradientDefence):
     """
 
     name: ClassVar[str] = "discrete_sgd"
-    applies_to: ClassVar[tuple[str, ...]] = (*ALL_APFED, "tvfl")
-    reason: ClassVar[str] = "no gradient leaves a party"
     gives: ClassVar[str] = "discrete SGD rounds gradients to a few levels"
 
     def __init__(self, settings: DiscreteSgdSettings, around: Surroundings) -> None:

@@ -1,5 +1,8 @@
 """What every defence offers: a small interface for each place where one can act.
 
+Several defences at one place act in the order of the configuration. None is the identity: an
+empty chain changes no bit and adds nothing to a loss.
+
 Run by: the party that lets something out. A defence of this folder is empirical: it makes
 known attacks worse and gives no epsilon, against nobody. What has a guarantee is in
 `secure_apfed.privacy` (guards, label response) and under the secure sum.
@@ -9,29 +12,29 @@ Letters: N rows of a table, B batch, D numbers of a representation, K classes.
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from secure_apfed.facts import Released
 from secure_apfed.privacy.noise import standard_normals
 
 __all__ = [
-    "ALL_APFED",
     "Defence",
+    "GradientChain",
     "GradientDefence",
     "LabelCode",
     "LabelDefence",
     "Leaving",
     "NoiseSource",
-    "Place",
+    "RepresentationChain",
     "RepresentationDefence",
     "Surroundings",
+    "TrueLabels",
 ]
-
-Place = Literal["representations", "labels", "gradients"]
-ALL_APFED = ("apfed", "apfed_r", "apfed_c")
 
 
 @dataclass(frozen=True)
@@ -80,16 +83,13 @@ class Defence(ABC):
 
     Attributes:
         name: its key, and `kind` in the configuration.
-        place: what it protects on its way out.
-        applies_to: methods in which it does something.
-        reason: why it does not apply to the others.
+        protects: what it changes on its way out. Whoever lets that out runs it; where nobody
+            does, it does nothing and is refused.
         gives: what it does and does not do, for the report.
     """
 
     name: ClassVar[str]
-    place: ClassVar[Place]
-    applies_to: ClassVar[tuple[str, ...]]
-    reason: ClassVar[str]
+    protects: ClassVar[tuple[Released, ...]]
     gives: ClassVar[str]
 
     @abstractmethod
@@ -104,8 +104,7 @@ class Defence(ABC):
 class RepresentationDefence(nn.Module, Defence):
     """A layer before the guard, or a term of the loss, of the party that sends representations."""
 
-    place: ClassVar[Place] = "representations"
-    reason: ClassVar[str] = "no representation is sent"
+    protects: ClassVar[tuple[Released, ...]] = ("representations",)
 
     @abstractmethod
     def forward(self, h_BD: Tensor, features_B: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -133,7 +132,7 @@ class LabelCode(ABC):
 class LabelDefence(LabelCode, Defence):
     """A code that hides labels."""
 
-    place: ClassVar[Place] = "labels"
+    protects: ClassVar[tuple[Released, ...]] = ("labels",)
 
 
 @dataclass(frozen=True)
@@ -156,9 +155,51 @@ class GradientDefence(Defence):
         row_wise: whether each row that leaves depends on the same row alone.
     """
 
-    place: ClassVar[Place] = "gradients"
+    protects: ClassVar[tuple[Released, ...]] = ("contributions", "returned gradients")
     row_wise: ClassVar[bool] = False
 
     @abstractmethod
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
         """Return what leaves instead of `gradient_BD`, flat rows of one batch."""
+
+
+class RepresentationChain(nn.Module):
+    """Layers and penalties before the guard."""
+
+    def __init__(self, defences: Sequence[RepresentationDefence] = ()) -> None:
+        super().__init__()
+        self._defences = nn.ModuleList(defences)
+
+    def forward(self, h_B: Tensor, features_B: Tensor, step: int) -> tuple[Tensor, Tensor | None]:
+        """Return what goes to the guard, of the same shape, and the penalties, if any."""
+        penalty: Tensor | None = None
+        for defence in self._defences:
+            h_BD, extra = defence(h_B.flatten(1), features_B, step)
+            h_B = h_BD.reshape(h_B.shape)
+            penalty = extra if penalty is None else penalty + extra
+        return h_B, penalty
+
+
+class GradientChain:
+    """Changes to a gradient before it leaves."""
+
+    def __init__(self, defences: Sequence[GradientDefence] = ()) -> None:
+        self._defences = tuple(defences)
+
+    def protect(self, gradient_B: Tensor, leaving: Leaving) -> Tensor:
+        """Return what leaves, of the same shape."""
+        for defence in self._defences:
+            gradient_B = defence.protect(gradient_B.flatten(1), leaving).reshape(gradient_B.shape)
+        return gradient_B
+
+
+class TrueLabels(LabelCode):
+    """No defence: the task is learnt on the labels themselves."""
+
+    def targets(self, labels_N: Tensor) -> Tensor:
+        """The labels."""
+        return labels_N
+
+    def decode(self, scores_BK: Tensor) -> Tensor:
+        """The scores."""
+        return scores_BK

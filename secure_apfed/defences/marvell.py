@@ -21,6 +21,7 @@ from torch import Tensor
 from protocols.errors import LocalProtocolError
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
 from secure_apfed.errors import ConfigError
+from secure_apfed.facts import Released
 from secure_apfed.settings import Settings
 
 __all__ = ["Marvell", "MarvellSettings", "Noise", "Split", "best_noise", "sum_kl"]
@@ -141,8 +142,7 @@ class Marvell(GradientDefence):
     """
 
     name: ClassVar[str] = "marvell"
-    applies_to: ClassVar[tuple[str, ...]] = ("tvfl",)
-    reason: ClassVar[str] = "no passive receives a gradient of the task loss"
+    protects: ClassVar[tuple[Released, ...]] = ("returned gradients",)
     gives: ClassVar[str] = (
         "Marvell blurs the difference between the gradients of the two classes in each batch"
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from secure_apfed.defences.interface import GradientDefence, Leaving, Surroundings
+from secure_apfed.facts import Released
 from secure_apfed.settings import Settings
 
 __all__ = ["MaxNorm", "MaxNormSettings"]
@@ -30,8 +31,7 @@ class MaxNorm(GradientDefence):
     """
 
     name: ClassVar[str] = "max_norm"
-    applies_to: ClassVar[tuple[str, ...]] = ("tvfl",)
-    reason: ClassVar[str] = "no passive receives a gradient of the task loss"
+    protects: ClassVar[tuple[Released, ...]] = ("returned gradients",)
     gives: ClassVar[str] = "max-norm makes the gradients of a batch equally long on average"
 
     def __init__(self, settings: MaxNormSettings, around: Surroundings) -> None:

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from secure_apfed.defences.interface import ALL_APFED, RepresentationDefence, Surroundings
+from secure_apfed.defences.interface import RepresentationDefence, Surroundings
 from secure_apfed.errors import ModelError
 from secure_apfed.settings import Settings
 
@@ -46,7 +46,6 @@ class Mid(RepresentationDefence):
     """
 
     name: ClassVar[str] = "mid"
-    applies_to: ClassVar[tuple[str, ...]] = (*ALL_APFED, "tvfl")
     gives: ClassVar[str] = (
         "MID lowers an average bound on the mutual information between representations and what "
         "is sent"

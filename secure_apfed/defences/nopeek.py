@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from secure_apfed.defences.interface import ALL_APFED, RepresentationDefence, Surroundings
+from secure_apfed.defences.interface import RepresentationDefence, Surroundings
 from secure_apfed.settings import Settings
 
 __all__ = ["NoPeek", "NoPeekSettings", "distance_correlation"]
@@ -38,7 +38,6 @@ class NoPeek(RepresentationDefence):
     """
 
     name: ClassVar[str] = "nopeek"
-    applies_to: ClassVar[tuple[str, ...]] = (*ALL_APFED, "tvfl")
     gives: ClassVar[str] = (
         "NoPeek lowers the distance correlation of representations with the sender's features on "
         "training batches"

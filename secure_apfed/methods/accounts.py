@@ -7,7 +7,6 @@ import hashlib
 from pathlib import Path
 
 from protocols.randomness import fresh_key
-from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.method import Own
 from secure_apfed.names import UPDATES, log_file
@@ -22,6 +21,7 @@ from secure_apfed.privacy import (
     make_guard,
 )
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "answers_log",
@@ -36,12 +36,12 @@ __all__ = [
 ]
 
 
-def noise_keys(config: Config, data: VerticalData) -> dict[str, bytes]:
+def noise_keys(config: RunSettings, data: VerticalData) -> dict[str, bytes]:
     """Each party's fresh secret, or one from the run's seed where the configuration insists."""
     return {table.name: _noise_key(config, table.name) for table in data.tables}
 
 
-def _noise_key(config: Config, party: str) -> bytes:
+def _noise_key(config: RunSettings, party: str) -> bytes:
     if config.guard.noise == "secret":
         return fresh_key()
     return hashlib.sha256(f"noise of {party}, seed {config.seed}".encode()).digest()
@@ -118,7 +118,7 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
             settings.epsilon,
             delta,
             release=guard.mechanism(),
-            releases=0 if config.method == "single_view" else guard.planned(epochs),
+            releases=guard.planned(epochs) if config.facts.representations_from == "active" else 0,
             updates=epochs,
         )
     gradient_guard = GradientGuard(
@@ -143,7 +143,7 @@ def _updates_of(party: str) -> str:
 
 
 def whole_training(
-    config: Config, releases: PrivacyLedger, private: PrivateUpdates | None
+    config: RunSettings, releases: PrivacyLedger, private: PrivateUpdates | None
 ) -> WholeTraining | None:
     """The joint account of the releases and the updates; None where updates are not private."""
     if config.dp_sgd is None or private is None:

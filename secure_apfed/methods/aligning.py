@@ -21,9 +21,9 @@ from protocols.psi import SET_INTERSECTIONS
 from protocols.psi.interface import Aligner, SetIntersection
 from protocols.randomness import random_permutation
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.methods.method import Own
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
     "DEALER",

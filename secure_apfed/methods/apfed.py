@@ -8,7 +8,7 @@ anybody else: it trains on its own loss.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgpack
 import torch
@@ -19,6 +19,7 @@ from protocols.sums import SecureSum, SumCombiner
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.defences import gradient_chain, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Links
+from secure_apfed.facts import MethodFacts
 from secure_apfed.methods import noising
 from secure_apfed.methods.accounts import (
     answers_log,
@@ -50,7 +51,7 @@ from secure_apfed.methods.terms import (
     representation_terms,
 )
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
-from secure_apfed.objectives import make_objective
+from secure_apfed.objectives import ContrastiveSettings, ReconstructionSettings, make_objective
 from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty, PrivateUpdates
 from secure_apfed.parties.rules import StepGate
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, WholeTraining
@@ -58,6 +59,9 @@ from secure_apfed.privacy.guarantee import NOTHING_RELEASED
 from secure_apfed.seeds import seeded
 
 __all__ = [
+    "APFED",
+    "APFED_C",
+    "APFED_R",
     "Apfed",
     "ApfedAggregator",
     "ApfedLearner",
@@ -65,6 +69,17 @@ __all__ = [
     "SingleView",
     "read_sum",
 ]
+
+APFED = MethodFacts(
+    title="APFed",
+    predicts_alone=True,
+    representations_from="active",
+    sums_gradients=True,
+    trains_privately=True,
+    takes_pairwise=True,
+)
+APFED_R = replace(APFED, title="APFed-R", own_objective=ReconstructionSettings())
+APFED_C = replace(APFED, title="APFed-C", own_objective=ContrastiveSettings())
 
 
 class ApfedLearner:
@@ -349,12 +364,11 @@ class Apfed:
 
     Args:
         headline: what the accuracy of the active alone is called.
+        facts: see `Method`.
     """
 
-    has_passives = sums_gradients = True
-
-    def __init__(self, headline: str) -> None:
-        self.headline = headline
+    def __init__(self, headline: str, facts: MethodFacts) -> None:
+        self.headline, self.facts = headline, facts
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`: the active sends representations, nobody else does."""
@@ -425,7 +439,7 @@ class Apfed:
                 config.secure_sum, contributor, (config.train.batch_size, math.prod(shape)),
                 worker_for(config.secure_sum),
             ),
-            defences=gradient_chain(config.defences, surroundings_of(own, shape)),
+            defences=gradient_chain(config.defences, surroundings_of(own, shape), "contributions"),
         )  # fmt: skip
         return ApfedPassive(party, rounds=secure_sum.rounds)
 
@@ -439,7 +453,9 @@ class SingleView:
     """SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
 
     headline = "single_view"
-    has_passives = sums_gradients = False
+    facts = MethodFacts(
+        title="SingleVL", predicts_alone=True, has_passives=False, trains_privately=True
+    )
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`."""

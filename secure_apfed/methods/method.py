@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from protocols.errors import PartyLeftError
 from protocols.identity import Identity
-from secure_apfed.config import Config
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
+from secure_apfed.facts import MethodFacts
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.seeds import shuffled
+from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "Agreed",
@@ -60,7 +61,7 @@ class Own:
         logs: folder of its write-ahead logs; None: keep them in memory.
     """
 
-    config: Config
+    config: RunSettings
     name: str
     active: str
     passives: tuple[str, ...]
@@ -212,13 +213,11 @@ class Method(Protocol):
 
     Attributes:
         headline: the variant of `evaluate` that a run reports first.
-        has_passives: False: the active trains alone.
-        sums_gradients: whether passives contribute to a sum, which takes an aggregator.
+        facts: what others may know of it.
     """
 
     headline: str
-    has_passives: bool
-    sums_gradients: bool
+    facts: MethodFacts
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """What a row may be that this party sends; None where it sends no representation."""
@@ -305,7 +304,7 @@ def keep_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) ->
     return kind is not Kind.END
 
 
-def batches_of(learner: Learner, config: Config, epoch: int) -> list[Tensor]:
+def batches_of(learner: Learner, config: RunSettings, epoch: int) -> list[Tensor]:
     """An epoch's batches: a function of seed and epoch, without a last one that is too small."""
     order = shuffled(learner.training_rows, config.seed, "batches", epoch)
     batches = order.split(config.train.batch_size)

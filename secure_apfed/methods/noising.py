@@ -13,8 +13,6 @@ from protocols.discrete_gaussian import MAX_DEVIATION
 from protocols.randomness import derive_key
 from protocols.sums import SecureSum
 from protocols.sums.fixed_point import FixedPoint
-from secure_apfed.config import Config
-from secure_apfed.config.training import NoiseSettings
 from secure_apfed.defences import DEFENCES, GradientDefence
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.accounts import open_ledger
@@ -24,6 +22,8 @@ from secure_apfed.models import Shape
 from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import NoiseSettings
 
 __all__ = ["NoisePlan", "contribution_noise", "parameters_of", "sum_and_noise"]
 
@@ -42,7 +42,7 @@ class NoisePlan:
 
 
 def sum_and_noise(
-    config: Config, session: str, active: str, passives: Sequence[str], shape: Shape
+    config: RunSettings, session: str, active: str, passives: Sequence[str], shape: Shape
 ) -> tuple[SecureSum, NoisePlan | None]:
     """The configured sum between these passives, and the noise under it; None: there is none.
 
@@ -77,7 +77,9 @@ def sum_and_noise(
     return make_sum(*parts, noise=steps), NoisePlan(steps=steps, honest=honest)
 
 
-def parameters_of(config: Config, secure_sum: SecureSum, plan: NoisePlan | None) -> dict[str, Any]:
+def parameters_of(
+    config: RunSettings, secure_sum: SecureSum, plan: NoisePlan | None
+) -> dict[str, Any]:
     """What the contract says about the sum."""
     settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
     if plan is not None:
@@ -112,7 +114,7 @@ def contribution_noise(
 
 
 def _steps(
-    config: Config, noise: NoiseSettings, passives: Sequence[str], shape: Shape, honest: int
+    config: RunSettings, noise: NoiseSettings, passives: Sequence[str], shape: Shape, honest: int
 ) -> int:
     if noise.epsilon is not None:
         return calibrate_noise(
@@ -134,7 +136,7 @@ def _steps(
     return steps
 
 
-def _sensitivity(config: Config, passive: str, shape: Shape) -> float:
+def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
     """How far one person's features move this passive's contribution, in steps.
 
     One row, if neither the objective nor a defence on the gradient mixes rows; all of them else.
@@ -150,7 +152,7 @@ def _sensitivity(config: Config, passive: str, shape: Shape) -> float:
     )
 
 
-def _quantiser(config: Config) -> FixedPoint:
+def _quantiser(config: RunSettings) -> FixedPoint:
     settings = config.secure_sum
     assert settings.clip is not None
     return FixedPoint(clip_norm=settings.clip, bits=settings.bits, contributors=1)

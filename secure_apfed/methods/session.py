@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from protocols.identity import Identity, fresh_identity
-from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Agreement, Greeting, InMemory, Links, Script, Transcript, agree
@@ -27,6 +26,7 @@ from secure_apfed.methods.aligning import (
 )
 from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own, meet, meet_all
 from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.settings.run import RunSettings
 
 __all__ = ["PartyTensors", "Session", "Start"]
 
@@ -48,7 +48,7 @@ class Start:
         logs: folder of the ledgers' write-ahead logs; None: keep them in memory.
     """
 
-    config: Config
+    config: RunSettings
     data: VerticalData
     noise_keys: Mapping[str, bytes] = field(repr=False)
     identities: Mapping[str, Identity] = field(default_factory=dict)
@@ -244,15 +244,15 @@ class Session:
 
 
 def roles_of(
-    method: Method, config: Config, active: str, passives: Sequence[str]
+    method: Method, config: RunSettings, active: str, passives: Sequence[str]
 ) -> dict[str, PartyRole]:
     """Names and roles of all parties of a session."""
     roles: dict[str, PartyRole] = {active: "active"}
-    if method.has_passives:
+    if method.facts.has_passives:
         roles |= dict.fromkeys(passives, "passive")
-    if method.sums_gradients:
+    if method.facts.sums_gradients:
         roles[AGGREGATOR] = "aggregator"
-    if method.has_passives and needs_dealer(config.alignment):
+    if method.facts.has_passives and needs_dealer(config.alignment):
         roles[DEALER] = "dealer"
     return roles
 

@@ -1,16 +1,16 @@
 """From settings to what the parties agree on: objectives, representations, sums."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from protocols.sums import SECURE_SUMS, MaskedRecoverySum, PlainSum, SecureSum, SumAgreement
-from secure_apfed.config import Config
-from secure_apfed.config.training import PassiveSettings, SumSettings
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.models import ModelSettings, Shape
-from secure_apfed.objectives import ContrastiveSettings, ObjectiveSettings, ReconstructionSettings
+from secure_apfed.objectives import ObjectiveSettings
 from secure_apfed.privacy import RepresentationGuard
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import PassiveSettings, SumSettings
 
 __all__ = [
     "check_passives",
@@ -23,22 +23,18 @@ __all__ = [
     "settings_of",
 ]
 
-_OWN_OBJECTIVES: Mapping[str, ObjectiveSettings] = {
-    "apfed_r": ReconstructionSettings(),
-    "apfed_c": ContrastiveSettings(),
-}
 _PROJECTION = 64
 _PROJECTED_NORM = 1e-3
 _UNGUARDED_NORM = 1e4
 _SPREAD, _SPREAD_NUMBERS = 5e-4, 8
 
 
-def settings_of(config: Config, passive: str) -> PassiveSettings:
+def settings_of(config: RunSettings, passive: str) -> PassiveSettings:
     """The settings of one passive: its own, or the default ones."""
     return config.passives.get(passive, config.passives.get("default", PassiveSettings()))
 
 
-def check_passives(config: Config, names: Sequence[str]) -> None:
+def check_passives(config: RunSettings, names: Sequence[str]) -> None:
     """Refuse settings for a passive that takes no part.
 
     Raises:
@@ -52,23 +48,23 @@ def check_passives(config: Config, names: Sequence[str]) -> None:
             )
 
 
-def model_of(config: Config, passive: str) -> ModelSettings:
+def model_of(config: RunSettings, passive: str) -> ModelSettings:
     """The networks of one passive."""
     return settings_of(config, passive).model or config.model
 
 
-def objective_of(config: Config, passive: str) -> ObjectiveSettings:
-    """What one passive optimises; apfed_r and apfed_c have one kind for all.
+def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
+    """What one passive optimises: the method's own objective, or what is said for the passive.
 
     Raises:
-        ConfigError: none is said under `apfed`, or another kind than the method's.
+        ConfigError: the method has none and none is said, or another kind than the method's.
     """
-    own = _OWN_OBJECTIVES.get(config.method)
+    own = config.facts.own_objective
     said = settings_of(config, passive).objective
     if own is None and said is None:
         raise ConfigError(
-            f"passives.{passive}.objective: method apfed needs one for every passive, got none; "
-            "name it there or under passives.default, or use method apfed_r or apfed_c"
+            f"passives.{passive}.objective: method {config.method} needs one for every passive, "
+            "got none; name it there or under passives.default, or use method apfed_r or apfed_c"
         )
     if own is not None and said is not None and said.name != own.name:
         raise ConfigError(
@@ -80,7 +76,7 @@ def objective_of(config: Config, passive: str) -> ObjectiveSettings:
     return objective
 
 
-def projection_size(config: Config, passives: tuple[str, ...]) -> int | None:
+def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | None:
     """Numbers of the projection that the active sends; None: its encoder's whole output.
 
     "auto" is 64, as in the release of APFed-C; a plain APFed-R sends everything, as its
@@ -96,7 +92,7 @@ def projection_size(config: Config, passives: tuple[str, ...]) -> int | None:
 
 
 def representation_terms(
-    config: Config, shape: Shape, guard: RepresentationGuard, *, projected: bool
+    config: RunSettings, shape: Shape, guard: RepresentationGuard, *, projected: bool
 ) -> RepresentationTerms:
     """What a row of these representations may be.
 
@@ -125,7 +121,7 @@ def representation_terms(
 
 
 def passive_terms(
-    config: Config, passive: str, representation: RepresentationTerms
+    config: RunSettings, passive: str, representation: RepresentationTerms
 ) -> PassiveTerms:
     """What one passive of APFed agrees to do with such representations."""
     return PassiveTerms(
@@ -136,7 +132,12 @@ def passive_terms(
 
 
 def make_sum(
-    config: Config, session: str, active: str, passives: Sequence[str], *, noise: int | None = None
+    config: RunSettings,
+    session: str,
+    active: str,
+    passives: Sequence[str],
+    *,
+    noise: int | None = None,
 ) -> SecureSum:
     """The configured sum between these parties; `noise` is its deviation in steps.
 

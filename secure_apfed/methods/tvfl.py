@@ -17,6 +17,7 @@ from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.defences import gradient_chain, label_code, representation_chain
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links
+from secure_apfed.facts import MethodFacts
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.defending import surroundings_of
@@ -217,7 +218,12 @@ class Tvfl:
     """The method; see `Method`."""
 
     headline = "tvfl"
-    has_passives, sums_gradients = True, False
+    facts = MethodFacts(
+        title="TVFL, all views",
+        predicts_alone=False,
+        representations_from="passives",
+        returns_gradients=True,
+    )
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`: every passive sends representations."""
@@ -251,7 +257,7 @@ class Tvfl:
             train=config.train,
             compute=Compute.of(config.train),
             seed=own.seed,
-            defences=gradient_chain(config.defences, around),
+            defences=gradient_chain(config.defences, around, "returned gradients"),
             code=label_code(config.defences, around),
         )
         guarantee = joint_releases_told(guard_for(own).statement(), len(contract.passives))

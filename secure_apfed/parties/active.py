@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from protocols.errors import LocalProtocolError
 from protocols.sums import SumReceiver
 from protocols.sums.interface import StepBinding
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import RepresentationChain
@@ -31,6 +30,7 @@ from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdate
 from secure_apfed.parties.refused_sums import RefusedSums
 from secure_apfed.parties.rules import bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["ActiveNetworks", "ActiveParty", "accuracy_of"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.errors import ModelError
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["Descent", "named_below", "under"]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ConfigError
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["Compute", "Party", "find_device"]
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from protocols.sums import SumContributor
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope
@@ -22,6 +21,7 @@ from secure_apfed.parties.contribution_noise import ContributionNoise
 from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.party import Compute, Party
 from secure_apfed.parties.rules import Acceptance, Allowance, is_narrow
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["PassiveParty"]
 

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import (
@@ -30,6 +29,7 @@ from secure_apfed.parties.descent import Descent, named_below, under
 from secure_apfed.parties.party import Compute, Party
 from secure_apfed.parties.rules import Allowance, StepGate, check_rows, read_representations
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
+from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["TvflActive", "TvflPassive"]
 

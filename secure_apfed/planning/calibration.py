@@ -5,8 +5,7 @@ once in all under `frozen_gaussian`; adjacency is replace-one, and nothing is ga
 subsampling, since passives know who is in a batch.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from secure_apfed.privacy.gdp import calibrate_sigma, gdp_mu
 
@@ -33,10 +32,6 @@ class Calibration:
     sigma: float
     noise_multiplier: float
     mu: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
 
 def calibrate(

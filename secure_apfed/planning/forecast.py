@@ -8,8 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from protocols.sums import SECURE_SUMS
 from secure_apfed.alignment import align
@@ -87,10 +86,6 @@ class Forecast:
     releases_passives: int | None
     warnings: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Counts:
@@ -104,11 +99,12 @@ class _Counts:
     def of(cls, config: Config, data: VerticalData) -> "_Counts":
         """Count what all parties share; all tables are at hand in a simulation."""
         train = {data.active.ids[row] for row in data.train_rows.tolist()}
-        if config.method == "single_view":
+        if not config.facts.has_passives:
             return cls(common=0, train=len(train), aligned_share=1.0)
         common = set(data.active.ids).intersection(*(table.ids for table in data.passives))
         aligned = train & common
-        if config.method == "tvfl" or not config.train.use_unaligned:
+        # A model that needs every party to predict needs them for every row that it trains on.
+        if not (config.facts.predicts_alone and config.train.use_unaligned):
             return cls(common=len(common), train=len(aligned), aligned_share=1.0)
         share = len(aligned) / max(1, len(train))
         return cls(common=len(common), train=len(train), aligned_share=share)
@@ -193,7 +189,7 @@ def _link(flow: Flow, messages: float, scale: float) -> Link:
 
 def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
     """Time an intersection of the rehearsal's IDs, and scale it by the number of real ones."""
-    if config.method == "single_view":
+    if not config.facts.has_passives:
         return 0.0
     tables = played.data.tables
     ids = {table.name: table.ids for table in tables}
@@ -207,10 +203,10 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
 
 def _privacy(config: Config) -> PrivacySpent:
     """What every planned epoch costs together: each row is released once in each."""
-    alone, delta, epochs = config.method == "single_view", config.guard.delta, config.train.epochs
+    delta, epochs = config.guard.delta, config.train.epochs
     # No noise is drawn here, so any key does.
     guard = make_guard(config.guard, releases=epochs, key=bytes(32))
-    releases = 0 if alone else guard.planned(epochs)
+    releases = guard.planned(epochs) if config.facts.representations_from else 0
     mechanism = guard.mechanism()
     released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
     label = model = math.inf
@@ -233,23 +229,21 @@ def _privacy(config: Config) -> PrivacySpent:
 def _warnings(
     config: Config, played: Rehearsal, links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
-    alone = config.method == "single_view"
-    guarded = config.guard.mechanism != "none" and not alone
+    sent = config.facts.representations_from is not None
+    guarded = config.guard.mechanism != "none" and sent
     drawn = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
     if config.guard.noise != "secret" and drawn:
         yield "the noise can be taken off by whoever knows the seed (guard.noise)"
-    if alone:
-        return
     if played.numbers_per_row > _WIDE:
         yield (
             f"this sends {played.numbers_per_row:,} numbers a row; with model.projection: 64 it "
             f"would be {played.numbers_per_row / 64:.0f} times less"
         )
-    if config.guard.mechanism == "none":
+    if sent and not guarded:
         yield "there is no guard: representations leave as they are, epsilon is infinite"
-    elif epsilon > _LARGE_EPSILON:
+    elif sent and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
-    if config.method.startswith("apfed"):
+    if config.facts.sums_gradients:
         if SECURE_SUMS[config.secure_sum.protocol].unsafe:
             yield f"the sum is {config.secure_sum.protocol}: the aggregator reads every gradient"
         if passives == 1:
@@ -264,10 +258,11 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     once: dict[tuple[str, str], int] = {}
     for link in links:
         if link.kind in _KEPT:
-            shared = link.kind == Kind.REPRESENTATIONS and config.method != "tvfl"
+            sent = link.kind == Kind.REPRESENTATIONS
+            shared = sent and config.facts.representations_from == "active"
             receiver = "all" if shared else link.receiver
             once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
-            if shared:
+            if shared and config.facts.sums_gradients:
                 # What the active decodes is kept too, and is as large as what it sends.
                 once[_OPENED, receiver] = link.wire_bytes
     epochs = min(kept, config.train.epochs)

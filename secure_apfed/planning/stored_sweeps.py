@@ -14,9 +14,10 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError, model_validator
 
 from secure_apfed.errors import DataError
+from secure_apfed.methods import METHODS
 from secure_apfed.settings import Settings
 
-__all__ = ["Span", "StoredPoint", "StoredSweep", "load_sweeps", "nearest", "tell"]
+__all__ = ["Span", "StoredPoint", "StoredSweep", "load_sweeps", "nearest", "sentence"]
 
 _FORMAT = 1
 
@@ -59,18 +60,22 @@ class StoredSweep(Settings):
 
     @model_validator(mode="after")
     def _knows_the_active_alone(self) -> Self:
-        if all(point.method != "single_view" or point.labels != "none" for point in self.points):
+        if not self._unprotected_alone():
             raise ValueError(f"the sweep of {self.dataset} has no point of the active alone")
         return self
+
+    def _unprotected_alone(self) -> list[StoredPoint]:
+        return [
+            point
+            for point in self.points
+            if (point.guard, point.labels) == ("none", "none")
+            and not METHODS[point.method].facts.has_passives
+        ]
 
     @property
     def alone(self) -> Span:
         """Accuracy of SingleVL without protection: what the active has without any passive."""
-        return next(
-            point.accuracy
-            for point in self.points
-            if (point.method, point.guard, point.labels) == ("single_view", "none", "none")
-        )
+        return self._unprotected_alone()[0].accuracy
 
     @property
     def epochs(self) -> int:
@@ -90,10 +95,10 @@ def load_sweeps(text: str | None = None) -> tuple[StoredSweep, ...]:
     if text is None:
         text = files("secure_apfed.planning").joinpath("stored_sweeps.json").read_text("utf-8")
     try:
-        told = json.loads(text)
-        if told["format"] != _FORMAT:
-            raise DataError(f"stored sweeps have format {_FORMAT}, got {told['format']!r}")
-        return TypeAdapter(tuple[StoredSweep, ...]).validate_python(told["sweeps"])
+        stored = json.loads(text)
+        if stored["format"] != _FORMAT:
+            raise DataError(f"stored sweeps have format {_FORMAT}, got {stored['format']!r}")
+        return TypeAdapter(tuple[StoredSweep, ...]).validate_python(stored["sweeps"])
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise DataError(
             "the stored sweeps are not as this version stores them; install the package again, or "
@@ -144,7 +149,7 @@ def _around(points: Sequence[StoredPoint], epsilon: float) -> list[StoredPoint]:
     return [by_epsilon[value] for value in sides] if len(sides) == 2 else []
 
 
-def tell(sweep: StoredSweep, point: StoredPoint) -> str:
+def sentence(sweep: StoredSweep, point: StoredPoint) -> str:
     """Say one point in a sentence."""
     loss, accuracy = point.loss, point.accuracy
     limit = sweep.settings["data"].get("limit")

@@ -25,12 +25,11 @@ from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
 from secure_apfed.runs.encoders import encoders_of
-from secure_apfed.runs.guarantee_text import guarantee_text
 from secure_apfed.runs.opening import Opening
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import predictor_of
-from secure_apfed.runs.spending import cross_checked, spent_in, worst_of
+from secure_apfed.runs.spending import cross_checked, guarantee_text, spent_in, worst_of
 from secure_apfed.runs.writing import RunWriter
 
 __all__ = ["run"]

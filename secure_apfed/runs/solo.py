@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from secure_apfed.data import FeatureEncoding
 from secure_apfed.errors import ModelError
 from secure_apfed.folder_files import read_bytes, read_json
+from secure_apfed.methods import METHODS
 from secure_apfed.models import ModelSettings, encoder_and_head
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.runs.folder import RunFolder, write_atomically
@@ -99,9 +100,10 @@ def load_model(path: Path) -> SoloModel:
     folder.check(folder.config, folder.card, folder.model)
     card = read_json(folder.card, dict[str, Any])
     if not card.get("predicts_alone"):
+        alone = ", ".join(name for name, method in METHODS.items() if method.facts.predicts_alone)
         raise ModelError(
             f"{path} holds a run of {card.get('method')}, whose model needs every party to "
-            "predict; train with apfed_r, apfed_c or single_view to predict alone"
+            f"predict; train with one of {alone} to predict alone"
         )
     parts = read_json(folder.card, _Parts)
     if not folder.model.exists():

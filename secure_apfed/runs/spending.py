@@ -1,4 +1,5 @@
-"""What the parties of a run have spent on privacy, in the figures of the one that spent most.
+"""What the parties of a run have spent on privacy, in the figures of the one that spent most, and
+what the run says of its guarantee.
 
 Run by: the experimenter, who reads every party's ledger.
 """
@@ -7,10 +8,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from secure_apfed.config import Config
+from secure_apfed.defences import statements
 from secure_apfed.methods import Session
 from secure_apfed.privacy import LabelMechanism, PrivacyLedger, PrivacySpent
+from secure_apfed.privacy.guarantee import contributions_told, guarantee_of
 
-__all__ = ["cross_checked", "spent_in", "worst_of"]
+__all__ = ["cross_checked", "guarantee_text", "spent_in", "worst_of"]
 
 
 def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
@@ -46,3 +50,15 @@ def _releasing(session: Session) -> list[PrivacyLedger]:
     updates = session.learner.training.updates if session.learner.training else None
     others = (updates, *session.contributions.values())
     return [ledger for ledger in session.ledgers.values() if ledger not in others]
+
+
+def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> str:
+    """All that was on, with what each part gives and what none gives, in words for people."""
+    seeded, learner = config.guard.noise != "secret", session.learner
+    also = statements(config.defences, config.facts)
+    if session.contributions:
+        also.insert(0, contributions_told(config.secure_sum.protocol, seeded=seeded))
+    return guarantee_of(
+        learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,
+        also=also,
+    )  # fmt: skip

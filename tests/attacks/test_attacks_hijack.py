@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.features.hijack import FeatureSpaceHijack
-from attacks.features.hijacking import Beside, Hijack
+from attacks.features.hijack import Beside, FeatureSpaceHijack, Hijack
 from attacks.live.joint import JointRun
 from attacks.live.play import play_active
 from attacks.run import mount

@@ -10,10 +10,10 @@ from attacks.interface import AttackError
 from attacks.metrics import receiver_curve, true_positives_at
 from attacks.people.membership import likelihood_ratio, logit_confidence
 from attacks.people.shadow import Shadows, halves
-from attacks.recorded_members import reveal_candidates
+from attacks.recorded import reveal_candidates
 from attacks.run import mount
 from secure_apfed.config import AttackChoice
-from secure_apfed.config.training import TrainSettings
+from secure_apfed.settings.training import TrainSettings
 
 LIRA = AttackChoice(name="membership", options={"shadow_models": 8, "epochs": 15})
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from attacks import ATTACKS
+from attacks.columns import own_columns
 from attacks.decoys import exchanged
-from attacks.features.reversed_hijack import ReversedHijack
+from attacks.features.hijack import ReversedHijack
 from attacks.interface import AttackError, AttackResult, Guess
-from attacks.labels.completion import own_columns
 from attacks.live.apfed import LiveRun
 from attacks.live.play import play_passive
 from attacks.live.strategy import people_to_ask

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from attacks.features.hijacking import Beside, Hijack
-from attacks.features.reversed_hijack import ReversedHijack
+from attacks.features.hijack import Beside, Hijack, ReversedHijack
 from attacks.live.play import play_passive
 from attacks.run import mount
 from attacks.scoring import DECOY

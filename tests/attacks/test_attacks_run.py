@@ -14,15 +14,16 @@ from attacks import ATTACKS
 from attacks.interface import AttackError, AttackResult, Guess, Prediction
 from attacks.labels.model_completion import ModelCompletion
 from attacks.recorded import reveal_labels, truth_of, view_of
-from attacks.run import headlines, mount, prepare
+from attacks.run import full_suite, headlines, mount, prepare
 from attacks.scoring import DECOY, score
 from attacks.view import Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
+from secure_apfed.facts import MethodFacts
+from secure_apfed.methods import METHODS
 
 EXPERIMENTER_ONLY = {
     "attacks.recorded",
-    "attacks.recorded_members",
     "attacks.scoring",
     "attacks.run",
     "attacks.trial",
@@ -44,7 +45,7 @@ def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
 def _read_by_attacks() -> set[Path]:
     """Modules of attacks, and those that they share."""
     folder = Path(next(iter(attacks.__path__)))
-    shared = ("view", "interface", "reading", "metrics", "risk", "live/strategy")
+    shared = ("view", "interface", "reading", "columns", "metrics", "risk", "live/strategy")
     found = {
         path for name in ("labels", "features", "people") for path in folder.glob(f"{name}/*.py")
     }
@@ -225,3 +226,32 @@ class TestScoring:
         guess = replace(self._guess(unknown, np.zeros((len(unknown), 3)), None), baselines={})
         with pytest.raises(AttackError, match="at least one attack and one baseline"):
             score(self.attack, view, guess, truth, 0)
+
+
+@pytest.mark.parametrize("like", ["apfed_c", "tvfl", "single_view"])
+def test_a_method_is_attacked_by_its_facts(
+    like: str, make_recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that nobody has heard of gets the attacks of its like, and is told the same reasons."""
+    monkeypatch.setitem(METHODS, "unheard", METHODS[like])
+    reasons: dict[str, list[str | None]] = {}
+    for method in (like, "unheard"):
+        recording = make_recording("labels", method=method, gradient="labels")
+        views = [
+            view_of(recording, [party], knowledge=Knowledge(classes=3, victim=victim))
+            for party, victim in (("passive-1", "active"), ("active", "passive-1"))
+        ]
+        found = [prepare(choice).applicable(view) for choice in full_suite() for view in views]
+        reasons[method] = [reason and reason.replace(method, "it") for reason in found]
+    assert reasons[like] == reasons["unheard"]
+    assert (None in reasons[like]) is (like != "single_view")
+
+
+def test_where_nobody_releases_a_representation_there_is_none_to_attack(
+    make_recording: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = MethodFacts(title="Quiet", predicts_alone=True)
+    monkeypatch.setitem(METHODS, "quiet", replace(METHODS["apfed"], facts=facts))
+    recording = make_recording("nothing", method="quiet")
+    for result in mount(recording, [AttackChoice(name="model_completion")], seed=0):
+        assert result.reason == "quiet: no party releases a representation"

@@ -17,7 +17,6 @@ from experiments.audit.retraining import Protection, Retrainings, Step
 from experiments.audit.run import play_case, run_audit
 from experiments.audit.scores import WhiteBox
 from protocols.sums import PlainSum, SumAgreement
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange.outbox import Outbox
@@ -31,6 +30,7 @@ from secure_apfed.parties import (
     Seat,
 )
 from secure_apfed.privacy import GaussianGuard, GradientGuard, PrivacyLedger
+from secure_apfed.settings.training import TrainSettings
 
 EPOCHS = 6
 LEVEL = 0.01

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from experiments.report.method_facts import method_facts
 from experiments.report.who_learns import COALITIONS, LIMITS, Limit, Role, RunFacts, rule_for
 from protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Kind
+from secure_apfed.methods import METHODS
 
 MESSAGES = {
     "apfed": [
@@ -43,7 +43,7 @@ def facts(
     method: str = "apfed", secure_sum: str = "ckks", passives: int = 3, **others: Any
 ) -> RunFacts:
     usual = {"secure_sum": secure_sum, "passives": passives, "guarded": True}
-    return RunFacts(method=method_facts(method), **{**usual, **others})
+    return RunFacts(method=METHODS[method].facts, **{**usual, **others})
 
 
 def limits_in(run: RunFacts) -> tuple[str, ...]:

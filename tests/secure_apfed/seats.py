@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from protocols.sums import PlainSum, SumAgreement
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.exchange.outbox import Outbox
 from secure_apfed.parties import Compute, Seat
+from secure_apfed.settings.training import TrainSettings
 
 SESSION = "session"
 PASSIVES = ("p1", "p2")

@@ -12,27 +12,21 @@ from torch import Tensor, nn
 from protocols.errors import LocalProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.defences import (
-    ClipAndNoise,
-    ClipAndNoiseSettings,
-    Compression,
-    CompressionSettings,
-    ConfusionalLabels,
-    ConfusionalLabelsSettings,
-    DiscreteSgd,
-    DiscreteSgdSettings,
-    Leaving,
+from secure_apfed.defences import Leaving, NoiseSource, Surroundings
+from secure_apfed.defences.clip_and_noise import ClipAndNoise, ClipAndNoiseSettings
+from secure_apfed.defences.compression import Compression, CompressionSettings
+from secure_apfed.defences.confusional_labels import ConfusionalLabels, ConfusionalLabelsSettings
+from secure_apfed.defences.discrete_sgd import DiscreteSgd, DiscreteSgdSettings
+from secure_apfed.defences.marvell import (
     Marvell,
     MarvellSettings,
-    MaxNorm,
-    MaxNormSettings,
-    Mid,
-    MidSettings,
-    NoiseSource,
-    Surroundings,
+    Noise,
+    Split,
+    best_noise,
+    sum_kl,
 )
-from secure_apfed.defences.marvell import Noise, Split, best_noise, sum_kl
-from secure_apfed.defences.mid import gaussian_kl
+from secure_apfed.defences.max_norm import MaxNorm, MaxNormSettings
+from secure_apfed.defences.mid import Mid, MidSettings, gaussian_kl
 from secure_apfed.defences.nopeek import distance_correlation
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack

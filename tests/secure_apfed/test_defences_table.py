@@ -22,30 +22,32 @@ from secure_apfed.defences import (
     label_code,
     representation_chain,
     statements,
+    who_applies,
 )
 from secure_apfed.defences.interface import GradientDefence, LabelDefence, Leaving
 from secure_apfed.defences.interface import RepresentationDefence as Layer
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Kind, TensorSpec, unpack
+from secure_apfed.methods import METHODS
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
-METHODS = ("apfed_r", "apfed_c", "tvfl", "single_view")
-PLACES = {"representations": Layer, "labels": LabelDefence, "gradients": GradientDefence}
+INTERFACES = {
+    "representations": Layer, "labels": LabelDefence,
+    "contributions": GradientDefence, "returned gradients": GradientDefence,
+}  # fmt: skip
+
+
+def applies(name: str, method: str) -> bool:
+    return bool(who_applies(name, METHODS[method].facts))
+
+
 APPLIES = [
-    (name, method)
-    for name, defence in DEFENCES.items()
-    for method in ("apfed_c", "tvfl")
-    if method in defence.applies_to
+    (name, method) for name in DEFENCES for method in ("apfed_c", "tvfl") if applies(name, method)
 ]
-DOES_NOT = [
-    (name, method)
-    for name, defence in DEFENCES.items()
-    for method in METHODS
-    if method not in defence.applies_to
-]
+DOES_NOT = [(name, method) for name in DEFENCES for method in METHODS if not applies(name, method)]
 
 
 def config_of(method: str, *defences: dict[str, Any], **changes: Any) -> Config:
@@ -95,11 +97,10 @@ def test_table_and_settings_name_the_same_defences() -> None:
 @pytest.mark.parametrize("name", DEFENCES)
 def test_every_defence_says_where_it_acts_and_what_it_gives(name: str) -> None:
     defence = DEFENCES[name]
-    assert PLACES[defence.place] in defence.__mro__
-    assert set(defence.applies_to) <= {"apfed", *METHODS}
-    assert defence.applies_to
+    assert defence.protects
+    assert all(INTERFACES[released] in defence.__mro__ for released in defence.protects)
+    assert any(applies(name, method) for method in METHODS)
     assert defence.gives
-    assert defence.reason
     told = " ".join((importlib.import_module(defence.__module__).__doc__ or "").split())
     assert "no guarantee" in told or "no epsilon" in told
 
@@ -149,7 +150,7 @@ def test_an_empty_list_is_the_identity() -> None:
     sent_BD, penalty = representation_chain([], around())(h_BD, h_BD, 0)
     assert sent_BD is h_BD
     assert penalty is None
-    assert gradient_chain([], around()).protect(h_BD, Leaving(0, "active")) is h_BD
+    assert gradient_chain([], around(), "contributions").protect(h_BD, Leaving(0, "active")) is h_BD
     code = label_code([], around())
     assert code.targets(labels_N) is labels_N
     assert code.decode(h_BD) is h_BD
@@ -196,14 +197,16 @@ def test_a_result_tells_who_ran_a_defence_and_that_it_guarantees_nothing(tmp_pat
         run(config_of(method, *defences), tmp_path / method)
         result = json.loads((tmp_path / method / "result.json").read_bytes())
         assert f"defences without a guarantee: {told}" in result["guarantee"]
-    assert statements([], "tvfl") == []
+    assert statements([], METHODS["tvfl"].facts) == []
 
 
 def test_the_guide_lists_every_defence() -> None:
     text = Path("docs/add-a-defence.md").read_text(encoding="utf-8")
     for name, defence in DEFENCES.items():
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
-        assert f"| {defence.place} |" in row
-        apfed, tvfl = row.rstrip(" |").split(" | ")[-2:]
-        assert apfed.startswith("refused") is ("apfed_c" not in defence.applies_to)
-        assert tvfl.startswith("refused") is ("tvfl" not in defence.applies_to)
+        assert f"| {', '.join(defence.protects)} |" in row
+        for told, method in zip(
+            row.rstrip(" |").split(" | ")[-2:], ("apfed_c", "tvfl"), strict=True
+        ):
+            run_by = who_applies(name, METHODS[method].facts).removeprefix("the ")
+            assert told == run_by or (told.startswith("refused") and not run_by)

@@ -18,11 +18,11 @@ import torch
 from protocols.errors import LocalProtocolError
 from protocols.sums.homomorphic import Encrypter
 from secure_apfed.config import Config
-from secure_apfed.config.training import SumSettings
 from secure_apfed.errors import ApfedError
 from secure_apfed.methods.ahead import waiting_of, worker_for
 from secure_apfed.methods.workers import close_workers, open_worker
 from secure_apfed.runs import run
+from secure_apfed.settings.training import SumSettings
 from tests.contracts.sum_parties import parties, random_values
 
 SHAPE = (8, 8)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.errors import ModelError
 from secure_apfed.parties.descent import Descent
+from secure_apfed.settings.training import TrainSettings
 
 
 def modules(seed: int = 0) -> dict[str, nn.Module]:

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from secure_apfed.config.training import TrainSettings
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Envelope, Kind
@@ -29,6 +28,7 @@ from secure_apfed.privacy import (
 from secure_apfed.privacy.gdp import gdp_epsilon
 from secure_apfed.privacy.gradient_guard import clipped_sum
 from secure_apfed.privacy.noise import standard_normals
+from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.seats import COMPUTE, SESSION, contract, plain_sum, random, seat
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")

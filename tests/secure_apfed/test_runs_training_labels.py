@@ -3,18 +3,20 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from scipy import stats
 
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
-from secure_apfed.methods import METHODS, Method, Start
+from secure_apfed.methods import METHODS, Method, MethodEntry, Start
 from secure_apfed.privacy import LabelResponse, MultiStageResponse
 from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.runs import load_model, run
@@ -37,14 +39,13 @@ def config_of(method: str = "apfed_c", **changes: Any) -> Config:
 def _seen(monkeypatch: pytest.MonkeyPatch) -> list[VerticalData]:
     """The data that methods were opened with."""
     seen: list[VerticalData] = []
-    for name, opener in METHODS.items():
+    for name, entry in METHODS.items():
 
-        def watched(start: Start, opener: Any = opener) -> Method:
+        def watched(start: Start, entry: MethodEntry = entry) -> Method:
             seen.append(start.data)
-            method: Method = opener(start)
-            return method
+            return entry.open(start)
 
-        monkeypatch.setitem(METHODS, name, watched)
+        monkeypatch.setitem(METHODS, name, replace(entry, open=watched))
     return seen
 
 
@@ -227,8 +228,8 @@ def test_stages_begin_at_even_spans(stages: int, epochs: int, first: list[int]) 
 
 
 def test_tvfl_has_no_model_to_ask() -> None:
-    with pytest.raises(ConfigError, match=r"method tvfl has none that predicts alone.*response"):
-        run(config_of("tvfl", labels=STAGES), None)
+    with pytest.raises(ValidationError, match=r"tvfl has none that predicts alone.*response"):
+        config_of("tvfl", labels=STAGES)
 
 
 def test_more_stages_than_epochs_are_refused() -> None:

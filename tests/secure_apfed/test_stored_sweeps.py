@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from secure_apfed.errors import DataError
-from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, tell
+from secure_apfed.planning.stored_sweeps import load_sweeps, nearest, sentence
 
 
 def point(epsilon: float | str, guard: str = "gaussian", **changes: Any) -> dict[str, Any]:
@@ -60,17 +60,17 @@ def test_what_does_not_fit_is_not_told() -> None:
 
 def test_a_sentence_names_data_seeds_epochs_and_the_active_alone() -> None:
     ((sweep, one),) = nearest(load_sweeps(text_of(point(4.0))), epsilon=4, guards=("gaussian",))
-    assert tell(sweep, one) == (
+    assert sentence(sweep, one) == (
         "made up on digits at epsilon_x 4 (delta 1e-05, T 3) lost 50.0 points of accuracy "
         "[40.0, 60.0] and reached 50.0 %, where the active alone reached 50.0 % (2 seeds, 3 "
         "epochs, 1,000 training rows)"
     )
     nothing = point(4.0, loss={"mean": -1e-4, "low": -0.01, "high": 1e-4})
     ((sweep, one),) = nearest(load_sweeps(text_of(nothing)), epsilon=4, guards=("gaussian",))
-    assert "lost 0.0 points of accuracy [-1.0, 0.0]" in tell(sweep, one)
+    assert "lost 0.0 points of accuracy [-1.0, 0.0]" in sentence(sweep, one)
     labels = load_sweeps(text_of(point(4.0, "none", labels="lp_mst")))
     ((sweep, one),) = nearest(labels, epsilon=4, labels="lp_mst")
-    assert "at epsilon_y 4 lost" in tell(sweep, one)
+    assert "at epsilon_y 4 lost" in sentence(sweep, one)
 
 
 @pytest.mark.parametrize(

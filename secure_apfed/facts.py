@@ -1,0 +1,67 @@
+"""What a method is, as facts: configuration, plans, reports and attacks ask for these.
+
+A method's name tells nobody outside `secure_apfed.methods` anything. Each method declares its
+facts beside its code, and the table `secure_apfed.methods.METHODS` holds them by name; whoever has
+a run's `Config` reads `config.facts`. They are public: every party agrees to them with the
+contract's method.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from secure_apfed.objectives.settings import ObjectiveSettings
+
+__all__ = ["MethodFacts", "Released", "Side"]
+
+Side: TypeAlias = Literal["active", "passives"]
+Released: TypeAlias = Literal["representations", "contributions", "returned gradients", "labels"]
+"""What training lets out of a party, labels by way of the gradients of their loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodFacts:
+    """What others may know of a method.
+
+    Attributes:
+        title: for people.
+        predicts_alone: whether the active predicts with no other party present. A method without
+            that needs all parties for every row, in training as well.
+        has_passives: False where the active trains alone, and nothing is aligned or sent.
+        representations_from: who releases representations of its features; None: nobody. The
+            active sends the same to every passive.
+        sums_gradients: passives contribute gradients of objectives of their own to a secure sum,
+            which the active reads.
+        returns_gradients: the active returns to each passive the gradient of the task loss on
+            what that passive sent.
+        trains_privately: takes `dp_sgd`: the active gives the passives nothing beyond its guarded
+            representations that private updates would leave unprotected.
+        takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
+        own_objective: of every passive that contributes; None: each says its own.
+    """
+
+    title: str
+    predicts_alone: bool
+    has_passives: bool = True
+    representations_from: Side | None = None
+    sums_gradients: bool = False
+    returns_gradients: bool = False
+    trains_privately: bool = False
+    takes_pairwise: bool = False
+    own_objective: ObjectiveSettings | None = None
+
+    def __post_init__(self) -> None:
+        exchanges = self.representations_from or self.sums_gradients or self.returns_gradients
+        if not self.has_passives and (exchanges or not self.predicts_alone):
+            raise ValueError(f"{self.title} has no passives to exchange anything with")
+        if self.returns_gradients and self.representations_from != "passives":
+            raise ValueError(f"{self.title} returns gradients on what no passive sent")
+        if self.own_objective is not None and not self.sums_gradients:
+            raise ValueError(f"{self.title} has an objective of passives that contribute nothing")
+
+    def sender_of(self, released: Released) -> Side | None:
+        """Who lets this out; None: nobody does."""
+        if released == "representations":
+            return self.representations_from
+        if released == "contributions":
+            return "passives" if self.sums_gradients else None
+        return "active" if self.returns_gradients else None

@@ -1,0 +1,42 @@
+"""The one way in which settings are declared: frozen, keyword-only, no unknown keys.
+
+Each package declares the settings of what it holds beside the code. What belongs to training is
+in `secure_apfed.settings.training`; `secure_apfed.settings.run` puts all together, and
+`secure_apfed.config` checks that they fit. A value out of range or an unknown key raises
+pydantic's ValidationError, which `secure_apfed.config.file` turns into a `ConfigError` with file,
+key and nearest key.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["Settings", "did_you_mean", "unknown_name"]
+
+
+class Settings(BaseModel):
+    """Base of every settings class."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
+
+
+def did_you_mean(given: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """Return "did you mean 'x'?" with the known name that is closest, or nothing if none is.
+
+    Args:
+        given: the name that is unknown.
+        known: the names that there are.
+        cutoff: how alike two names must be, 0 to 1.
+    """
+    close = get_close_matches(given, list(known), n=1, cutoff=cutoff)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def unknown_name(given: str, known: Iterable[str]) -> str:
+    """Return what to say of a name that is not in a table."""
+    known = list(known)
+    guess = did_you_mean(given, known)
+    return f"{given!r} is unknown; {f'{guess} ' if guess else ''}Known are {', '.join(known)}"

@@ -1,0 +1,74 @@
+"""All settings of one run, as they are declared; `secure_apfed.config.Config` checks them.
+
+Every package declares the settings of what it holds; here they meet. Methods are built from
+these, so that the configuration can stand above them and ask for their facts. What an attack
+needs is kept as names and options, since attacks lie above this package; the composition root
+validates them.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from pydantic import Field
+
+from secure_apfed.alignment import AlignmentSettings
+from secure_apfed.data.settings import DataSettings
+from secure_apfed.defences import DefenceSettings
+from secure_apfed.exchange.transcript import TranscriptSettings
+from secure_apfed.facts import MethodFacts
+from secure_apfed.models.settings import ModelSettings
+from secure_apfed.names import RunName
+from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
+from secure_apfed.settings import Settings
+from secure_apfed.settings.training import (
+    PassiveSettings,
+    RuleSettings,
+    SumSettings,
+    TrainSettings,
+)
+
+__all__ = ["AttackChoice", "RunSettings"]
+
+
+class AttackChoice(Settings):
+    """An attack to mount on the finished run: a key of the table, and its options."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class RunSettings(Settings, ABC):
+    """A complete run.
+
+    Attributes:
+        name: of the run, of its folder and its report.
+        seed: of everything reproducible (initial weights, batches, partition), never of keys.
+        method: a key of `METHODS`: apfed (every passive says its objective), apfed_r and apfed_c
+            (the paper's two), tvfl (joint training, joint inference) or single_view (the active
+            alone).
+        passives: settings by party name; "default" holds for those not named.
+        dp_sgd: private training of the active; null: none.
+        defences: without a guarantee, beside the guard, in the order in which they act.
+    """
+
+    name: RunName
+    seed: int = Field(0, ge=0)
+    method: str
+    data: DataSettings
+    model: ModelSettings = ModelSettings()
+    passives: dict[str, PassiveSettings] = {"default": PassiveSettings()}
+    train: TrainSettings = TrainSettings()
+    alignment: AlignmentSettings = AlignmentSettings()
+    secure_sum: SumSettings = SumSettings()
+    guard: GuardSettings
+    dp_sgd: DpSgdSettings | None = None
+    defences: tuple[DefenceSettings, ...] = ()
+    labels: LabelSettings = LabelSettings()
+    rules: RuleSettings = RuleSettings()
+    transcript: TranscriptSettings = TranscriptSettings()
+    attacks: tuple[AttackChoice, ...] = ()
+
+    @property
+    @abstractmethod
+    def facts(self) -> MethodFacts:
+        """What the method is; ask for these, never for its name."""
