@@ -4,11 +4,10 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from experiments.bench import BENCHES, run_bench
 from experiments.main_job import HEADER, READING, run_main_job
@@ -113,18 +112,12 @@ def bench(
         _print_table(name, result)
 
 
-def _print_table(name: str, result: dict[str, object]) -> None:
+def _print_table(name: str, result: dict[str, Any]) -> None:
     rows = result["rows"]
-    assert isinstance(rows, list)
-    table = Table(title=f"bench {name}")
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(_shown(row.get(column)) for column in columns))
-    console = Console()
-    console.print(table)
-    console.print(f"measured on {result['machine']}")
+    shown = [[_shown(row.get(column)) for column in columns] for row in rows]
+    terminal.show_rows(f"bench {name}", columns, shown)
+    Console().print(f"measured on {result['machine']}")
 
 
 def _shown(value: object) -> str:

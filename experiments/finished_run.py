@@ -20,16 +20,9 @@ from secure_apfed.folder_files import read_json
 from secure_apfed.runs import RunFolder
 
 __all__ = [
-    "Attendance",
-    "Contributions",
-    "Count",
-    "Epsilon",
-    "FinishedRun",
-    "Outcome",
-    "Privacy",
-    "Written",
-    "read_finished_run",
-]
+    "Attendance", "Contributions", "Count", "Epsilon", "FinishedRun", "Outcome", "Privacy",
+    "Written", "read_finished_run",
+]  # fmt: skip
 
 
 def _unbounded(value: Any) -> Any:

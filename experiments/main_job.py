@@ -8,7 +8,7 @@ where it was.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 
 from experiments.intervals import Interval
 from experiments.report import write_report
-from experiments.study import Leakage, Point, Results, Study, base_config, worst_attack
+from experiments.study import Leakage, OnDone, Point, Results, Study, Summary, base_config
 from experiments.study_page import (
     ATTACK,
     OTHER,
@@ -30,27 +30,16 @@ from experiments.study_page import (
     markdown,
     write_comparison,
     write_text,
-)
+)  # fmt: skip
 from secure_apfed.config import Config
 from secure_apfed.config.training import SumSettings
 from secure_apfed.plain_csv import to_csv
 from secure_apfed.privacy import GuardSettings
 
 __all__ = [
-    "CONFIGS",
-    "HEADER",
-    "READING",
-    "VARIANTS",
-    "Comparison",
-    "Line",
-    "Variant",
-    "VariantPoint",
-    "as_csv",
-    "compare",
-    "draw",
-    "points_of",
-    "run_main_job",
-]
+    "CONFIGS", "HEADER", "READING", "VARIANTS", "Comparison", "Line", "Variant", "VariantPoint",
+    "as_csv", "compare", "draw", "points_of", "run_main_job",
+]  # fmt: skip
 
 READING = (
     "Accuracy: on the active's test rows, mean and 95 % bootstrap interval over the seeds. \"TVFL, "
@@ -137,55 +126,48 @@ def points_of(base: Config, folder: Path) -> list[VariantPoint]:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of the table: a variant, and one of its ways of inference.
-
-    Attributes:
-        accuracy: on the test rows.
-        wire_bytes: mean over seeds; epsilon: the largest over seeds.
-        leakage: of labels.
-    """
+    """One line of the table: a variant, and one of its ways of inference."""
 
     method: str
     variant: Variant
     accuracy: Interval
-    wire_bytes: float
-    epsilon: float
-    leakage: Leakage | None
+    summary: Summary
+
+    @property
+    def leakage(self) -> Leakage | None:
+        """Of labels; None where no attack applied."""
+        return self.summary.leakage.get("labels")
 
     def cells(self) -> tuple[str, ...]:
         """Texts in the order of `HEADER`."""
+        epsilon, wire_bytes = self.summary.epsilon_x, self.summary.wire_bytes
+        advantage = "not applicable"
+        if self.leakage is not None:
+            missing = f" ({self.leakage.missing})" if self.leakage.missing else ""
+            advantage = self.leakage.advantage.text(form=".3f") + missing
         return (
             self.method,
             self.variant.protection,
             self.accuracy.text(scale=100),
-            f"{self.wire_bytes / 1e6:.1f} MB" if self.wire_bytes else "0",
-            "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.3g}",
-            self._advantage(),
+            f"{wire_bytes / 1e6:.1f} MB" if wire_bytes else "0",
+            "∞" if math.isinf(epsilon) else f"{epsilon:.3g}",
+            advantage,
         )
-
-    def _advantage(self) -> str:
-        if self.leakage is None:
-            return "not applicable"
-        missing = self.leakage.missing
-        return self.leakage.advantage.text(form=".3f") + (f" ({missing})" if missing else "")
 
 
 def compare(points: Sequence[VariantPoint], results: Results) -> list[Line]:
     """Lines in the order of the variants, one for each way of inference."""
-    return [line for point in points for line in _lines(point.variant, results.of(point))]
-
-
-def _lines(variant: Variant, rows: pd.DataFrame) -> Iterator[Line]:
-    runs = rows.drop_duplicates("seed")
-    for inference, of_task in rows[rows["target"] == "task"].groupby("name", sort=False):
-        yield Line(
-            method=_INFERENCE.get(str(inference), variant.label),
+    summaries = [(point.variant, Summary.of(results.of(point))) for point in points]
+    return [
+        Line(
+            method=_INFERENCE.get(inference, variant.label),
             variant=variant,
-            accuracy=Interval.of(of_task["score"].tolist()),
-            wire_bytes=float(runs["wire_bytes"].mean()),
-            epsilon=float(runs["epsilon_x"].max()),
-            leakage=worst_attack(rows, "labels"),
+            accuracy=accuracy,
+            summary=summary,
         )
+        for variant, summary in summaries
+        for inference, accuracy in summary.accuracies.items()
+    ]
 
 
 def as_csv(lines: Sequence[Line]) -> str:
@@ -196,8 +178,9 @@ def as_csv(lines: Sequence[Line]) -> str:
         rows.append({
             "method": line.method, "protection": line.variant.protection,
             "accuracy": line.accuracy.mean, "accuracy_low": line.accuracy.low,
-            "accuracy_high": line.accuracy.high, "bytes": line.wire_bytes, "epsilon": line.epsilon,
-            "advantage": gain.mean, "advantage_low": gain.low, "advantage_high": gain.high,
+            "accuracy_high": line.accuracy.high, "bytes": line.summary.wire_bytes,
+            "epsilon": line.summary.epsilon_x, "advantage": gain.mean, "advantage_low": gain.low,
+            "advantage_high": gain.high,
         })  # fmt: skip
     return to_csv(pd.DataFrame(rows))
 
@@ -220,20 +203,9 @@ class Comparison:
 
 
 def run_main_job(
-    folder: Path,
-    *,
-    seeds: Sequence[int],
-    jobs: int,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
+    folder: Path, *, seeds: Sequence[int], jobs: int, on_done: OnDone = lambda done, total: None
 ) -> list[Comparison]:
-    """Run every trial, then write tables and the reports of the first seed.
-
-    Args:
-        folder: of the job; made where missing.
-        seeds: one run of each variant for each.
-        jobs: processes; each uses one thread.
-        on_done: called with trials done and in all.
-    """
+    """Run every trial that is missing, then write tables, and the reports of the first seed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     parts = [(base, points_of(base, folder)) for base in map(base_config, CONFIGS)]
     points = [point for _, of_base in parts for point in of_base]

@@ -4,13 +4,21 @@
 papers, or other ones: each entry says which, and the distance is written beside the figures.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.finished_run import FinishedRun
 from experiments.intervals import Interval
-from experiments.study import Figures, Point, Study, accuracy_of, base_config, figures_of
+from experiments.study import (
+    Figures,
+    OnDone,
+    Point,
+    Study,
+    accuracy_of,
+    base_config,
+    figures_of,
+)  # fmt: skip
 from experiments.study_page import markdown, write_text
 
 __all__ = ["REFERENCES", "Reference", "ReferenceTable", "run_reference"]
@@ -106,14 +114,9 @@ class ReferenceTable:
 
 def run_reference(
     reference: Reference, folder: Path, *, jobs: int = 1,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
+    on_done: OnDone = lambda done, total: None,
 ) -> ReferenceTable:  # fmt: skip
-    """Run the seeds that are missing below `folder`; return the table.
-
-    Raises:
-        CheckpointError: a folder holds a run with other settings.
-        ApfedError: as `secure_apfed.runs.run`.
-    """
+    """Run the seeds that are missing below `folder`; return the table."""
     point = Point(config=base_config(reference.config), folder=folder)
     study = Study(points=[point], seeds=range(reference.seeds))
     rows = study.run(jobs=jobs, figures=_scores_of, on_done=on_done).table

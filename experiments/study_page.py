@@ -20,19 +20,9 @@ from experiments.report.words import number
 from secure_apfed.runs.folder import write_atomically
 
 __all__ = [
-    "ATTACK",
-    "COLOURS",
-    "OTHER",
-    "OURS",
-    "Part",
-    "Picture",
-    "drawing",
-    "markdown",
-    "number",
-    "write_comparison",
-    "write_page",
-    "write_text",
-]
+    "ATTACK", "COLOURS", "OTHER", "OURS", "Part", "Picture", "drawing", "markdown", "number",
+    "write_comparison", "write_page", "write_text",
+]  # fmt: skip
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 """Okabe and Ito's (2008), which people with any colour vision can tell apart."""
@@ -87,15 +77,7 @@ class Part:
 def write_comparison(
     folder: Path, *, title: str, reading: str, header: Sequence[str], parts: Sequence[Part]
 ) -> None:
-    """Write index.html: one picture and one table for each data set, links to the runs.
-
-    Args:
-        folder: where the reports lie.
-        title: of the page.
-        reading: how to read it.
-        header: of all tables.
-        parts: what is compared.
-    """
+    """Write index.html: how to read it, a picture and a table for each data set, links to runs."""
     write_page(
         folder, "comparison.html.jinja", pictures=(), title=title, reading=reading, header=header,
         parts=[

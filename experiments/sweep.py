@@ -6,33 +6,30 @@ changed. A stopped sweep goes on where it was; `secure-apfed plan` reads what it
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.intervals import Interval
-from experiments.study import Point, Results, Study, accuracy_of, base_config
+from experiments.study import (
+    OnDone,
+    Point,
+    Results,
+    Study,
+    Summary,
+    accuracy_of,
+    base_config,
+)  # fmt: skip
 from experiments.study_page import Part, Picture, drawing, markdown, write_comparison, write_text
 from secure_apfed.config import Config
 from secure_apfed.plain_json import to_json
 from secure_apfed.privacy import GuardSettings, LabelSettings
 
 __all__ = [
-    "CONFIGS",
-    "EPSILONS",
-    "HEADER",
-    "LINES",
-    "READING",
-    "Line",
-    "PointSummary",
-    "Sweep",
-    "SweepPoint",
-    "draw",
-    "points_of",
-    "run_sweep",
-    "summarise",
-]
+    "CONFIGS", "EPSILONS", "HEADER", "LINES", "READING", "Line", "PointSummary", "Sweep",
+    "SweepPoint", "draw", "points_of", "run_sweep", "summarise",
+]  # fmt: skip
 
 READING = (
     "Accuracy on the active's test rows and what is lost against the same method and seed without "
@@ -143,52 +140,51 @@ class PointSummary:
     """One point over all seeds.
 
     Attributes:
-        accuracy: on the test rows; loss: of the same method without protection minus this, seed
-            by seed.
-        releases: T of one row.
+        loss: accuracy of the same method without protection minus this, seed by seed.
     """
 
-    line: Line
-    epsilon: float
-    accuracy: Interval
+    point: SweepPoint
+    summary: Summary
     loss: Interval
-    releases: int
+
+    @property
+    def accuracy(self) -> Interval:
+        return self.summary.accuracy
 
     def cells(self) -> tuple[str, ...]:
         """Texts in the order of `HEADER`."""
-        if self.line.guard != "none":
+        line, epsilon = self.point.line, self.point.epsilon
+        if line.guard != "none":
             protects = "released rows (epsilon_x)"
-        elif self.line.labels != "none":
+        elif line.labels != "none":
             protects = "training labels (epsilon_y)"
         else:
-            protects = "nothing is sent" if self.releases == 0 else "nothing"
+            protects = "nothing is sent" if self.summary.releases == 0 else "nothing"
         return (
-            self.line.label,
+            line.label,
             protects,
-            "∞" if math.isinf(self.epsilon) else f"{self.epsilon:g}",
+            "∞" if math.isinf(epsilon) else f"{epsilon:g}",
             self.accuracy.text(scale=100),
-            self.loss.text(scale=100) if self.line.swept else "",
+            self.loss.text(scale=100) if line.swept else "",
         )
 
 
 def summarise(points: Sequence[SweepPoint], results: Results) -> list[PointSummary]:
     """The points of one data set, each beside the same method without protection."""
-    return list(_summaries(points, results))
-
-
-def _summaries(points: Sequence[SweepPoint], results: Results) -> Iterator[PointSummary]:
-    unprotected = {point.line.key: point for point in points if not point.line.swept}
-    for point in points:
-        rows = results.of(point)
-        accuracy = accuracy_of(rows)
-        bare = accuracy_of(results.of(unprotected[_UNPROTECTED[point.line.method]]))
-        yield PointSummary(
-            line=point.line,
-            epsilon=point.epsilon,
-            accuracy=Interval.of(accuracy.tolist()),
-            loss=Interval.of((bare - accuracy).tolist()),
-            releases=int(rows["releases"].max()),
+    accuracies = {point.name: accuracy_of(results.of(point)) for point in points}
+    unprotected = {
+        point.line.key: accuracies[point.name] for point in points if not point.line.swept
+    }
+    return [
+        PointSummary(
+            point=point,
+            summary=Summary.of(results.of(point)),
+            loss=Interval.of(
+                (unprotected[_UNPROTECTED[point.line.method]] - accuracies[point.name]).tolist()
+            ),
         )
+        for point in points
+    ]
 
 
 @dataclass(frozen=True)
@@ -210,7 +206,6 @@ class Sweep:
         )
 
     def cells(self) -> list[tuple[str, ...]]:
-        """Texts, a row a point."""
         return [point.cells() for point in self.points]
 
     def stored(self) -> dict[str, Any]:
@@ -226,12 +221,12 @@ class Sweep:
             "seeds": list(self.seeds),
             "points": [
                 {
-                    "label": point.line.label, "method": point.line.method,
-                    "guard": point.line.guard, "labels": point.line.labels,
-                    "epsilon": point.epsilon, "releases": point.releases,
-                    "accuracy": asdict(point.accuracy), "loss": asdict(point.loss),
+                    "label": summary.point.line.label, "method": summary.point.line.method,
+                    "guard": summary.point.line.guard, "labels": summary.point.line.labels,
+                    "epsilon": summary.point.epsilon, "releases": summary.summary.releases,
+                    "accuracy": asdict(summary.accuracy), "loss": asdict(summary.loss),
                 }
-                for point in self.points if not point.line.centralised
+                for summary in self.points if not summary.point.centralised
             ],
         }  # fmt: skip
 
@@ -239,7 +234,7 @@ class Sweep:
 def run_sweep(
     folder: Path, *, seeds: Sequence[int], jobs: int, epsilons: Sequence[float] = EPSILONS,
     configs: Sequence[str] = CONFIGS, store: Path | None = None, figures: Path | None = None,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
+    on_done: OnDone = lambda done, total: None,
 ) -> list[Sweep]:  # fmt: skip
     """Run every point that is missing, then write what all of them say.
 
@@ -251,10 +246,7 @@ def run_sweep(
         configs: names of shipped configurations.
         store: file of the summary that `secure-apfed plan` reads, or None.
         figures: folder to copy the pictures to, or None.
-        on_done: called with points done and in all.
-
-    Raises:
-        CheckpointError: the folder holds points with other settings.
+        on_done: called after each run.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     parts = [
@@ -301,27 +293,28 @@ _APART = 0.05
 
 def draw(path: Path, *, title: str, points: Sequence[PointSummary]) -> Picture:
     """Accuracy over epsilon, and lines that bound what one may hope for, of one data set."""
-    epsilons = sorted({point.epsilon for point in points if math.isfinite(point.epsilon)})
+    lines = {key: [one for one in points if one.point.line.key == key] for key in (*_LOOKS, *_FLAT)}
+    epsilons = sorted({one.point.epsilon for one in points if one.point.line.swept})
     with drawing(path, (8.0, 5.6)) as figure:
         axes = figure.subplots()
-        for point in (point for key in _FLAT for point in points if point.line.key == key):
-            colour, style = _FLAT[point.line.key]
-            label, percent = point.line.label, 100 * point.accuracy.mean
-            axes.axhline(percent, color=colour, linestyle=style, label=label)
-            if math.isfinite(point.accuracy.low):
-                low, high = 100 * point.accuracy.low, 100 * point.accuracy.high
-                axes.axhspan(low, high, color=colour, alpha=0.09, lw=0)
+        for key, (colour, style) in _FLAT.items():
+            for summary in lines[key]:
+                accuracy, label = summary.accuracy, summary.point.line.label
+                axes.axhline(100 * accuracy.mean, color=colour, linestyle=style, label=label)
+                if math.isfinite(accuracy.low):
+                    low, high = 100 * accuracy.low, 100 * accuracy.high
+                    axes.axhspan(low, high, color=colour, alpha=0.09, lw=0)
         for at, (key, (colour, marker, style)) in enumerate(_LOOKS.items()):
-            line = [point for point in points if point.line.key == key]
-            arms = [point.accuracy.arms(100) for point in line]
+            line = lines[key]
+            arms = [summary.accuracy.arms(100) for summary in line]
             # Moved apart a little, so that no interval hides another.
             shift = (at - (len(_LOOKS) - 1) / 2) * _APART
             axes.errorbar(
-                [epsilons.index(point.epsilon) + shift for point in line],
-                [100 * point.accuracy.mean for point in line],
+                [epsilons.index(summary.point.epsilon) + shift for summary in line],
+                [100 * summary.accuracy.mean for summary in line],
                 yerr=[[below for (below,), _ in arms], [above for _, (above,) in arms]],
                 color=colour, marker=marker, linestyle=style, capsize=2.5, markersize=6,
-                label=line[0].line.label if line else key,
+                label=line[0].point.line.label if line else key,
             )  # fmt: skip
         axes.set_xticks(range(len(epsilons)), [f"{epsilon:g}" for epsilon in epsilons])
         axes.set_xlim(-0.35, len(epsilons) - 0.65)

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
 
 from experiments.intervals import Interval
-from experiments.study import Failure, Leakage, Results, accuracy_of, worst_attack
+from experiments.study import Failure, Leakage, Results, Summary
 from experiments.study_page import markdown
 from experiments.tradeoff.settings import DefencePoint
 from secure_apfed.plain_csv import to_csv
@@ -41,65 +41,53 @@ class Entry:
     """One point of a finished study.
 
     Attributes:
-        seeds: how many.
-        epsilon_x, epsilon_y: the largest over the seeds; inf: nothing is promised.
-        releases: T, the most releases of one row.
-        leakage: by target, of the worst attack; a target that no attack applied to is absent.
-        dcs_vflair, dcs_baseline: defence capability scores, 0 to 1, higher is better, of the
+        dcs_vflair, dcs_baseline: defence capability scores, 0 to 1, higher is better, on the
             target on which the point does worst; None where no attack applies. See `dcs`.
     """
 
     point: DefencePoint
-    seeds: int
-    accuracy: Interval
-    epsilon_x: float
-    epsilon_y: float
-    releases: int
-    leakage: Mapping[str, Leakage]
+    summary: Summary
     dcs_vflair: float | None = None
     dcs_baseline: float | None = None
 
     @classmethod
-    def of(cls, point: DefencePoint, rows: pd.DataFrame) -> "Entry":
-        """Averages over the seeds."""
-        accuracies = accuracy_of(rows)
-        targets = [str(target) for target in rows["target"].unique() if target != "task"]
-        leakage = {target: worst_attack(rows, target) for target in targets}
-        return cls(
-            point=point,
-            seeds=len(accuracies),
-            accuracy=Interval.of(accuracies.tolist()),
-            epsilon_x=float(rows["epsilon_x"].max()),
-            epsilon_y=float(rows["epsilon_y"].max()),
-            releases=int(rows["releases"].max()),
-            leakage={target: leak for target, leak in leakage.items() if leak is not None},
-        )
-
-    def scored(self, undefended: float) -> "Entry":
-        """With DCS, given the accuracy of the undefended point."""
-        if not self.leakage or self.point.reference:
-            return self
+    def of(cls, point: DefencePoint, summary: Summary, *, undefended: Interval) -> "Entry":
+        """Score the point against the accuracy of the undefended one."""
+        if not summary.leakage or point.reference:
+            return cls(point=point, summary=summary)
 
         def worst(ideal_of: Callable[[Leakage], float]) -> float:
             return min(
                 dcs(
-                    attack=leak.score, ideal=ideal_of(leak), accuracy=self.accuracy.mean,
-                    undefended=undefended,
+                    attack=leak.score, ideal=ideal_of(leak), accuracy=summary.accuracy.mean,
+                    undefended=undefended.mean,
                 )
-                for leak in self.leakage.values()
+                for leak in summary.leakage.values()
             )  # fmt: skip
 
-        return replace(
-            self, dcs_vflair=worst(lambda leak: 0.0), dcs_baseline=worst(lambda leak: leak.baseline)
+        return cls(
+            point=point,
+            summary=summary,
+            dcs_vflair=worst(lambda leak: 0.0),
+            dcs_baseline=worst(lambda leak: leak.baseline),
         )
+
+    @property
+    def accuracy(self) -> Interval:
+        return self.summary.accuracy
+
+    @property
+    def leakage(self) -> Mapping[str, Leakage]:
+        return self.summary.leakage
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, without the runs' settings."""
-        point = self.point
+        point, summary = self.point, self.summary
         return {
             "defence": point.defence, "strength": point.strength, "undefended": point.undefended,
-            "reference": point.reference, "seeds": self.seeds, "accuracy": asdict(self.accuracy),
-            "epsilon_x": self.epsilon_x, "epsilon_y": self.epsilon_y, "releases": self.releases,
+            "reference": point.reference, "seeds": summary.seeds,
+            "accuracy": asdict(self.accuracy), "epsilon_x": summary.epsilon_x,
+            "epsilon_y": summary.epsilon_y, "releases": summary.releases,
             "leakage": {target: leak.as_json() for target, leak in self.leakage.items()},
             "dcs_vflair": self.dcs_vflair, "dcs_baseline": self.dcs_baseline,
         }  # fmt: skip
@@ -131,15 +119,13 @@ class Board:
     def of(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
         """Average over the seeds, compare with the undefended point, and rank."""
         failed = {failure.point for failure in results.failures}
-        entries = [
-            Entry.of(point, results.of(point))
-            for point in points
-            if point.config.name not in failed
+        whole = [
+            (point, Summary.of(results.of(point))) for point in points if point.name not in failed
         ]
-        undefended = next(entry for entry in entries if entry.point.undefended)
-        scored = [entry.scored(undefended.accuracy.mean) for entry in entries]
-        scored.sort(key=lambda entry: (not entry.point.reference, -(entry.dcs_baseline or 0.0)))
-        return cls(tuple(scored), results.failures)
+        undefended = next(summary.accuracy for point, summary in whole if point.undefended)
+        entries = [Entry.of(point, summary, undefended=undefended) for point, summary in whole]
+        entries.sort(key=lambda entry: (not entry.point.reference, -(entry.dcs_baseline or 0.0)))
+        return cls(tuple(entries), results.failures)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -159,9 +145,9 @@ class Board:
                 entry.point.label,
                 entry.accuracy.text(scale=100),
                 *(_leak(entry.leakage.get(target)) for target in self.targets),
-                _epsilon(entry.epsilon_x),
-                _epsilon(entry.epsilon_y),
-                str(entry.releases),
+                _epsilon(entry.summary.epsilon_x),
+                _epsilon(entry.summary.epsilon_y),
+                str(entry.summary.releases),
                 _score(entry.dcs_baseline),
                 _score(entry.dcs_vflair),
             )
@@ -180,8 +166,8 @@ class Board:
                     if target in entry.leakage else "-"
                     for target in self.targets
                 ),
-                _epsilon(entry.epsilon_x),
-                str(entry.releases),
+                _epsilon(entry.summary.epsilon_x),
+                str(entry.summary.releases),
                 _score(entry.dcs_baseline),
             )
             for entry in self.entries
@@ -189,7 +175,6 @@ class Board:
         return header, rows
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Plain values."""
         return [entry.as_json() for entry in self.entries]
 
     def as_markdown(self) -> str:

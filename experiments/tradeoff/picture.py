@@ -77,7 +77,8 @@ def _draw_points(axes: Axes, shown: Sequence[Entry], target: str) -> list[Text]:
     for count, entry in enumerate(shown, start=1):
         colour, marker = styles[entry.point.defence]
         leak, accuracy = entry.leakage[target].advantage, entry.accuracy
-        epsilons = f"{number(entry.epsilon_x)}, {number(entry.epsilon_y)}, {entry.releases}"
+        spent = entry.summary
+        epsilons = f"{number(spent.epsilon_x)}, {number(spent.epsilon_y)}, {spent.releases}"
         axes.errorbar(
             leak.mean, 100 * accuracy.mean, xerr=leak.arms(), yerr=accuracy.arms(100),
             fmt=marker, color=colour, markersize=7, elinewidth=1, capsize=2,

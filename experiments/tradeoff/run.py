@@ -1,13 +1,13 @@
 """Runs a trade-off study, and writes its leaderboard, pictures and page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from joblib import Parallel, delayed
 
 from experiments.report import write_report
-from experiments.study import Results, Study, in_processes
+from experiments.study import OnDone, Results, Study, in_processes
 from experiments.study_page import write_page, write_text
 from experiments.tradeoff.board import Board
 from experiments.tradeoff.picture import write_picture
@@ -43,7 +43,7 @@ def run_tradeoff(
     *,
     jobs: int = 1,
     backend: Literal["loky", "ray"] = "loky",
-    on_done: Callable[[int, int], None] = lambda done, total: None,
+    on_done: OnDone = lambda done, total: None,
 ) -> Board:
     """Run what is missing, and write the leaderboard, the pictures and the page.
 
@@ -85,7 +85,7 @@ def run_tradeoff(
         reading=f"{READING} {at_delta}",
         header=board.header,
         rows=board.cells(),
-        reports=[(point.label, f"{point.name_of(0)}/report.html") for point in reported],
+        reports=[(point.label, f"{point.trial(0).name}/report.html") for point in reported],
         failures=board.failures,
     )
     return board
@@ -122,7 +122,7 @@ def _refuse_without_undefended(
 ) -> None:
     """Raise where the point failed with which all others are compared."""
     undefended = next(point for point in points if point.undefended)
-    failed = [one for one in results.failures if one.point == undefended.config.name]
+    failed = [failure for failure in results.failures if failure.point == undefended.name]
     if failed:
         raise TradeOffError(
             f"study {tradeoff.name}: {undefended.label!r}, which the others are compared with, "

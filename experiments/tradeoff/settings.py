@@ -152,14 +152,13 @@ def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
     every = list(_points(tradeoff, folder))
     past: dict[str, str] = {}
     for point in every:
-        name = point.config.name
-        if name in past:
+        if point.name in past:
             raise ConfigError(
-                f"study {tradeoff.name}: {past[name]!r} and {point.label!r} would share the folder "
-                f"{point.name_of(0)}; give each strength once, and defences names that differ in "
-                "their letters"
+                f"study {tradeoff.name}: {past[point.name]!r} and {point.label!r} would share the "
+                f"folder {point.trial(0).name}; give each strength once, and defences names that "
+                "differ in their letters"
             )
-        past[name] = point.label
+        past[point.name] = point.label
         for choice in point.config.attacks:
             try:
                 prepare(choice)

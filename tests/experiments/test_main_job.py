@@ -46,7 +46,7 @@ def test_one_line_for_each_inference() -> None:
     assert [line.method for line in lines] == ["SingleVL", "TVFL, all parties", "TVFL-0", "APFed-C"]
     assert lines[0].cells() == ("SingleVL", "nothing is sent", "90.0", "0", "0", "not applicable")
     assert lines[1].cells()[3:] == ("1.0 MB", "∞", "0.100")
-    assert lines[3].epsilon == 8
+    assert lines[3].summary.epsilon_x == 8
     assert lines[3].variant.protection == "guard + secure sum"
 
 

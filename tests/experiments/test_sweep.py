@@ -96,12 +96,14 @@ def test_a_point_is_run_once_and_read_afterwards(
 
 def test_other_settings_and_damage_are_refused(trial: Trial) -> None:
     finish(trial)
-    batches = trial.config.train.model_copy(update={"batch_size": 17})
-    config = trial.config.model_copy(update={"train": batches})
-    with pytest.raises(CheckpointError, match="a run with other settings"):
-        finish(dataclasses.replace(trial, config=config))
-    with pytest.raises(CheckpointError, match="a run with other settings"):
-        finish(dataclasses.replace(trial, centralised=True))
+    train = trial.config.train.model_copy(update={"batch_size": 17})
+    for changes in (
+        {"config": trial.point.config.model_copy(update={"train": train})},
+        {"centralised": True},
+    ):
+        other = dataclasses.replace(trial.point, **changes)
+        with pytest.raises(CheckpointError, match="a run with other settings"):
+            finish(other.trial(0))
     whole = trial.path.read_text()
     for damage in ("", "{", "[]", '{"settings": "x"}', whole.replace("accuracy", "precision")):
         trial.path.write_text(damage)
@@ -123,7 +125,7 @@ def test_losses_are_paired_by_seed_and_intervals_hold_the_mean(tmp_path: Path) -
         for point in points
     ]
     single, plain, fresh = summarise(points, results_of(found))
-    assert [one.line.key for one in (single, plain, fresh)] == ["single", "plain", "fresh"]
+    assert [one.point.line.key for one in (single, plain, fresh)] == ["single", "plain", "fresh"]
     assert fresh.loss.mean == pytest.approx(0.1)
     assert fresh.loss.high - fresh.loss.low < 1e-9  # the same in every seed
     assert fresh.accuracy.low < fresh.accuracy.mean < fresh.accuracy.high

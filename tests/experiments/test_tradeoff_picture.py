@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from experiments.intervals import Interval
-from experiments.study import Leakage
+from experiments.study import Leakage, Summary
 from experiments.tradeoff.board import Board, Entry
 from experiments.tradeoff.picture import draw
 from experiments.tradeoff.settings import DefencePoint
@@ -18,11 +18,12 @@ def _entry(name: str, accuracy: float, advantage: float) -> Entry:
         target="labels", attack="any", metric="auc", score=0.6, baseline=0.5, missing="",
         advantage=Interval(advantage, advantage - 0.02, advantage + 0.02),
     )  # fmt: skip
-    return Entry(
-        point=cast(DefencePoint, point), seeds=2,
-        accuracy=Interval(accuracy, accuracy - 0.03, accuracy + 0.03),
-        epsilon_x=8.0, epsilon_y=float("inf"), releases=20, leakage={"labels": leak},
+    summary = Summary(
+        seeds=2, accuracies={"apfed_c": Interval(accuracy, accuracy - 0.03, accuracy + 0.03)},
+        epsilon_x=8.0, epsilon_y=float("inf"), releases=20, wire_bytes=0.0,
+        leakage={"labels": leak},
     )  # fmt: skip
+    return Entry(point=cast(DefencePoint, point), summary=summary)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.001, 0.03], ids=["one spot", "a crowd", "apart"])
