@@ -4,19 +4,17 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from experiments.bench import BENCHES, run_bench
-from experiments.comparison import HEADER
-from experiments.main_job import READING, Comparison, run_main_job
+from experiments.main_job import HEADER, READING, run_main_job
 from experiments.references import REFERENCES, run_reference
 from experiments.sweep import CONFIGS, run_sweep
+from experiments.sweep import HEADER as SWEEP_HEADER
 from experiments.sweep import READING as SWEEP_READING
-from experiments.sweep.summary import HEADER as SWEEP_HEADER
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed import progress_bars, terminal
 from secure_apfed.errors import ApfedError
@@ -43,20 +41,11 @@ def main_job(
     """Align, train, protect, attack and report on breast cancer and digits; print the table."""
     with progress_bars.counting("runs", quiet=False) as on_done:
         comparisons = run_main_job(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
-    console = Console()
     for comparison in comparisons:
-        console.print(_comparison_table(comparison, seeds))
-    console.print(READING, highlight=False)
-    console.print(f"Tables, pictures and reports: {output / 'index.html'}", highlight=False)
-
-
-def _comparison_table(comparison: Comparison, seeds: int) -> Table:
-    table = Table(title=comparison.title(seeds))
-    for column in HEADER:
-        table.add_column(column, justify="left" if column in HEADER[:2] else "right")
-    for line in comparison.lines:
-        table.add_row(*line.cells())
-    return table
+        rows = [line.cells() for line in comparison.lines]
+        terminal.show_rows(comparison.title(seeds), HEADER, rows)
+    Console().print(READING, highlight=False)
+    Console().print(f"Tables, pictures and reports: {output / 'index.html'}", highlight=False)
 
 
 @app.command()
@@ -81,9 +70,8 @@ def sweep(
             output, seeds=range(seeds), jobs=jobs, configs=config or CONFIGS, store=store,
             figures=figures, on_done=on_done,
         )  # fmt: skip
-    for one in found:
-        rows = [point.cells() for point in one.points]
-        terminal.show_rows(one.title(seeds), SWEEP_HEADER, rows)
+    for sweep_of_data in found:
+        terminal.show_rows(sweep_of_data.title, SWEEP_HEADER, sweep_of_data.cells())
     Console().print(SWEEP_READING, highlight=False)
     Console().print(f"Tables, pictures and page: {output / 'index.html'}", highlight=False)
 
@@ -124,18 +112,12 @@ def bench(
         _print_table(name, result)
 
 
-def _print_table(name: str, result: dict[str, object]) -> None:
+def _print_table(name: str, result: dict[str, Any]) -> None:
     rows = result["rows"]
-    assert isinstance(rows, list)
-    table = Table(title=f"bench {name}")
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*(_shown(row.get(column)) for column in columns))
-    console = Console()
-    console.print(table)
-    console.print(f"measured on {result['machine']}")
+    shown = [[_shown(row.get(column)) for column in columns] for row in rows]
+    terminal.show_rows(f"bench {name}", columns, shown)
+    Console().print(f"measured on {result['machine']}")
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of means over seeds, for the tables of sweeps and studies."""
+"""Bootstrap intervals of means over seeds: the one kind of interval that all tables have."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,11 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval":
-        """Of at least one value (percentile bootstrap, always the same resamples)."""
+        """Of at least one value (percentile bootstrap, always the same resamples).
+
+        Of few seeds it is too narrow: of five normal values it holds the true mean in about
+        83 of 100 cases.
+        """
         mean = float(np.mean(values))
         if len(values) < 2:
             return cls(mean, math.nan, math.nan)
@@ -38,3 +42,11 @@ class Interval:
         """Such as "95.2 [94.8, 95.6]"; `form` is that of one number."""
         mean, low, high = (f"{scale * value:{form}}" for value in (self.mean, self.low, self.high))
         return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"
+
+    def arms(self, scale: float = 1.0) -> list[list[float]]:
+        """How far the ends lie from the mean, as matplotlib's error bars take them; 0 without."""
+        if math.isnan(self.low):
+            return [[0.0], [0.0]]
+        # Ends of equal values may lie on the wrong side of their mean by a rounding.
+        below, above = self.mean - self.low, self.high - self.mean
+        return [[scale * max(0.0, below)], [scale * max(0.0, above)]]

@@ -11,7 +11,7 @@ depends on the mode.
 import json
 import statistics
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,10 +19,11 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from matplotlib.axes import Axes
 from rich.console import Console
 from rich.table import Table
 
-from experiments.overlap_picture import draw_overlaps
+from experiments.study_page import ATTACK, OTHER, OURS, drawing
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
@@ -30,11 +31,20 @@ from secure_apfed.errors import NoHelpWarning
 from secure_apfed.runs import run
 from secure_apfed.seeds import derive_seed
 
-__all__ = ["OVERLAPS", "OverlapRow", "compare_overlaps", "config_of", "main", "with_overlap"]
+__all__ = [
+    "OVERLAPS",
+    "OverlapRow",
+    "compare_overlaps",
+    "config_of",
+    "draw_overlaps",
+    "main",
+    "with_overlap",
+]
 
 OVERLAPS = (0.05, 0.2, 0.5, 0.8)
 _MODES = ("all", "pairwise")
-_DATASETS: dict[str, dict[str, Any]] = {
+_COLOURS = (OURS, ATTACK)  # of the modes
+_DATASETS: Mapping[str, Mapping[str, Any]] = {
     "digits": {
         "data": {"dataset": "digits", "views": 4, "overlap": 1.0},
         "model": {"hidden": [64], "representation": 32, "projection": 64, "dropout": 0.2},
@@ -135,6 +145,64 @@ def _row(dataset: str, overlap: float, mode: str | None, seeds: int, epochs: int
         accuracy=statistics.mean(accuracies),
         deviation=statistics.stdev(accuracies) if seeds > 1 else 0.0,
     )
+
+
+def draw_overlaps(rows: Sequence[OverlapRow], path: Path) -> None:
+    """Write a PNG: a column each data set, accuracy above, people helped on below.
+
+    The line without overlap is the active alone: a dashed line, with a band of one standard
+    deviation.
+    """
+    datasets = list(dict.fromkeys(row.dataset for row in rows))
+    with drawing(path, (4.2 * len(datasets), 5.4)) as figure:
+        grid = figure.subplots(2, len(datasets), squeeze=False, sharex=True)
+        for column, dataset in enumerate(datasets):
+            own = [row for row in rows if row.dataset == dataset]
+            _accuracy(grid[0, column], dataset, own)
+            _helped(grid[1, column], own)
+        handles, labels = grid[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+
+
+def _accuracy(axes: Axes, dataset: str, rows: Sequence[OverlapRow]) -> None:
+    (alone,) = (row for row in rows if not row.overlap)
+    mean, spread = 100 * alone.accuracy, 100 * alone.deviation
+    axes.axhspan(mean - spread, mean + spread, color=OTHER, alpha=0.15, linewidth=0)
+    axes.axhline(mean, color=OTHER, linestyle="--", label=alone.method)
+    for number, (method, line) in enumerate(_lines(rows).items()):
+        # a little apart, so that the bars of both can be seen
+        places = [100 * row.overlap + 1.2 * (number - 0.5) for row in line]
+        axes.errorbar(
+            places,
+            [100 * row.accuracy for row in line],
+            [100 * row.deviation for row in line],
+            color=_COLOURS[number],
+            marker="o",
+            markersize=4,
+            capsize=3,
+            label=method,
+        )
+    axes.set_title(dataset.replace("_", " "))
+    axes.set_ylabel("test accuracy, %")
+
+
+def _helped(axes: Axes, rows: Sequence[OverlapRow]) -> None:
+    lines = _lines(rows)
+    for number, line in enumerate(lines.values()):
+        places = [100 * row.overlap + 4 * (number - 0.5) for row in line]
+        axes.bar(places, [row.helped for row in line], width=3.6, color=_COLOURS[number])
+    axes.set_xticks(sorted({100 * row.overlap for row in rows if row.overlap}))
+    axes.set_xlabel("people of the active known to each passive, %")
+    axes.set_ylabel("people helped on")
+
+
+def _lines(rows: Sequence[OverlapRow]) -> dict[str, list[OverlapRow]]:
+    """The rows of each method that has an overlap."""
+    lines: dict[str, list[OverlapRow]] = {}
+    for row in rows:
+        if row.overlap:
+            lines.setdefault(row.method, []).append(row)
+    return lines
 
 
 def main(

@@ -4,21 +4,22 @@
 papers, or other ones: each entry says which, and the distance is written beside the figures.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from joblib import Parallel, delayed
-
-from attacks.interface import AttackResult
-from experiments import tables
+from experiments.finished_run import FinishedRun
 from experiments.intervals import Interval
-from experiments.main_job import base_config
-from experiments.report.folder import Outcome
-from experiments.trials import finish_trial
-from secure_apfed.config import Config
-from secure_apfed.folder_files import read_json
-from secure_apfed.runs import RunFolder
+from experiments.study import (
+    Figures,
+    OnDone,
+    Point,
+    Study,
+    accuracy_of,
+    base_config,
+    figures_of,
+)  # fmt: skip
+from experiments.study_page import markdown, write_text
 
 __all__ = ["REFERENCES", "Reference", "ReferenceTable", "run_reference"]
 
@@ -73,12 +74,12 @@ class ReferenceTable:
 
     Attributes:
         accuracy: of the runs themselves, on test rows.
-        figures: by variant or baseline and metric.
+        figures: by "attack: VARIANT" or "baseline: NAME", and metric.
     """
 
     reference: Reference
     accuracy: Interval
-    figures: Mapping[tuple[str, str], Mapping[str, Interval]]
+    figures: Mapping[str, Mapping[str, Interval]]
 
     @property
     def header(self) -> tuple[str, ...]:
@@ -88,94 +89,66 @@ class ReferenceTable:
     def cells(self) -> list[tuple[str, ...]]:
         """Texts: every variant and baseline, what was published, and the distance to it."""
         wanted = self.reference
-        rows = [
-            (
-                f"{kind}: {name}",
-                *(
-                    figures[one].text(form=".3f") if one in figures else "-"
-                    for one in wanted.metrics
-                ),
-            )
-            for (kind, name), figures in self.figures.items()
-        ]
-        ours = self.figures["attack", wanted.variant]
-        published = [wanted.published.get(metric) for metric in wanted.metrics]
-        distances = [
-            None if figure is None else ours[metric].mean - figure
-            for metric, figure in zip(wanted.metrics, published, strict=True)
-        ]
+        ours = self.figures[f"attack: {wanted.variant}"]
+        published = {metric: wanted.published.get(metric) for metric in wanted.metrics}
         return [
-            *rows,
+            *(
+                (name, *(
+                    figures[metric].text(form=".3f") if metric in figures else "-"
+                    for metric in wanted.metrics
+                ))
+                for name, figures in self.figures.items()
+            ),
             (f"published: {wanted.setting}",
-             *("-" if one is None else f"{one:.3f}" for one in published)),
+             *("-" if figure is None else f"{figure:.3f}" for figure in published.values())),
             (f"{wanted.variant} minus published",
-             *("-" if one is None else f"{one:+.3f}" for one in distances)),
+             *("-" if figure is None else f"{ours[metric].mean - figure:+.3f}"
+               for metric, figure in published.items())),
         ]  # fmt: skip
 
     def as_markdown(self) -> str:
         """The table with what it stands beside."""
-        told = f"Accuracy of the runs {self.accuracy.text(scale=100)} %. {self.reference.source}."
-        return f"{told}\n\n{tables.markdown(self.header, self.cells())}"
+        accuracy = f"Accuracy of the runs {self.accuracy.text(scale=100)} %."
+        return f"{accuracy} {self.reference.source}.\n\n{markdown(self.header, self.cells())}"
 
 
 def run_reference(
     reference: Reference, folder: Path, *, jobs: int = 1,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
+    on_done: OnDone = lambda done, total: None,
 ) -> ReferenceTable:  # fmt: skip
-    """Run the seeds that are missing below `folder`; return the table.
-
-    Raises:
-        CheckpointError: a folder holds a run with other settings.
-        ApfedError: as `secure_apfed.runs.run`.
-    """
-    base = base_config(reference.config)
-    configs = [
-        base.model_copy(update={"name": f"{base.name}-seed{seed}", "seed": seed})
-        for seed in range(reference.seeds)
-    ]
-    finished = Parallel(n_jobs=jobs, return_as="generator")(
-        delayed(_finished)(config, folder / config.name) for config in configs
-    )
-    found = []
-    for one in finished:
-        found.append(one)
-        on_done(len(found), len(configs))
+    """Run the seeds that are missing below `folder`; return the table."""
+    point = Point(config=base_config(reference.config), folder=folder)
+    study = Study(points=[point], seeds=range(reference.seeds))
+    rows = study.run(jobs=jobs, figures=_scores_of, on_done=on_done).table
+    wanted = rows["target"].isin(("attack", "baseline")) & rows["metric"].isin(reference.metrics)
+    # Attacks first, then baselines.
+    figures: dict[str, dict[str, Interval]] = {}
+    for (kind, name), of_name in rows[wanted & rows["score"].notna()].groupby(
+        ["target", "name"], sort=False
+    ):
+        figures[f"{kind}: {name}"] = {
+            str(metric): Interval.of(of_metric["score"].tolist())
+            for metric, of_metric in of_name.groupby("metric", sort=False)
+        }
     table = ReferenceTable(
-        reference=reference,
-        accuracy=Interval.of([accuracy for accuracy, _ in found]),
-        figures=_figures([results for _, results in found], reference.metrics),
+        reference=reference, accuracy=Interval.of(accuracy_of(rows).tolist()), figures=figures
     )
-    (folder / f"{reference.config}.md").write_text(table.as_markdown(), encoding="utf-8")
+    write_text(folder / f"{reference.config}.md", table.as_markdown())
     return table
 
 
-def _finished(config: Config, path: Path) -> tuple[float, list[AttackResult]]:
-    finish_trial(config, path)
-    folder = RunFolder(path)
-    accuracy = next(iter(read_json(folder.result, Outcome).accuracy.values()))
-    return accuracy, list(read_json(path / "attacks.json", tuple[AttackResult, ...]))
+def _scores_of(run: FinishedRun) -> Figures:
+    """Of every variant and baseline; a name that several attacks have says the same in all.
 
-
-def _figures(
-    by_seed: Sequence[Sequence[AttackResult]], metrics: Sequence[str]
-) -> dict[tuple[str, str], dict[str, Interval]]:
-    """Attacks first, then baselines; a name that several attacks have says the same in all.
-
-    A seed without a figure (None: it was not finite) takes no part in its mean.
+    A score is None where it was not finite: that seed takes no part in its mean.
     """
-    values: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for results in by_seed:
-        told = {
-            (kind, name): scores
-            for kind, part in (("attack", "variants"), ("baseline", "baselines"))
-            for result in results
-            for name, scores in getattr(result, part).items()
+    yield from (figure for figure in figures_of(run) if figure["target"] == "task")
+    for kind, part in (("attack", "variants"), ("baseline", "baselines")):
+        scores = {
+            name: by_metric
+            for result in run.attacks or ()
+            for name, by_metric in getattr(result, part).items()
         }
-        for key, scores in told.items():
-            for metric in metrics:
-                if (figure := scores[metric]) is not None:
-                    values.setdefault(key, {}).setdefault(metric, []).append(figure)
-    return {
-        key: {metric: Interval.of(listed) for metric, listed in by_metric.items()}
-        for key, by_metric in values.items()
-    }
+        for name, by_metric in scores.items():
+            for metric, score in by_metric.items():
+                yield {"target": kind, "name": name, "metric": metric, "score": score}

@@ -7,7 +7,6 @@ row-release figure: the other rows tell of the record through the encoder. With 
 under the claim. The fast audit of a release path is `secure_apfed.privacy.audit`.
 """
 
-from experiments.audit.outcome import CaseResult
-from experiments.audit.run import run_audit
+from experiments.audit.run import CaseResult, run_audit
 
 __all__ = ["CaseResult", "run_audit"]

@@ -23,7 +23,6 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from experiments import tables
 from experiments.intervals import Interval
 from experiments.leaks.degradation import degradation
 from experiments.leaks.inversion import inversion
@@ -35,6 +34,7 @@ from experiments.leaks.questions import chosen, decoder
 from experiments.leaks.sessions import Row
 from experiments.leaks.split_learning import split_learning
 from experiments.leaks.stuffing import stuffing
+from experiments.study_page import markdown
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.plain_json import to_json
@@ -123,7 +123,7 @@ def _plain(row: Row) -> Row:
 def as_markdown(rows: list[Row]) -> str:
     """A table; columns that no row has are left out."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    return tables.markdown(columns, [[_shown(row.get(key)) for key in columns] for row in rows])
+    return markdown(columns, [[_shown(row.get(key)) for key in columns] for row in rows])
 
 
 def _shown(value: object) -> str:

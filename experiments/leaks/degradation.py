@@ -7,8 +7,7 @@ from sklearn.cluster import KMeans
 
 from attacks.live.apfed import LiveRun
 from attacks.live.cohort_degradation import CohortDegradation
-from experiments.leaks.over_seeds import over_seeds
-from experiments.leaks.sessions import VICTIM, Row, live_config, open_run
+from experiments.leaks.sessions import VICTIM, Row, live_config, open_run, over_seeds
 
 __all__ = ["degradation"]
 

@@ -16,7 +16,6 @@ from attacks.reading import batches
 from attacks.recorded import view_of
 from attacks.run import mount
 from attacks.view import Knowledge
-from experiments.leaks.over_seeds import over_seeds
 from experiments.leaks.sessions import (
     VICTIM,
     Row,
@@ -25,6 +24,7 @@ from experiments.leaks.sessions import (
     features_of,
     live_config,
     open_run,
+    over_seeds,
 )
 from secure_apfed.config import AttackChoice
 

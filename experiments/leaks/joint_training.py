@@ -10,8 +10,7 @@ from attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from attacks.interface import AttackResult
 from attacks.live.play import play_active, play_passive
 from attacks.run import mount
-from experiments.leaks.over_seeds import over_seeds
-from experiments.leaks.sessions import VICTIM, Row, live_config
+from experiments.leaks.sessions import VICTIM, Row, live_config, over_seeds
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.runs.session import run

@@ -10,9 +10,8 @@ from typing import Any
 
 from attacks.interface import AttackResult
 from attacks.run import mount
-from experiments.leaks.over_seeds import over_seeds
-from experiments.leaks.sessions import Row
-from experiments.main_job import base_config
+from experiments.leaks.sessions import Row, over_seeds
+from experiments.study import base_config
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.runs import Recording
 from secure_apfed.runs.session import run

@@ -13,9 +13,8 @@ from tempfile import TemporaryDirectory
 from attacks.features.chosen_representations import ChosenRepresentations
 from attacks.features.decoder_extraction import DecoderExtraction
 from attacks.live.unprotected import ALL_RULES
-from experiments.leaks.over_seeds import over_seeds
 from experiments.leaks.questions import read_features, read_sum
-from experiments.leaks.sessions import Row, open_run, sum_for
+from experiments.leaks.sessions import Row, open_run, over_seeds, sum_for
 from secure_apfed.runs.session import run
 
 __all__ = ["noise"]

@@ -18,8 +18,15 @@ from attacks.live.unprotected import ALL_RULES, Rule
 from attacks.metrics import explained
 from attacks.recorded import reveal_features, truth_of, view_of
 from attacks.view import Budget, Knowledge, Played
-from experiments.leaks.over_seeds import over_seeds
-from experiments.leaks.sessions import UNPROTECTED, VICTIM, Row, features_of, open_run, sum_for
+from experiments.leaks.sessions import (
+    UNPROTECTED,
+    VICTIM,
+    Row,
+    features_of,
+    open_run,
+    over_seeds,
+    sum_for,
+)
 from protocols.errors import RemoteProtocolError
 
 __all__ = ["chosen", "decoder", "read_features", "read_sum"]

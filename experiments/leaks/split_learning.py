@@ -17,7 +17,7 @@ The server is `attacks.features.hijack`, as in live runs of TVFL. The client is 
 parties add (links, rules, SGD, cut images) is measured by `hijacking`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -29,21 +29,32 @@ from torch import Tensor, nn
 
 from attacks.features.hijack import FeatureSpaceHijack, Hijack
 from attacks.view import Knowledge
-from experiments.leaks.rebuilt_picture import draw_rebuilt
 from experiments.leaks.sessions import Row
+from experiments.study_page import drawing
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import find_dataset
 from secure_apfed.data.readers import ImagePool
 from secure_apfed.models import Shape, output_shape
 from secure_apfed.seeds import seeded
 
-__all__ = ["Case", "Outcome", "Residual", "hijack_client", "images", "main", "split_learning"]
+__all__ = [
+    "Case",
+    "Outcome",
+    "Residual",
+    "draw_rebuilt",
+    "hijack_client",
+    "images",
+    "main",
+    "split_learning",
+]
 
 PUBLISHED = 0.0193
 _SEEDS = range(3)
 _BATCH = 64
 _SCORED = 2_000  # private images whose rebuilt forms are compared
 _CLIENT_RATE = 3e-4
+_COLUMNS = 12  # images of a row of the picture
+_SIDE = 0.7  # inches of an image
 _SERVER = FeatureSpaceHijack(conditioned=False)
 
 
@@ -175,6 +186,25 @@ def _client(maps: bool, features: Shape) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def draw_rebuilt(original: Tensor, rebuilt: Mapping[str, Tensor], path: Path) -> None:
+    """Write a PNG: the first images (1, height, width) in a row, and a row for each attack.
+
+    What is black is the least value of the originals, what is white the greatest.
+    """
+    rows = {"original": original, **rebuilt}
+    low, high = float(original.min()), float(original.max())
+    size = (2.2 + _SIDE * _COLUMNS, 0.15 + 1.1 * _SIDE * len(rows))
+    with drawing(path, size, layout=None) as figure:
+        grid = figure.subplots(len(rows), _COLUMNS, squeeze=False)
+        for line, (name, images) in zip(grid, rows.items(), strict=True):
+            for axes, image in zip(line, images, strict=False):
+                axes.imshow(image[0].numpy(), cmap="gray", vmin=low, vmax=high)
+                axes.set(xticks=[], yticks=[])
+                axes.grid(visible=False)
+            line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        figure.subplots_adjust(left=0.22, right=0.99, top=0.97, bottom=0.03, wspace=0.05)
+
+
 def main(
     picture: Annotated[Path, typer.Option(help="PNG to write: originals above rebuilt images.")],
     seed: Annotated[int, typer.Option(help="Of the first case; the other takes 0.")] = 1,
@@ -186,7 +216,7 @@ def main(
         case.name: hijack_client(case, private, outsiders, seed=of_case)
         for case, of_case in zip(CASES, (seed, 0), strict=True)
     }
-    rows = {f"{name}\nMSE {one.mse:.3f}": one.rebuilt for name, one in found.items()}
+    rows = {f"{name}\nMSE {outcome.mse:.3f}": outcome.rebuilt for name, outcome in found.items()}
     draw_rebuilt(private, rows, picture)
 
 

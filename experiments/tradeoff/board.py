@@ -1,82 +1,22 @@
 """The leaderboard of a study: accuracy, leakage and DCS of every point, with intervals."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from experiments import tables
 from experiments.intervals import Interval
-from experiments.tradeoff.outcome import Leak, Outcome
-from experiments.tradeoff.study import Point
-from experiments.tradeoff.trial import Failure
+from experiments.study import Failure, Leakage, Results, Summary
+from experiments.study_page import markdown
+from experiments.tradeoff.settings import DefencePoint
 from secure_apfed.plain_csv import to_csv
 
-__all__ = ["BETA", "Board", "Entry", "Leakage", "dcs", "on_the_front"]
+__all__ = ["BETA", "Board", "Entry", "dcs", "on_the_front"]
 
 BETA = 0.5
 """Weight of accuracy against leakage in DCS."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leakage:
-    """The attack that gained most on one target, averaged over the seeds.
-
-    Attributes:
-        attack: its setting: name, knowledge, adversary; metric: what it is measured in.
-        advantage: over the best baseline with the same knowledge.
-        score, baseline: the metric itself, means.
-    """
-
-    target: str
-    attack: str
-    metric: str
-    advantage: Interval
-    score: float
-    baseline: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One point of a finished study.
-
-    Attributes:
-        epsilon_x, epsilon_y: the largest over the seeds; inf: nothing is promised.
-        releases: T, the most releases of one row.
-        leakage: by target, of the worst attack, over the seeds to which it applied; a target
-            that no attack applied to is absent.
-        dcs_vflair, dcs_baseline: defence capability scores, 0 to 1, higher is better; None where
-            no attack applies. See `dcs`.
-    """
-
-    point: Point
-    accuracy: Interval
-    epsilon_x: float
-    epsilon_y: float
-    releases: int
-    leakage: Mapping[str, Leakage]
-    dcs_vflair: float | None = None
-    dcs_baseline: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values, without the runs' settings."""
-        return {
-            "defence": self.point.defence,
-            "strength": self.point.strength,
-            "undefended": self.point.undefended,
-            "reference": self.point.reference,
-            "seeds": len(self.point.configs),
-            "accuracy": asdict(self.accuracy),
-            "epsilon_x": self.epsilon_x,
-            "epsilon_y": self.epsilon_y,
-            "releases": self.releases,
-            "leakage": {target: asdict(leak) for target, leak in self.leakage.items()},
-            "dcs_vflair": self.dcs_vflair,
-            "dcs_baseline": self.dcs_baseline,
-        }
 
 
 def dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> float:
@@ -96,52 +36,71 @@ def dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> f
     return 1 / (1 + math.sqrt((1 - BETA) * leak**2 + BETA * loss**2))
 
 
-def _entry(point: Point, outcomes: Sequence[Outcome]) -> Entry:
-    return Entry(
-        point=point,
-        accuracy=Interval.of([one.accuracy for one in outcomes]),
-        epsilon_x=max(one.epsilon_x for one in outcomes),
-        epsilon_y=max(one.epsilon_y for one in outcomes),
-        releases=max(one.releases for one in outcomes),
-        leakage=dict(_worst_leaks(outcomes)),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One point of a finished study.
 
-
-def _worst_leaks(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, Leakage]]:
-    """Per target the attack with the highest mean advantage; chosen by means, not per seed.
-
-    Over the seeds to which it applied, which its name counts where some are missing.
+    Attributes:
+        dcs_vflair, dcs_baseline: defence capability scores, 0 to 1, higher is better, on the
+            target on which the point does worst; None where no attack applies. See `dcs`.
     """
-    found: dict[str, dict[str, list[Leak]]] = {}
-    for one in outcomes:
-        for (target, attack), leak in one.leaks.items():
-            found.setdefault(target, {}).setdefault(attack, []).append(leak)
-    for target, candidates in found.items():
-        attack, leaks = max(
-            candidates.items(), key=lambda one: np.mean([leak.advantage for leak in one[1]])
+
+    point: DefencePoint
+    summary: Summary
+    dcs_vflair: float | None = None
+    dcs_baseline: float | None = None
+
+    @classmethod
+    def of(cls, point: DefencePoint, summary: Summary, *, undefended: Interval) -> "Entry":
+        """Score the point against the accuracy of the undefended one."""
+        if not summary.leakage or point.reference:
+            return cls(point=point, summary=summary)
+
+        def worst(ideal_of: Callable[[Leakage], float]) -> float:
+            return min(
+                dcs(
+                    attack=leak.score, ideal=ideal_of(leak), accuracy=summary.accuracy.mean,
+                    undefended=undefended.mean,
+                )
+                for leak in summary.leakage.values()
+            )  # fmt: skip
+
+        return cls(
+            point=point,
+            summary=summary,
+            dcs_vflair=worst(lambda leak: 0.0),
+            dcs_baseline=worst(lambda leak: leak.baseline),
         )
-        some = "" if len(leaks) == len(outcomes) else f", {len(leaks)} of {len(outcomes)} seeds"
-        yield (
-            target,
-            Leakage(
-                target=target,
-                attack=f"{attack}{some}",
-                metric=leaks[0].metric,
-                advantage=Interval.of([leak.advantage for leak in leaks]),
-                score=float(np.mean([leak.score for leak in leaks])),
-                baseline=float(np.mean([leak.baseline for leak in leaks])),
-            ),
-        )
+
+    @property
+    def accuracy(self) -> Interval:
+        return self.summary.accuracy
+
+    @property
+    def leakage(self) -> Mapping[str, Leakage]:
+        return self.summary.leakage
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, without the runs' settings."""
+        point, summary = self.point, self.summary
+        return {
+            "defence": point.defence, "strength": point.strength, "undefended": point.undefended,
+            "reference": point.reference, "seeds": summary.seeds,
+            "accuracy": asdict(self.accuracy), "epsilon_x": summary.epsilon_x,
+            "epsilon_y": summary.epsilon_y, "releases": summary.releases,
+            "leakage": {target: leak.as_json() for target, leak in self.leakage.items()},
+            "dcs_vflair": self.dcs_vflair, "dcs_baseline": self.dcs_baseline,
+        }  # fmt: skip
 
 
 def on_the_front(entries: Iterable[Entry], target: str) -> list[Entry]:
     """Return the points that no other beats in both accuracy and advantage, least leaking first."""
-    shown = [one for one in entries if target in one.leakage and not one.point.reference]
-    shown.sort(key=lambda one: (one.leakage[target].advantage.mean, -one.accuracy.mean))
+    shown = [entry for entry in entries if target in entry.leakage and not entry.point.reference]
+    shown.sort(key=lambda entry: (entry.leakage[target].advantage.mean, -entry.accuracy.mean))
     front: list[Entry] = []
-    for one in shown:
-        if not front or one.accuracy.mean > front[-1].accuracy.mean:
-            front.append(one)
+    for entry in shown:
+        if not front or entry.accuracy.mean > front[-1].accuracy.mean:
+            front.append(entry)
     return front
 
 
@@ -157,17 +116,16 @@ class Board:
     failures: tuple[Failure, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        results: Sequence[tuple[Point, Sequence[Outcome]]],
-        failures: Sequence[Failure] = (),
-    ) -> "Board":
+    def of(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
         """Average over the seeds, compare with the undefended point, and rank."""
-        entries = [_entry(point, outcomes) for point, outcomes in results]
-        undefended = next(one for one in entries if one.point.undefended)
-        scored = [_with_dcs(one, undefended.accuracy.mean) for one in entries]
-        scored.sort(key=lambda one: (not one.point.reference, -(one.dcs_baseline or 0.0)))
-        return cls(tuple(scored), tuple(failures))
+        failed = {failure.point for failure in results.failures}
+        whole = [
+            (point, Summary.of(results.of(point))) for point in points if point.name not in failed
+        ]
+        undefended = next(summary.accuracy for point, summary in whole if point.undefended)
+        entries = [Entry.of(point, summary, undefended=undefended) for point, summary in whole]
+        entries.sort(key=lambda entry: (not entry.point.reference, -(entry.dcs_baseline or 0.0)))
+        return cls(tuple(entries), results.failures)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -186,11 +144,12 @@ class Board:
             (
                 entry.point.label,
                 entry.accuracy.text(scale=100),
-                *(_leak_text(entry.leakage.get(target)) for target in self.targets),
-                _epsilon(entry.epsilon_x),
-                _epsilon(entry.epsilon_y),
-                str(entry.releases),
-                *("-" if v is None else f"{v:.3f}" for v in (entry.dcs_baseline, entry.dcs_vflair)),
+                *(_leak(entry.leakage.get(target)) for target in self.targets),
+                _epsilon(entry.summary.epsilon_x),
+                _epsilon(entry.summary.epsilon_y),
+                str(entry.summary.releases),
+                _score(entry.dcs_baseline),
+                _score(entry.dcs_vflair),
             )
             for entry in self.entries
         ]
@@ -202,23 +161,26 @@ class Board:
             (
                 entry.point.label,
                 f"{100 * entry.accuracy.mean:.1f}",
-                *(_mean_text(entry.leakage.get(target)) for target in self.targets),
-                _epsilon(entry.epsilon_x),
-                str(entry.releases),
-                "-" if entry.dcs_baseline is None else f"{entry.dcs_baseline:.3f}",
+                *(
+                    f"{entry.leakage[target].advantage.mean:+.3f}"
+                    if target in entry.leakage else "-"
+                    for target in self.targets
+                ),
+                _epsilon(entry.summary.epsilon_x),
+                str(entry.summary.releases),
+                _score(entry.dcs_baseline),
             )
             for entry in self.entries
-        ]
+        ]  # fmt: skip
         return header, rows
 
     def as_json(self) -> list[dict[str, Any]]:
-        """Plain values."""
         return [entry.as_json() for entry in self.entries]
 
     def as_markdown(self) -> str:
         """The leaderboard as a Markdown table."""
-        table = tables.markdown(self.header, self.cells())
-        failed = "".join(f"- {one.trial}: {one.message}\n" for one in self.failures)
+        table = markdown(self.header, self.cells())
+        failed = "".join(f"- {failure.trial}: {failure.message}\n" for failure in self.failures)
         return f"{table}\nFailed, and their points left out:\n\n{failed}" if failed else table
 
     def as_csv(self) -> str:
@@ -226,35 +188,15 @@ class Board:
         return to_csv(pd.json_normalize(self.as_json()))
 
 
-def _with_dcs(entry: Entry, undefended: float) -> Entry:
-    """Score the target on which the point does worst."""
-    if not entry.leakage or entry.point.reference:
-        return entry
-    accuracy = entry.accuracy.mean
-    leaks = entry.leakage.values()
-    given = {name: value for name, value in vars(entry).items() if not name.startswith("dcs")}
-    return Entry(
-        **given,
-        dcs_vflair=min(
-            dcs(attack=leak.score, ideal=0.0, accuracy=accuracy, undefended=undefended)
-            for leak in leaks
-        ),
-        dcs_baseline=min(
-            dcs(attack=leak.score, ideal=leak.baseline, accuracy=accuracy, undefended=undefended)
-            for leak in leaks
-        ),
-    )
-
-
-def _leak_text(leak: Leakage | None) -> str:
+def _leak(leak: Leakage | None) -> str:
     if leak is None:
         return "not applicable"
-    return f"{leak.advantage.text(form='.3f')} {leak.attack}"
-
-
-def _mean_text(leak: Leakage | None) -> str:
-    return "-" if leak is None else f"{leak.advantage.mean:+.3f}"
+    return f"{leak.advantage.text(form='.3f')} {leak.name}"
 
 
 def _epsilon(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

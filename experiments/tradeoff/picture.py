@@ -8,33 +8,27 @@ from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 
-import matplotlib as mpl
 from adjustText import adjust_text
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Text
 
-from experiments.report.picture_style import ATTACK, OTHER, STYLE
-from experiments.report.pictures import Picture
-from experiments.report.words import number
+from experiments.study_page import ATTACK, COLOURS, OTHER, Picture, drawing, number
 from experiments.tradeoff.board import Board, Entry, on_the_front
 
 __all__ = ["draw", "write_picture"]
 
-# Colour-blind safe (Okabe and Ito, 2008), without the colours of the reference lines.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _DASHES = ((0, (1, 2)), (0, (6, 2)), (0, (6, 2, 1, 2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_PLOT_INCHES, _LINE_INCHES = 4.6, 0.2
+_WIDTH_INCHES, _PLOT_INCHES, _LINE_INCHES = 8.0, 4.6, 0.2
 
 
 def write_picture(board: Board, target: str, folder: Path) -> Picture:
     """Write the picture of one target into the study's folder."""
     path = folder / f"pareto-{target}.png"
-    with mpl.rc_context(STYLE):
-        figure, _ = draw(board, target)
-        figure.savefig(path)
+    with drawing(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
+        draw(figure, board, target)
     return Picture(
         path=path,
         title=f"Accuracy against leakage of {target}",
@@ -44,13 +38,15 @@ def write_picture(board: Board, target: str, folder: Path) -> Picture:
     )
 
 
-def draw(board: Board, target: str) -> tuple[Figure, list[Text]]:
-    """Return the picture, and the points' numbers in it, which do not overlap."""
-    shown = [e for e in board.entries if target in e.leakage and not e.point.reference]
-    references = [e for e in board.entries if e.point.reference]
+def draw(figure: Figure, board: Board, target: str) -> list[Text]:
+    """Draw the picture; return the points' numbers in it, which do not overlap."""
+    references = [entry for entry in board.entries if entry.point.reference]
+    shown = [
+        entry for entry in board.entries if target in entry.leakage and not entry.point.reference
+    ]
     # The legend has two columns; one line of it is for the front.
     lines = math.ceil((len(shown) + len(references) + 1) / 2)
-    figure = Figure(figsize=(8.0, _PLOT_INCHES + _LINE_INCHES * lines), layout="constrained")
+    figure.set_size_inches(_WIDTH_INCHES, _PLOT_INCHES + _LINE_INCHES * lines)
     axes = figure.subplots()
     numbers = _draw_points(axes, shown, target)
     _draw_front(axes, on_the_front(shown, target), target)
@@ -70,28 +66,23 @@ def draw(board: Board, target: str) -> tuple[Figure, list[Text]]:
         numbers, ax=axes, expand=(2.4, 1.9), iter_lim=500,
         arrowprops={"arrowstyle": "-", "color": OTHER, "lw": 0.6},
     )  # fmt: skip
-    return figure, numbers
+    return numbers
 
 
 def _draw_points(axes: Axes, shown: Sequence[Entry], target: str) -> list[Text]:
     """One colour and marker a defence; returns the points' numbers, which may still overlap."""
-    styles = dict(
-        zip(
-            dict.fromkeys(e.point.defence for e in shown),
-            cycle(zip(_COLOURS, _MARKERS, strict=True)),
-            strict=False,
-        )
-    )
+    defences = dict.fromkeys(entry.point.defence for entry in shown)
+    styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
     numbers: list[Text] = []
     for count, entry in enumerate(shown, start=1):
         colour, marker = styles[entry.point.defence]
         leak, accuracy = entry.leakage[target].advantage, entry.accuracy
+        spent = entry.summary
+        epsilons = f"{number(spent.epsilon_x)}, {number(spent.epsilon_y)}, {spent.releases}"
         axes.errorbar(
-            leak.mean, 100 * accuracy.mean,
-            xerr=_arms(leak.mean, leak.low, leak.high, 1),
-            yerr=_arms(accuracy.mean, accuracy.low, accuracy.high, 100),
+            leak.mean, 100 * accuracy.mean, xerr=leak.arms(), yerr=accuracy.arms(100),
             fmt=marker, color=colour, markersize=7, elinewidth=1, capsize=2,
-            label=f"{count}  {_told(entry)}",
+            label=f"{count}  {entry.point.label} ({epsilons})",
         )  # fmt: skip
         numbers.append(
             axes.text(
@@ -100,17 +91,6 @@ def _draw_points(axes: Axes, shown: Sequence[Entry], target: str) -> list[Text]:
             )
         )  # fmt: skip
     return numbers
-
-
-def _arms(mean: float, low: float, high: float, scale: float) -> list[list[float]] | None:
-    if math.isnan(low):
-        return None
-    return [[scale * max(0.0, mean - low)], [scale * max(0.0, high - mean)]]
-
-
-def _told(entry: Entry) -> str:
-    epsilons = f"{number(entry.epsilon_x)}, {number(entry.epsilon_y)}, {entry.releases}"
-    return f"{entry.point.label} ({epsilons})"
 
 
 def _draw_front(axes: Axes, front: Sequence[Entry], target: str) -> None:

@@ -1,34 +1,49 @@
-"""Runs a study: every trial that is not done yet, in several processes, then its pages."""
+"""Runs a trade-off study, and writes its leaderboard, pictures and page."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed
 
 from experiments.report import write_report
+from experiments.study import OnDone, Results, Study, in_processes
+from experiments.study_page import write_page, write_text
 from experiments.tradeoff.board import Board
-from experiments.tradeoff.outcome import Outcome
-from experiments.tradeoff.page import write_page
-from experiments.tradeoff.study import Point, Study, StudyError, points
-from experiments.tradeoff.trial import Failure, Trial, attempt, trials_of
+from experiments.tradeoff.picture import write_picture
+from experiments.tradeoff.settings import DefencePoint, TradeOff, points_of
 from secure_apfed.config.file import dump_settings
 from secure_apfed.config.plain_yaml import read_text, yaml_value
-from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.plain_json import to_json
-from secure_apfed.runs.folder import make_private, write_atomically
+from secure_apfed.runs.folder import make_private
 
-__all__ = ["run_study"]
+__all__ = ["READING", "TradeOffError", "run_tradeoff"]
+
+READING = (
+    "Each point is one defence at one strength: mean and 95 % bootstrap interval over the seeds. "
+    "Up is accurate, left is private. Advantage: an attack by one adversary minus its best "
+    "baseline with the same knowledge, those that gain most by their mean over the seeds, which is "
+    "a little optimistic for the attack. One whose interval holds 0 means that these attacks found "
+    "nothing, not that there is nothing; where nothing leaks it is as often below 0 as above. The "
+    "legend says (ε_x, ε_y, T): of one row's T releases with the encoder held fixed, and of "
+    "labels. Lines: the active alone is the floor; one table of all features, which nobody holds, "
+    "is what the same network reaches with them; TVFL needs all parties to predict. DCS is defined "
+    "in docs/trade-off.md."
+)
 
 
-def run_study(
-    study: Study,
+class TradeOffError(ApfedError):
+    """A study cannot say what it was asked; its finished trials are kept."""
+
+
+def run_tradeoff(
+    tradeoff: TradeOff,
     folder: Path,
     *,
     jobs: int = 1,
     backend: Literal["loky", "ray"] = "loky",
-    on_done: Callable[[int, int], None] = lambda done, total: None,
+    on_done: OnDone = lambda done, total: None,
 ) -> Board:
     """Run what is missing, and write the leaderboard, the pictures and the page.
 
@@ -36,59 +51,62 @@ def run_study(
     trial that ends with an error is named in the board's failures, and its point left out.
 
     Args:
-        study: as `load_study` returns it.
+        tradeoff: as `load_tradeoff` returns it.
         folder: of the study; made where missing.
         jobs: processes, each with one thread.
-        backend: "loky" starts them here; "ray" gives the trials to a Ray cluster whose nodes
-            share this file system.
+        backend: as `in_processes` takes it.
         on_done: called with trials done and in all.
 
     Raises:
         ConfigError: a defence that no run accepts, or Ray is not installed.
         CheckpointError: the folder holds something else, or a trial's has other settings;
             nothing was run.
-        StudyError: the undefended point failed, with which all others are compared.
+        TradeOffError: the undefended point failed, with which all others are compared.
     """
-    every = [(point, trials_of(point, folder)) for point in points(study)]
-    work = [trial for _, trials in every for trial in trials]
-    with _processes(backend):
-        _claim(folder, study, work)
-        found: dict[str, Outcome | Failure] = {}
-        finished = Parallel(n_jobs=jobs, return_as="generator_unordered")(
-            delayed(attempt)(trial) for trial in work
-        )
-        for name, one in finished:
-            found[name] = one
-            on_done(len(found), len(work))
-        board = _board_of(study, every, found)
-        Parallel(n_jobs=jobs)(
-            delayed(write_report)(folder / entry.point.configs[0].name)
-            for entry in board.entries
-            if not entry.point.centralised
-        )
-    write_atomically(folder / "leaderboard.csv", board.as_csv().encode())
-    write_atomically(folder / "leaderboard.md", board.as_markdown().encode())
-    write_atomically(folder / "points.json", to_json(board.as_json(), indent=2).encode())
-    write_page(study, board, folder)
+    points = points_of(tradeoff, folder)
+    study = Study(points=points, seeds=range(tradeoff.seeds))
+    with in_processes(backend):
+        _claim(folder, tradeoff, study)
+        results = study.run(jobs=jobs, keep_going=True, on_done=on_done)
+        _refuse_without_undefended(tradeoff, points, results)
+        board = Board.of(points, results)
+        reported = [entry.point for entry in board.entries if not entry.point.centralised]
+        Parallel(n_jobs=jobs)(delayed(write_report)(point.trial(0).path) for point in reported)
+    write_text(folder / "leaderboard.csv", board.as_csv())
+    write_text(folder / "leaderboard.md", board.as_markdown())
+    write_text(folder / "points.json", to_json(board.as_json(), indent=2))
+    deltas = {entry.point.config.guard.delta for entry in board.entries}
+    at_delta = f"ε_x holds at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}."
+    write_page(
+        folder,
+        "tradeoff.html.jinja",
+        pictures=[write_picture(board, target, folder) for target in board.targets],
+        title=f"Trade-off {tradeoff.name}",
+        reading=f"{READING} {at_delta}",
+        header=board.header,
+        rows=board.cells(),
+        reports=[(point.label, f"{point.trial(0).name}/report.html") for point in reported],
+        failures=board.failures,
+    )
     return board
 
 
-def _claim(folder: Path, study: Study, work: Sequence[Trial]) -> None:
+def _claim(folder: Path, tradeoff: TradeOff, study: Study) -> None:
     """Make the folder the study's, unless anything in it is not."""
-    told = folder / "study.yaml"
-    if told.is_file():
-        past = _name_in(told)
-        if past != study.name:
+    settings = folder / "study.yaml"
+    if settings.is_file():
+        past = _name_in(settings)
+        if past != tradeoff.name:
             raise CheckpointError(
-                f"{folder} holds the study {past!r}, this one is {study.name!r}; choose another "
+                f"{folder} holds the study {past!r}, this one is {tradeoff.name!r}; choose another "
                 "--output"
             )
     elif (folder / "config.yaml").exists():
         raise CheckpointError(f"{folder} holds a run, not a study; choose another --output")
-    for trial in work:
+    for trial in study.trials:
         trial.refuse_another_run()
     make_private(folder)
-    write_atomically(told, dump_settings(study).encode())
+    write_text(settings, dump_settings(tradeoff))
 
 
 def _name_in(file: Path) -> str:
@@ -99,37 +117,15 @@ def _name_in(file: Path) -> str:
         raise CheckpointError(f"{file} names no study; remove it, and the study goes on") from None
 
 
-def _board_of(
-    study: Study,
-    every: Sequence[tuple[Point, Sequence[Trial]]],
-    found: Mapping[str, Outcome | Failure],
-) -> Board:
-    """The points of which every seed is there, and what failed."""
-    whole: list[tuple[Point, list[Outcome]]] = []
-    failures: list[Failure] = []
-    for point, trials in every:
-        results = [found[trial.config.name] for trial in trials]
-        failed = [one for one in results if isinstance(one, Failure)]
-        if failed and point.undefended:
-            raise StudyError(
-                f"study {study.name}: {point.label!r}, which the others are compared with, failed "
-                f"in {len(failed)} of {len(results)} seeds. {failed[0].trial}: {failed[0].message}"
-            )
-        failures += failed
-        if not failed:
-            whole.append((point, [one for one in results if isinstance(one, Outcome)]))
-    return Board.of(whole, failures)
-
-
-@contextmanager
-def _processes(backend: str) -> Iterator[None]:
-    if backend == "ray":
-        try:
-            from ray.util.joblib import register_ray
-        except ModuleNotFoundError:
-            raise ConfigError(
-                "backend ray: Ray is not installed; pip install ray, or use loky"
-            ) from None
-        register_ray()
-    with parallel_config(backend=backend):
-        yield
+def _refuse_without_undefended(
+    tradeoff: TradeOff, points: Sequence[DefencePoint], results: Results
+) -> None:
+    """Raise where the point failed with which all others are compared."""
+    undefended = next(point for point in points if point.undefended)
+    failed = [failure for failure in results.failures if failure.point == undefended.name]
+    if failed:
+        raise TradeOffError(
+            f"study {tradeoff.name}: {undefended.label!r}, which the others are compared with, "
+            f"failed in {len(failed)} of {tradeoff.seeds} seeds. {failed[0].trial}: "
+            f"{failed[0].message}"
+        )

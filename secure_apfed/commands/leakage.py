@@ -144,12 +144,12 @@ def tradeoff(
     as_json: AsJson = False,
 ) -> None:
     """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
-    from experiments.tradeoff import load_study, run_study
+    from experiments.tradeoff import load_tradeoff, run_tradeoff
 
-    study = load_study(study_file)
+    study = load_tradeoff(study_file)
     folder = output or Path("runs", study.name)
     with progress_bars.counting(f"{study.name}: trials", quiet=as_json) as on_done:
-        board = run_study(study, folder, jobs=jobs, backend=backend, on_done=on_done)
+        board = run_tradeoff(study, folder, jobs=jobs, backend=backend, on_done=on_done)
     if as_json:
         failures = {failure.trial: failure.message for failure in board.failures}
         terminal.print_json({

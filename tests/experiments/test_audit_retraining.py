@@ -12,9 +12,8 @@ from torch import Tensor
 
 from experiments.audit.bounds import evidence_from
 from experiments.audit.cases import CASES, networks, task_of
-from experiments.audit.outcome import CaseResult
 from experiments.audit.retraining import Protection, Retrainings, Step
-from experiments.audit.run import play_case, run_audit
+from experiments.audit.run import CaseResult, play_case, run_audit
 from experiments.audit.scores import WhiteBox
 from protocols.sums import PlainSum, SumAgreement
 from secure_apfed.contract import Contract

@@ -12,7 +12,14 @@ from attacks.live.unprotected import ALL_RULES
 from experiments.intervals import Interval
 from experiments.leaks import __main__ as command
 from experiments.leaks.__main__ import PARTS, as_markdown, main, play
-from experiments.leaks.sessions import UNPROTECTED, centred_cosine, live_config, sum_for
+from experiments.leaks.sessions import (
+    UNPROTECTED,
+    Row,
+    centred_cosine,
+    live_config,
+    over_seeds,
+    sum_for,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -79,3 +86,28 @@ def test_a_common_mean_is_no_agreement() -> None:
     one, other = torch.randn(2, 200, 8, generator=draw)
     assert abs(centred_cosine(one + 50, other + 50)) < 0.1
     assert centred_cosine(one + 50, one - 3) == pytest.approx(1, abs=1e-4)
+
+
+def test_numbers_become_means_and_what_was_run_stays() -> None:
+    rows = [{"data": "d", "M": 2, "r2": 0.5, "n": 3}, {"data": "d", "M": 2, "r2": 0.7, "n": 3}]
+    merged = over_seeds(rows, same=("data", "M"))
+    assert (merged["data"], merged["M"]) == ("d", 2)
+    assert math.isclose(merged["r2"].mean, 0.6)
+    assert (merged["r2"].low, merged["r2"].high) == (0.5, 0.7)
+    assert merged["n"] == Interval(3.0, 3.0, 3.0)
+
+
+def test_texts_are_listed_once_and_what_a_seed_lacks_takes_no_part() -> None:
+    rows: list[Row] = [{"best": "ridge", "r2": None}, {"best": "mlp", "r2": 0.5}, {"best": "ridge"}]
+    merged = over_seeds(rows, same=())
+    assert merged["best"] == "ridge / mlp"
+    assert merged["r2"].mean == 0.5
+    assert math.isnan(merged["r2"].low)
+
+
+def test_a_number_that_no_seed_has_is_left_out() -> None:
+    assert over_seeds([{"epsilon": None}, {"epsilon": None}], same=()) == {}
+
+
+def test_one_seed_is_returned_as_it_is() -> None:
+    assert over_seeds([{"a": 1.5, "b": "x"}], same=("b",)) == {"a": 1.5, "b": "x"}

@@ -7,8 +7,7 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from attacks.features.hijack import FeatureSpaceHijack
-from experiments.leaks.rebuilt_picture import draw_rebuilt
-from experiments.leaks.split_learning import Case, Outcome, hijack_client
+from experiments.leaks.split_learning import Case, Outcome, draw_rebuilt, hijack_client
 
 
 def _digits() -> tuple[torch.Tensor, torch.Tensor]:

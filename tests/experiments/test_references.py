@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from attacks.run import prepare
-from experiments.main_job import base_config
 from experiments.references import REFERENCES, Reference, run_reference
+from experiments.study import base_config
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.errors import CheckpointError
 
@@ -55,7 +55,7 @@ def test_a_table_has_every_score_what_was_published_and_the_distance(
     assert table.header == ("", "accuracy", "auc")
     assert {"attack: logistic on h", "attack: MixMatch on h", "baseline: mlp on x"} <= set(rows)
     assert rows["published: a made-up setting"] == ("0.500", "-")
-    ours = table.figures["attack", "logistic on h"]["accuracy"]
+    ours = table.figures["attack: logistic on h"]["accuracy"]
     assert 0.1 < ours.low <= ours.mean <= ours.high < 1
     assert rows["logistic on h minus published"] == (f"{ours.mean - 0.5:+.3f}", "-")
     assert table.as_markdown() == (tmp_path / "main-digits.md").read_text()

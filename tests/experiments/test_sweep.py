@@ -1,35 +1,28 @@
 """Sweeps: a table of all features, points that are run once, summaries, and what is stored."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from experiments.centralised import centralise
-from experiments.main_job import base_config
-from experiments.sweep import CONFIGS, LINES, points_of, run_point, run_sweep, summarise
-from experiments.sweep.points import Point, PointResult
-from experiments.sweep.summary import as_markdown
+from experiments.finished_run import FinishedRun
+from experiments.study import Trial, base_config, finish, results_of
+from experiments.sweep import CONFIGS, LINES, points_of, run_sweep, summarise
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
-from secure_apfed.errors import CheckpointError, ConfigError, DataError
+from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.planning.stored_sweeps import load_sweeps
+from tests.experiments.finished_runs import finished
 
 
 def small(name: str = "sweep-breast-cancer") -> Config:
     base = base_config(name)
     train = base.train.model_copy(update={"epochs": 2, "evaluate_every": 2})
     return base.model_copy(update={"train": train})
-
-
-def result(line: str, epsilon: float, seed: int, accuracy: float) -> PointResult:
-    return PointResult(
-        line=line, epsilon=epsilon, seed=seed, accuracy=accuracy, epsilon_x=0.0, epsilon_y=0.0,
-        releases=2, settings="",
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONFIGS[:2])
@@ -67,93 +60,88 @@ def test_people_whom_a_passive_does_not_know_are_named() -> None:
 
 def test_every_line_has_its_points_and_changes_one_thing(tmp_path: Path) -> None:
     base = small()
-    every = list(points_of(base, tmp_path, seeds=[0, 1], epsilons=[1.0, 4.0]))
-    assert len(every) == 2 * (3 + 5 * 2)
-    assert (
-        len({point.file for point in every})
-        == len({point.measurement.digest for point in every})
-        == 26
-    )
-    for point in every:
-        told, plain = point.config.model_dump(), base.model_dump()
-        changed = {key for key, value in told.items() if value != plain[key]}
-        assert changed <= {"name", "seed", "method", "guard", "labels"}
+    points = points_of(base, tmp_path, epsilons=[1.0, 4.0])
+    trials = [point.trial(seed) for point in points for seed in (0, 1)]
+    assert len(trials) == len({trial.path for trial in trials}) == 2 * (3 + 5 * 2)
+    for point in points:
+        settings, plain = point.config.model_dump(), base.model_dump()
+        changed = {key for key, value in settings.items() if value != plain[key]}
+        assert changed <= {"name", "method", "guard", "labels"}
         protected = (point.config.guard.epsilon, point.config.labels.epsilon)
         asked = point.epsilon if math.isfinite(point.epsilon) else None
         assert [one for one in protected if one is not None] == ([asked] if asked else [])
-    assert {line.key for line in LINES} == {point.line.key for point in every}
+    assert {line.key for line in LINES} == {point.line.key for point in points}
 
 
-@pytest.fixture(scope="module", name="point")
-def _point(tmp_path_factory: pytest.TempPathFactory) -> Point:
-    folder = tmp_path_factory.mktemp("sweep")
-    every = points_of(small(), folder, seeds=[0], epsilons=[4.0])
-    return next(point for point in every if point.line.key == "response")
+@pytest.fixture(scope="module", name="trial")
+def _trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    points = points_of(small(), tmp_path_factory.mktemp("sweep"), epsilons=[4.0])
+    return next(point for point in points if point.line.key == "response").trial(0)
 
 
 def test_a_point_is_run_once_and_read_afterwards(
-    point: Point, monkeypatch: pytest.MonkeyPatch
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run_point(point)
-    assert (first.epsilon_x, first.epsilon_y, first.releases) == (math.inf, 4.0, 2)
-    assert 0.5 < first.accuracy <= 1
+    first = finish(trial).outcome
+    privacy = first.privacy
+    assert (privacy.epsilon_x, privacy.epsilon_y, privacy.releases) == (math.inf, 4.0, 2)
+    assert 0.5 < first.accuracy["apfed_c"] <= 1
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("run again")
 
-    monkeypatch.setattr("experiments.measured.run", never)
-    assert run_point(point) == first
+    monkeypatch.setattr("experiments.study.run", never)
+    assert finish(trial).outcome == first
 
 
-def test_other_settings_and_damage_are_refused(point: Point) -> None:
-    run_point(point)
-    config = point.config.model_copy(update={"seed": 9})
-    other = Point(line=point.line, epsilon=point.epsilon, config=config, file=point.file)
-    with pytest.raises(CheckpointError, match="a run with other settings"):
-        run_point(other)
-    whole = point.file.read_text()
-    for damage in ("", "{", "[]", '{"accuracy": 1}', whole.replace("accuracy", "precision")):
-        point.file.write_text(damage)
+def test_other_settings_and_damage_are_refused(trial: Trial) -> None:
+    finish(trial)
+    train = trial.config.train.model_copy(update={"batch_size": 17})
+    for changes in (
+        {"config": trial.point.config.model_copy(update={"train": train})},
+        {"centralised": True},
+    ):
+        other = dataclasses.replace(trial.point, **changes)
+        with pytest.raises(CheckpointError, match="a run with other settings"):
+            finish(other.trial(0))
+    whole = trial.path.read_text()
+    for damage in ("", "{", "[]", '{"settings": "x"}', whole.replace("accuracy", "precision")):
+        trial.path.write_text(damage)
         with pytest.raises(CheckpointError, match="holds no figures of a run"):
-            run_point(point)
-    point.file.write_text(whole)
-    run_point(point)
+            finish(trial)
+    trial.path.write_text(whole)
+    finish(trial)
 
 
-def test_losses_are_paired_by_seed_and_intervals_hold_the_mean() -> None:
-    bare = [result("plain", math.inf, seed, 0.9 - seed / 10) for seed in range(3)]
-    alone = [result("single", math.inf, seed, 0.5) for seed in range(3)]
-    noisy = [result("fresh", 4.0, seed, 0.8 - seed / 10) for seed in range(3)]
-    single, plain, fresh = summarise([*noisy, *bare, *alone])
-    assert [one.line.key for one in (single, plain, fresh)] == ["single", "plain", "fresh"]
+def test_losses_are_paired_by_seed_and_intervals_hold_the_mean(tmp_path: Path) -> None:
+    points = [
+        point for point in points_of(small(), tmp_path, epsilons=[4.0])
+        if point.line.key in ("single", "plain", "fresh")
+    ]  # fmt: skip
+    reached = {"single": (0.5, 0.5, 0.5), "plain": (0.9, 0.8, 0.7), "fresh": (0.8, 0.7, 0.6)}
+    found = [
+        (point.trial(seed), finished(reached[point.line.key][seed]))
+        for seed in range(3)
+        for point in points
+    ]
+    single, plain, fresh = summarise(points, results_of(found))
+    assert [one.point.line.key for one in (single, plain, fresh)] == ["single", "plain", "fresh"]
     assert fresh.loss.mean == pytest.approx(0.1)
     assert fresh.loss.high - fresh.loss.low < 1e-9  # the same in every seed
     assert fresh.accuracy.low < fresh.accuracy.mean < fresh.accuracy.high
     assert fresh.cells()[1:3] == ("released rows (epsilon_x)", "4")
-    assert as_markdown([single, fresh]).count("\n") == 4
-
-
-def test_a_missing_seed_is_not_passed_over() -> None:
-    bare = [result("plain", math.inf, seed, 0.9) for seed in range(2)]
-    with pytest.raises(ConfigError, match="has no run for"):
-        summarise([*bare, result("fresh", 4.0, 1, 0.8)])
 
 
 def test_a_sweep_writes_tables_pictures_a_page_and_what_plan_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.sweep.run.base_config", small)
+    monkeypatch.setattr("experiments.sweep.base_config", small)
 
-    def made_up(told: Any) -> PointResult:
-        nothing = told.config.method == "single_view"
-        return PointResult(
-            line=told.line.key, epsilon=told.epsilon, seed=told.config.seed,
-            accuracy=0.8 + told.config.seed / 100, epsilon_x=0.0, epsilon_y=0.0,
-            releases=0 if nothing else 2, settings="",
-        )  # fmt: skip
+    def made_up(trial: Trial) -> FinishedRun:
+        releases = 0 if trial.config.method == "single_view" else 2
+        return finished(0.8 + trial.config.seed / 100, releases=releases)
 
-    monkeypatch.setattr("experiments.sweep.run.run_point", made_up)
-    (tmp_path / "out").mkdir()
+    monkeypatch.setattr("experiments.study.finish", made_up)
     (sweep,) = run_sweep(
         tmp_path / "out", seeds=[0, 1], jobs=1, configs=["sweep-breast-cancer"],
         store=tmp_path / "stored.json", figures=tmp_path / "figures",

@@ -1,16 +1,15 @@
-import dataclasses
 import json
 import math
 from pathlib import Path
 
 import pytest
 
-from experiments.intervals import Interval
-from experiments.tradeoff import StudyError, load_study, run_study
+from experiments.study import results_of
+from experiments.tradeoff import TradeOff, TradeOffError, load_tradeoff, run_tradeoff
 from experiments.tradeoff.board import Board, dcs, on_the_front
-from experiments.tradeoff.outcome import Leak, Outcome
-from experiments.tradeoff.study import Point, Study, points
+from experiments.tradeoff.settings import points_of
 from secure_apfed.errors import CheckpointError, ConfigError
+from tests.experiments.finished_runs import attacked, finished
 
 STUDY = """
 name: tiny
@@ -40,21 +39,14 @@ def study_file(tmp_path: Path) -> Path:
     return file
 
 
-def _outcome(accuracy: float, advantage: float, epsilon: float = math.inf) -> Outcome:
-    leak = Leak("balanced_accuracy", advantage, 0.5 + advantage, 0.5)
-    return Outcome(
-        accuracy=accuracy, epsilon_x=epsilon, epsilon_y=math.inf, releases=3,
-        leaks={("labels", "model_completion (no labels)"): leak},
-    )  # fmt: skip
-
-
-def _board(study: Study, **by_defence: tuple[float, float]) -> Board:
-    listed = {point.label: point for point in points(study)}
-    results: list[tuple[Point, list[Outcome]]] = []
-    for label, point in listed.items():
-        accuracy, advantage = by_defence.get(label.split(",")[0], (0.7, 0.1))
-        results.append((point, [_outcome(accuracy, advantage), _outcome(accuracy, advantage)]))
-    return Board.of(results)
+def _board(tradeoff: TradeOff, folder: Path, **by_defence: tuple[float, float]) -> Board:
+    points = points_of(tradeoff, folder)
+    found = []
+    for point in points:
+        accuracy, advantage = by_defence.get(point.defence, (0.7, 0.1))
+        run = finished(accuracy, releases=3, attacks=[attacked(advantage)])
+        found += [(point.trial(seed), run) for seed in range(2)]
+    return Board.of(points, results_of(found))
 
 
 def test_dcs_is_one_where_nothing_leaks_and_nothing_is_lost() -> None:
@@ -69,40 +61,28 @@ def test_dcs_as_the_paper_writes_it() -> None:
     assert dcs(attack=-3.0, ideal=0.0, accuracy=0.9, undefended=0.9) == 1
 
 
-def test_intervals_of_one_of_equal_and_of_several_values() -> None:
-    assert math.isnan(Interval.of([0.5]).low)
-    assert Interval.of([0.5, 0.5]) == Interval(0.5, 0.5, 0.5)
-    several = Interval.of([0.1, 0.2, 0.3, 0.4])
-    assert 0.1 <= several.low < several.mean < several.high <= 0.4
-    assert several == Interval.of([0.1, 0.2, 0.3, 0.4])
-
-
 def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
-    listed = list(points(load_study(study_file)))
+    listed = points_of(load_tradeoff(study_file), Path("out"))
     assert [point.label for point in listed] == [
         "SingleVL (the active alone)", "centralised (one table of all features)",
         "TVFL (all parties predict)", "none", "noise, epsilon 1.0", "noise, epsilon 50.0",
     ]  # fmt: skip
     assert [point.reference for point in listed] == [True, True, True, False, False, False]
-    names = [config.name for point in listed for config in point.configs]
-    assert len(set(names)) == len(names) == 12
-    assert listed[4].configs[1].guard.epsilon == 1.0
-    assert listed[4].configs[1].seed == 1
-    whole = listed[1]
-    assert whole.centralised
-    assert [(one.method, one.data.overlap, one.attacks) for one in whole.configs] == [
-        ("single_view", 1.0, ())
-    ] * 2
+    assert len({point.config.name for point in listed}) == 6
+    assert listed[4].config.guard.epsilon == 1.0
+    assert [point.centralised for point in listed] == [False, True, False, False, False, False]
+    whole = listed[1].config
+    assert (whole.method, whole.data.overlap, whole.attacks) == ("single_view", 1.0, ())
 
 
 def test_references_are_chosen_by_name(study_file: Path) -> None:
     study_file.write_text(STUDY + "references: [tvfl, single_view]\n")
-    listed = points(load_study(study_file))
+    listed = points_of(load_tradeoff(study_file), Path("out"))
     assert [point.label for point in listed if point.reference] == [
         "TVFL (all parties predict)", "SingleVL (the active alone)",
     ]  # fmt: skip
     study_file.write_text(STUDY + "references: []\n")
-    assert not any(point.reference for point in points(load_study(study_file)))
+    assert not any(point.reference for point in points_of(load_tradeoff(study_file), Path("out")))
 
 
 @pytest.mark.parametrize(
@@ -123,13 +103,13 @@ def test_references_are_chosen_by_name(study_file: Path) -> None:
 def test_a_wrong_study_is_refused(study_file: Path, old: str, new: str, told: str) -> None:
     study_file.write_text(STUDY.replace(old, new))
     with pytest.raises(ConfigError, match=told):
-        load_study(study_file)
+        load_tradeoff(study_file)
 
 
 def test_a_change_that_no_run_accepts_names_the_defence(study_file: Path) -> None:
     study_file.write_text(STUDY.replace("mechanism: gaussian", "mechanism: gausian"))
     with pytest.raises(ConfigError, match=r"study tiny, noise epsilon 1\.0: "):
-        list(points(load_study(study_file)))
+        points_of(load_tradeoff(study_file), Path("out"))
 
 
 @pytest.mark.parametrize(
@@ -149,12 +129,14 @@ def test_what_no_run_could_do_is_refused_before_the_first(
 ) -> None:
     study_file.write_text(STUDY.replace(old, new))
     with pytest.raises(ConfigError, match=told):
-        run_study(load_study(study_file), tmp_path / "out")
+        run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Path) -> None:
-    board = _board(load_study(study_file), none=(0.9, 0.4), noise=(0.88, 0.0))
+def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(
+    study_file: Path, tmp_path: Path
+) -> None:
+    board = _board(load_tradeoff(study_file), tmp_path, none=(0.9, 0.4), noise=(0.88, 0.0))
     assert [entry.point.reference for entry in board.entries] == [True] * 3 + [False] * 3
     assert [entry.point.defence for entry in board.entries[3:]] == ["noise", "noise", "none"]
     undefended = board.entries[-1]
@@ -164,20 +146,18 @@ def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Pat
     assert "dcs_baseline" in board.as_csv().splitlines()[0]
 
 
-def test_the_front_holds_what_nothing_beats(study_file: Path) -> None:
-    board = _board(load_study(study_file), none=(0.9, 0.4), noise=(0.88, 0.0))
+def test_the_front_holds_what_nothing_beats(study_file: Path, tmp_path: Path) -> None:
+    board = _board(load_tradeoff(study_file), tmp_path, none=(0.9, 0.4), noise=(0.88, 0.0))
     front = on_the_front(board.entries, "labels")
     assert [entry.point.defence for entry in front] == ["noise", "none"]
-    worse = [
-        dataclasses.replace(e) for e in _board(load_study(study_file), noise=(0.5, 0.3)).entries
-    ]
-    assert [e.point.defence for e in on_the_front(worse, "labels")] == ["none"]
+    worse = _board(load_tradeoff(study_file), tmp_path, noise=(0.5, 0.3))
+    assert [e.point.defence for e in on_the_front(worse.entries, "labels")] == ["none"]
 
 
 def test_a_study_runs_resumes_and_writes_its_page(study_file: Path, tmp_path: Path) -> None:
-    study, folder = load_study(study_file), tmp_path / "out"
+    study, folder = load_tradeoff(study_file), tmp_path / "out"
     told: list[tuple[int, int]] = []
-    board = run_study(study, folder, on_done=lambda done, total: told.append((done, total)))
+    board = run_tradeoff(study, folder, on_done=lambda done, total: told.append((done, total)))
     assert told[-1] == (12, 12)
     assert board.targets == ("features", "labels")
     page = (folder / "index.html").read_text()
@@ -191,7 +171,7 @@ def test_a_study_runs_resumes_and_writes_its_page(study_file: Path, tmp_path: Pa
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
     stamps |= {path: path.stat().st_mtime_ns for path in folder.glob("*seed*.json")}
     assert len(stamps) == 10 + 2
-    again = run_study(study, folder)
+    again = run_tradeoff(study, folder)
     assert again.as_json() == board.as_json()
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert json.loads((folder / "points.json").read_bytes())[0]["seeds"] == 2
@@ -200,10 +180,10 @@ def test_a_study_runs_resumes_and_writes_its_page(study_file: Path, tmp_path: Pa
 def test_a_folder_of_another_study_is_refused(study_file: Path, tmp_path: Path) -> None:
     one_seed = STUDY.replace("seeds: 2", "seeds: 1").replace("values: [1.0, 50.0]", "values: [1.0]")
     study_file.write_text(one_seed)
-    run_study(load_study(study_file), tmp_path / "out")
+    run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
     (tmp_path / "base.yaml").write_text(BASE.replace("epochs: 2", "epochs: 1"))
     with pytest.raises(CheckpointError, match="run with other settings"):
-        run_study(load_study(study_file), tmp_path / "out")
+        run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
 
 
 def _short(text: str = STUDY) -> str:
@@ -214,20 +194,20 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
     study_file: Path, tmp_path: Path
 ) -> None:
     study_file.write_text(_short())
-    study, out = load_study(study_file), tmp_path / "out"
-    run_study(study, out)
+    study, out = load_tradeoff(study_file), tmp_path / "out"
+    run_tradeoff(study, out)
     before = {path: path.read_bytes() for path in out.iterdir() if path.is_file()}
     with pytest.raises(CheckpointError, match="holds the study 'tiny', this one is 'other'"):
-        run_study(study.model_copy(update={"name": "other"}), out)
+        run_tradeoff(study.model_copy(update={"name": "other"}), out)
     assert {path: path.read_bytes() for path in out.iterdir() if path.is_file()} == before
     with pytest.raises(CheckpointError, match="holds a run, not a study"):
-        run_study(study, out / "tiny-none-seed0")
+        run_tradeoff(study, out / "tiny-none-seed0")
     for damage in ("", "{", "[]", "base: x"):
         (out / "study.yaml").write_text(damage)
         with pytest.raises(CheckpointError, match=r"study\.yaml names no study"):
-            run_study(study, out)
+            run_tradeoff(study, out)
     (out / "study.yaml").write_text("{name: tiny, of_an_earlier_version: 1}")
-    run_study(study, out)
+    run_tradeoff(study, out)
 
 
 def test_a_trial_that_fails_leaves_its_point_out_and_the_others_whole(
@@ -235,7 +215,7 @@ def test_a_trial_that_fails_leaves_its_point_out_and_the_others_whole(
 ) -> None:
     diverging = "{name: diverging, set: {train: {learning_rate: 1.0e+30, device: cpu}}}"
     study_file.write_text(f"{_short()}  - {diverging}\n")
-    board = run_study(load_study(study_file), tmp_path / "out")
+    board = run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
     assert [entry.point.label for entry in board.entries] == ["noise, epsilon 1.0", "none"]
     assert [one.trial for one in board.failures] == ["tiny-diverging-seed0"]
     for name in ("leaderboard.md", "index.html"):
@@ -245,7 +225,7 @@ def test_a_trial_that_fails_leaves_its_point_out_and_the_others_whole(
 def test_without_the_undefended_point_there_is_no_board(study_file: Path, tmp_path: Path) -> None:
     undefended = "undefended: true, set: {train: {learning_rate: 1.0e+30}}"
     study_file.write_text(_short().replace("undefended: true", undefended))
-    with pytest.raises(StudyError, match="'none', which the others are compared with, failed"):
-        run_study(load_study(study_file), tmp_path / "out")
+    with pytest.raises(TradeOffError, match="'none', which the others are compared with, failed"):
+        run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0  # its owner's alone
     assert (tmp_path / "out" / "tiny-noise-epsilon-1-0-seed0" / "result.json").exists()

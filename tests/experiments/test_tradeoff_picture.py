@@ -3,23 +3,27 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from matplotlib.figure import Figure
 
 from experiments.intervals import Interval
-from experiments.tradeoff.board import Board, Entry, Leakage
+from experiments.study import Leakage, Summary
+from experiments.tradeoff.board import Board, Entry
 from experiments.tradeoff.picture import draw
-from experiments.tradeoff.study import Point
+from experiments.tradeoff.settings import DefencePoint
 
 
 def _entry(name: str, accuracy: float, advantage: float) -> Entry:
     point = SimpleNamespace(defence=name, label=f"{name}, strength 0.25", reference=False)
     leak = Leakage(
-        target="labels", attack="any", metric="auc", score=0.6, baseline=0.5,
+        target="labels", attack="any", metric="auc", score=0.6, baseline=0.5, missing="",
         advantage=Interval(advantage, advantage - 0.02, advantage + 0.02),
     )  # fmt: skip
-    return Entry(
-        point=cast(Point, point), accuracy=Interval(accuracy, accuracy - 0.03, accuracy + 0.03),
-        epsilon_x=8.0, epsilon_y=float("inf"), releases=20, leakage={"labels": leak},
+    summary = Summary(
+        seeds=2, accuracies={"apfed_c": Interval(accuracy, accuracy - 0.03, accuracy + 0.03)},
+        epsilon_x=8.0, epsilon_y=float("inf"), releases=20, wire_bytes=0.0,
+        leakage={"labels": leak},
     )  # fmt: skip
+    return Entry(point=cast(DefencePoint, point), summary=summary)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.001, 0.03], ids=["one spot", "a crowd", "apart"])
@@ -29,7 +33,8 @@ def test_numbers_of_points_do_not_overlap(spread: float) -> None:
     ]
     far = _entry("no utility", 0.2, 0.05)
 
-    figure, numbers = draw(Board((*entries, far)), "labels")
+    figure = Figure(layout="constrained")
+    numbers = draw(figure, Board((*entries, far)), "labels")
 
     figure.draw_without_rendering()
     boxes = [one.get_window_extent() for one in numbers]
@@ -41,7 +46,8 @@ def test_numbers_of_points_do_not_overlap(spread: float) -> None:
 
 
 def test_the_legend_says_which_point_each_number_is_and_its_epsilons() -> None:
-    figure, _ = draw(Board((_entry("noise", 0.6, 0.1), _entry("none", 0.7, 0.2))), "labels")
+    figure = Figure(layout="constrained")
+    draw(figure, Board((_entry("noise", 0.6, 0.1), _entry("none", 0.7, 0.2))), "labels")
 
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "1  noise, strength 0.25 (8, ∞, 20)" in told

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from experiments.tradeoff.study import Study
+from experiments.tradeoff import TradeOff
 from secure_apfed import names
 from secure_apfed.alignment import align
 from secure_apfed.config import Config
@@ -88,7 +88,7 @@ def tables(*parties: str, active: str = "bank") -> dict[str, Any]:
         lambda name: config(data={"dataset": "breast_cancer",
                                   "columns": {"active": [1], name: [2]}}),
         lambda name: Participant(name=name, role="passive", public_key="ab" * 32),
-        lambda name: Study(name=name, base="x", defences=({"name": "x", "undefended": True},)),  # type: ignore[arg-type]  # as a file gives them
+        lambda name: TradeOff(name=name, base="x", defences=({"name": "x", "undefended": True},)),  # type: ignore[arg-type]  # as a file gives them
     ],
 )  # fmt: skip
 def test_every_setting_that_names_a_party_or_run_keeps_the_rule(make: Any, name: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.report import write_report
-from experiments.trials import finish_trial
+from experiments.study import Point, finish
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.methods import Start
@@ -74,9 +74,9 @@ def test_a_resumed_run_writes_metrics_behind_no_link(content: bytes | None, tmp_
 
 
 def test_a_run_of_a_study_lies_in_its_folder(tmp_path: Path, elsewhere: Path) -> None:
-    (tmp_path / "test").symlink_to(elsewhere)
-    with pytest.raises(CheckpointError, match="test is a link or a file in place"):
-        finish_trial(small_config(train=ONE_EPOCH), tmp_path / "test")
+    (tmp_path / "test-seed0").symlink_to(elsewhere)
+    with pytest.raises(CheckpointError, match="test-seed0 is a link or a file in place"):
+        finish(Point(config=small_config(train=ONE_EPOCH), folder=tmp_path).trial(0))
     assert [file.name for file in elsewhere.iterdir()] == ["wedding.png"]
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -10,13 +10,14 @@ from typing import Any, Literal, Self, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from attacks.run import prepare
+from experiments.study import Point
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text, load_settings_text, read_text
-from secure_apfed.errors import ApfedError, ConfigError
+from secure_apfed.errors import ConfigError
 from secure_apfed.names import RunName
 from secure_apfed.settings import Settings
 
-__all__ = ["Defence", "Point", "Study", "StudyError", "load_study", "points"]
+__all__ = ["Defence", "DefencePoint", "TradeOff", "load_tradeoff", "points_of"]
 
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]
 
@@ -40,10 +41,6 @@ _REFERENCES: Mapping[Reference, _Line] = {
     ),
     "tvfl": _Line(label="TVFL (all parties predict)", set={"method": "tvfl"}),
 }
-
-
-class StudyError(ApfedError):
-    """A study cannot say what it was asked; its finished trials are kept."""
 
 
 class Defence(Settings):
@@ -73,7 +70,7 @@ class Defence(Settings):
         return self
 
 
-class Study(Settings):
+class TradeOff(Settings):
     """A trade-off study.
 
     Attributes:
@@ -97,10 +94,10 @@ class Study(Settings):
     @field_validator("defences")
     @classmethod
     def _defences_fit(cls, defences: tuple[Defence, ...]) -> tuple[Defence, ...]:
-        names = [one.name for one in defences]
+        names = [defence.name for defence in defences]
         if len(set(names)) != len(names):
             raise ValueError(f"defences are all different, got {', '.join(names)}")
-        undefended = [one.name for one in defences if one.undefended]
+        undefended = [defence.name for defence in defences if defence.undefended]
         if len(undefended) != 1:
             raise ValueError(
                 f"exactly one defence says undefended: true, got {', '.join(undefended) or 'none'}"
@@ -109,22 +106,18 @@ class Study(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One defence at one strength, and its run of each seed.
+class DefencePoint(Point):
+    """One defence at one strength.
 
     Attributes:
         strength: the knob's value in words; empty without a knob.
         reference: drawn as a line, takes no part in the comparison.
-        centralised: trained on one table of all features.
-        configs: by seed.
     """
 
     defence: str
-    strength: str
-    undefended: bool
-    reference: bool
-    configs: tuple[Config, ...]
-    centralised: bool = False
+    strength: str = ""
+    undefended: bool = False
+    reference: bool = False
 
     @property
     def label(self) -> str:
@@ -132,13 +125,13 @@ class Point:
         return f"{self.defence}, {self.strength}" if self.strength else self.defence
 
 
-def load_study(path: Path) -> Study:
+def load_tradeoff(path: Path) -> TradeOff:
     """Read a study; its base becomes the text of the YAML that it names.
 
     Raises:
         ConfigError: a file that cannot be read, or a setting that is wrong.
     """
-    study = load_settings_text(Study, read_text(path), source=str(path))
+    study = load_settings_text(TradeOff, read_text(path), source=str(path))
     beside = path.parent / study.base
     shipped = files("experiments") / "configs" / study.base
     if not beside.is_file() and not shipped.is_file():
@@ -150,65 +143,64 @@ def load_study(path: Path) -> Study:
     return study.model_copy(update={"base": text})
 
 
-def points(study: Study) -> list[Point]:
+def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
     """Return every point, references first; all configs and attacks are checked here.
 
     Raises:
         ConfigError: a change that no run accepts, an unknown attack, or two points alike.
     """
-    every = list(_points(study))
+    every = list(_points(tradeoff, folder))
     past: dict[str, str] = {}
     for point in every:
-        name = point.configs[0].name
-        if name in past:
+        if point.name in past:
             raise ConfigError(
-                f"study {study.name}: {past[name]!r} and {point.label!r} would share the folder "
-                f"{name}; give each strength once, and defences names that differ in their letters"
+                f"study {tradeoff.name}: {past[point.name]!r} and {point.label!r} would share the "
+                f"folder {point.trial(0).name}; give each strength once, and defences names that "
+                "differ in their letters"
             )
-        past[name] = point.label
-        for choice in point.configs[0].attacks:
+        past[point.name] = point.label
+        for choice in point.config.attacks:
             try:
                 prepare(choice)
             except ConfigError as error:
-                raise ConfigError(f"study {study.name}, {point.label}: {error}") from None
+                raise ConfigError(f"study {tradeoff.name}, {point.label}: {error}") from None
     return every
 
 
-def _points(study: Study) -> Iterator[Point]:
-    undefended = next(one for one in study.defences if one.undefended)
-    for key in dict.fromkeys(study.references):
+def _points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
+    undefended = next(defence for defence in tradeoff.defences if defence.undefended)
+    for key in dict.fromkeys(tradeoff.references):
         line = _REFERENCES[key]
-        changes = {**undefended.set, **line.set, "attacks": []}
-        point = _point(study, line.label, changes)
-        yield replace(point, reference=True, centralised=line.centralised)
-    for defence in study.defences:
+        config = _config(tradeoff, line.label, {**undefended.set, **line.set, "attacks": []})
+        yield DefencePoint(
+            config=config, folder=folder, centralised=line.centralised, defence=line.label,
+            reference=True,
+        )  # fmt: skip
+    for defence in tradeoff.defences:
         for value in defence.values or (None,):
             changes = dict(defence.set)
             if defence.knob is not None:
                 changes[defence.knob] = value
             strength = "" if value is None else f"{(defence.knob or '').rpartition('.')[2]} {value}"
-            point = _point(study, defence.name, changes, strength=strength)
-            yield replace(point, undefended=defence.undefended)
+            config = _config(tradeoff, f"{defence.name} {strength}".strip(), changes)
+            yield DefencePoint(
+                config=config, folder=folder, defence=defence.name, strength=strength,
+                undefended=defence.undefended,
+            )  # fmt: skip
 
 
-def _point(study: Study, name: str, changes: Mapping[str, Any], *, strength: str = "") -> Point:
-    label = f"{name} {strength}".strip()
+def _config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Config:
     file_name = "".join(
         letter if letter.isascii() and letter.isalnum() else "-" for letter in label.lower()
     )
-    overrides = [f"{path}={json.dumps(value)}" for path, value in {**study.set, **changes}.items()]
+    name = f"{tradeoff.name}-{file_name}"
+    # The longest name of a run of this point, so that it is checked here.
+    settings = {**tradeoff.set, **changes, "name": f"{name}-seed{tradeoff.seeds - 1}"}
+    overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
     try:
-        configs = tuple(
-            load_config_text(
-                study.base,
-                source="base",
-                overrides=[*overrides, f"seed={seed}", f"name={study.name}-{file_name}-seed{seed}"],
-            )
-            for seed in range(study.seeds)
-        )
+        config = load_config_text(tradeoff.base, source="base", overrides=overrides)
     except ConfigError as error:
-        told = str(error).replace("--set: ", "")  # settings of the study, not of a command line
-        raise ConfigError(f"study {study.name}, {label}: {told}") from None
-    return Point(
-        defence=name, strength=strength, undefended=False, reference=False, configs=configs
-    )
+        # The settings are of the study, not of a command line.
+        message = str(error).replace("--set: ", "")
+        raise ConfigError(f"study {tradeoff.name}, {label}: {message}") from None
+    return config.model_copy(update={"name": name})

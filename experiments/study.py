@@ -1,0 +1,429 @@
+"""A study: points, each a run for every seed, that become one table of figures.
+
+`Study.run` runs what its folder does not show to be done, in several processes, and reads every
+finished run into a table with a row for each figure. A study that was stopped, or to which points
+or seeds were added, goes on where it was. Main job, sweep, trade-off and references say which
+points they have, which figures they read, and what they write of them.
+"""
+
+import hashlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pandas as pd
+import torch
+from joblib import Parallel, delayed, parallel_config
+
+from experiments.centralised import centralise
+from experiments.finish import mount_attacks
+from experiments.finished_run import FinishedRun, Outcome, Privacy, Written, read_finished_run
+from experiments.intervals import Interval
+from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.data import load_data
+from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
+from secure_apfed.folder_files import read_json
+from secure_apfed.plain_json import to_json
+from secure_apfed.runs import RunFolder, run
+from secure_apfed.runs.folder import own_subfolder, write_atomically
+
+__all__ = [
+    "Failure", "Figures", "Leakage", "OnDone", "Point", "Results", "Study", "Summary", "Trial",
+    "accuracy_of", "base_config", "figures_of", "finish", "in_processes", "results_of",
+]  # fmt: skip
+
+OnDone: TypeAlias = Callable[[int, int], None]
+"""Called with the trials that are done and that there are."""
+
+Figures: TypeAlias = Iterator[Mapping[str, Any]]
+"""Rows of one run; columns as `figures_of` has them."""
+
+
+def base_config(name: str) -> Config:
+    """A configuration that ships with this package, by the name of its file."""
+    text = (files("experiments") / "configs" / f"{name}.yaml").read_text("utf-8")
+    return load_config_text(text, source=f"{name}.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One setting of a study: what seeds are averaged over.
+
+    Attributes:
+        config: of its runs, but for their seeds; its name is the point's.
+        folder: where the runs' folders lie, or their files of figures.
+        figures_only: no attacks follow, and of each run one small file is kept.
+        centralised: all features in one table at the active, of which figures are kept: as a run
+            folder it would look like a run of the active alone.
+    """
+
+    config: Config
+    folder: Path
+    figures_only: bool = False
+    centralised: bool = False
+
+    @property
+    def name(self) -> str:
+        """Unique within the study."""
+        return self.config.name
+
+    def trial(self, seed: int) -> "Trial":
+        return Trial(self, seed)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a study."""
+
+    point: Point
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.point.name}-seed{self.seed}"
+
+    @property
+    def config(self) -> Config:
+        return self.point.config.model_copy(update={"name": self.name, "seed": self.seed})
+
+    @property
+    def keeps_figures(self) -> bool:
+        """Whether a file of figures is kept in place of a run folder."""
+        return self.point.figures_only or self.point.centralised
+
+    @property
+    def path(self) -> Path:
+        return self.point.folder / (f"{self.name}.json" if self.keeps_figures else self.name)
+
+    @property
+    def settings(self) -> str:
+        """SHA-256 of the settings that differ from the defaults; the code is not in it."""
+        settings = self.config.model_dump_json(exclude_defaults=True) + str(self.point.centralised)
+        return hashlib.sha256(settings.encode()).hexdigest()
+
+    def refuse_another_run(self) -> None:
+        """Raise where something lies in this run's place that these settings did not start.
+
+        Raises:
+            CheckpointError: it does.
+        """
+        if self.keeps_figures:
+            if self.path.exists():
+                _read_figures(self)
+            return
+        folder = RunFolder(self.path)
+        begun = folder.result.exists() or folder.checkpoint.exists()
+        if begun and folder.load_config() != self.config:
+            raise CheckpointError(
+                f"{self.path} holds a run with other settings; remove it, or choose another folder"
+            )
+
+
+def finish(trial: Trial) -> FinishedRun:
+    """Run and attack, on one thread, what the folder does not show to be done, and read it.
+
+    Raises:
+        CheckpointError: the folder is a link, or what lies there has other settings.
+        ApfedError: as `secure_apfed.runs.run`.
+    """
+    torch.set_num_threads(1)
+    if not trial.keeps_figures:
+        own_subfolder(trial.path)
+    trial.refuse_another_run()
+    with warnings.catch_warnings():
+        # Plain sums are unsafe by name, and the tables say so.
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        if trial.keeps_figures:
+            if not trial.path.exists():
+                _keep_figures(trial)
+            return _read_figures(trial)
+        folder = RunFolder(trial.path)
+        if not folder.result.exists():
+            run(trial.config, trial.path, resume=folder.checkpoint.exists())
+        if not (trial.path / "attacks.json").exists():
+            mount_attacks(trial.path)
+    return read_finished_run(trial.path)
+
+
+class _KeptFigures(Written):
+    """The file of a run without a folder, with the digest of its settings."""
+
+    settings: str
+    outcome: Outcome
+
+
+def _keep_figures(trial: Trial) -> None:
+    config, began = trial.config, time.monotonic()
+    data = load_data(config.data, seed=config.seed)
+    result = run(config, None, data=centralise(data) if trial.point.centralised else data)
+    outcome = Outcome(
+        method=config.method,
+        accuracy=result.accuracy,
+        wire_bytes=result.wire_bytes,
+        privacy=Privacy.model_validate(asdict(result.privacy)),
+        seconds=time.monotonic() - began,
+    )
+    kept = _KeptFigures(settings=trial.settings, outcome=outcome)
+    trial.point.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(trial.path, to_json(kept.model_dump(exclude_unset=True)).encode())
+
+
+def _read_figures(trial: Trial) -> FinishedRun:
+    try:
+        kept = read_json(trial.path, _KeptFigures)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{trial.path} holds no figures of a run; remove it and run again"
+        ) from error
+    if kept.settings != trial.settings:
+        raise CheckpointError(
+            f"{trial.path} is of a run with other settings; remove it, or choose another folder"
+        )
+    return FinishedRun(config=trial.config, outcome=kept.outcome, attacks=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A trial that ended with an error; the next start of the study tries it again."""
+
+    point: str
+    trial: str
+    message: str
+
+
+def _attempt(trial: Trial, *, keep_going: bool) -> tuple[str, FinishedRun | Failure]:
+    try:
+        return trial.name, finish(trial)
+    except (ApfedError, LocalProtocolError, RemoteProtocolError) as error:
+        if not keep_going:
+            raise
+        message = f"{type(error).__name__}: {error}"
+        return trial.name, Failure(point=trial.point.name, trial=trial.name, message=message)
+
+
+def figures_of(run: FinishedRun) -> Figures:
+    """The accuracy of each way of inference, and each attack that applied, by one adversary.
+
+    target: "task" or that of the attack; name: the way of inference, the method's own first, or
+    the attack's setting; metric, score: what it reached in what; baseline, advantage: of an attack.
+    """
+    for name, accuracy in run.outcome.accuracy.items():
+        yield {"target": "task", "name": name, "metric": "accuracy", "score": accuracy}
+    for attack in run.attacks or ():
+        if attack.advantage is None or not math.isfinite(attack.advantage):
+            continue
+        metric, baseline = str(attack.metric), str(attack.baseline)
+        yield {
+            "target": attack.target, "name": attack.setting, "metric": metric,
+            "score": attack.score[metric] or 0.0,
+            "baseline": attack.baselines[baseline][metric] or 0.0, "advantage": attack.advantage,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a study found.
+
+    Attributes:
+        table: a row for each figure of each run, seed by seed. Columns: point and seed; those of
+            `figures_of`; epsilon_x, epsilon_y, releases and wire_bytes of the run.
+        failures: runs that are not in it.
+    """
+
+    table: pd.DataFrame
+    failures: tuple[Failure, ...] = ()
+
+    def of(self, point: Point) -> pd.DataFrame:
+        """The rows of one point."""
+        return self.table[self.table["point"] == point.name]
+
+
+def results_of(
+    finished: Iterable[tuple[Trial, FinishedRun | Failure]],
+    *,
+    figures: Callable[[FinishedRun], Figures] = figures_of,
+) -> Results:
+    """The one table of all runs."""
+    rows: list[dict[str, Any]] = []
+    failures: list[Failure] = []
+    for trial, found in finished:
+        if isinstance(found, Failure):
+            failures.append(found)
+            continue
+        privacy = found.outcome.privacy
+        of_run = {
+            "point": trial.point.name, "seed": trial.seed, "epsilon_x": privacy.epsilon_x,
+            "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
+            "wire_bytes": found.outcome.wire_bytes,
+        }  # fmt: skip
+        rows += [{**of_run, **figure} for figure in figures(found)]
+    return Results(pd.DataFrame(rows), tuple(failures))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Points times seeds."""
+
+    points: Sequence[Point]
+    seeds: Sequence[int]
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Seed by seed, so that a stopped study has whole seeds."""
+        return [point.trial(seed) for seed in self.seeds for point in self.points]
+
+    def run(
+        self, *, jobs: int = 1, on_done: OnDone = lambda done, total: None,
+        keep_going: bool = False, figures: Callable[[FinishedRun], Figures] = figures_of,
+    ) -> Results:  # fmt: skip
+        """Run what is missing, and read all of it.
+
+        Args:
+            jobs: processes; each uses one thread.
+            on_done: called after each trial.
+            keep_going: a trial that ends with an error meant for people becomes a failure;
+                otherwise it ends the study.
+            figures: what to read of each run.
+
+        Raises:
+            CheckpointError: a trial's place holds a run with other settings.
+            ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.runs.run`.
+        """
+        trials = self.trials
+        found: dict[str, FinishedRun | Failure] = {}
+        finished = Parallel(n_jobs=jobs, return_as="generator_unordered")(
+            delayed(_attempt)(trial, keep_going=keep_going) for trial in trials
+        )
+        for name, result in finished:
+            found[name] = result
+            on_done(len(found), len(trials))
+        return results_of([(trial, found[trial.name]) for trial in trials], figures=figures)
+
+
+@contextmanager
+def in_processes(backend: Literal["loky", "ray"]) -> Iterator[None]:
+    """Where trials run: "loky" starts processes here; "ray" gives them to a Ray cluster.
+
+    The nodes of the cluster share this file system.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    if backend == "ray":
+        try:
+            from ray.util.joblib import register_ray
+        except ModuleNotFoundError:
+            raise ConfigError(
+                "backend ray: Ray is not installed; pip install ray, or use loky"
+            ) from None
+        register_ray()
+    with parallel_config(backend=backend):
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leakage:
+    """The attack by one adversary that gained most on one target, averaged over the seeds.
+
+    Chosen by means, not per seed: the highest figure of each single run would be above 0 where
+    there is nothing. Over the seeds to which it applies: one run without it must not hide it.
+
+    Attributes:
+        attack: its setting: name, knowledge, adversary; metric: what it is measured in.
+        advantage: over the best baseline with the same knowledge.
+        score, baseline: the metric itself, means.
+        missing: such as "4 of 5 seeds" where it did not apply to all; else empty.
+    """
+
+    target: str
+    attack: str
+    metric: str
+    advantage: Interval
+    score: float
+    baseline: float
+    missing: str
+
+    @classmethod
+    def of(cls, attacks: pd.DataFrame, *, target: str, seeds: int) -> "Leakage":
+        """Of all attacks on the target, at least one."""
+        worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
+        rows = attacks[attacks["name"] == worst]
+        return cls(
+            target=target,
+            attack=str(worst),
+            metric=str(rows["metric"].iloc[0]),
+            advantage=Interval.of(rows["advantage"].tolist()),
+            score=float(rows["score"].mean()),
+            baseline=float(rows["baseline"].mean()),
+            missing="" if len(rows) == seeds else f"{len(rows)} of {seeds} seeds",
+        )
+
+    @property
+    def name(self) -> str:
+        """The attack, and the seeds where some are missing."""
+        return f"{self.attack}, {self.missing}" if self.missing else self.attack
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target, "attack": self.name, "metric": self.metric,
+            "advantage": asdict(self.advantage), "score": self.score, "baseline": self.baseline,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """One point over its seeds.
+
+    Attributes:
+        seeds: how many.
+        accuracies: on the test rows, by way of inference, the method's own first.
+        epsilon_x, epsilon_y: the largest over the seeds; inf: nothing is promised.
+        releases: T, the most releases of one row.
+        wire_bytes: mean.
+        leakage: by target; a target that no attack applied to is absent.
+    """
+
+    seeds: int
+    accuracies: Mapping[str, Interval]
+    epsilon_x: float
+    epsilon_y: float
+    releases: int
+    wire_bytes: float
+    leakage: Mapping[str, Leakage]
+
+    @property
+    def accuracy(self) -> Interval:
+        """Of the method's own inference."""
+        return next(iter(self.accuracies.values()))
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame) -> "Summary":
+        """Of the rows of a point."""
+        runs = rows.drop_duplicates("seed")
+        by_target = {str(target): found for target, found in rows.groupby("target", sort=False)}
+        tasks = by_target.pop("task").groupby("name", sort=False)["score"]
+        return cls(
+            seeds=len(runs),
+            accuracies={str(name): Interval.of(scores.tolist()) for name, scores in tasks},
+            epsilon_x=float(runs["epsilon_x"].max()),
+            epsilon_y=float(runs["epsilon_y"].max()),
+            releases=int(runs["releases"].max()),
+            wire_bytes=float(runs["wire_bytes"].mean()),
+            leakage={
+                target: Leakage.of(attacks, target=target, seeds=len(runs))
+                for target, attacks in by_target.items()
+            },
+        )
+
+
+def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
+    """The accuracy of the method's own inference in each run of a point, by seed."""
+    return rows[rows["target"] == "task"].groupby("seed", sort=False)["score"].first()

@@ -1,0 +1,136 @@
+"""The main job's table and picture."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from experiments import main_job, sweep
+from experiments.finished_run import FinishedRun
+from experiments.main_job import (
+    CONFIGS,
+    HEADER,
+    VARIANTS,
+    Line,
+    Variant,
+    as_csv,
+    compare,
+    draw,
+    points_of,
+)
+from experiments.study import base_config, finish, results_of
+from experiments.study_page import Part, markdown, write_comparison
+from tests.experiments.finished_runs import attacked, finished
+
+SINGLE, TVFL, PLAIN, GUARDED = VARIANTS[0], VARIANTS[1], VARIANTS[5], VARIANTS[6]
+
+
+def lines_of(runs: Mapping[Variant, Sequence[FinishedRun]]) -> list[Line]:
+    every = points_of(base_config(CONFIGS[0]), Path("out"))
+    points = [point for point in every if point.variant in runs]
+    found = [
+        (point.trial(seed), run) for point in points for seed, run in enumerate(runs[point.variant])
+    ]
+    return compare(points, results_of(found))
+
+
+def test_one_line_for_each_inference() -> None:
+    lines = lines_of({
+        SINGLE: [finished(0.9, epsilon=0.0, releases=0, wire_bytes=0)],
+        TVFL: [finished({"tvfl": 0.9, "tvfl_0": 0.2}, attacks=[attacked(0.1)])],
+        GUARDED: [finished(0.9, epsilon=epsilon) for epsilon in (8.0, 7.5)],
+    })  # fmt: skip
+    assert [line.method for line in lines] == ["SingleVL", "TVFL, all parties", "TVFL-0", "APFed-C"]
+    assert lines[0].cells() == ("SingleVL", "nothing is sent", "90.0", "0", "0", "not applicable")
+    assert lines[1].cells()[3:] == ("1.0 MB", "∞", "0.100")
+    assert lines[3].summary.epsilon_x == 8
+    assert lines[3].variant.protection == "guard + secure sum"
+
+
+def test_tables_hold_every_line() -> None:
+    lines = lines_of({PLAIN: [finished(0.9)], GUARDED: [finished(0.9, epsilon=8.0)]})
+    table = markdown(HEADER, [line.cells() for line in lines]).splitlines()
+    assert table[0] == f"| {' | '.join(HEADER)} |"
+    assert len(table) == 4
+    rows = list(csv.DictReader(io.StringIO(as_csv(lines))))
+    assert [row["epsilon"] for row in rows] == ["inf", "8.0"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_variants_differ_only_in_method_and_protection(name: str) -> None:
+    base = base_config(name)
+    for point in points_of(base, Path("out")):
+        variant, config = point.variant, point.trial(3).config
+        same = {"seed", "name", "method", "guard", "secure_sum"}
+        assert config.model_dump(exclude=same) == base.model_dump(exclude=same)
+        assert config.seed == 3
+        assert (config.guard == base.guard) == bool(variant.protected)
+        assert (config.secure_sum.protocol == "ckks") == bool(variant.protected)
+    assert len({variant.key for variant in VARIANTS}) == len(VARIANTS)
+
+
+def test_a_trial_is_run_once(tmp_path: Path) -> None:
+    base = base_config("main-breast-cancer")
+    base = base.model_copy(update={"train": base.train.model_copy(update={"epochs": 1})})
+    point = next(point for point in points_of(base, tmp_path) if point.variant == TVFL)
+    trial = point.trial(0)
+    first = finish(trial)
+    written = (trial.path / "result.json").stat().st_mtime_ns
+    assert finish(trial) == first
+    assert (trial.path / "result.json").stat().st_mtime_ns == written
+    assert set(first.outcome.accuracy) == {"tvfl", "tvfl_0", "tvfl_a", "tvfl_r"}
+    rows = results_of([(trial, first)]).of(point)
+    assert set(rows["epsilon_x"]) == {math.inf}
+    gains = [one.advantage for one in first.attacks or () if one.advantage is not None]
+    assert sorted(rows["advantage"].dropna()) == sorted(gains)
+
+
+def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
+    # The highest of each seed would be 0.3 where each of the two is 0.1 on average.
+    gains = [{"shop": 0.3, "bank": -0.1}, {"shop": -0.1, "bank": 0.3}]
+    runs = [
+        finished(0.9, attacks=[attacked(gain, adversary=name) for name, gain in of_seed.items()])
+        for of_seed in gains
+    ]
+    (line,) = lines_of({PLAIN: runs})
+    assert line.leakage is not None
+    assert line.leakage.advantage.mean == pytest.approx(0.1)
+
+
+def test_an_attack_that_some_seeds_lack_is_shown_with_their_number() -> None:
+    gains = [{"shop": 0.1, "bank": math.nan}, {"shop": 0.1, "once": 0.9}]
+    runs = [
+        finished(0.9, attacks=[attacked(gain, adversary=name) for name, gain in of_seed.items()])
+        for of_seed in gains
+    ]
+    (line,) = lines_of({PLAIN: runs})
+    assert line.cells()[-1] == "0.900 (1 of 2 seeds)"
+
+
+def test_the_page_holds_pictures_and_links(tmp_path: Path) -> None:
+    lines = lines_of({
+        SINGLE: [finished(0.9, epsilon=0.0)],
+        PLAIN: [finished(0.9, attacks=[attacked(0.1)])],
+        GUARDED: [finished(0.9, attacks=[attacked(0.0)])],
+    })  # fmt: skip
+    title = "digits <4>"
+    part = Part(
+        title=title, picture=draw(tmp_path / "digits.png", title=title, lines=lines),
+        rows=[line.cells() for line in lines], reports=[("one", "a/report.html")],
+    )  # fmt: skip
+    write_comparison(tmp_path, title="All", reading="How", header=HEADER, parts=[part])
+    page = (tmp_path / "index.html").read_text("utf-8")
+    assert (tmp_path / "digits.png").stat().st_size > 10_000
+    assert "digits &lt;4&gt;" in page
+    assert 'href="a/report.html"' in page
+    assert page.count("data:image/png;base64,") == 1
+    assert "http" not in page
+
+
+def test_pages_that_name_a_delta_name_that_of_their_configurations() -> None:
+    for reading, names in ((main_job.READING, CONFIGS), (sweep.READING, sweep.CONFIGS)):
+        assert "at delta 1e-5" in reading
+        assert {base_config(name).guard.delta for name in names} == {1e-5}
