@@ -6,16 +6,17 @@ thrown away; no real value enters, so no budget is touched. Letters: N rows.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from protocols.randomness import fresh_key
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData
-from secure_apfed.exchange import Flow, TranscriptSettings
-from secure_apfed.methods import METHODS, Session, Start
+from secure_apfed.exchange import Flow, Links, TranscriptSettings
+from secure_apfed.methods import METHODS, Learner, Session, Start
 from secure_apfed.privacy import PrivacyLedger
 
 __all__ = ["STEPS", "Rehearsal", "rehearse"]
@@ -64,26 +65,45 @@ def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) 
     keys = {table.name: fresh_key() for table in data.tables}
     session = Session(METHODS[config.method], Start(config=quiet, data=data, noise_keys=keys))
     setup = session.transcript.flows
-    batches = session.learner.training_rows.split(batch)
-    seconds = []
-    for step, rows_B in enumerate(batches):
-        began = time.perf_counter()
-        session.step(step, rows_B)
-        seconds.append(time.perf_counter() - began)
+    course = _Course(batch)
+    session.play(session.learner.learn(session.links, course))
     training = _since(setup, session.transcript.flows)
-    began = time.perf_counter()
-    session.evaluate(next_step=len(batches), final=False)
     terms = list(session.contract.passives.values())
     return Rehearsal(
         data=data,
         setup=setup,
         training=training,
         # The first step is slower: caches are cold.
-        step_seconds=sorted(seconds[1:])[len(seconds[1:]) // 2],
-        evaluation_seconds=time.perf_counter() - began,
+        step_seconds=sorted(course.seconds[1:])[len(course.seconds[1:]) // 2],
+        evaluation_seconds=course.evaluation_seconds,
         numbers_per_row=math.prod(terms[0].representation.shape) if terms else 0,
         contributions=session.contributions,
     )
+
+
+class _Course:
+    """One epoch of a few steps, whose time is taken; see `secure_apfed.methods.Course`."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch, self._began = batch, time.perf_counter()
+        self.seconds: list[float] = []
+        self.evaluation_seconds = 0.0
+
+    def epochs(self) -> Iterator[int]:
+        yield 0
+
+    def batches(self, learner: Learner, epoch: int) -> Iterator[tuple[int, Tensor]]:
+        for step, rows_B in enumerate(learner.training_rows.split(self._batch)):
+            self._began = time.perf_counter()
+            yield step, rows_B
+
+    def stepped(self, loss: float) -> None:
+        self.seconds.append(time.perf_counter() - self._began)
+
+    async def finish_epoch(self, learner: Learner, links: Links) -> None:
+        began = time.perf_counter()
+        await learner.evaluate(links, next_step=len(self.seconds), final=False)
+        self.evaluation_seconds = time.perf_counter() - began
 
 
 def _since(before: Sequence[Flow], after: Sequence[Flow]) -> tuple[Flow, ...]:

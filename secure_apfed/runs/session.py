@@ -151,6 +151,7 @@ class _Course:
 
     def train(self) -> Mapping[str, float]:
         """Play the epochs that are left; return the final accuracies."""
+        self.session.transcript.begin_epoch(self._epoch)  # a method may send before its first one
         self.session.play(self._script(self.session.learner, self.session.links))
         return self._accuracy
 
