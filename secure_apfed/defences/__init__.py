@@ -20,7 +20,6 @@ from secure_apfed.defences.interface import (
     LabelCode,
     LabelDefence,
     Leaving,
-    NoiseSource,
     Place,
     RepresentationDefence,
     Surroundings,
@@ -29,6 +28,7 @@ from secure_apfed.defences.marvell import Marvell, MarvellSettings
 from secure_apfed.defences.max_norm import MaxNorm, MaxNormSettings
 from secure_apfed.defences.mid import Mid, MidSettings
 from secure_apfed.defences.nopeek import NoPeek, NoPeekSettings
+from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.seeds import seeded
 
 __all__ = [

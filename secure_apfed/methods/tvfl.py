@@ -32,7 +32,7 @@ from secure_apfed.parties import (
     accuracy_of,
 )
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
-from secure_apfed.privacy.guarantee import joint_releases_told
+from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 
 __all__ = ["Tvfl", "open_tvfl"]
@@ -198,7 +198,7 @@ def open_tvfl(start: Start) -> Tvfl:
         ),
         passives=passives,
         ledgers={passive.name: passive.ledger for passive in passives},
-        guarantee=joint_releases_told(
+        guarantee=joint_releases_statement(
             guard_for(start, passives[0].name).statement(), len(passives)
         ),
         secure_sum={},

@@ -19,8 +19,7 @@ from protocols.sums.interface import StepBinding
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
 from secure_apfed.parties.directions import spread_of
-from secure_apfed.privacy.release_counts import ReleaseCounts
-from secure_apfed.privacy.release_log import Release
+from secure_apfed.privacy.release_log import Release, ReleaseCounts
 
 __all__ = [
     "Allowance",

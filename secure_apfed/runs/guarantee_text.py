@@ -7,7 +7,8 @@ from secure_apfed.config import Config
 from secure_apfed.defences import statements
 from secure_apfed.methods import Method
 from secure_apfed.privacy import LabelMechanism
-from secure_apfed.privacy.guarantee import contributions_told, guarantee_of
+from secure_apfed.privacy.contributions import contributions_statement
+from secure_apfed.privacy.guarantee import guarantee_of
 
 __all__ = ["guarantee_text"]
 
@@ -17,7 +18,7 @@ def guarantee_text(config: Config, method: Method, labels: LabelMechanism) -> st
     seeded = config.guard.noise != "secret"
     also = statements(config.defences, config.method)
     if method.contributions:
-        also.insert(0, contributions_told(config.secure_sum.protocol, seeded=seeded))
+        also.insert(0, contributions_statement(config.secure_sum.protocol, seeded=seeded))
     return guarantee_of(
         method.guarantee, labels, private_training=method.training is not None, seeded=seeded,
         also=also,
