@@ -33,11 +33,11 @@ from protocols.sums.interface import (
 from secure_apfed.config import Config
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
+from secure_apfed.learning import without_prefix
 from secure_apfed.methods import Apfed, open_method
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.objectives import Contrastive, make_objective
-from secure_apfed.parties.descent import named_below
 from secure_apfed.parties.rules import representation_specs
 from secure_apfed.seeds import shuffled
 
@@ -171,7 +171,7 @@ class LiveRun(LiveSession[Apfed]):
         )
         if not isinstance(objective, Contrastive):
             raise AttackError(f"{passive} holds no contrasted representations")
-        state = named_below("objective", party.tensors())
+        state = without_prefix("objective", party.tensors())
         objective.load_state_dict(state)
         with torch.no_grad():
             z_ND: Tensor = objective.projection(objective.encoder(features_N))

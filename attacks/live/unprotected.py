@@ -17,14 +17,9 @@ from torch import Tensor
 from protocols.sums.interface import StepBinding
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.exchange import Envelope, unpack
+from secure_apfed.learning.checks import check_norms, check_rows, check_spread
 from secure_apfed.parties import PassiveParty
-from secure_apfed.parties.rules import (
-    bind_step,
-    check_norms,
-    check_rows,
-    check_spread,
-    representation_specs,
-)
+from secure_apfed.parties.rules import bind_step, representation_specs
 
 __all__ = ["ALL_RULES", "Rule", "UnprotectedPassive", "unbound"]
 
@@ -72,7 +67,7 @@ class UnprotectedPassive(PassiveParty):
             terms = terms.model_copy(update={"minimum_norm": 0.0, "maximum_norm": _UNBOUNDED})
         rows_B, z_BD, meta = _parse(envelope, terms)
         if Rule.BATCH in rules:
-            aligned, minimum = len(self._features_N), self.contract.minimum_batch
+            aligned, minimum = len(self._held_N), self.contract.minimum_batch
             check_rows(rows_B, aligned=aligned, minimum=minimum, sender=envelope.sender)
         check_norms(z_BD, terms, sender=envelope.sender)
         if Rule.SPREAD in rules:

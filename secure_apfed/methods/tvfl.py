@@ -108,31 +108,31 @@ class Tvfl:
 
         The full inference sends representations of test rows, which the ledgers count.
         """
-        self.active.set_training(False)
+        self.active.learner.set_training(False)
         try:
             accuracies = {name: self._alone(name) for name in FILLS}
             if final:
                 accuracies = {"tvfl": self._together(next_step), **accuracies}
         finally:
-            self.active.set_training(True)
+            self.active.learner.set_training(True)
         return accuracies
 
     def _alone(self, name: str) -> float:
-        compute = self.active.compute
+        compute = self.active.learner.compute
         shapes = {
             passive: terms.representation.shape for passive, terms in self.contract.passives.items()
         }
 
         def predict(rows_B: Tensor) -> Tensor:
             with compute.forward(self.seed, "fill", name):
-                own_BD = self.active.encoder(self.active.features_N[rows_B])
+                own_BD = self.active.learner.encoder(self.active.learner.features_N[rows_B])
                 parts = {
                     passive: FILLS[name](own_BD, own_BD.new_empty(len(rows_B), *shape))
                     for passive, shape in shapes.items()
                 }
-                return self.active.predict(own_BD, parts)
+                return self.active.learner.predict(own_BD, parts)
 
-        return accuracy_of(predict, self.test_rows, self.active.labels_N)
+        return accuracy_of(predict, self.test_rows, self.active.learner.labels_N)
 
     @torch.no_grad()
     def _together(self, next_step: int) -> float:
@@ -144,11 +144,11 @@ class Tvfl:
         correct = 0
         for index, rows_B in enumerate(self.aligned_test_rows.tensor_split(parts)):
             answers = self._ask(next_step + index, rows_B, learn=False)
-            own_B = own[rows_B].to(self.active.compute.device)
-            with self.active.compute.forward(self.seed, "together"):
-                own_BD = self.active.encoder(self.active.features_N[own_B])
-                scores_BK = self.active.predict(own_BD, self.active.read(rows_B, answers))
-            correct += int((scores_BK.argmax(1) == self.active.labels_N[own_B]).sum())
+            own_B = own[rows_B].to(self.active.learner.compute.device)
+            with self.active.learner.compute.forward(self.seed, "together"):
+                own_BD = self.active.learner.encoder(self.active.learner.features_N[own_B])
+                scores_BK = self.active.learner.predict(own_BD, self.active.read(rows_B, answers))
+            correct += int((scores_BK.argmax(1) == self.active.learner.labels_N[own_B]).sum())
         return correct / count
 
     def attendance(self) -> Mapping[str, object]:

@@ -5,15 +5,12 @@ representations after the guard and nothing else; reads the sum of the passives'
 Letters: N rows of its table, B batch, D numbers of a representation, K classes.
 """
 
-import hashlib
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from protocols.errors import LocalProtocolError
 from protocols.sums import SumReceiver
@@ -22,41 +19,23 @@ from secure_apfed.config.training import TrainSettings
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.errors import NarrowBatchWarning
-from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.parties.descent import Descent, named_below, under
-from secure_apfed.parties.directions import spread_of
-from secure_apfed.parties.party import Compute, Party, Seat
-from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
-from secure_apfed.parties.refused_sums import RefusedSums
-from secure_apfed.parties.rules import bind_step
+from secure_apfed.exchange import Envelope, Kind
+from secure_apfed.learning import (
+    ActiveLearner,
+    ActiveNetworks,
+    Compute,
+    PrivateUpdates,
+    Releases,
+    prefixed,
+    without_prefix,
+)
+from secure_apfed.learning.apfed import Batch
+from secure_apfed.learning.checks import spread_of
+from secure_apfed.parties.party import Party, Seat
+from secure_apfed.parties.rules import RefusedSums, bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 
-__all__ = ["ActiveNetworks", "ActiveParty", "accuracy_of"]
-
-_EVALUATION_ROWS = 1000
-
-
-@dataclass(frozen=True)
-class ActiveNetworks:
-    """f (encoder), the projection that is sent (None: the encoder's output), g (head)."""
-
-    encoder: nn.Module
-    head: nn.Module
-    projection: nn.Module | None = None
-
-    def modules(self) -> dict[str, nn.Module]:
-        """By name, those that exist."""
-        named = {"encoder": self.encoder, "head": self.head, "projection": self.projection}
-        return {name: module for name, module in named.items() if module is not None}
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """What waits for its update: the step, positions in the own table, the mean task loss."""
-
-    step: int
-    rows: Tensor
-    loss: Tensor
+__all__ = ["ActiveParty"]
 
 
 @dataclass(frozen=True)
@@ -104,25 +83,28 @@ class ActiveParty(Party):
     ) -> None:
         super().__init__(seat)
         assert table.labels is not None
-        self.receiver, self.ledger = receiver, ledger
+        self.receiver = receiver
         self._refused = refused or RefusedSums(self.name, None, allowed=0)
-        self.networks = networks
-        self._guard = guard
-        self._defences = defences or RepresentationChain()
-        self._features_N = compute.place(table.features)
-        self._labels_N = compute.place(table.labels)
+        self._releases = Releases(guard, ledger)
         self._position_N = torch.full((len(table.ids),), -1, dtype=torch.int64)
         self._position_N[alignment] = torch.arange(len(alignment))
-        self._modules = {
-            key: module.to(compute.device, compute.dtype)
-            for key, module in {**networks.modules(), "defences": self._defences}.items()
-        }
-        self._descent = Descent(self.name, self._modules, train)
-        self._private = PrivateGradient(self.name, self._modules, private) if private else None
-        self._compute, self._seed = compute, seed
-        self._batch: _Batch | None = None
+        self.learner = ActiveLearner(
+            self.name, networks, features_N=table.features, labels_N=table.labels, train=train,
+            compute=compute, seed=seed, defences=defences, private=private,
+        )  # fmt: skip
+        self._batch: Batch | None = None
         self._pending: _Pending | None = None
         self.opened: Tensor | None = None
+
+    @property
+    def networks(self) -> ActiveNetworks:
+        """What it trains, and keeps."""
+        return self.learner.networks
+
+    @property
+    def ledger(self) -> PrivacyLedger:
+        """The account of the representations that it sent."""
+        return self._releases.ledger
 
     def represent(self, step: int, rows_B: Tensor) -> list[Envelope]:
         """Compute one batch; return the same representations for every passive.
@@ -138,54 +120,25 @@ class ActiveParty(Party):
             BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
             ModelError: representations, or under private training parameters, are not finite.
         """
-        self._descent.begin()
-        if self._private:
-            self._private.forget()
         self._batch = self._pending = None
-        here_B = rows_B.to(self._compute.device)
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
         help_wanted = bool(self.contract.passives) and len(aligned) >= self.contract.minimum_batch
-        with self._compute.forward(self._seed, self.name, step):
-            h_BD = self.networks.encoder(self._features_N[here_B])
-            scores_BK = self.networks.head(h_BD)
-            sent_BD = self._sent_part(h_BD, aligned) if help_wanted else None
-        loss = F.cross_entropy(scores_BK.to(self._compute.dtype), self._labels_N[here_B])
+        batch = self.learner.forward(step, rows_B, aligned if help_wanted else None)
         envelopes = []
-        if sent_BD is not None:
-            seen_B = self._features_N[here_B[aligned.to(here_B.device)]]
-            sent_BD, penalty = self._defences(sent_BD.to(self._compute.dtype), seen_B, step)
-            loss = loss if penalty is None else loss + penalty
-            envelopes = self._release(step, position_B[aligned], sent_BD)
+        if batch.sent is not None:
+            released = self._releases.release(batch.sent, step=step, rows=position_B[aligned])
+            if not self._is_narrow(step, released.z):
+                envelopes = self._send(step, position_B[aligned], released.z, released.payload)
         # Only now: a batch whose release failed waits for no update.
-        self._batch = _Batch(step, rows_B, loss)
+        self._batch = batch
         return envelopes
-
-    def _sent_part(self, h_BD: Tensor, aligned: Tensor) -> Tensor:
-        """The projection of the aligned rows; maps are large, so rows are picked after it."""
-        projection = self.networks.projection
-        projected: Tensor = h_BD if projection is None else projection(h_BD)
-        every = len(aligned) == len(h_BD)
-        return projected if every else projected[aligned.to(h_BD.device)]
-
-    def _release(self, step: int, rows_B: Tensor, h_BD: Tensor) -> list[Envelope]:
-        repeats_B = self._guard.repeats(rows_B)
-        flat_BD = h_BD.flatten(1)
-        if self._private:
-            flat_BD = self._private.finite_rows(flat_BD)
-        flat_BD = self._guard.release(flat_BD, step=step, rows=rows_B)
-        z_BD = flat_BD.reshape(h_BD.shape)
-        payload = pack({"rows": rows_B, "z": z_BD})
-        digest = hashlib.sha256(payload).digest()
-        # Charged even if it stays here: a frozen guard counts what it made as released.
-        self.ledger.charge(step=step, rows=rows_B, digest=digest, repeats=repeats_B)
-        if self._is_narrow(step, z_BD):
-            return []
-        return self._send(step, rows_B, z_BD, payload)
 
     def _is_narrow(self, step: int, z_BD: Tensor) -> bool:
         """Whether passives would refuse this batch as near-constant; warns then."""
-        least = max(one.representation.minimum_spread for one in self.contract.passives.values())
+        least = max(
+            terms.representation.minimum_spread for terms in self.contract.passives.values()
+        )
         spread = spread_of(z_BD) if least else 1.0
         if spread < least:
             warnings.warn(
@@ -226,67 +179,31 @@ class ActiveParty(Party):
                 f"{self.name}: every batch is represented first and updated from once, with the "
                 "sum where representations were sent and without one where none were"
             )
-        sum_BD = self._decode(envelope, pending) if pending and envelope else None
-        self._backpropagate(batch, pending, sum_BD)
-        self._descent.step()
+        sum_AD = self._decode(envelope, pending) if pending and envelope else None
+        loss = self.learner.update(batch, pending.z if pending else None, sum_AD)
         self._batch = self._pending = None
-        return batch.loss.item()
-
-    def _backpropagate(
-        self, batch: _Batch, pending: _Pending | None, sum_BD: Tensor | None
-    ) -> None:
-        """Give every parameter its gradient, the private one where training is private."""
-        with self._private.watching() if self._private else nullcontext():
-            if pending is None:
-                batch.loss.backward()
-            else:
-                torch.autograd.backward([batch.loss, pending.z], [None, sum_BD])
-        if self._private:
-            self._private.replace(step=batch.step, rows=batch.rows)
+        return loss
 
     def _decode(self, envelope: Envelope, pending: _Pending) -> Tensor:
+        """The sum, flat; a refusal of it is noted."""
         assert self.receiver is not None
-        flat_BD = pending.z.flatten(1)
-        shape = (len(flat_BD), flat_BD.shape[1])
+        flat_AD = pending.z.flatten(1)
+        shape = (len(flat_AD), flat_AD.shape[1])
         step, contract = pending.binding.step, self.contract.digest.hex()
         with self._refused.noting(step=step, contract=contract):
-            values_BD = self.receiver.decode(envelope.payload, shape, pending.binding)
-        sum_BD = torch.from_numpy(values_BD)
-        self.opened = sum_BD.to(self._compute.dtype)
-        return self._compute.place(sum_BD / len(flat_BD)).reshape(pending.z.shape)
+            values_AD = self.receiver.decode(envelope.payload, shape, pending.binding)
+        sum_AD = torch.from_numpy(values_AD)
+        self.opened = sum_AD.to(pending.z.dtype)
+        return sum_AD
 
     def accuracy(self, rows: Tensor) -> float:
         """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""
-        self._set_training(False)
-        try:
-            return accuracy_of(self._predict, rows, self._labels_N)
-        finally:
-            self._set_training(True)
-
-    def _predict(self, rows_B: Tensor) -> Tensor:
-        networks = self.networks
-        with self._compute.forward(self._seed, self.name, "predict"):
-            scores_BK: Tensor = networks.head(networks.encoder(self._features_N[rows_B]))
-        return scores_BK
-
-    def _set_training(self, training: bool) -> None:
-        for module in self._modules.values():
-            module.train(training)
+        return self.learner.accuracy(rows)
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        return self._descent.tensors() | under("guard", self._guard.tensors())
+        return self.learner.tensors() | prefixed("guard", self._releases.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore its state."""
-        self._descent.load_tensors(tensors)
-        self._guard.load_tensors(named_below("guard", tensors))
-
-
-@torch.no_grad()
-def accuracy_of(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> float:
-    """Share of `rows` whose highest score is the label's; NaN where there are no rows."""
-    correct = 0
-    for rows_B in rows.to(labels_N.device).split(_EVALUATION_ROWS):
-        correct += int((predict(rows_B).argmax(1) == labels_N[rows_B]).sum())
-    return correct / len(rows) if len(rows) else float("nan")
+        self.learner.load_tensors(tensors)
+        self._releases.load_tensors(without_prefix("guard", tensors))

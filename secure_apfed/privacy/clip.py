@@ -27,10 +27,11 @@ def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
     # vanishes. The scale is a constant to autograd, rightly: the result does not depend on it.
     largest_B1 = wide_BD.detach().abs().amax(dim=-1, keepdim=True)
     scale_B1 = torch.where(largest_B1 > 0, largest_B1, 1.0)
-    norm_B1 = torch.linalg.vector_norm(wide_BD.detach() / scale_B1, dim=-1, keepdim=True)
+    scaled_BD = wide_BD / scale_B1
+    norm_B1 = torch.linalg.vector_norm(scaled_BD.detach(), dim=-1, keepdim=True)
     over_B1 = norm_B1 > bound / scale_B1
     # Rows that stay get a norm of no consequence, since the gradient of a norm at 0 is NaN.
-    unit_BD = torch.where(over_B1, wide_BD / scale_B1, 1.0)
+    unit_BD = torch.where(over_B1, scaled_BD, 1.0)
     onto_BD = unit_BD * (bound / torch.linalg.vector_norm(unit_BD, dim=-1, keepdim=True))
     return torch.where(over_B1, onto_BD, wide_BD)
 

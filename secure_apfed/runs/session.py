@@ -15,9 +15,9 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind
+from secure_apfed.learning import prefixed
 from secure_apfed.methods import begin_epoch
 from secure_apfed.methods.workers import close_workers
-from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
 from secure_apfed.runs.encoders import encoders_of
@@ -246,7 +246,7 @@ class _Session:
         method = self.method
         parties = dict(method.tensors())
         active = method.contract.active
-        parties[active] = dict(parties[active]) | under("labels", self._labels.tensors())
+        parties[active] = dict(parties[active]) | prefixed("labels", self._labels.tensors())
         return Checkpoint(
             config=config_digest(self._config),
             tables=self._opening.tables,

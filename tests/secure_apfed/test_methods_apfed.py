@@ -75,8 +75,8 @@ class Monolith:
 
     def __init__(self, method: Apfed, data: VerticalData, config: Config) -> None:
         networks = method.active.networks
-        self.active = nn.ModuleDict(copy.deepcopy(networks.modules()))
-        self.passives = [copy.deepcopy(party._modules["objective"]) for party in method.passives]
+        self.active = nn.ModuleDict(copy.deepcopy(dict(networks.named_children())))
+        self.passives = [copy.deepcopy(party.objective) for party in method.passives]
         self.optimisers = [sgd(module, config) for module in (self.active, *self.passives)]
         self.weights = [party.terms.weight for party in method.passives]
         self.data = data
@@ -127,10 +127,10 @@ def test_steps_equal_one_autograd_graph(kind: str, passives: int) -> None:
     for step, rows_B in enumerate(data.train_rows.split(16)):
         method.step(step, rows_B)
         monolith.step(rows_B)
-        for name, module in method.active.networks.modules().items():
+        for name, module in method.active.networks.named_children():
             assert_equal(module, monolith.active[name])
         for party, objective in zip(method.passives, monolith.passives, strict=True):
-            assert_equal(party._modules["objective"], objective)
+            assert_equal(party.objective, objective)
 
 
 @pytest.mark.parametrize("protocol", ["plain", "ckks"])

@@ -84,8 +84,8 @@ class Monolith:
     """One graph without messages: L + sum over p of lambda_p n_p / B L_p(rows that p knows)."""
 
     def __init__(self, method: Apfed, data: VerticalData, config: Config) -> None:
-        self.active = nn.ModuleDict(copy.deepcopy(method.active.networks.modules()))
-        self.passives = [copy.deepcopy(party._modules["objective"]) for party in method.passives]
+        self.active = nn.ModuleDict(copy.deepcopy(dict(method.active.networks.named_children())))
+        self.passives = [copy.deepcopy(party.objective) for party in method.passives]
         self.weights = [party.terms.weight for party in method.passives]
         self.data = data
         self.optimisers = [
@@ -134,8 +134,8 @@ def test_steps_equal_one_autograd_graph(method_name: str) -> None:
         monolith.step(rows_B)
     theirs = [*monolith.active.values(), *monolith.passives]
     ours = [
-        *method.active.networks.modules().values(),
-        *(party._modules["objective"] for party in method.passives),
+        *method.active.networks.children(),
+        *(party.objective for party in method.passives),
     ]
     for mine, other in zip(ours, theirs, strict=True):
         for one, two in zip(mine.parameters(), other.parameters(), strict=True):
@@ -157,13 +157,13 @@ def test_a_passive_that_knows_one_person_of_a_batch_neither_learns_nor_helps() -
     data = vertical_data({"passive-1": range(20), "passive-2": range(15, 22)})
     method = opened(config_of(), data)
     party = method.passives[1]
-    before = copy.deepcopy(party._modules["objective"].state_dict())
+    before = copy.deepcopy(party.objective.state_dict())
     alone = opened(
         config_of(passives={"passive-1": {"weight": 2.0}, "default": {"weight": 0}}), data
     )
     rows_B = torch.arange(16)  # passive-2 knows person 15 only
     assert method.step(0, rows_B) == alone.step(0, rows_B)
-    for key, value in party._modules["objective"].state_dict().items():
+    for key, value in party.objective.state_dict().items():
         assert torch.equal(value, before[key])
     for one, two in zip(
         method.active.networks.encoder.parameters(),
