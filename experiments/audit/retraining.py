@@ -15,6 +15,7 @@ Letters: R retrainings, N rows, B batch, F features, D numbers of a representati
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -179,6 +180,10 @@ class Retrainings:
             shown.append((self._represent(x_R1F)[:, 0], term_RP))
         own_RP = torch.where(self.world_R[:, None].bool(), shown[1][1], shown[0][1])
         return tuple((z_RD, sum_RP - own_RP + term_RP) for z_RD, term_RP in shown)
+
+    def weights(self, party: Literal["active", "passive"]) -> Weights:
+        """The parameters of all retrainings now, (R, *shape) each."""
+        return self._weights[party]
 
     def noise_deviation(self) -> float:
         """Of the noise on each number of the sum of gradients."""
