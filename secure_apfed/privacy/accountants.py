@@ -24,8 +24,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy.gdp import compose, gdp_epsilon
-from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
+from secure_apfed.privacy.gdp import GaussianRelease, Mechanism, NoPrivacy, compose, gdp_epsilon
 
 __all__ = [
     "ACCOUNTANTS",

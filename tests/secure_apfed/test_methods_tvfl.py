@@ -50,9 +50,9 @@ class Monolith:
     """All encoders and the head as one graph with one loss."""
 
     def __init__(self, method: Tvfl, data: VerticalData, settings: Config) -> None:
-        passives = [party._modules["encoder"] for party in method.passives]
-        self.encoders = nn.ModuleList(copy.deepcopy([method.active.encoder, *passives]))
-        self.head = copy.deepcopy(method.active.head)
+        passives = [party.encoder for party in method.passives]
+        self.encoders = nn.ModuleList(copy.deepcopy([method.active.learner.encoder, *passives]))
+        self.head = copy.deepcopy(method.active.learner.head)
         train = settings.train
         self.sgd = torch.optim.SGD(
             [*self.encoders.parameters(), *self.head.parameters()], lr=train.learning_rate,
@@ -88,8 +88,10 @@ def test_steps_equal_one_autograd_graph(passives: int) -> None:
         people = method.alignment["active"][rows_B].tolist()
         loss = method.step(step, rows_B)
         assert loss == pytest.approx(monolith.step(people), abs=1e-10)
-        ours = [method.active.encoder, *(party._modules["encoder"] for party in method.passives)]
-        pairs = zip([*ours, method.active.head], [*monolith.encoders, monolith.head], strict=True)
+        ours = [method.active.learner.encoder, *(party.encoder for party in method.passives)]
+        pairs = zip(
+            [*ours, method.active.learner.head], [*monolith.encoders, monolith.head], strict=True
+        )
         for module, other in pairs:
             for mine, theirs in zip(module.parameters(), other.parameters(), strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
@@ -145,10 +147,10 @@ def test_fills_take_the_place_of_the_passives(fill: str) -> None:
     data = vertical_data(2)
     method = opened(data)
     seen: list[Tensor] = []
-    method.active.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    method.active.learner.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     method.evaluate(next_step=0, final=False)
     head_input = seen[list(FILLS).index(fill)]
-    own = method.active.encoder(method.active.features_N[TRAINED:]).detach()
+    own = method.active.learner.encoder(method.active.learner.features_N[TRAINED:]).detach()
     assert torch.equal(head_input[:, :D], own)
     rest = head_input[:, D:]
     assert rest.shape == (ROWS - TRAINED, 2 * D)
@@ -175,8 +177,8 @@ def test_evaluation_changes_no_parameter_and_no_later_step(final: bool) -> None:
     assert same(state(method), before)
     assert torch.equal(torch.get_rng_state(), generator)
     assert method.evaluate(next_step=50, final=final) == first
-    assert method.active.encoder.training
-    assert method.active.head.training
+    assert method.active.learner.encoder.training
+    assert method.active.learner.head.training
     for one in (method, undisturbed):
         one.step(100, one.training_rows[10:20])
     assert same(state(method), state(undisturbed))
@@ -185,8 +187,8 @@ def test_evaluation_changes_no_parameter_and_no_later_step(final: bool) -> None:
 def test_every_network_is_evaluated_without_dropout() -> None:
     method = opened(vertical_data(2))
     modes: list[bool] = []
-    encoders = [party._modules["encoder"] for party in method.passives]
-    for module in (method.active.encoder, method.active.head, *encoders):
+    encoders = [party.encoder for party in method.passives]
+    for module in (method.active.learner.encoder, method.active.learner.head, *encoders):
         module.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     method.evaluate(next_step=0, final=True)
     assert len(modes) == 4 * 2 + 2  # each fill and the full inference; passives in the latter only
@@ -334,7 +336,7 @@ def test_a_request_outside_the_rules_is_refused(rows: list[int], step: int, mess
 def test_only_a_plain_true_asks_to_learn(learn: object) -> None:
     asked = Asked()
     asked.passive.represent(asked.request(torch.arange(3), step=4, learn=learn))
-    assert not asked.passive._modules["encoder"].training
+    assert not asked.passive.encoder.training
     asked.refuses(asked.gradient(torch.ones(3, D).double(), step=4), "waits for none")
 
 
@@ -372,7 +374,7 @@ def test_representations_out_of_bounds_are_refused(scale: float) -> None:
     method = opened(vertical_data(2))
     rows = torch.arange(4)
     with torch.no_grad():
-        for parameter in method.passives[1]._modules["encoder"].parameters():
+        for parameter in method.passives[1].encoder.parameters():
             parameter.mul_(scale)
     before = cloned(method.active.tensors())
     with pytest.raises(RemoteProtocolError, match="passive-2 sent representations whose norm"):

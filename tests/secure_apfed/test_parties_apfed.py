@@ -364,9 +364,8 @@ def test_an_active_updates_from_its_loss_and_the_mean_of_the_sum() -> None:
     gradients = [random(3, D, seed=seed) for seed in (1, 2)]
     sent = active.party.represent(0, rows)[0]
     active.party.update(active.sum_of(sent, gradients))
-    modules = nn.ModuleDict(twin.modules())
     sgd = torch.optim.SGD(
-        modules.parameters(), lr=TRAIN.learning_rate, momentum=TRAIN.momentum,
+        twin.parameters(), lr=TRAIN.learning_rate, momentum=TRAIN.momentum,
         weight_decay=TRAIN.weight_decay,
     )  # fmt: skip
     h = twin.encoder(active.table.features[rows].double())
@@ -375,11 +374,8 @@ def test_an_active_updates_from_its_loss_and_the_mean_of_the_sum() -> None:
     z = twin.projection(h[[1, 3, 4]])
     (loss + ((gradients[0] + gradients[1]) / 3 * z).sum()).backward()
     sgd.step()
-    for name, module in active.networks.modules().items():
-        for ours, theirs in zip(
-            module.parameters(), twin.modules()[name].parameters(), strict=True
-        ):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    for ours, theirs in zip(active.networks.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
 def test_the_ledger_is_charged_before_an_envelope_exists(monkeypatch: pytest.MonkeyPatch) -> None:

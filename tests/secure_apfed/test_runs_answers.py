@@ -49,7 +49,7 @@ class Probe:
             self._asked += 1
             generator = torch.Generator().manual_seed(self._asked)
             with torch.no_grad():
-                for value in party._modules["encoder"].parameters():
+                for value in party.encoder.parameters():
                     value += 0.01 * torch.randn(value.shape, generator=generator)
             return honest(party, *args)
 

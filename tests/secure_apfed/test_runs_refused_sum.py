@@ -14,8 +14,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.homomorphic import KeyHolder
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
-from secure_apfed.parties import AggregatorParty
-from secure_apfed.parties.refused_sums import RefusedSums
+from secure_apfed.parties import AggregatorParty, RefusedSums
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 
