@@ -33,7 +33,7 @@ COMPOSITION_ROOT = (
 )
 ENTRY_POINTS = ("secure_apfed.__main__",)
 
-MODULE_LINES = 300
+MODULE_LINES = 500
 FUNCTION_LINES = 40
 
 UNPICKLING = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"})

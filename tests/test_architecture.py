@@ -126,6 +126,6 @@ def test_length_leaves_out_docstrings() -> None:
     assert short(_planted({"attacks.a": f"def f():\n{docstring}{body}    return x\n"})) == {}
     long = short(_planted({"attacks.a": f"class C:\n  def f():\n{body}    y = 1\n    return x\n"}))
     assert long == {"attacks.a.C.f": "41 lines, at most 40"}
-    assert short(_planted({"attacks.a": "x = 1\n" * 301})) == {
-        "attacks.a": "301 lines, at most 300"
+    assert short(_planted({"attacks.a": "x = 1\n" * 501})) == {
+        "attacks.a": "501 lines, at most 500"
     }

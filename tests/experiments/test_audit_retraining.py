@@ -16,20 +16,12 @@ from experiments.audit.outcome import CaseResult
 from experiments.audit.retraining import Protection, Retrainings, Step
 from experiments.audit.run import play_case, run_audit
 from experiments.audit.scores import WhiteBox
-from protocols.sums import PlainSum, SumAgreement
+from protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
-from secure_apfed.exchange.outbox import Outbox
-from secure_apfed.parties import (
-    ActiveNetworks,
-    ActiveParty,
-    AggregatorParty,
-    Compute,
-    PassiveParty,
-    PrivateUpdates,
-    Seat,
-)
+from secure_apfed.exchange import Envelope, Kind
+from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty, PrivateUpdates
 from secure_apfed.privacy import GaussianGuard, GradientGuard, PrivacyLedger
 
 EPOCHS = 6
@@ -102,7 +94,7 @@ def test_two_thirds_of_the_noise_are_caught() -> None:
     assert bound_of(TooLittleNoise, replaced=False) > MU_LABEL
 
 
-def parties() -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
+def parties() -> tuple[ActiveParty, PassiveParty, SumCombiner]:
     """The same training between real parties, without noise that could be seen."""
     task = task_of(EVERYTHING)
     rows = len(task.features)
@@ -129,7 +121,6 @@ def parties() -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
             "batch_size": rows,
         }
     )
-    seats = {name: Seat(name, agreed, Outbox("s", name)) for name in roles}
     sums = PlainSum(
         SumAgreement(session="s", receiver="active", combiner="aggregator", contributors=("p",),
                      clip_norm=SHORT.row_clip, allow_single=True),
@@ -146,7 +137,7 @@ def parties() -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
 
     encoding, ids = ColumnEncoding.plain(tuple("abcdefghij")), tuple(map(str, range(rows)))
     active = ActiveParty(
-        seats["active"],
+        "active", agreed,
         table=PartyTable("active", ids, task.features, task.labels, encoding),
         alignment=torch.arange(rows), networks=ActiveNetworks(**modules), guard=guard,
         ledger=ledger(guard.mechanism()), receiver=sums.receiver(),
@@ -154,18 +145,18 @@ def parties() -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
         private=PrivateUpdates(gradient_guard, ledger(gradient_guard.mechanism())),
     )  # fmt: skip
     passive = PassiveParty(
-        seats["p"], features_N=task.passive_features, objective=objective,
+        "p", agreed, features_N=task.passive_features, objective=objective,
         contributor=sums.contributor("p"),
         train=TrainSettings(learning_rate=task.passive_rate, **still), compute=compute, seed=0,
         answers=None,
     )  # fmt: skip
-    return active, passive, AggregatorParty(seats["aggregator"], combiner=sums.combiner())
+    return active, passive, sums.combiner()
 
 
 @pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 def test_a_retraining_is_what_the_parties_do() -> None:
     task = task_of(EVERYTHING, epochs=3)
-    active, passive, aggregator = parties()
+    active, passive, combiner = parties()
     modules, objective = networks()
     seen: list[Step] = []
     quiet = replace(SHORT, sigma=0.0, gradient_sigma=0.0)
@@ -175,8 +166,13 @@ def test_a_retraining_is_what_the_parties_do() -> None:
         sent = active.represent(step.number, step.rows)
         pending = active._pending
         assert pending is not None
+        assert sent is not None
         torch.testing.assert_close(pending.z.detach(), step.clean[0], rtol=1e-4, atol=1e-5)
-        active.update(aggregator.combine([passive.contribute(sent[0])]))
+        received = Envelope(
+            session="s", step=step.number, kind=Kind.REPRESENTATIONS, sender="active",
+            receiver="p", sequence=step.number, payload=sent,
+        )  # fmt: skip
+        active.update(combiner.combine({"p": passive.contribute(received)}))
 
 
 def test_the_worlds_differ_in_the_record_alone() -> None:

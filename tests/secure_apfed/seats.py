@@ -1,4 +1,4 @@
-"""Seats, contracts and envelopes for tests of single parties."""
+"""A contract, a sum and envelopes for tests of single parties."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +10,7 @@ from protocols.sums import PlainSum, SumAgreement
 from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.exchange.outbox import Outbox
-from secure_apfed.parties import Compute, Seat
+from secure_apfed.parties import Compute
 
 SESSION = "session"
 PASSIVES = ("p1", "p2")
@@ -76,11 +75,6 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers in double precision."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def seat(name: str, agreed: Contract) -> Seat:
-    """The place of one party, with an outbox of its own."""
-    return Seat(name, agreed, Outbox(SESSION, name))
 
 
 def envelope(payload: bytes, *, kind: Kind, step: int = 0, **changes: Any) -> Envelope:
