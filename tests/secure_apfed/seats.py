@@ -1,16 +1,19 @@
-"""A contract, a sum and envelopes for tests of single parties."""
+"""A contract, links, a sum and envelopes for tests of single parties."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from protocols.seal import RunKey, fresh_run_key
 from protocols.sums import PlainSum, SumAgreement
 from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import Contract
-from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.exchange import Envelope, InMemory, Kind, pack
 from secure_apfed.parties import Compute
+
+Network = TypeVar("Network", bound=InMemory)
 
 SESSION = "session"
 PASSIVES = ("p1", "p2")
@@ -69,6 +72,21 @@ def plain_sum(*, noise: int | None = None) -> PlainSum:
         clip_norm=1.0, noise=noise,
     )  # fmt: skip
     return PlainSum(agreement, clip=noise is not None, quantise=noise is not None)
+
+
+def network(
+    kind: type[Network],
+    *names: str,
+    run_keys: Mapping[str, RunKey] | None = None,
+    record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
+) -> Network:
+    """Sealed links of parties of these names, under one contract."""
+    return kind(
+        session=SESSION,
+        contract_hash=bytes(32),
+        run_keys=run_keys or {name: fresh_run_key() for name in names},
+        record=record,
+    )
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

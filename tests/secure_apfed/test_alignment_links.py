@@ -11,6 +11,7 @@ from protocols.psi import SET_INTERSECTIONS
 from protocols.seal import SealedLink, fresh_run_key
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
 from secure_apfed.exchange import InMemory, Kind
+from tests.secure_apfed.seats import network
 from tests.with_crypten import usable
 
 BACKENDS = pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
@@ -33,9 +34,7 @@ def roles(protocol: str) -> dict[str, Conversation]:
 class Flipping(InMemory):
     """Flips one bit of the frame with this number."""
 
-    def __init__(self, number: int = -1, at: float = 0.0) -> None:
-        super().__init__(session="s", contract_hash=bytes(32), run_keys=KEYS)
-        self.left, self.at = number, at
+    left, at = -1, 0.0
 
     def post(self, sender: str, receiver: str, frame: bytes) -> None:
         changed = bytearray(frame)
@@ -45,10 +44,15 @@ class Flipping(InMemory):
         super().post(sender, receiver, bytes(changed))
 
 
-def align(parties: dict[str, Conversation], network: InMemory) -> None:
-    network.complete_all(
+def sound() -> Flipping:
+    """Links on which nothing is flipped."""
+    return network(Flipping, run_keys=KEYS)
+
+
+def align(parties: dict[str, Conversation], world: InMemory) -> None:
+    world.complete_all(
         {
-            name: network.links[name].converse(
+            name: world.links[name].converse(
                 Kind.ALIGNMENT, role, [peer for peer in parties if peer != name]
             )
             for name, role in parties.items()
@@ -60,30 +64,31 @@ def align(parties: dict[str, Conversation], network: InMemory) -> None:
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 @pytest.mark.parametrize("at", [0.0, 0.3, 0.6, 1.0])
 def test_a_flipped_bit_anywhere_stops_the_alignment(protocol: str, number: int, at: float) -> None:
-    parties = roles(protocol)
+    parties, flipping = roles(protocol), sound()
+    flipping.left, flipping.at = number, at
     with pytest.raises(RemoteProtocolError):
-        align(parties, Flipping(number, at))
+        align(parties, flipping)
     assert not all(party.finished for party in parties.values())
 
 
 @BACKENDS
 def test_without_a_flip_the_same_alignment_succeeds(protocol: str) -> None:
     parties = roles(protocol)
-    align(parties, Flipping())
+    align(parties, sound())
     assert all(party.finished for party in parties.values())
 
 
 def where_the_shop_holds(**changes: Any) -> InMemory:
     """The bank knows the shop's public key, and the shop's end of their link has these."""
-    network = Flipping()
+    world = sound()
     usual: dict[str, Any] = {"run_key": KEYS["shop"], "contract_hash": bytes(32)}
     shop = SealedLink(me="shop", peer="bank", **{**usual, **changes})
     bank = SealedLink(me="bank", peer="shop", run_key=KEYS["bank"], contract_hash=bytes(32))
     bank.agree(KEYS["shop"].public, shop.hello)
     shop.agree(KEYS["bank"].public, bank.hello)
     for me, seal in (("bank", bank), ("shop", shop)):
-        vars(network.links[me])["_seals"][seal.peer] = seal
-    return network
+        vars(world.links[me])["_seals"][seal.peer] = seal
+    return world
 
 
 @BACKENDS
@@ -122,7 +127,7 @@ def test_a_party_that_falls_silent_is_noticed_by_one_that_waits_for_it(
     parties = roles(protocol)
     parties[name] = Dying(parties[name], after)
     with pytest.raises(PartyLeftError, match=r"expected alignment .* from .*; nothing came"):
-        align(parties, Flipping())
+        align(parties, sound())
 
 
 @BACKENDS
@@ -131,4 +136,4 @@ def test_another_protocol_at_the_peer_is_named_as_such(protocol: str) -> None:
     other = "circuit" if protocol == "ecdh" else "ecdh"
     parties = roles(protocol) | {"shop": roles(other)["shop"]}
     with pytest.raises(RemoteProtocolError, match=r"speaks version \d+; use the same protocol"):
-        align(parties, Flipping())
+        align(parties, sound())

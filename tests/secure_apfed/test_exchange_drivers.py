@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
-from protocols.seal import fresh_run_key
 from secure_apfed.exchange import Envelope, InMemory, Kind, Links
+from tests.secure_apfed.seats import network
 
 NAMES = ("ann", "bob", "cid")
 ANSWER, QUESTION = Kind.REPRESENTATIONS, Kind.REQUEST
@@ -18,12 +18,7 @@ class World:
     def __init__(self) -> None:
         self.sent: list[tuple[str, str, bytes]] = []
         self.notes: list[str] = []
-        self.network = InMemory(
-            session="s",
-            contract_hash=bytes(32),
-            run_keys={name: fresh_run_key() for name in NAMES},
-            record=self._record,
-        )
+        self.network = network(InMemory, *NAMES, record=self._record)
 
     def _record(self, envelope: Envelope, wire_bytes: int) -> None:
         self.sent.append((envelope.sender, envelope.receiver, envelope.payload))
@@ -239,15 +234,14 @@ def test_what_does_not_authenticate_is_thrown_at_whoever_waits_for_it() -> None:
         def post(self, sender: str, receiver: str, frame: bytes) -> None:
             super().post(sender, receiver, frame[:-1] + bytes([frame[-1] ^ 1]))
 
-    keys = {name: fresh_run_key() for name in NAMES}
-    network = Flipping(session="s", contract_hash=bytes(32), run_keys=keys)
+    flipping = network(Flipping, *NAMES)
 
     async def hear() -> str:
         try:
-            await network.links["bob"].receive("ann", QUESTION)
+            await flipping.links["bob"].receive("ann", QUESTION)
         except RemoteProtocolError as error:
             return str(error)
         return "nothing was wrong"
 
-    network.links["ann"].send("bob", QUESTION, 0)
-    assert "message 0 of ann does not authenticate" in network.complete("bob", hear())
+    flipping.links["ann"].send("bob", QUESTION, 0)
+    assert "message 0 of ann does not authenticate" in flipping.complete("bob", hear())

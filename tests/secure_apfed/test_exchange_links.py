@@ -1,6 +1,6 @@
 """A party's links: sealed, in order, one session, and nothing but what its role waits for."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -9,28 +9,30 @@ import pytest
 
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.seal import SEAL_OVERHEAD_BYTES, fresh_run_key
+from protocols.seal import SEAL_OVERHEAD_BYTES
 from secure_apfed.exchange import BEFORE_TRAINING, Awaited, Envelope, InMemory, Kind
 from secure_apfed.exchange.links import Frame
+from tests.secure_apfed.seats import network
 
 T = TypeVar("T")
+NAMES = ("active", "passive", "other")
 
 
 class Wire(InMemory):
     """Drives nobody: every frame waits to be given to its receiver, or to be tampered with."""
 
-    def __init__(self) -> None:
-        self.recorded: list[tuple[Envelope, int]] = []
-        self.carried: dict[tuple[str, str], deque[bytes]] = {}
-        super().__init__(
-            session="s",
-            contract_hash=bytes(32),
-            run_keys={name: fresh_run_key() for name in ("active", "passive", "other")},
-            record=lambda envelope, size: self.recorded.append((envelope, size)),
-        )
+    recorded: list[tuple[Envelope, int]]
+    carried: defaultdict[tuple[str, str], deque[bytes]]
+
+    @classmethod
+    def of_three(cls) -> "Wire":
+        recorded: list[tuple[Envelope, int]] = []
+        wire = network(cls, *NAMES, record=lambda *sent: recorded.append(sent))
+        wire.recorded, wire.carried = recorded, defaultdict(deque)
+        return wire
 
     def post(self, sender: str, receiver: str, frame: bytes) -> None:
-        self.carried.setdefault((sender, receiver), deque()).append(frame)
+        self.carried[sender, receiver].append(frame)
 
     @property
     def frames(self) -> deque[bytes]:
@@ -63,7 +65,7 @@ def given(script: Coroutine[Awaited, Frame, T], *frames: Frame) -> T:
 
 
 def test_envelopes_arrive_as_they_were_sent() -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     wire.send()
     ((sent, size),) = wire.recorded
     assert size == 2 + len(sent.header) + len(b"body") + SEAL_OVERHEAD_BYTES == len(wire.frames[0])
@@ -72,13 +74,13 @@ def test_envelopes_arrive_as_they_were_sent() -> None:
 
 
 def test_the_body_is_not_readable_on_the_wire() -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     wire.send(b"in the clear")
     assert b"in the clear" not in wire.frames[0]
 
 
 def test_every_link_numbers_its_messages_apart_and_wastes_no_number() -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     for to in ("passive", "other", "passive"):
         wire.send(to=to)
     active = wire.links["active"]
@@ -92,7 +94,7 @@ def test_every_link_numbers_its_messages_apart_and_wastes_no_number() -> None:
 
 
 def test_what_is_waited_for_is_data() -> None:
-    links = Wire().links["passive"]
+    links = Wire.of_three().links["passive"]
     one = links.receive("active", Kind.SUM, Kind.END, step=4, patience=3)
     assert begun(one) == Awaited(
         me="passive", senders=("active",), kinds=(Kind.SUM, Kind.END), step=4, patience=3
@@ -107,19 +109,19 @@ def test_what_is_waited_for_is_data() -> None:
 
 def test_nobody_waits_for_a_party_without_a_link() -> None:
     with pytest.raises(LocalProtocolError, match="no link from 'passive' to 'ghost'"):
-        begun(Wire().links["passive"].receive(("active", "ghost"), Kind.SUM))
+        begun(Wire.of_three().links["passive"].receive(("active", "ghost"), Kind.SUM))
 
 
 @pytest.mark.parametrize("expected", [{"kind": Kind.GRADIENTS}, {"step": 1}, {"step": -1}])
 def test_another_kind_or_step_is_refused(expected: dict[str, Any]) -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     wire.send()
     with pytest.raises(RemoteProtocolError, match=r"expected .* from active, got sum of step 0 fr"):
         wire.receive(**expected)
 
 
 def test_any_step_and_one_of_several_kinds_may_be_waited_for() -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     for kind, step in ((Kind.CHECKPOINT, 7), (Kind.END, 9)):
         wire.links["active"].send("passive", kind, step)
         waiting = wire.links["passive"].receive("active", Kind.CHECKPOINT, Kind.END)
@@ -128,7 +130,7 @@ def test_any_step_and_one_of_several_kinds_may_be_waited_for() -> None:
 
 
 def test_a_replayed_frame_is_refused() -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     wire.send()
     wire.frames.append(wire.frames[0])
     wire.receive()
@@ -137,7 +139,7 @@ def test_a_replayed_frame_is_refused() -> None:
 
 
 def test_reordered_frames_are_refused() -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     wire.send(b"1")
     wire.send(b"2")
     wire.frames.reverse()
@@ -147,7 +149,7 @@ def test_reordered_frames_are_refused() -> None:
 
 
 def test_a_frame_of_another_link_is_refused() -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     wire.send(to="other")
     foreign = wire.carried["active", "other"][0]
     with pytest.raises(RemoteProtocolError, match="claims to be from active to other"):
@@ -178,7 +180,7 @@ def rewritten(frame: bytes, change: Callable[[Envelope], Envelope]) -> bytes:
     ],
 )
 def test_a_changed_header_is_refused(changes: dict[str, Any], message: str) -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     wire.send()
     wire.frames[0] = rewritten(wire.frames[0], lambda envelope: replace(envelope, **changes))
     expected = {key: value for key, value in changes.items() if key in ("step", "kind")}
@@ -187,7 +189,7 @@ def test_a_changed_header_is_refused(changes: dict[str, Any], message: str) -> N
 
 
 def test_any_flipped_bit_of_a_frame_is_refused() -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     wire.send()
     frame = wire.frames.popleft()
     for bit in range(8 * len(frame)):
@@ -201,7 +203,7 @@ def test_any_flipped_bit_of_a_frame_is_refused() -> None:
 
 
 def test_any_truncated_frame_is_refused() -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     wire.send()
     frame = wire.frames.popleft()
     for length in range(len(frame)):
@@ -240,7 +242,7 @@ def said(wire: Wire, sender: str, kind: Kind, body: bytes = b"", *, step: int = 
 
 
 def test_a_conversation_travels_over_the_links() -> None:
-    wire, role = Wire(), Speaker(Outgoing("passive", b"to passive"), wanted=2)
+    wire, role = Wire.of_three(), Speaker(Outgoing("passive", b"to passive"), wanted=2)
     frames = [said(wire, name, Kind.SUM_SETUP, name.encode()) for name in ("other", "passive")]
     given(conversing(wire, role, ("passive", "other")), *frames)
     assert role.got == [("other", b"other"), ("passive", b"passive")]
@@ -250,7 +252,7 @@ def test_a_conversation_travels_over_the_links() -> None:
 
 
 def test_a_conversation_with_somebody_who_takes_no_part_is_refused() -> None:
-    wire, role = Wire(), Speaker(Outgoing("other", b""))
+    wire, role = Wire.of_three(), Speaker(Outgoing("other", b""))
     with pytest.raises(LocalProtocolError, match=r"'other', who takes no part in sum-setup"):
         begun(conversing(wire, role, ["passive"]))
     assert not wire.recorded
@@ -258,7 +260,7 @@ def test_a_conversation_with_somebody_who_takes_no_part_is_refused() -> None:
 
 @pytest.mark.parametrize(("kind", "step"), [(Kind.SUM, -1), (Kind.SUM_SETUP, 0), (Kind.READY, 0)])
 def test_a_conversation_is_held_before_training_and_of_one_kind(kind: Kind, step: int) -> None:
-    wire, role = Wire(), Speaker()
+    wire, role = Wire.of_three(), Speaker()
     frame = said(wire, "passive", kind, step=step)
     with pytest.raises(RemoteProtocolError, match=f"got {kind} of step {step} from passive"):
         given(conversing(wire, role, ["passive"]), frame)
@@ -266,7 +268,7 @@ def test_a_conversation_is_held_before_training_and_of_one_kind(kind: Kind, step
 
 
 def test_a_peer_that_is_ready_early_is_heard_when_that_is_asked() -> None:
-    wire, role = Wire(), Speaker(wanted=2)
+    wire, role = Wire.of_three(), Speaker(wanted=2)
 
     async def script() -> str:
         links = wire.links["active"]
@@ -283,7 +285,7 @@ def test_a_peer_that_is_ready_early_is_heard_when_that_is_asked() -> None:
 
 
 def test_after_it_was_ready_a_peer_has_no_part_in_the_conversation() -> None:
-    wire = Wire()
+    wire = Wire.of_three()
     script = conversing(wire, Speaker(wanted=2), ("passive", "other"))
     assert begun(script).senders == ("passive", "other")
     assert script.send(said(wire, "passive", Kind.READY)).senders == ("other",)

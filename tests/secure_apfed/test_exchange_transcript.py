@@ -9,21 +9,16 @@ import torch
 from pydantic import ValidationError
 
 from protocols.errors import LocalProtocolError
-from protocols.seal import fresh_run_key
 from secure_apfed.exchange import Envelope, InMemory, Kind, Transcript, TranscriptSettings
-
-NAMES = ("active", "p1", "p2")
+from tests.secure_apfed.seats import network
 
 
 class Recorder:
     """A transcript of what one of three parties sends."""
 
     def __init__(self, keep: Literal["none", "first_and_last", "all"] = "all", **settings: Any):
-        keys = {name: fresh_run_key() for name in NAMES}
         self.transcript = Transcript(TranscriptSettings(keep=keep, **settings))
-        self.network = InMemory(
-            session="s", contract_hash=bytes(32), run_keys=keys, record=self.transcript.record
-        )
+        self.network = network(InMemory, "active", "p1", "p2", record=self.transcript.record)
 
     def send(
         self, body: bytes, *, step: int = 0, to: str = "p1", kind: Kind = Kind.REPRESENTATIONS

@@ -12,11 +12,11 @@ import torch
 
 import secure_apfed.methods.session as session_module
 from protocols.errors import RemoteProtocolError
-from protocols.seal import fresh_run_key
 from secure_apfed.exchange import Envelope, InMemory, Kind, Links
 from secure_apfed.methods import Session, open_session
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.method import meet, meet_all
+from tests.secure_apfed.seats import network
 from tests.secure_apfed.single_steps import ROWS, random_data, step_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -36,8 +36,8 @@ class Crossing(InMemory):
 
     chance = random.Random(0)
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
         self.posted: list[Envelope] = []
 
     def post(self, sender: str, receiver: str, frame: bytes) -> None:
@@ -91,29 +91,28 @@ def test_no_message_of_a_later_part_is_sent_in_an_earlier_one(
 
 
 def test_nobody_goes_on_before_everybody_is_done() -> None:
-    keys = {name: fresh_run_key() for name in ("active", "fast", "slow", "late")}
-    network = InMemory(session="s", contract_hash=bytes(32), run_keys=keys)
+    world = network(InMemory, "active", "fast", "slow", "late")
     notes: list[str] = []
 
     async def active() -> None:
-        await meet_all(network.links["active"], ("fast", "slow"))
+        await meet_all(world.links["active"], ("fast", "slow"))
         notes.append("active goes on")
 
     async def helper(name: str) -> None:
         if name == "slow":
-            await network.links["slow"].receive("late", Kind.SUM_SETUP)
+            await world.links["slow"].receive("late", Kind.SUM_SETUP)
             notes.append("slow is done")
-        await meet(network.links[name], "active")
+        await meet(world.links[name], "active")
         notes.append(f"{name} goes on")
 
     async def late() -> None:
-        network.links["late"].send("slow", Kind.SUM_SETUP, -1)
+        world.links["late"].send("slow", Kind.SUM_SETUP, -1)
 
     for name in ("fast", "slow"):
-        network.begin(name, helper(name))
-    network.begin("active", active())
+        world.begin(name, helper(name))
+    world.begin("active", active())
     assert notes == []
-    network.complete("late", late())
+    world.complete("late", late())
     assert notes[:2] == ["slow is done", "active goes on"]
     assert sorted(notes[2:]) == ["fast goes on", "slow goes on"]
 
@@ -195,12 +194,11 @@ def test_what_is_no_sum_of_all_passives_is_refused_and_changes_nothing() -> None
     def answered(payload: bytes) -> str:
         """What the active says of this sum."""
         number = next(step)
-        keys = {name: fresh_run_key() for name in (session.active, *session.helpers)}
-        network = InMemory(session="s", contract_hash=bytes(32), run_keys=keys)
-        network.links["aggregator"].send("active", Kind.SUM, number, payload)
-        script = session.learner.step(network.links["active"], number, BATCH)
+        world = network(InMemory, session.active, *session.helpers)
+        world.links["aggregator"].send("active", Kind.SUM, number, payload)
+        script = session.learner.step(world.links["active"], number, BATCH)
         with pytest.raises(RemoteProtocolError) as caught:
-            network.complete("active", script)
+            world.complete("active", script)
         return str(caught.value)
 
     for payload in NO_SUMS:
