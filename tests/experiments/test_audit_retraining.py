@@ -16,20 +16,11 @@ from experiments.audit.outcome import CaseResult
 from experiments.audit.retraining import Protection, Retrainings, Step, Task
 from experiments.audit.run import play_case, run_audit
 from experiments.audit.scores import WhiteBox
-from protocols.sums import PlainSum, SumAgreement
+from protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
-from secure_apfed.exchange import TensorSpec, unpack
-from secure_apfed.exchange.outbox import Outbox
-from secure_apfed.parties import (
-    ActiveNetworks,
-    ActiveParty,
-    AggregatorParty,
-    Compute,
-    PassiveParty,
-    PrivateUpdates,
-    Seat,
-)
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
+from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty, PrivateUpdates
 from secure_apfed.privacy import GaussianGuard, GradientGuard, PrivacyLedger
 from secure_apfed.settings.training import TrainSettings
 
@@ -104,7 +95,7 @@ def test_two_thirds_of_the_noise_are_caught() -> None:
     assert bound_of(TooLittleNoise, replaced=False) > MU_LABEL
 
 
-def parties(task: Task) -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
+def parties(task: Task) -> tuple[ActiveParty, PassiveParty, SumCombiner]:
     """The same training between real parties, without noise that could be seen."""
     rows = len(task.features)
     terms = {
@@ -130,7 +121,6 @@ def parties(task: Task) -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
             "batch_size": rows,
         }
     )
-    seats = {name: Seat(name, agreed, Outbox("s", name)) for name in roles}
     sums = PlainSum(
         SumAgreement(session="s", receiver="active", combiner="aggregator", contributors=("p",),
                      clip_norm=SHORT.row_clip, allow_single=True),
@@ -147,7 +137,7 @@ def parties(task: Task) -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
 
     encoding, ids = ColumnEncoding.plain(tuple("abcdefghij")), tuple(map(str, range(rows)))
     active = ActiveParty(
-        seats["active"],
+        "active", agreed,
         table=PartyTable("active", ids, task.features, task.labels, encoding),
         alignment=torch.arange(rows), networks=ActiveNetworks(**modules), guard=guard,
         ledger=ledger(guard.mechanism()), receiver=sums.receiver(),
@@ -155,12 +145,12 @@ def parties(task: Task) -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
         private=PrivateUpdates(gradient_guard, ledger(gradient_guard.mechanism())),
     )  # fmt: skip
     passive = PassiveParty(
-        seats["p"], features_N=task.passive_features, objective=objective,
+        "p", agreed, features_N=task.passive_features, objective=objective,
         contributor=sums.contributor("p"),
         train=TrainSettings(learning_rate=task.passive_rate, **still), compute=compute, seed=0,
         answers=None,
     )  # fmt: skip
-    return active, passive, AggregatorParty(seats["aggregator"], combiner=sums.combiner())
+    return active, passive, sums.combiner()
 
 
 @pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -170,7 +160,7 @@ def test_a_retraining_is_what_the_parties_do() -> None:
         task, features=task.features.double(), other_features=task.other_features.double(),
         passive_features=task.passive_features.double(),
     )  # fmt: skip
-    active, passive, aggregator = parties(task)
+    active, passive, combiner = parties(task)
     modules, objective = networks()
     modules = {name: module.double() for name, module in modules.items()}
     seen: list[Step] = []
@@ -180,10 +170,15 @@ def test_a_retraining_is_what_the_parties_do() -> None:
     clipped = 0
     for step in seen:
         sent = active.represent(step.number, step.rows)
-        z_BD = unpack(sent[0].payload, SENT, sender="active")[0]["z"]
+        assert sent is not None
+        received = Envelope(
+            session="s", step=step.number, kind=Kind.REPRESENTATIONS, sender="active",
+            receiver="p", sequence=step.number, payload=sent,
+        )  # fmt: skip
+        z_BD = unpack(sent, SENT, sender="active")[0]["z"]
         torch.testing.assert_close(z_BD, step.clean[0], rtol=0, atol=1e-10)
         clipped += int((z_BD.norm(dim=1) > SHORT.clip * (1 - 1e-9)).sum())
-        active.update(aggregator.combine([passive.contribute(sent[0])]))
+        active.update(combiner.combine({"p": passive.contribute(received)}))
     assert clipped > 0
     models: dict[Literal["active", "passive"], nn.Module] = {
         "active": active.networks, "passive": passive.objective,

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.errors import ModelError
-from secure_apfed.exchange import Envelope, Kind
-from secure_apfed.parties import ActiveNetworks, ActiveParty, AggregatorParty, PrivateUpdates
+from secure_apfed.parties import ActiveNetworks, ActiveParty, PrivateUpdates
 from secure_apfed.parties.rules import bind_step
 from secure_apfed.privacy import (
     BudgetExhaustedError,
@@ -28,7 +27,7 @@ from secure_apfed.privacy.gdp import gdp_epsilon
 from secure_apfed.privacy.gradient_guard import clipped_sum
 from secure_apfed.privacy.noise import standard_normals
 from secure_apfed.settings.training import TrainSettings
-from tests.secure_apfed.seats import COMPUTE, SESSION, contract, plain_sum, random, seat
+from tests.secure_apfed.seats import COMPUTE, SESSION, contract, plain_sum, random
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -80,28 +79,20 @@ def active(
         "receiver": plain_sum().receiver(), "train": train, "compute": COMPUTE, "seed": 0,
         "private": private,
     }  # fmt: skip
-    return ActiveParty(seat("active", contract()), **{**settings, **changes})
+    return ActiveParty("active", contract(), **{**settings, **changes})
 
 
-def answer(sent: list[Envelope], rows: Tensor, gradient_AD: Tensor, step: int = 0) -> Envelope:
-    """The aggregator's sum, of which p1 gives everything."""
+def answer(sent: bytes | None, rows: Tensor, gradient_AD: Tensor, step: int = 0) -> bytes:
+    """The sum, of which p1 gives everything."""
+    assert sent is not None
     sums = plain_sum()
-    aggregator = AggregatorParty(seat("aggregator", contract()), combiner=sums.combiner())
-    binding = bind_step(SESSION, step, rows, sent[0].payload)
+    binding = bind_step(SESSION, step, rows, sent)
     parts = {"p1": gradient_AD, "p2": torch.zeros_like(gradient_AD)}
-    return aggregator.combine(
-        [
-            Envelope(
-                session=SESSION,
-                step=step,
-                kind=Kind.CONTRIBUTION,
-                sender=name,
-                receiver="aggregator",
-                sequence=0,
-                payload=sums.contributor(name).contribute(part.numpy(), binding),
-            )
+    return sums.combiner().combine(
+        {
+            name: sums.contributor(name).contribute(part.numpy(), binding)
             for name, part in parts.items()
-        ]
+        }
     )
 
 
