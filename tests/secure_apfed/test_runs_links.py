@@ -111,6 +111,6 @@ def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     start = Start(
         config=config, data=load_data(config.data, seed=0), noise_keys={}, logs=tmp_path / "run"
     )
-    assert answers_log(start, "shop") == tmp_path / "run" / "answers-shop.jsonl"
+    assert answers_log(start.own("shop")) == tmp_path / "run" / "answers-shop.jsonl"
     with pytest.raises(ConfigError, match="no file of"):
-        answers_log(start, "../shop")
+        answers_log(start.own("../shop"))
