@@ -22,6 +22,7 @@ from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.runs import run
+from tests.secure_apfed.single_steps import own_of
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -145,7 +146,7 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
         logs=tmp_path,
     )
     noise = noising.contribution_noise(
-        start.own("passive-1"),
+        own_of(start, "passive-1"),
         (4,),
         plan=noising.NoisePlan(steps=agreed["steps"], honest=agreed["honest"]),
         aligned=result["aligned_rows"],

@@ -16,7 +16,7 @@ from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import InMemory, Kind, Transcript
 from secure_apfed.methods import METHODS, Own, Session, Start, open_session
 from secure_apfed.runs import RunResult, run
-from tests.secure_apfed.single_steps import ROWS, passives_of, random_data, step_config
+from tests.secure_apfed.single_steps import ROWS, own_of, passives_of, random_data, step_config
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -39,14 +39,14 @@ def start_of(config: Config) -> Start:
 def test_a_party_brings_its_own_and_nothing_of_another() -> None:
     start = start_of(step_config("apfed_c"))
     for name, table in zip(NAMES, start.data.tables, strict=True):
-        own = start.own(name)
+        own = own_of(start, name)
         assert own.table is table
         assert own.noise_key == KEYS[name]
         labelled = name == "active"
         assert (len(own.train_rows) + len(own.test_rows) == ROWS) is labelled
         assert (own.classes == start.data.classes) is labelled
         assert (own.rows.labels is not None) is labelled
-    aggregator = start.own(AGGREGATOR)
+    aggregator = own_of(start, AGGREGATOR)
     assert (aggregator.table, aggregator.noise_key) == (None, b"")
 
 
@@ -85,7 +85,7 @@ def test_no_party_holds_what_is_anothers(method: str, changes: dict[str, Any]) -
 
 def test_the_walk_finds_what_a_party_should_not_hold() -> None:
     session = Session(METHODS["apfed_c"], start_of(step_config("apfed_c", guard=GUARD)))
-    party, secret = passives_of(session)[0], start_of(step_config("apfed_c")).own("passive-2")
+    party, secret = passives_of(session)[0], own_of(start_of(step_config("apfed_c")), "passive-2")
     vars(party)["_waiting"] = lambda: secret
     found = list(held_by(session.helpers["passive-1"]))
     assert KEYS["passive-2"] in {it for it in found if isinstance(it, bytes)}
