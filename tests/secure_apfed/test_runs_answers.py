@@ -56,11 +56,11 @@ class Probe:
         return ask
 
     def _counting(self, honest: Callable[..., Any]) -> Callable[..., Any]:
-        def answer(party: Any, envelope: Envelope) -> Envelope:
-            sent: Envelope = honest(party, envelope)
-            told = (party.name, envelope.step, sent.payload)
-            if told not in self._different:
-                self._different.add(told)
+        def answer(party: Any, envelope: Envelope) -> bytes:
+            sent: bytes = honest(party, envelope)
+            different = (party.name, envelope.step, sent)
+            if different not in self._different:
+                self._different.add(different)
                 self.answers.update((party.name, row) for row in _rows(party, envelope))
             return sent
 
