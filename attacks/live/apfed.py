@@ -33,7 +33,7 @@ from protocols.sums.interface import (
 from secure_apfed.config import Config
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.learning import without_prefix
+from secure_apfed.learning.descent import without_prefix
 from secure_apfed.methods import Apfed, open_method
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.terms import model_of, objective_of

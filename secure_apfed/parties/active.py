@@ -20,17 +20,12 @@ from secure_apfed.data import PartyTable
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind
-from secure_apfed.learning import (
-    ActiveLearner,
-    ActiveNetworks,
-    Compute,
-    PrivateUpdates,
-    Releases,
-    prefixed,
-    without_prefix,
-)
-from secure_apfed.learning.apfed import Batch
+from secure_apfed.learning.apfed import ActiveLearner, ActiveNetworks, Batch
 from secure_apfed.learning.checks import spread_of
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.private_gradient import PrivateUpdates
+from secure_apfed.learning.release import Releases
 from secure_apfed.parties.party import Party, Seat
 from secure_apfed.parties.rules import RefusedSums, bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
@@ -98,12 +93,10 @@ class ActiveParty(Party):
 
     @property
     def networks(self) -> ActiveNetworks:
-        """What it trains, and keeps."""
         return self.learner.networks
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """The account of the representations that it sent."""
         return self._releases.ledger
 
     def represent(self, step: int, rows_B: Tensor) -> list[Envelope]:
@@ -201,7 +194,6 @@ class ActiveParty(Party):
         return self.learner.accuracy(rows)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
         return self.learner.tensors() | prefixed("guard", self._releases.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:

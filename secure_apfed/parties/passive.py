@@ -19,14 +19,11 @@ from secure_apfed.config.training import TrainSettings
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope, Kind
-from secure_apfed.learning import (
-    Compute,
-    ContributionNoise,
-    PassiveLearner,
-    prefixed,
-    without_prefix,
-)
+from secure_apfed.learning.apfed import PassiveLearner
 from secure_apfed.learning.checks import check_spread, is_narrow
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.parties.party import Party, Seat
 from secure_apfed.parties.rules import Allowance, StepGate, bind_step, read_representations
 
@@ -80,7 +77,6 @@ class PassiveParty(Party):
 
     @property
     def objective(self) -> nn.Module:
-        """(z, own features) -> loss, with its networks."""
         return self._learner.objective
 
     def contribute(self, envelope: Envelope) -> Envelope:
@@ -136,7 +132,6 @@ class PassiveParty(Party):
         return content.digest()
 
     def _count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
-        """Count the answer before it leaves."""
         self._allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
 
     def _binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:
@@ -155,7 +150,6 @@ class PassiveParty(Party):
     def _draw(
         self, step: int, rows_B: Tensor, shape: tuple[int, ...], digest: bytes
     ) -> NDArray[np.int64] | None:
-        """The noise, charged, where some was agreed."""
         if self.noise is None:
             return None
         known_B = rows_B[self._held_N[rows_B]]
@@ -190,7 +184,6 @@ class PassiveParty(Party):
         return gradient_BD
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
         return self._learner.tensors() | prefixed("allowance", self._allowance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:

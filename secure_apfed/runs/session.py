@@ -15,7 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind
-from secure_apfed.learning import prefixed
+from secure_apfed.learning.descent import prefixed
 from secure_apfed.methods import begin_epoch
 from secure_apfed.methods.workers import close_workers
 from secure_apfed.privacy import PrivacySpent

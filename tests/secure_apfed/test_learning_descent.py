@@ -6,7 +6,7 @@ from torch import nn
 
 from secure_apfed.config.training import TrainSettings
 from secure_apfed.errors import ModelError
-from secure_apfed.learning import Descent
+from secure_apfed.learning.descent import Descent
 
 
 def modules(seed: int = 0) -> dict[str, nn.Module]:
