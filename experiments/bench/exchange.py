@@ -21,7 +21,8 @@ from experiments.bench.rows import Row, interleave, median_ratio
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
-from secure_apfed.learning import ActiveNetworks, Descent
+from secure_apfed.learning.apfed import ActiveNetworks
+from secure_apfed.learning.descent import Descent
 from secure_apfed.methods import Session, open_session
 from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.objectives import ContrastiveSettings, make_objective

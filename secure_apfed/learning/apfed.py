@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import Descent
+from secure_apfed.learning.descent import Learner
 from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.clip import onto_ball
 from secure_apfed.settings.training import TrainSettings
@@ -87,17 +87,8 @@ class Batch:
     sent: Tensor | None
 
 
-class ActiveLearner:
-    """The active's networks on their way through the steps of a run.
-
-    Args:
-        owner: the party, in errors and in its randomness.
-        networks: its modules.
-        features_N, labels_N: of its table.
-        train, compute, seed: how it optimises, where, and with which dropout.
-        defences: what representations go through before the guard.
-        private: what makes its updates private; None: nothing does.
-    """
+class ActiveLearner(Learner):
+    """The active's batches and updates; representations go through `defences` before the guard."""
 
     def __init__(
         self,
@@ -112,12 +103,10 @@ class ActiveLearner:
         defences: RepresentationChain | None = None,
         private: PrivateUpdates | None = None,
     ) -> None:
-        self._owner, self._compute, self._seed = owner, compute, seed
-        self.networks = networks.to(compute.device, compute.dtype)
-        self._defences = (defences or RepresentationChain()).to(compute.device, compute.dtype)
-        self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
+        self.networks, self._defences = networks, defences or RepresentationChain()
         modules = {**dict(networks.named_children()), "defences": self._defences}
-        self._descent = Descent(owner, modules, train)
+        super().__init__(owner, modules, train=train, compute=compute, seed=seed)
+        self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
         self._private = PrivateGradient(owner, modules, private) if private else None
 
     def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
@@ -131,14 +120,14 @@ class ActiveLearner:
         Raises:
             ModelError: parameters that are not finite, under private training.
         """
-        self._descent.begin()
+        self.begin()
         if self._private:
             self._private.forget()
-        here_B, dtype = rows_B.to(self._compute.device), self._compute.dtype
+        here_B, dtype = rows_B.to(self.compute.device), self.compute.dtype
         picked: Tensor | slice | None = None
         if aligned is not None:
             picked = _EVERY if len(aligned) == len(rows_B) else aligned.to(here_B.device)
-        with self._compute.forward(self._seed, self._owner, step):
+        with self.forward_pass(step):
             scores_BK, h_A = self.networks(self.features_N[here_B], picked)
         loss = F.cross_entropy(scores_BK.to(dtype), self.labels_N[here_B])
         if h_A is not None:
@@ -164,52 +153,35 @@ class ActiveLearner:
         """
         loss = batch.loss
         if z_A is not None and sum_AD is not None:
-            gradient_A = self._compute.place(sum_AD / len(sum_AD)).reshape(z_A.shape)
+            gradient_A = self.compute.place(sum_AD / len(sum_AD)).reshape(z_A.shape)
             loss = joint_loss(loss, z_A, gradient_A)
         if self._private:
             self._private.backward(loss, step=batch.step, rows=batch.rows)
         else:
             loss.backward()
-        self._descent.step()
+        self.step()
         return batch.loss.item()
 
     def relabel(self, labels_N: Tensor) -> None:
         """Train on these labels of its table from now on."""
-        self.labels_N = self._compute.place(labels_N)
+        self.labels_N = self.compute.place(labels_N)
 
     def accuracy(self, rows: Tensor) -> float:
         """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""
-        self._set_training(False)
+        self.set_training(False)
         try:
             return accuracy_of(self._predict, rows, self.labels_N)
         finally:
-            self._set_training(True)
+            self.set_training(True)
 
     def _predict(self, rows_B: Tensor) -> Tensor:
-        with self._compute.forward(self._seed, self._owner, "predict"):
+        with self.forward_pass("predict"):
             scores_BK: Tensor = self.networks(self.features_N[rows_B], None)[0]
         return scores_BK
 
-    def _set_training(self, training: bool) -> None:
-        self.networks.train(training)
-        self._defences.train(training)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self._descent.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._descent.load_tensors(tensors)
-
-
-class PassiveLearner:
-    """A passive's objective on its way through the steps of a run.
-
-    Args:
-        owner: the party, in errors and in its randomness.
-        objective: (z, own features) -> loss, with its networks.
-        features_N: its features in the order of the alignment.
-        train, compute, seed: how it optimises, where, and with which dropout.
-    """
+class PassiveLearner(Learner):
+    """A passive's answers; `objective` is (z, own features) -> loss, with its networks."""
 
     def __init__(
         self,
@@ -221,10 +193,8 @@ class PassiveLearner:
         compute: Compute,
         seed: int,
     ) -> None:
-        self._owner, self._compute, self._seed = owner, compute, seed
-        self.objective = objective.to(compute.device, compute.dtype)
-        self.features_N = compute.place(features_N)
-        self._descent = Descent(owner, {"objective": self.objective}, train)
+        super().__init__(owner, {"objective": objective}, train=train, compute=compute, seed=seed)
+        self.objective, self.features_N = objective, compute.place(features_N)
 
     def answer(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
         """Descend once on its own loss (Eq. 10); return lambda_p B dL_p/dz (Eqs. 7 and 9).
@@ -238,20 +208,14 @@ class PassiveLearner:
             sent_B: the active's representations of them, (B, *shape).
             weight: lambda_p.
         """
-        z_B = self._compute.place(sent_B).requires_grad_()
-        self._descent.begin()
-        with self._compute.forward(self._seed, self._owner, step):
-            loss = self.objective(z_B, self.features_N[rows_B.to(self._compute.device)])
+        z_B = self.compute.place(sent_B).requires_grad_()
+        self.begin()
+        with self.forward_pass(step):
+            loss = self.objective(z_B, self.features_N[rows_B.to(self.compute.device)])
         loss.backward()
-        self._descent.step()
+        self.step()
         assert z_B.grad is not None
         return z_B.grad * (weight * len(z_B))
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self._descent.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._descent.load_tensors(tensors)
 
 
 def example_gradients(

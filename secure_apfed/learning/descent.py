@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
+from secure_apfed.learning.compute import Compute
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["Descent", "prefixed", "without_prefix"]
+__all__ = ["Descent", "Learner", "prefixed", "without_prefix"]
 
 
 class Descent:
@@ -65,7 +67,6 @@ class Descent:
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
         for name, module in self._modules.items():
             module.load_state_dict(without_prefix(name, tensors))
         momenta = {
@@ -73,6 +74,34 @@ class Descent:
             for index, value in without_prefix("momentum", tensors).items()
         }
         self._sgd.load_state_dict({**self._sgd.state_dict(), "state": momenta})
+
+
+class Learner(Descent):
+    """One party's modules through the steps of a run: what the arithmetic of every role builds on.
+
+    Args:
+        owner: the party, in errors and in its randomness.
+        modules: what it trains, by name; they are moved to where it computes.
+        train, compute, seed: how it optimises, where, and with which dropout.
+    """
+
+    def __init__(
+        self, owner: str, modules: Mapping[str, nn.Module], *,
+        train: TrainSettings, compute: Compute, seed: int,
+    ) -> None:  # fmt: skip
+        for module in modules.values():
+            module.to(compute.device, compute.dtype)
+        super().__init__(owner, modules, train)
+        self.compute, self._seed = compute, seed
+
+    def forward_pass(self, step: int | str) -> AbstractContextManager[None]:
+        """Run networks within, with the precision and the dropout of this step."""
+        return self.compute.forward(self._seed, self._owner, step)
+
+    def set_training(self, training: bool) -> None:
+        """Switch dropout on or off."""
+        for module in self._modules.values():
+            module.train(training)
 
 
 def prefixed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

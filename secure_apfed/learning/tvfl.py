@@ -13,22 +13,20 @@ from torch import Tensor, nn
 from secure_apfed.defences import LabelCode, RepresentationChain, TrueLabels
 from secure_apfed.learning.apfed import joint_loss
 from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import Descent
+from secure_apfed.learning.descent import Learner
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["EncoderLearner", "HeadLearner"]
 
 
-class HeadLearner:
-    """The active's encoder, and the head over all parties' representations.
+class HeadLearner(Learner):
+    """The active's encoder, and the head over all parties' representations, concatenated.
 
     Args:
-        owner: the party, in errors and in its randomness.
-        encoder, head: its networks; the head reads all representations, concatenated.
-        features_N, labels_N: of its table.
+        owner, encoder, head, features_N, labels_N: the active and what it has.
         passives: whose representations follow its own, in the order of the head.
         code: what it learns instead of its labels.
-        train, compute, seed: how it optimises, where, and with which dropout.
+        train, compute, seed: as of every `Learner`.
     """
 
     def __init__(
@@ -45,13 +43,12 @@ class HeadLearner:
         compute: Compute,
         seed: int,
     ) -> None:
-        self._owner, self._passives, self._seed = owner, tuple(passives), seed
-        self.compute, self._code = compute, code or TrueLabels()
-        self.encoder = encoder.to(compute.device, compute.dtype)
-        self.head = head.to(compute.device, compute.dtype)
+        self.encoder, self.head = encoder, head
+        modules = {"encoder": encoder, "head": head}
+        super().__init__(owner, modules, train=train, compute=compute, seed=seed)
+        self._passives, self._code = tuple(passives), code or TrueLabels()
         self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
         self._targets_N = compute.place(self._code.targets(self.labels_N))
-        self._descent = Descent(owner, {"encoder": self.encoder, "head": self.head}, train)
 
     def learn(
         self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
@@ -64,12 +61,12 @@ class HeadLearner:
             parts: what each passive sent of these rows.
         """
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
-        self._descent.begin()
-        with self.compute.forward(self._seed, self._owner, step):
+        self.begin()
+        with self.forward_pass(step):
             scores_BK = self.scores(self.encoder(self.features_N[own_B]), parts)
         loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self._targets_N[own_B])
         loss.backward()
-        self._descent.step()
+        self.step()
         return loss, {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
 
     def scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
@@ -81,28 +78,9 @@ class HeadLearner:
         """Scores of the true classes."""
         return self._code.decode(self.scores(own_B, parts))
 
-    def set_training(self, training: bool) -> None:
-        """Switch dropout on or off."""
-        self.encoder.train(training)
-        self.head.train(training)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return self._descent.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._descent.load_tensors(tensors)
-
-
-class EncoderLearner:
-    """A passive's encoder, which learns from the gradient on what it sent.
-
-    Args:
-        owner: the party, in errors and in its randomness.
-        encoder: its network.
-        features_N: its features in the order of the alignment.
-        train, compute, seed: how it optimises, where, and with which dropout.
-        defences: what representations go through before the guard.
-    """
+class EncoderLearner(Learner):
+    """A passive's encoder, which learns from the gradient on what it sent."""
 
     def __init__(
         self,
@@ -115,19 +93,16 @@ class EncoderLearner:
         seed: int,
         defences: RepresentationChain | None = None,
     ) -> None:
-        self._owner, self.compute, self._seed = owner, compute, seed
-        self.encoder = encoder.to(compute.device, compute.dtype)
-        self._defences = (defences or RepresentationChain()).to(compute.device, compute.dtype)
+        self.encoder, self._defences = encoder, defences or RepresentationChain()
+        modules = {"encoder": encoder, "defences": self._defences}
+        super().__init__(owner, modules, train=train, compute=compute, seed=seed)
         self.features_N = compute.place(features_N)
-        modules = {"encoder": self.encoder, "defences": self._defences}
-        self._descent = Descent(owner, modules, train)
         self._penalty: Tensor | None = None
 
     def represent(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
         """Return what goes to the guard; with `learn` in the autograd graph, with dropout."""
-        self.encoder.train(learn)
-        self._defences.train(learn)
-        with torch.set_grad_enabled(learn), self.compute.forward(self._seed, self._owner, step):
+        self.set_training(learn)
+        with torch.set_grad_enabled(learn), self.forward_pass(step):
             seen_B = self.features_N[rows_B.to(self.compute.device)]
             h_B: Tensor = self.encoder(seen_B).to(self.compute.dtype)
             h_B, self._penalty = self._defences(h_B, seen_B, step)
@@ -135,13 +110,7 @@ class EncoderLearner:
 
     def update(self, z_B: Tensor, gradient_B: Tensor) -> None:
         """Descend once from the gradient on z, which was represented last."""
-        self._descent.begin()
+        self.begin()
         penalty = z_B.new_zeros(()) if self._penalty is None else self._penalty
         joint_loss(penalty, z_B, self.compute.place(gradient_B)).backward()
-        self._descent.step()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self._descent.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._descent.load_tensors(tensors)
+        self.step()

@@ -1,13 +1,9 @@
 """The parties: they hold secrets and data, read messages and write payloads."""
 
-from secure_apfed.learning import (
-    ActiveNetworks,
-    Compute,
-    ContributionNoise,
-    PrivateGradient,
-    PrivateUpdates,
-    accuracy_of,
-)
+from secure_apfed.learning.apfed import ActiveNetworks, accuracy_of
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
+from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.parties.active import ActiveParty
 from secure_apfed.parties.passive import PassiveParty
 from secure_apfed.parties.rules import RefusedSums

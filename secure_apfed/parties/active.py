@@ -19,17 +19,12 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.errors import NarrowBatchWarning
-from secure_apfed.learning import (
-    ActiveLearner,
-    ActiveNetworks,
-    Compute,
-    PrivateUpdates,
-    Releases,
-    prefixed,
-    without_prefix,
-)
-from secure_apfed.learning.apfed import Batch
+from secure_apfed.learning.apfed import ActiveLearner, ActiveNetworks, Batch
 from secure_apfed.learning.checks import spread_of
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.private_gradient import PrivateUpdates
+from secure_apfed.learning.release import Releases
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import RefusedSums, bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
@@ -95,19 +90,16 @@ class ActiveParty(Party):
             self.name, networks, features_N=table.features, labels_N=table.labels, train=train,
             compute=compute, seed=seed, defences=defences, private=private,
         )  # fmt: skip
-        self._dtype = compute.dtype
         self._batch: Batch | None = None
         self._pending: _Pending | None = None
         self.opened: Tensor | None = None
 
     @property
     def networks(self) -> ActiveNetworks:
-        """What it trains, and keeps."""
         return self.learner.networks
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """The account of the representations that it sent."""
         return self._releases.ledger
 
     def represent(self, step: int, rows_B: Tensor) -> bytes | None:
@@ -199,7 +191,7 @@ class ActiveParty(Party):
         assert self.receiver is not None
         with self._refused.noting(step=binding.step, contract=self.contract.digest.hex()):
             sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
-        self.opened = sum_BD.to(self._dtype)
+        self.opened = sum_BD.to(self.learner.compute.dtype)
         return sum_BD
 
     def relabel(self, labels_N: Tensor) -> None:
@@ -211,7 +203,6 @@ class ActiveParty(Party):
         return self.learner.accuracy(rows)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
         return self.learner.tensors() | prefixed("guard", self._releases.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:

@@ -17,14 +17,11 @@ from protocols.sums import SumContributor
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope
-from secure_apfed.learning import (
-    Compute,
-    ContributionNoise,
-    PassiveLearner,
-    prefixed,
-    without_prefix,
-)
+from secure_apfed.learning.apfed import PassiveLearner
 from secure_apfed.learning.checks import is_narrow
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Acceptance, Allowance
 from secure_apfed.settings.training import TrainSettings
@@ -80,7 +77,6 @@ class PassiveParty(Party):
 
     @property
     def objective(self) -> nn.Module:
-        """(z, own features) -> loss, with its networks."""
         return self._learner.objective
 
     def contribute(self, envelope: Envelope) -> bytes:
@@ -133,7 +129,6 @@ class PassiveParty(Party):
     def _draw(
         self, step: int, rows_B: Tensor, shape: tuple[int, ...], digest: bytes
     ) -> NDArray[np.int64] | None:
-        """The noise, charged, where some was agreed."""
         if self.noise is None:
             return None
         known_B = rows_B[self._held_N[rows_B]]
@@ -167,7 +162,6 @@ class PassiveParty(Party):
         return gradient_BD
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
         return self._learner.tensors() | prefixed("allowance", self.acceptance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:

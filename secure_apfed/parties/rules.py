@@ -120,7 +120,6 @@ class Allowance:
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for a checkpoint."""
         return self._counts.state_dict()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:

@@ -16,15 +16,11 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import GradientChain, LabelCode, Leaving, RepresentationChain
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
-from secure_apfed.learning import (
-    Compute,
-    EncoderLearner,
-    HeadLearner,
-    Releases,
-    prefixed,
-    without_prefix,
-)
 from secure_apfed.learning.checks import check_rows
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.release import Releases
+from secure_apfed.learning.tvfl import EncoderLearner, HeadLearner
 from secure_apfed.models import Shape
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Allowance, StepGate, read_representations
@@ -110,7 +106,6 @@ class TvflActive(Party):
         return {name: pack({"gradient": gradient_BD}) for name, gradient_BD in leaving.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
         return self.learner.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -159,12 +154,10 @@ class TvflPassive(Party):
 
     @property
     def encoder(self) -> nn.Module:
-        """Its network, features -> representation."""
         return self._learner.encoder
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """The account of the representations that it sent."""
         return self._releases.ledger
 
     def represent(self, envelope: Envelope) -> bytes:
@@ -216,7 +209,6 @@ class TvflPassive(Party):
         self._sent_BD = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
         return (
             self._learner.tensors()
             | prefixed("guard", self._releases.tensors())

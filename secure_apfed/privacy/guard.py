@@ -107,7 +107,6 @@ class WithoutMemory:
         return {}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore nothing; see `RepresentationGuard.load_tensors`."""
         if tensors:
             raise CheckpointError(
                 f"this guard keeps nothing, but the checkpoint holds {sorted(tensors)} for it; "

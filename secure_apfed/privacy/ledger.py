@@ -156,7 +156,6 @@ class PrivacyLedger:
         self._counts.add(release)
 
     def sync(self) -> None:
-        """Return once all charges are on the disk."""
         self._counts.sync()
 
     def spent(self) -> PrivacySpent:

@@ -15,7 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_bytes
-from secure_apfed.learning import prefixed, without_prefix
+from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.methods import Session
 from secure_apfed.methods.terms import model_of
 from secure_apfed.models import family_for

@@ -11,7 +11,7 @@ from torch import Tensor
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
-from secure_apfed.learning import without_prefix
+from secure_apfed.learning.descent import without_prefix
 from secure_apfed.methods import METHODS, Session, Start, noise_keys
 from secure_apfed.names import log_file
 from secure_apfed.runs.checkpoint import Checkpoint, table_digests

@@ -18,7 +18,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind, Links
-from secure_apfed.learning import prefixed
+from secure_apfed.learning.descent import prefixed
 from secure_apfed.methods import Learner
 from secure_apfed.methods.method import batches_of, end_all, save_all
 from secure_apfed.methods.workers import close_workers

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protocols.errors import RemoteProtocolError
-from secure_apfed.learning import Releases
+from secure_apfed.learning.release import Releases
 from secure_apfed.privacy import BudgetExhaustedError, GaussianGuard, PrivacyLedger
 
 ROWS = torch.tensor([4, 1])
