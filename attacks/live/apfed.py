@@ -33,13 +33,13 @@ from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Kind, Links, pack, unpack
+from secure_apfed.learning.descent import without_prefix
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive, read_sum
 from secure_apfed.methods.method import keep_or_end
 from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.objectives import Contrastive, make_objective
 from secure_apfed.parties import ActiveParty, PassiveParty
-from secure_apfed.parties.descent import named_below
 from secure_apfed.parties.rules import bind_step, representation_specs
 from secure_apfed.seeds import shuffled
 
@@ -173,7 +173,7 @@ class LiveRun(LiveSession[ApfedLearner]):
         )
         if not isinstance(objective, Contrastive):
             raise AttackError(f"{passive} holds no contrasted representations")
-        state = named_below("objective", self._parties[passive].tensors())
+        state = without_prefix("objective", self._parties[passive].tensors())
         objective.load_state_dict(state)
         with torch.no_grad():
             z_ND: Tensor = objective.projection(objective.encoder(features_N))

@@ -17,14 +17,8 @@ from torch import Tensor
 from protocols.sums.interface import StepBinding
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, unpack
-from secure_apfed.parties.rules import (
-    Acceptance,
-    bind_step,
-    check_norms,
-    check_rows,
-    check_spread,
-    representation_specs,
-)
+from secure_apfed.learning.checks import check_norms, check_rows, check_spread
+from secure_apfed.parties.rules import Acceptance, bind_step, representation_specs
 
 __all__ = ["ALL_RULES", "Lenient", "Rule", "unbound"]
 

@@ -2,9 +2,10 @@
 
 Run by: the auditor, who plays every party. Each retraining is the training of
 `secure_apfed.methods.apfed` with one passive and APFed-R: representations are clipped and
-noised, the passive answers with its rows' gradients, and the active updates, privately or not.
-All retrainings take each step together (`torch.func.vmap`); only their noise differs, and, in
-half of them, the record. A test holds one retraining equal to the parties' own steps.
+noised, the passive answers with its rows' gradients, and the active updates, privately or not,
+by the functions of `secure_apfed.learning`. All retrainings take each step together
+(`torch.func.vmap`); only their noise differs, and, in half of them, the record. A test holds one
+retraining equal to the parties' own steps.
 
 The noise comes from torch's generator: an audit repeats, it keeps no secret.
 
@@ -14,11 +15,19 @@ Letters: R retrainings, N rows, B batch, F features, D numbers of a representati
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
+
+from secure_apfed.learning.apfed import (
+    ActiveNetworks,
+    Weights,
+    example_gradients,
+    passive_gradients,
+)
+from secure_apfed.privacy.clip import onto_ball
 
 __all__ = ["Protection", "Retrainings", "Step", "Task"]
 
@@ -100,21 +109,6 @@ class Step:
     update: Tensor
 
 
-_Weights = dict[str, Tensor]
-
-
-class _Active(nn.Module):
-    """The active's three networks as one module: features -> (scores, what is sent)."""
-
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleDict(dict(modules))
-
-    def forward(self, x_BF: Tensor) -> tuple[Tensor, Tensor]:
-        h_BD = self.parts["encoder"](x_BF)
-        return self.parts["head"](h_BD), self.parts["projection"](h_BD)
-
-
 class Retrainings:
     """R retrainings, the first half in world 0 and the second in world 1.
 
@@ -142,9 +136,12 @@ class Retrainings:
     ) -> None:
         device = task.features.device
         self.task, self.protection, self.count = task, protection, count
-        self._active, self._objective = _Active(modules).to(device), objective.to(device)
-        self._weights = {"active": _repeated(self._active, count)}
-        self._weights["passive"] = _repeated(self._objective, count)
+        self._active = ActiveNetworks(**modules).to(device)
+        self._objective = objective.to(device)
+        self._weights = {
+            "active": _repeated(self._active, count),
+            "passive": _repeated(self._objective, count),
+        }
         self._paired = paired
         self._noise = torch.Generator(device).manual_seed(seed)
         self.world_R = (torch.arange(count, device=device) >= count // 2).long()
@@ -188,6 +185,10 @@ class Retrainings:
         own_RP = torch.where(self.world_R[:, None].bool(), shown[1][1], shown[0][1])
         return tuple((z_RD, sum_RP - own_RP + term_RP) for z_RD, term_RP in shown)
 
+    def weights(self, party: Literal["active", "passive"]) -> Weights:
+        """The parameters of all retrainings now, (R, *shape) each."""
+        return self._weights[party]
+
     def noise_deviation(self) -> float:
         """Of the noise on each number of the sum of gradients."""
         return self.protection.gradient_sigma
@@ -197,19 +198,17 @@ class Retrainings:
         gradient_RBP = self.example_gradients(x_RBF, y_RB, row_RBD)
         if math.isinf(self.protection.gradient_clip):
             return gradient_RBP
-        return _clip(gradient_RBP, self.protection.gradient_clip)
+        return onto_ball(gradient_RBP, self.protection.gradient_clip)
 
     def example_gradients(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
         """The gradient of each example's own loss, (R, B, P)."""
 
-        def loss(weights: _Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
-            scores_1K, sent_1D = functional_call(self._active, weights, (x_F[None],))
-            task = F.cross_entropy(scores_1K, y[None])
-            return task + (row_D * _clip(sent_1D, self.protection.clip)[0]).sum()
+        def of_one(weights: Weights, x_BF: Tensor, y_B: Tensor, row_BD: Tensor) -> Weights:
+            clip = self.protection.clip
+            return example_gradients(self._active, weights, x_BF, y_B, row_BD, clip=clip)
 
-        each = vmap(vmap(grad(loss), in_dims=(None, 0, 0, 0)))
-        gradients: _Weights = each(self._weights["active"], x_RBF, y_RB, row_RBD)
-        return torch.cat([one.flatten(2) for one in gradients.values()], dim=2)
+        gradients = vmap(of_one)(self._weights["active"], x_RBF, y_RB, row_RBD)
+        return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
 
     def _batch(self, rows_B: Tensor, at: int) -> tuple[Tensor, Tensor]:
         """The batch of every retraining as it is in its world."""
@@ -222,30 +221,30 @@ class Retrainings:
         return x_RBF, y_RB
 
     def _represent(self, x_RBF: Tensor) -> Tensor:
-        def one(weights: _Weights, x_BF: Tensor) -> Tensor:
-            return _clip(functional_call(self._active, weights, (x_BF,))[1], self.protection.clip)
+        def of_one(weights: Weights, x_BF: Tensor) -> Tensor:
+            sent_BD = functional_call(self._active, dict(weights), (x_BF,))[1]
+            return onto_ball(sent_BD, self.protection.clip)
 
-        z_RBD: Tensor = vmap(one)(self._weights["active"], x_RBF)
+        z_RBD: Tensor = vmap(of_one)(self._weights["active"], x_RBF)
         return z_RBD
 
     def _ask(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
         """The passive's step, and B dL/dz of each row, clipped to `row_clip`."""
 
-        def loss(weights: _Weights, z_BD: Tensor) -> Tensor:
-            told: Tensor = functional_call(self._objective, weights, (z_BD, features_BF))
-            return told
+        def of_one(weights: Weights, z_BD: Tensor) -> tuple[Weights, Tensor]:
+            return passive_gradients(self._objective, weights, z_BD, features_BF)
 
-        own, row_RBD = vmap(grad(loss, argnums=(0, 1)))(self._weights["passive"], sent_RBD)
-        self._descend("passive", torch.cat([one.flatten(1) for one in own.values()], dim=1))
-        return _clip(row_RBD * sent_RBD.shape[1], self.protection.row_clip)
+        own, row_RBD = vmap(of_one)(self._weights["passive"], sent_RBD)
+        self._descend("passive", torch.cat([part.flatten(1) for part in own.values()], dim=1))
+        return onto_ball(row_RBD, self.protection.row_clip)
 
     def _descend(self, party: str, gradient_RP: Tensor) -> None:
         weights = self._weights[party]
         rate = self.task.learning_rate if party == "active" else self.task.passive_rate
-        parts = gradient_RP.split([one[0].numel() for one in weights.values()], dim=1)
+        parts = gradient_RP.split([weight[0].numel() for weight in weights.values()], dim=1)
         self._weights[party] = {
-            name: one - rate * part.reshape(one.shape)
-            for (name, one), part in zip(weights.items(), parts, strict=True)
+            name: weight - rate * part.reshape(weight.shape)
+            for (name, weight), part in zip(weights.items(), parts, strict=True)
         }
 
     def _normal(self, like: Tensor) -> Tensor:
@@ -255,12 +254,5 @@ class Retrainings:
         return torch.cat([noise, noise]) if self._paired else noise
 
 
-def _repeated(module: nn.Module, count: int) -> _Weights:
-    return {name: one.detach().expand(count, *one.shape) for name, one in module.named_parameters()}
-
-
-def _clip(h_BD: Tensor, bound: float) -> Tensor:
-    """As privacy.clip.clip_rows, for what vmap can trace; rows are far from overflow here."""
-    norm_B1 = torch.linalg.vector_norm(h_BD, dim=-1, keepdim=True)
-    clipped_BD: Tensor = h_BD * (bound / norm_B1.clamp(min=bound))
-    return clipped_BD
+def _repeated(module: nn.Module, count: int) -> Weights:
+    return {name: p.detach().expand(count, *p.shape) for name, p in module.named_parameters()}

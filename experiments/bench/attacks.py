@@ -18,8 +18,8 @@ from experiments.bench.rows import Row, interleave, median_ratio
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.exchange import Transcript
+from secure_apfed.learning.compute import find_device
 from secure_apfed.models import encoder_and_head
-from secure_apfed.parties.party import find_device
 from secure_apfed.runs import Recording
 
 __all__ = ["bench"]

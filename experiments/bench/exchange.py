@@ -7,6 +7,7 @@ row names the images: where Fashion-MNIST is not installed, MNIST has the same s
 """
 
 import itertools
+import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,14 +21,16 @@ from experiments.bench.rows import Row, interleave, median_ratio
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
+from secure_apfed.learning.apfed import ActiveNetworks
+from secure_apfed.learning.descent import Descent
 from secure_apfed.methods import Session, open_session
 from secure_apfed.models import family_for, output_shape, projection_to
-from secure_apfed.objectives import contrastive_loss
+from secure_apfed.objectives import ContrastiveSettings, make_objective
 from secure_apfed.seeds import shuffled
 
 __all__ = ["bench"]
 
-_BATCH = 256
+_BATCH, _SENT = 256, 64
 _CASE = "apfed_c/fmnist/2-1/b256"
 
 
@@ -64,23 +67,19 @@ def _our_step(config: Config, data: VerticalData) -> tuple[Callable[[], float], 
 
 
 def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
-    """The same arithmetic as one graph: encoder, head and projection, and the passive's two."""
-    active, passive = data.active, data.passives[0]
+    """The same arithmetic as one graph, Eq. (8): no parties, no messages."""
+    active, passive, model = data.active, data.passives[0], config.model
     shape = tuple(active.features.shape[1:])
-    family = family_for(config.model, shape)
-    encoder, passive_encoder = (family.encoder(shape, config.model) for _ in range(2))
+    family = family_for(model, shape)
+    encoder = family.encoder(shape, model)
     encoded = output_shape(encoder, shape)
-    projection, passive_projection = (projection_to(64, encoded) for _ in range(2))
-    head = family.head(encoded[0] * encoded[1] * encoded[2], len(data.classes), config.model)
-    optimisers = [
-        torch.optim.SGD(
-            [parameter for module in modules for parameter in module.parameters()],
-            lr=config.train.learning_rate,
-            momentum=config.train.momentum,
-            weight_decay=config.train.weight_decay,
-        )
-        for modules in ((encoder, projection, head), (passive_encoder, passive_projection))
-    ]
+    head = family.head(math.prod(encoded), len(data.classes), model)
+    networks = ActiveNetworks(encoder, head, projection_to(_SENT, encoded))
+    objective = make_objective(
+        ContrastiveSettings(), representation=(_SENT,), features=shape, model=model
+    )
+    parties = (networks, objective)
+    descents = [Descent("plain", {"networks": module}, config.train) for module in parties]
     row_of = {identity: row for row, identity in enumerate(passive.ids)}
     partner_N = torch.tensor([row_of.get(identity, 0) for identity in active.ids])
     assert active.labels is not None
@@ -89,14 +88,13 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
 
     def step() -> float:
         rows_B = next(batches)
-        for optimiser in optimisers:
-            optimiser.zero_grad()
-        h_BD = encoder(active.features[rows_B])
-        p_BD = passive_projection(passive_encoder(passive.features[partner_N[rows_B]]))
-        task = F.cross_entropy(head(h_BD), labels_N[rows_B])
-        (task + contrastive_loss(projection(h_BD), p_BD)).backward()
-        for optimiser in optimisers:
-            optimiser.step()
+        for descent in descents:
+            descent.begin()
+        scores_BK, z_BD = networks(active.features[rows_B])
+        task = F.cross_entropy(scores_BK, labels_N[rows_B])
+        (task + objective(z_BD, passive.features[partner_N[rows_B]])).backward()
+        for descent in descents:
+            descent.step()
         return task.item()
 
     return step

@@ -21,7 +21,6 @@ from secure_apfed.defences.interface import (
     LabelCode,
     LabelDefence,
     Leaving,
-    NoiseSource,
     RepresentationChain,
     RepresentationDefence,
     Surroundings,
@@ -32,6 +31,7 @@ from secure_apfed.defences.max_norm import MaxNorm, MaxNormSettings
 from secure_apfed.defences.mid import Mid, MidSettings
 from secure_apfed.defences.nopeek import NoPeek, NoPeekSettings
 from secure_apfed.facts import MethodFacts, Released, Side
+from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.seeds import seeded
 
 __all__ = [

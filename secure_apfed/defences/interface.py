@@ -10,17 +10,15 @@ known attacks worse and gives no epsilon, against nobody. What has a guarantee i
 Letters: N rows of a table, B batch, D numbers of a representation, K classes.
 """
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from secure_apfed.facts import Released
-from secure_apfed.privacy.noise import standard_normals
+from secure_apfed.privacy.noise import NoiseSource
 
 __all__ = [
     "Defence",
@@ -29,35 +27,11 @@ __all__ = [
     "LabelCode",
     "LabelDefence",
     "Leaving",
-    "NoiseSource",
     "RepresentationChain",
     "RepresentationDefence",
     "Surroundings",
     "TrueLabels",
 ]
-
-
-@dataclass(frozen=True)
-class NoiseSource:
-    """Standard normals that a resumed run repeats: a function of key, use, step and content.
-
-    Args:
-        key: 32 secret bytes of the party.
-        secret: bind noise to the content, so that two releases never share it; without, it
-            depends on the step alone and runs repeat with the seed, as for guards.
-    """
-
-    key: bytes = field(repr=False)
-    secret: bool = True
-
-    def normals(self, values_BD: Tensor, *, use: str, step: int) -> Tensor:
-        """Return noise like `values_BD`, independent for each use and step."""
-        context = [b"defence", use.encode(), step.to_bytes(8, "big")]
-        if self.secret:
-            content = values_BD.detach().cpu().contiguous().numpy().tobytes()
-            context.append(hashlib.blake2b(content).digest())
-        normals = standard_normals(self.key, *context, shape=tuple(values_BD.shape))
-        return torch.from_numpy(normals).to(values_BD.device, values_BD.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from secure_apfed.methods.terms import check_passives, model_of, representation_
 from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.parties import ActiveNetworks, Compute, TvflActive, TvflPassive, accuracy_of
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
-from secure_apfed.privacy.guarantee import joint_releases_told
+from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 
 __all__ = ["Tvfl", "TvflHelper", "TvflLearner"]
@@ -112,46 +112,47 @@ class TvflLearner:
 
         The full inference sends representations of test rows, which the ledgers count.
         """
-        self.party.set_training(False)
+        self.party.learner.set_training(False)
         try:
             accuracies = {name: self._alone(name) for name in FILLS}
             if final:
                 accuracies = {"tvfl": await self._together(links, next_step), **accuracies}
         finally:
-            self.party.set_training(True)
+            self.party.learner.set_training(True)
         return accuracies
 
     def _alone(self, name: str) -> float:
-        party = self.party
+        party, learner = self.party, self.party.learner
         shapes = {
             passive: terms.representation.shape
             for passive, terms in party.contract.passives.items()
         }
 
         def predict(rows_B: Tensor) -> Tensor:
-            with party.compute.forward(self._seed, "fill", name):
-                own_BD = party.encoder(party.features_N[rows_B])
+            with learner.compute.forward(self._seed, "fill", name):
+                own_BD = learner.encoder(learner.features_N[rows_B])
                 parts = {
                     passive: FILLS[name](own_BD, own_BD.new_empty(len(rows_B), *shape))
                     for passive, shape in shapes.items()
                 }
-                return party.predict(own_BD, parts)
+                return learner.predict(own_BD, parts)
 
-        return accuracy_of(predict, self._test_rows, party.labels_N)
+        return accuracy_of(predict, self._test_rows, learner.labels_N)
 
     async def _together(self, links: Links, next_step: int) -> float:
-        party, count = self.party, len(self._aligned_test_rows)
+        party, learner = self.party, self.party.learner
+        count = len(self._aligned_test_rows)
         if count < self.smallest_batch:
             return math.nan  # the passives answer no smaller batch
         parts = math.ceil(count / party.contract.batch_size)
         correct = 0
         for index, rows_B in enumerate(self._aligned_test_rows.tensor_split(parts)):
             answers = await self.ask(links, next_step + index, rows_B, learn=False)
-            own_B = self._aligned[rows_B].to(party.compute.device)
-            with torch.no_grad(), party.compute.forward(self._seed, "together"):
-                own_BD = party.encoder(party.features_N[own_B])
-                scores_BK = party.predict(own_BD, party.read(rows_B, answers))
-            correct += int((scores_BK.argmax(1) == party.labels_N[own_B]).sum())
+            own_B = self._aligned[rows_B].to(learner.compute.device)
+            with torch.no_grad(), learner.compute.forward(self._seed, "together"):
+                own_BD = learner.encoder(learner.features_N[own_B])
+                scores_BK = learner.predict(own_BD, party.read(rows_B, answers))
+            correct += int((scores_BK.argmax(1) == learner.labels_N[own_B]).sum())
         return correct / count
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
@@ -260,7 +261,7 @@ class Tvfl:
             defences=gradient_chain(config.defences, around, "returned gradients"),
             code=label_code(config.defences, around),
         )
-        guarantee = joint_releases_told(guard_for(own).statement(), len(contract.passives))
+        guarantee = joint_releases_statement(guard_for(own).statement(), len(contract.passives))
         return TvflLearner(party, own, rows, guarantee=guarantee)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:

@@ -78,7 +78,6 @@ class Contrastive(nn.Module):
         self.projection = projection_to(math.prod(representation), encoded)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
-        """The loss, a scalar."""
         p_BD = self.projection(self.encoder(features_B))
         return contrastive_loss(
             z_BD.flatten(1),

@@ -51,5 +51,4 @@ class Reconstruction(nn.Module):
             )
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
-        """The loss, a scalar."""
         return F.mse_loss(self.decoder(z_BD), features_B)

@@ -5,15 +5,12 @@ representations after the guard and nothing else; reads the sum of the passives'
 Letters: N rows of its table, B batch, D numbers of a representation, K classes.
 """
 
-import hashlib
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from protocols.errors import LocalProtocolError
 from protocols.sums import SumReceiver
@@ -22,42 +19,18 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.errors import NarrowBatchWarning
-from secure_apfed.exchange import pack
-from secure_apfed.parties.descent import Descent, named_below, under
-from secure_apfed.parties.directions import spread_of
-from secure_apfed.parties.party import Compute, Party
-from secure_apfed.parties.private_gradient import PrivateGradient, PrivateUpdates
-from secure_apfed.parties.refused_sums import RefusedSums
-from secure_apfed.parties.rules import bind_step
+from secure_apfed.learning.apfed import ActiveLearner, ActiveNetworks, Batch
+from secure_apfed.learning.checks import spread_of
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.private_gradient import PrivateUpdates
+from secure_apfed.learning.release import Releases
+from secure_apfed.parties.party import Party
+from secure_apfed.parties.rules import RefusedSums, bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["ActiveNetworks", "ActiveParty", "accuracy_of"]
-
-_EVALUATION_ROWS = 1000
-
-
-@dataclass(frozen=True)
-class ActiveNetworks:
-    """f (encoder), the projection that is sent (None: the encoder's output), g (head)."""
-
-    encoder: nn.Module
-    head: nn.Module
-    projection: nn.Module | None = None
-
-    def modules(self) -> dict[str, nn.Module]:
-        """By name, those that exist."""
-        named = {"encoder": self.encoder, "head": self.head, "projection": self.projection}
-        return {name: module for name, module in named.items() if module is not None}
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """What waits for its update: the step, positions in the own table, the mean task loss."""
-
-    step: int
-    rows: Tensor
-    loss: Tensor
+__all__ = ["ActiveParty"]
 
 
 @dataclass(frozen=True)
@@ -107,26 +80,27 @@ class ActiveParty(Party):
     ) -> None:
         super().__init__(name, contract)
         assert table.labels is not None
-        self.receiver, self.ledger = receiver, ledger
+        self.receiver = receiver
         self.bind: Callable[[str, int, Tensor, bytes], StepBinding] = bind_step
         self._refused = refused or RefusedSums(self.name, None, allowed=0)
-        self.networks = networks
-        self._guard = guard
-        self._defences = defences or RepresentationChain()
-        self._features_N = compute.place(table.features)
-        self._labels_N = compute.place(table.labels)
+        self._releases = Releases(guard, ledger)
         self._position_N = torch.full((len(table.ids),), -1, dtype=torch.int64)
         self._position_N[alignment] = torch.arange(len(alignment))
-        self._modules = {
-            key: module.to(compute.device, compute.dtype)
-            for key, module in {**networks.modules(), "defences": self._defences}.items()
-        }
-        self._descent = Descent(self.name, self._modules, train)
-        self._private = PrivateGradient(self.name, self._modules, private) if private else None
-        self._compute, self._seed = compute, seed
-        self._batch: _Batch | None = None
+        self.learner = ActiveLearner(
+            self.name, networks, features_N=table.features, labels_N=table.labels, train=train,
+            compute=compute, seed=seed, defences=defences, private=private,
+        )  # fmt: skip
+        self._batch: Batch | None = None
         self._pending: _Pending | None = None
         self.opened: Tensor | None = None
+
+    @property
+    def networks(self) -> ActiveNetworks:
+        return self.learner.networks
+
+    @property
+    def ledger(self) -> PrivacyLedger:
+        return self._releases.ledger
 
     def represent(self, step: int, rows_B: Tensor) -> bytes | None:
         """Compute one batch; return the representations, the same bytes for every passive.
@@ -142,57 +116,32 @@ class ActiveParty(Party):
             BudgetExhaustedError: sending would exceed the privacy budget; nothing is sent.
             ModelError: representations, or under private training parameters, are not finite.
         """
-        self._descent.begin()
-        if self._private:
-            self._private.forget()
         self._batch = self._pending = self.opened = None
-        here_B = rows_B.to(self._compute.device)
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
         help_wanted = bool(self.contract.passives) and len(aligned) >= self.contract.minimum_batch
-        with self._compute.forward(self._seed, self.name, step):
-            h_BD = self.networks.encoder(self._features_N[here_B])
-            scores_BK = self.networks.head(h_BD)
-            sent_BD = self._sent_part(h_BD, aligned) if help_wanted else None
-        loss = F.cross_entropy(scores_BK.to(self._compute.dtype), self._labels_N[here_B])
+        batch = self.learner.forward(step, rows_B, aligned if help_wanted else None)
         payload = None
-        if sent_BD is not None:
-            seen_B = self._features_N[here_B[aligned.to(here_B.device)]]
-            sent_BD, penalty = self._defences(sent_BD.to(self._compute.dtype), seen_B, step)
-            loss = loss if penalty is None else loss + penalty
-            payload = self._release(step, position_B[aligned], sent_BD)
+        if batch.sent is not None:
+            payload = self._release(step, position_B[aligned], batch.sent)
         # Only now: a batch whose release failed waits for no update.
-        self._batch = _Batch(step, rows_B, loss)
+        self._batch = batch
         return payload
 
-    def _sent_part(self, h_BD: Tensor, aligned: Tensor) -> Tensor:
-        """The projection of the aligned rows; maps are large, so rows are picked after it."""
-        projection = self.networks.projection
-        projected: Tensor = h_BD if projection is None else projection(h_BD)
-        every = len(aligned) == len(h_BD)
-        return projected if every else projected[aligned.to(h_BD.device)]
-
-    def _release(self, step: int, rows_B: Tensor, h_BD: Tensor) -> bytes | None:
-        repeats_B = self._guard.repeats(rows_B)
-        flat_BD = h_BD.flatten(1)
-        if self._private:
-            flat_BD = self._private.finite_rows(flat_BD)
-        flat_BD = self._guard.release(flat_BD, step=step, rows=rows_B)
-        z_BD = flat_BD.reshape(h_BD.shape)
-        payload = pack({"rows": rows_B, "z": z_BD})
-        digest = hashlib.sha256(payload).digest()
-        # Charged even if it stays here: a frozen guard counts what it made as released.
-        self.ledger.charge(step=step, rows=rows_B, digest=digest, repeats=repeats_B)
-        if self._is_narrow(step, z_BD):
+    def _release(self, step: int, rows_A: Tensor, h_A: Tensor) -> bytes | None:
+        released = self._releases.release(h_A, step=step, rows=rows_A)
+        if self._is_narrow(step, released.z):
             return None
         # The same payload goes to every passive, and the sum that answers it is waited for.
-        binding = self.bind(self.contract.session, step, rows_B, payload)
-        self._pending = _Pending(z_BD, binding)
-        return payload
+        binding = self.bind(self.contract.session, step, rows_A, released.payload)
+        self._pending = _Pending(released.z, binding)
+        return released.payload
 
     def _is_narrow(self, step: int, z_BD: Tensor) -> bool:
         """Whether passives would refuse this batch as near-constant; warns then."""
-        least = max(one.representation.minimum_spread for one in self.contract.passives.values())
+        least = max(
+            terms.representation.minimum_spread for terms in self.contract.passives.values()
+        )
         spread = spread_of(z_BD) if least else 1.0
         if spread < least:
             warnings.warn(
@@ -225,30 +174,13 @@ class ActiveParty(Party):
                 f"{self.name}: every batch is represented first and updated from once, with the "
                 "sum where representations were sent and without one where none were"
             )
-        sum_BD = None
+        z_A = sum_AD = None
         if pending is not None and combined is not None:
-            sum_BD = self._decode(combined, pending)
-        self._backpropagate(batch, pending, sum_BD)
-        self._descent.step()
+            z_A, flat_AD = pending.z, pending.z.flatten(1)
+            sum_AD = self.open_sum(combined, (len(flat_AD), flat_AD.shape[1]), pending.binding)
+        loss = self.learner.update(batch, z_A, sum_AD)
         self._batch = self._pending = None
-        return batch.loss.item()
-
-    def _backpropagate(
-        self, batch: _Batch, pending: _Pending | None, sum_BD: Tensor | None
-    ) -> None:
-        """Give every parameter its gradient, the private one where training is private."""
-        with self._private.watching() if self._private else nullcontext():
-            if pending is None:
-                batch.loss.backward()
-            else:
-                torch.autograd.backward([batch.loss, pending.z], [None, sum_BD])
-        if self._private:
-            self._private.replace(step=batch.step, rows=batch.rows)
-
-    def _decode(self, combined: bytes, pending: _Pending) -> Tensor:
-        z_BD = pending.z
-        sum_BD = self.open_sum(combined, (len(z_BD), z_BD.flatten(1).shape[1]), pending.binding)
-        return self._compute.place(sum_BD / len(z_BD)).reshape(z_BD.shape)
+        return loss
 
     def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Tensor:
         """Open the sum that answers `binding`, (B, D); a refusal is noted before it is raised.
@@ -259,45 +191,20 @@ class ActiveParty(Party):
         assert self.receiver is not None
         with self._refused.noting(step=binding.step, contract=self.contract.digest.hex()):
             sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
-        self.opened = sum_BD.to(self._compute.dtype)
+        self.opened = sum_BD.to(self.learner.compute.dtype)
         return sum_BD
 
     def relabel(self, labels_N: Tensor) -> None:
         """Train on these labels of its table from now on."""
-        self._labels_N = self._compute.place(labels_N)
+        self.learner.relabel(labels_N)
 
     def accuracy(self, rows: Tensor) -> float:
         """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""
-        self._set_training(False)
-        try:
-            return accuracy_of(self._predict, rows, self._labels_N)
-        finally:
-            self._set_training(True)
-
-    def _predict(self, rows_B: Tensor) -> Tensor:
-        networks = self.networks
-        with self._compute.forward(self._seed, self.name, "predict"):
-            scores_BK: Tensor = networks.head(networks.encoder(self._features_N[rows_B]))
-        return scores_BK
-
-    def _set_training(self, training: bool) -> None:
-        for module in self._modules.values():
-            module.train(training)
+        return self.learner.accuracy(rows)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
-        return self._descent.tensors() | under("guard", self._guard.tensors())
+        return self.learner.tensors() | prefixed("guard", self._releases.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore its state."""
-        self._descent.load_tensors(tensors)
-        self._guard.load_tensors(named_below("guard", tensors))
-
-
-@torch.no_grad()
-def accuracy_of(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> float:
-    """Share of `rows` whose highest score is the label's; NaN where there are no rows."""
-    correct = 0
-    for rows_B in rows.to(labels_N.device).split(_EVALUATION_ROWS):
-        correct += int((predict(rows_B).argmax(1) == labels_N[rows_B]).sum())
-    return correct / len(rows) if len(rows) else float("nan")
+        self.learner.load_tensors(tensors)
+        self._releases.load_tensors(without_prefix("guard", tensors))

@@ -1,70 +1,12 @@
-"""What every party has: a name and the contract; and how it computes.
+"""What every party has: a name and the contract.
 
-A party holds its own secrets and data. It reads messages and writes payloads; its script (see
-`secure_apfed.methods`) says when, and to whom.
+A party holds its own secrets and data. It reads messages, hands tensors to `secure_apfed.learning`
+and writes payloads; its script (see `secure_apfed.methods`) says when, and to whom.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-
 from secure_apfed.contract import Contract
-from secure_apfed.errors import ConfigError
-from secure_apfed.seeds import seeded
-from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["Compute", "Party", "find_device"]
-
-
-def find_device(choice: str) -> torch.device:
-    """The device of "auto" (a GPU where there is one), "cpu" or "cuda".
-
-    Raises:
-        ConfigError: a GPU is asked for and there is none.
-    """
-    if choice == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda was asked for, but torch sees no GPU; say auto or cpu")
-    gpu = choice != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if gpu else "cpu")
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Where and in which precision a party computes.
-
-    Attributes:
-        device: of its tensors.
-        dtype: of features and parameters, float32 or float64; also what is sent.
-        autocast: run the networks' forward passes in bfloat16.
-    """
-
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    autocast: bool = False
-
-    @classmethod
-    def of(cls, train: TrainSettings) -> "Compute":
-        """Read the settings; "auto" takes the GPU where there is one.
-
-        Raises:
-            ConfigError: a GPU is asked for and there is none.
-        """
-        dtype = torch.float64 if train.precision == "float64" else torch.float32
-        return cls(find_device(train.device), dtype, train.precision == "bfloat16")
-
-    def place(self, values: Tensor) -> Tensor:
-        """Move to the device; floating-point values take the dtype."""
-        return values.to(self.device, self.dtype if values.is_floating_point() else None)
-
-    @contextmanager
-    def forward(self, seed: int, *purpose: str | int) -> Iterator[None]:
-        """Run a step's networks with their precision and reproducible dropout."""
-        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
-        with seeded(seed, *purpose), autocast:
-            yield
+__all__ = ["Party"]
 
 
 class Party:

@@ -17,10 +17,13 @@ from protocols.sums import SumContributor
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope
-from secure_apfed.parties.contribution_noise import ContributionNoise
-from secure_apfed.parties.descent import Descent, named_below, under
-from secure_apfed.parties.party import Compute, Party
-from secure_apfed.parties.rules import Acceptance, Allowance, is_narrow
+from secure_apfed.learning.apfed import PassiveLearner
+from secure_apfed.learning.checks import is_narrow
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.release import ContributionNoise
+from secure_apfed.parties.party import Party
+from secure_apfed.parties.rules import Acceptance, Allowance
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["PassiveParty"]
@@ -66,19 +69,20 @@ class PassiveParty(Party):
         self._waiting = waiting
         allowance = Allowance(self.name, contract, aligned=len(features_N), log=answers)
         self.acceptance = Acceptance(self.name, contract, allowance, aligned=len(features_N))
-        self._features_N = compute.place(features_N)
         everybody = torch.ones(len(features_N), dtype=torch.bool)
         self._held_N = everybody if held_N is None else held_N
-        self._modules = {"objective": objective.to(compute.device, compute.dtype)}
-        self._descent = Descent(self.name, self._modules, train)
-        self._compute, self._seed = compute, seed
+        self._learner = PassiveLearner(
+            self.name, objective, features_N=features_N, train=train, compute=compute, seed=seed
+        )
+
+    @property
+    def objective(self) -> nn.Module:
+        return self._learner.objective
 
     def contribute(self, envelope: Envelope) -> bytes:
         """Check the batch, take one step of its own, and answer for the aggregator.
 
-        The passive optimises its own unscaled loss (Eq. 10) and returns lambda_p times the
-        gradient of each row's loss, that is B dL_p/dz (Eqs. 7 and 9); the active divides the
-        sum by B. So the clip bound C does not depend on the batch size.
+        The answer is lambda_p times the gradient of each row's own loss; see `PassiveLearner`.
 
         Raises:
             RemoteProtocolError: the batch breaks a rule of the contract; nothing is sent, and,
@@ -125,7 +129,6 @@ class PassiveParty(Party):
     def _draw(
         self, step: int, rows_B: Tensor, shape: tuple[int, ...], digest: bytes
     ) -> NDArray[np.int64] | None:
-        """The noise, charged, where some was agreed."""
         if self.noise is None:
             return None
         known_B = rows_B[self._held_N[rows_B]]
@@ -147,34 +150,21 @@ class PassiveParty(Party):
         from none whose representations are near-constant among those of strangers. An honest batch
         may have such a part, so it is not refused: zeros tell what the sender can compute.
         """
-        held_B = self._held_N[rows_B]
+        held_B, weight = self._held_N[rows_B], self.acceptance.weight
         known = int(held_B.sum())
         if known == len(rows_B):
-            return self._step(step, rows_B, sent_BD) * (self.acceptance.weight * known)
+            return self._learner.answer(step, rows_B, sent_BD, weight=weight)
         gradient_BD, own_BD = torch.zeros_like(sent_BD), sent_BD[held_B]
         if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms.representation):
             return gradient_BD
-        gained_BD = self._step(step, rows_B[held_B], own_BD) * (self.acceptance.weight * known)
+        gained_BD = self._learner.answer(step, rows_B[held_B], own_BD, weight=weight)
         gradient_BD[held_B] = gained_BD.to(gradient_BD.device)
         return gradient_BD
 
-    def _step(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
-        """One step on L_p; returns dL_p/dz."""
-        z_BD = self._compute.place(sent_BD).requires_grad_()
-        self._descent.begin()
-        with self._compute.forward(self._seed, self.name, step):
-            features_B = self._features_N[rows_B.to(self._compute.device)]
-            loss = self._modules["objective"](z_BD, features_B)
-        loss.backward()
-        self._descent.step()
-        assert z_BD.grad is not None
-        return z_BD.grad
-
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
-        return self._descent.tensors() | under("allowance", self.acceptance.tensors())
+        return self._learner.tensors() | prefixed("allowance", self.acceptance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        self._descent.load_tensors(tensors)
-        self.acceptance.load_tensors(named_below("allowance", tensors), last_step=last_step)
+        self._learner.load_tensors(tensors)
+        self.acceptance.load_tensors(without_prefix("allowance", tensors), last_step=last_step)

@@ -1,41 +1,42 @@
-"""What a receiver of representations checks before it computes anything from them.
+"""What a party holds its peers to: each step once, answers counted, refused sums noted.
 
-Run by: passives (APFed) and the active (TVFL). Protects from: a malicious sender that
-probes with chosen rows (duplicates, tiny batches, replayed steps, zero or huge norms,
-near-constant batches).
+Run by: passives (APFed), the active (TVFL), and the active on sums. Protects from: a malicious
+sender that probes with chosen rows (see `learning/checks.py`), replayed steps or too many
+questions, and from whoever alters sums.
 Letters: B batch, D numbers of a representation.
 """
 
 import hashlib
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protocols.errors import RemoteProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.interface import StepBinding
 from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, TensorSpec, unpack
-from secure_apfed.parties.directions import spread_of
-from secure_apfed.privacy.release_counts import ReleaseCounts
-from secure_apfed.privacy.release_log import Release
+from secure_apfed.folder_files import MOST_JSON_BYTES, open_plain
+from secure_apfed.learning.checks import check_norms, check_rows, check_spread
+from secure_apfed.privacy.release_log import Release, ReleaseCounts
+from secure_apfed.regular_file import open_regular
 
 __all__ = [
     "Acceptance",
     "Allowance",
+    "RefusedSums",
     "StepGate",
     "bind_step",
-    "check_norms",
-    "check_rows",
-    "check_spread",
-    "is_narrow",
     "read_representations",
     "representation_specs",
 ]
-
-_NORM_SLACK = 1e-5
 
 
 class StepGate:
@@ -119,7 +120,6 @@ class Allowance:
             )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for a checkpoint."""
         return self._counts.state_dict()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -185,22 +185,73 @@ class Acceptance:
         self._gate.last = last_step
 
 
-def check_rows(rows_B: Tensor, *, aligned: int, minimum: int, sender: str) -> None:
-    """Refuse positions outside the alignment, repeated ones, and batches below the minimum.
+class RefusedSums:
+    """How many sums the active refused, over all sessions: noted before anybody sees it.
+
+    Protects from: whoever alters sums, and learns from which of them the active takes. One session
+    tells which sum was the first to be refused (see `OneRefusalReceiver`); a resumed run computes
+    the same numbers, and would be asked about them again. So a run goes on after as many refused
+    sums as its user allows by name, and no more. The log has a line a refusal, whole or torn, read
+    or not.
+
+    Args:
+        me: the active.
+        log: file of the list, readable by its owner only; None: nothing is noted.
+        allowed: refused sums after which the run may go on.
 
     Raises:
-        RemoteProtocolError: names the sender and the rule.
+        CheckpointError: more were refused, or the list cannot be read.
     """
-    if len(rows_B) < minimum:
-        raise RemoteProtocolError(
-            f"{sender} sent a batch of {len(rows_B)} rows; the contract says at least {minimum}"
-        )
-    if not 0 <= int(rows_B.min()) <= int(rows_B.max()) < aligned:
-        raise RemoteProtocolError(
-            f"{sender} named row positions outside the alignment of {aligned} rows"
-        )
-    if len(torch.unique(rows_B)) != len(rows_B):
-        raise RemoteProtocolError(f"{sender} repeated a row within one batch")
+
+    def __init__(self, me: str, log: Path | None, *, allowed: int) -> None:
+        self._me, self._log = me, log
+        if (noted := self._noted()) > allowed:
+            raise CheckpointError(
+                f"{me} refused {noted} sum{'s' * (noted > 1)} of this run, and rules.refused_sums "
+                f"is {allowed}. Whoever altered them (the aggregator, or a passive) may have "
+                "learnt bits of the passives' numbers from which were taken, and a resumed run "
+                "computes the same numbers again. Find out who it was; then begin a new run with "
+                "another seed, among parties that you trust. If it was nobody's intent, resume "
+                f"with rules.refused_sums: {noted} in the run's config.yaml"
+            )
+
+    def _noted(self) -> int:
+        if self._log is None or not os.path.lexists(self._log):
+            return 0
+        with open_plain(self._log) as lines:
+            return sum(1 for line in lines.read(MOST_JSON_BYTES).splitlines() if line.strip())
+
+    @contextmanager
+    def noting(self, *, step: int, contract: str) -> Iterator[None]:
+        """Note a refusal of the sum of `step` within: it is on the disk before the error leaves.
+
+        Our own misuse is none, nor is an interruption.
+
+        Raises:
+            CheckpointError: it cannot be noted.
+        """
+        try:
+            yield
+        except LocalProtocolError:
+            raise
+        except Exception:
+            self._note(step, contract)
+            raise
+
+    def _note(self, step: int, contract: str) -> None:
+        if self._log is None:
+            return
+        # Begins with a line's end, since the line before may be torn.
+        line = "\n" + json.dumps({"contract": contract, "step": step}) + "\n"
+        try:
+            with FileIO(open_regular(self._log, create=True), "a") as lines:
+                lines.write(line.encode())
+                os.fsync(lines.fileno())
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(
+                f"{self._log}: cannot note that {self._me} refused the sum of step {step} "
+                f"({error}); do not resume this run, which could not count it"
+            ) from error
 
 
 def representation_specs(terms: RepresentationTerms) -> dict[str, TensorSpec]:
@@ -229,42 +280,6 @@ def read_representations(
     check_rows(rows_B, aligned=aligned, minimum=minimum, sender=envelope.sender)
     check_norms(z_BD, terms, sender=envelope.sender)
     return rows_B, z_BD
-
-
-def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Refuse rows whose L2 norm is outside the contract's bounds, or not a number.
-
-    Raises:
-        RemoteProtocolError: names the sender, the bounds and the extremes.
-    """
-    norm_B = torch.linalg.vector_norm(z_BD.flatten(1).double(), dim=1)
-    low, high = terms.minimum_norm, terms.maximum_norm * (1 + _NORM_SLACK)
-    if not bool(((norm_B >= low) & (norm_B <= high)).all()):
-        raise RemoteProtocolError(
-            f"{sender} sent representations whose norm is not within "
-            f"{terms.minimum_norm:g} to {terms.maximum_norm:g}, as the contract says "
-            f"(smallest {float(norm_B.min()):g}, largest {float(norm_B.max()):g})"
-        )
-
-
-def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
-    """Whether these rows point in fewer directions than the contract asks for."""
-    return bool(terms.minimum_spread) and spread_of(z_BD) < terms.minimum_spread
-
-
-def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
-    """Refuse a batch whose rows point in one direction, or in few.
-
-    Raises:
-        RemoteProtocolError: names the sender, the spread and the contract's bound.
-    """
-    if is_narrow(z_BD, terms):
-        raise RemoteProtocolError(
-            f"{sender} sent a near-constant batch: its directions spread by "
-            f"{spread_of(z_BD):.2g}, the "
-            f"contract says at least {terms.minimum_spread:g} (rules.minimum_spread); such "
-            "batches read a passive's representations out of its gradients"
-        )
 
 
 def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:

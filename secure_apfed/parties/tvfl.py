@@ -5,29 +5,25 @@ Run by: the same organisations, for comparison. A passive sends its representati
 about labels. Letters: N rows of a table, B batch, K classes.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
-from secure_apfed.defences import (
-    GradientChain,
-    LabelCode,
-    Leaving,
-    RepresentationChain,
-    TrueLabels,
-)
+from secure_apfed.defences import GradientChain, LabelCode, Leaving, RepresentationChain
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
+from secure_apfed.learning.checks import check_rows
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.release import Releases
+from secure_apfed.learning.tvfl import EncoderLearner, HeadLearner
 from secure_apfed.models import Shape
-from secure_apfed.parties.descent import Descent, named_below, under
-from secure_apfed.parties.party import Compute, Party
-from secure_apfed.parties.rules import Allowance, StepGate, check_rows, read_representations
+from secure_apfed.parties.party import Party
+from secure_apfed.parties.rules import Allowance, StepGate, read_representations
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 from secure_apfed.settings.training import TrainSettings
 
@@ -61,16 +57,13 @@ class TvflActive(Party):
     ) -> None:
         super().__init__(name, contract)
         assert table.labels is not None
-        self.features_N = compute.place(table.features)
-        self.labels_N = compute.place(table.labels)
-        self._defences, self._code = defences or GradientChain(), code or TrueLabels()
-        self._targets_N = compute.place(self._code.targets(self.labels_N))
-        self.encoder = encoder.to(compute.device, compute.dtype)
-        self.head = head.to(compute.device, compute.dtype)
+        self._defences = defences or GradientChain()
         self._alignment = alignment
-        self._modules = {"encoder": self.encoder, "head": self.head}
-        self._descent = Descent(self.name, self._modules, train)
-        self.compute, self._seed = compute, seed
+        self.learner = HeadLearner(
+            self.name, encoder, head, features_N=table.features, labels_N=table.labels,
+            passives=self.contract.names("passive"), code=code, train=train, compute=compute,
+            seed=seed,
+        )  # fmt: skip
 
     @staticmethod
     def request(rows_B: Tensor, *, learn: bool = True) -> bytes:
@@ -98,48 +91,25 @@ class TvflActive(Party):
             )
             if not torch.equal(got_B, rows_B):
                 raise RemoteProtocolError(f"{envelope.sender} answered for other rows than asked")
-            read[envelope.sender] = self.compute.place(h_BD)
+            read[envelope.sender] = self.learner.compute.place(h_BD)
         return read
 
     def learn(self, step: int, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, bytes]:
         """One step on the task loss; return by passive the gradient that goes there."""
-        parts = {name: h.requires_grad_() for name, h in self.read(rows_B, answers).items()}
-        own_B = self._alignment[rows_B].to(self.compute.device)
-        self._descent.begin()
-        with self.compute.forward(self._seed, self.name, step):
-            scores_BK = self.scores(self.encoder(self.features_N[own_B]), parts)
-        self.task_loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self._targets_N[own_B])
-        self.task_loss.backward()
-        self._descent.step()
-        labels_B = self.labels_N[own_B]
+        own_B = self._alignment[rows_B].to(self.learner.compute.device)
+        self.task_loss, gradients = self.learner.learn(step, own_B, self.read(rows_B, answers))
+        labels_B = self.learner.labels_N[own_B]
         leaving = {
-            name: self._defences.protect(_gradient_of(h), Leaving(step, name, labels_B))
-            for name, h in parts.items()
+            name: self._defences.protect(gradient_BD, Leaving(step, name, labels_B))
+            for name, gradient_BD in gradients.items()
         }
         return {name: pack({"gradient": gradient_BD}) for name, gradient_BD in leaving.items()}
 
-    def scores(self, own_BD: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        """Head over the active's and the passives' representations, in the contract's order."""
-        every = [own_BD, *(parts[name] for name in self.contract.names("passive"))]
-        scores_BK: Tensor = self.head(torch.cat([h.flatten(1) for h in every], dim=1))
-        return scores_BK
-
-    def predict(self, own_BD: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        """Scores of the true classes."""
-        return self._code.decode(self.scores(own_BD, parts))
-
-    def set_training(self, training: bool) -> None:
-        """Switch dropout on or off."""
-        self.encoder.train(training)
-        self.head.train(training)
-
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
-        return self._descent.tensors()
+        return self.learner.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore its state."""
-        self._descent.load_tensors(tensors)
+        self.learner.load_tensors(tensors)
 
 
 class TvflPassive(Party):
@@ -169,30 +139,26 @@ class TvflPassive(Party):
         defences: RepresentationChain | None = None,
     ) -> None:
         super().__init__(name, contract)
-        self.ledger = ledger
         self.gate = StepGate(self.name)
         # One answer more than for training: the final inference asks for test rows once.
         self._allowance = Allowance(
             self.name, self.contract, aligned=len(features_N), log=answers, beyond=1
         )
-        self._guard = guard
-        self._features_N = compute.place(features_N)
-        self._modules = {
-            name: module.to(compute.device, compute.dtype)
-            for name, module in (
-                ("encoder", encoder),
-                ("defences", defences or RepresentationChain()),
-            )
-        }
-        self._descent = Descent(self.name, self._modules, train)
-        self._compute, self._seed = compute, seed
+        self._releases = Releases(guard, ledger)
+        self._learner = EncoderLearner(
+            self.name, encoder, features_N=features_N, train=train, compute=compute, seed=seed,
+            defences=defences,
+        )  # fmt: skip
+        self._aligned, self._dtype = len(features_N), compute.dtype
         self._sent_BD: Tensor | None = None
-        self._penalty: Tensor | None = None
 
     @property
     def encoder(self) -> nn.Module:
-        """Its network, features -> representation."""
-        return self._modules["encoder"]
+        return self._learner.encoder
+
+    @property
+    def ledger(self) -> PrivacyLedger:
+        return self._releases.ledger
 
     def represent(self, envelope: Envelope) -> bytes:
         """Encode and guard the rows that the active asked for.
@@ -206,32 +172,23 @@ class TvflPassive(Party):
         rows_B, learn = tensors["rows"], meta.get("learn") is True
         check_rows(
             rows_B,
-            aligned=len(self._features_N),
+            aligned=self._aligned,
             minimum=self.contract.minimum_batch,
             sender=envelope.sender,
         )
         self._allowance.check(envelope.step, rows_B, sender=envelope.sender)
         self.gate.enter(envelope)
         self._sent_BD = None  # also where sending fails below
-        for module in self._modules.values():
-            module.train(learn)
-        with (
-            torch.set_grad_enabled(learn),
-            self._compute.forward(self._seed, self.name, envelope.step),
-        ):
-            seen_B = self._features_N[rows_B.to(self._compute.device)]
-            h_BD = self._modules["encoder"](seen_B).to(self._compute.dtype)
-            h_BD, self._penalty = self._modules["defences"](h_BD, seen_B, envelope.step)
-        repeats_B = self._guard.repeats(rows_B)
-        sent_BD = self._guard.release(
-            h_BD.flatten(1).to(self._compute.dtype), step=envelope.step, rows=rows_B
-        ).reshape(h_BD.shape)
-        payload = pack({"rows": rows_B, "z": sent_BD})
-        digest = hashlib.sha256(payload).digest()
-        self._allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
-        self.ledger.charge(step=envelope.step, rows=rows_B, digest=digest, repeats=repeats_B)
-        self._sent_BD = sent_BD if learn else None
-        return payload
+        released = self._releases.release(
+            self._learner.represent(envelope.step, rows_B, learn=learn),
+            step=envelope.step,
+            rows=rows_B,
+            count=lambda digest: self._allowance.take(
+                envelope.step, rows_B, digest, sender=envelope.sender
+            ),
+        )
+        self._sent_BD = released.z if learn else None
+        return released.payload
 
     def learn(self, envelope: Envelope) -> None:
         """One step from the gradient on what was sent last.
@@ -244,35 +201,23 @@ class TvflPassive(Party):
                 f"{envelope.sender} sent a gradient for step {envelope.step}, which waits for none"
             )
         shape: Shape = tuple(self._sent_BD.shape)
-        expected = {"gradient": TensorSpec(self._compute.dtype, shape)}
+        expected = {"gradient": TensorSpec(self._dtype, shape)}
         tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
         if not bool(tensors["gradient"].isfinite().all()):
             raise RemoteProtocolError(f"{envelope.sender} sent a gradient that is not finite")
-        self._descent.begin()
-        gradient_BD = self._compute.place(tensors["gradient"])
-        if self._penalty is None:
-            self._sent_BD.backward(gradient_BD)
-        else:
-            torch.autograd.backward([self._sent_BD, self._penalty], [gradient_BD, None])
-        self._descent.step()
+        self._learner.update(self._sent_BD, tensors["gradient"])
         self._sent_BD = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
         return (
-            self._descent.tensors()
-            | under("guard", self._guard.tensors())
-            | under("allowance", self._allowance.tensors())
+            self._learner.tensors()
+            | prefixed("guard", self._releases.tensors())
+            | prefixed("allowance", self._allowance.tensors())
         )
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        self._descent.load_tensors(tensors)
-        self._guard.load_tensors(named_below("guard", tensors))
-        self._allowance.load_tensors(named_below("allowance", tensors))
+        self._learner.load_tensors(tensors)
+        self._releases.load_tensors(without_prefix("guard", tensors))
+        self._allowance.load_tensors(without_prefix("allowance", tensors))
         self.gate.last = last_step
-
-
-def _gradient_of(h_BD: Tensor) -> Tensor:
-    assert h_BD.grad is not None
-    return h_BD.grad

@@ -9,20 +9,14 @@ Label mechanisms answer for the active's training labels (table `LABEL_MECHANISM
 from collections.abc import Mapping
 
 from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant
-from secure_apfed.privacy.frozen_guard import FrozenGaussianGuard
-from secure_apfed.privacy.gaussian_guard import GaussianGuard
-from secure_apfed.privacy.gdp import calibrate_sigma
+from secure_apfed.privacy.gaussian_guard import FrozenGaussianGuard, GaussianGuard
+from secure_apfed.privacy.gdp import GaussianRelease, Mechanism, NoPrivacy, calibrate_sigma
 from secure_apfed.privacy.gradient_guard import GradientGuard
-from secure_apfed.privacy.guard import RepresentationGuard
-from secure_apfed.privacy.label_mechanism import LabelMechanism
-from secure_apfed.privacy.label_response import LabelResponse
+from secure_apfed.privacy.guard import NoGuard, RepresentationGuard
+from secure_apfed.privacy.label_mechanism import LabelMechanism, LabelResponse, NoLabelPrivacy
 from secure_apfed.privacy.label_stages import MultiStageResponse
-from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
-from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
-from secure_apfed.privacy.no_guard import NoGuard
-from secure_apfed.privacy.no_label_privacy import NoLabelPrivacy
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
-from secure_apfed.privacy.spent import PrivacySpent
 from secure_apfed.privacy.whole_training import WholeTraining, calibrate_updates
 
 __all__ = [

@@ -24,8 +24,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy.gdp import compose, gdp_epsilon
-from secure_apfed.privacy.mechanism import GaussianRelease, Mechanism, NoPrivacy
+from secure_apfed.privacy.gdp import GaussianRelease, Mechanism, NoPrivacy, compose, gdp_epsilon
 
 __all__ = [
     "ACCOUNTANTS",
@@ -79,11 +78,9 @@ class _OfGaussians(ABC):
     library: ClassVar[str | None] = None
 
     def available(self) -> bool:
-        """Whether the library that it needs is installed."""
         return self.library is None or _installed(self.library)
 
     def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
-        """Return what `releases` of a row cost; see `Accountant.epsilon`."""
         _check(releases, delta)
         if releases == 0:
             return 0.0
@@ -102,7 +99,6 @@ class GdpAccountant(_OfGaussians):
     name: ClassVar[str] = "gdp"
 
     def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
-        """Return the exact epsilon."""
         return gdp_epsilon(compose(mechanism.mu, releases), delta)
 
 
@@ -117,7 +113,6 @@ class RdpAccountant(_OfGaussians):
     library: ClassVar[str | None] = "opacus"
 
     def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
-        """Return an upper bound."""
         accountant = _library("opacus.accountants").RDPAccountant()
         accountant.history = [(mechanism.noise_multiplier, 1.0, releases)]
         with _best_at_an_end():

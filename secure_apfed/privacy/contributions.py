@@ -29,6 +29,7 @@ from secure_apfed.errors import ConfigError
 __all__ = [
     "SummedRelease",
     "calibrate_noise",
+    "contributions_statement",
     "excess_of_sum",
     "sensitivity_in_steps",
     "zcdp_epsilon",
@@ -37,6 +38,17 @@ __all__ = [
 # Relative room for the clip's and the scaling's floating point, far above 1e-15 sqrt(D).
 _ROUNDING = 1 + 1e-9
 _MARGIN = 1 + 1e-9
+
+_STATEMENT = (
+    "contribution guarantee: each passive's epsilon speaks of one person's features at that "
+    "passive, its networks held fixed, by the noise of honest passives, against whoever reads the "
+    "sums alone; a step that is played again in a later session counts again"
+)
+_NOT_AGAINST = {
+    "plain": "not against the aggregator, which reads each contribution",
+    "ckks": "not against active and aggregator together, who read each contribution",
+    "ckks_fast": "not against active and aggregator together, who read each contribution",
+}
 
 
 def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
@@ -192,3 +204,18 @@ def calibrate_noise(
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+def contributions_statement(protocol: str, *, seeded: bool) -> str:
+    """What noise under the sum gives.
+
+    Args:
+        protocol: of the sum.
+        seeded: whether the noise is derived from the run's seed.
+    """
+    seed = (
+        "only against somebody who does not know the run's seed, and while no step is played "
+        "twice, in this run or with other numbers in another of that seed"
+    )
+    more = [_NOT_AGAINST[protocol]] if protocol in _NOT_AGAINST else []
+    return "; ".join([_STATEMENT, *more, *([seed] if seeded else [])])

@@ -1,7 +1,9 @@
-"""Gaussian differential privacy: exact composition of Gaussian releases and its inverse.
+"""Gaussian differential privacy: what one release does, what many do together, and the inverse.
 
-Run by: the ledger, before each release, and the planner. Everything here is exact in
-real arithmetic and rounded to the safe side in floating point: epsilon up, sigma up.
+Run by: the ledger, before each release, the planner and every accountant. A mechanism states its
+noise relative to its own sensitivity under replace-one adjacency, so that no accountant has to
+know about clip bounds. Everything here is exact in real arithmetic and rounded to the safe side
+in floating point: epsilon up, sigma up.
 
 T releases of mu-GDP each, chosen adaptively, are together sqrt(T) mu-GDP and nothing
 better holds (Dong, Roth and Su 2022, Gaussian Differential Privacy, Corollary 2). No
@@ -12,7 +14,10 @@ amplification by subsampling is claimed: every passive knows which rows a batch 
 (the same paper, Corollary 1; Balle and Wang 2018, Theorem 8).
 """
 
+import math
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from scipy.optimize import brentq
@@ -20,7 +25,16 @@ from scipy.special import erfcx, log_ndtr
 
 from secure_apfed.errors import ConfigError
 
-__all__ = ["calibrate_sigma", "compose", "gdp_delta", "gdp_epsilon", "gdp_mu"]
+__all__ = [
+    "GaussianRelease",
+    "Mechanism",
+    "NoPrivacy",
+    "calibrate_sigma",
+    "compose",
+    "gdp_delta",
+    "gdp_epsilon",
+    "gdp_mu",
+]
 
 # Relative steps to the safe side, larger than any rounding on the way. That on mu is the
 # largest, so that a calibrated sigma never overruns the budget it was calibrated for.
@@ -30,6 +44,47 @@ _EPSILON_MARGIN = 1e-12
 _MU_MARGIN = 1e-9
 # Above it the two terms cancel beyond what float64 holds; the bound that is given is 1e-6 too high.
 _HUGE_MU = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianRelease:
+    """One row with Gaussian noise added, its neighbour being any other row.
+
+    Attributes:
+        noise_multiplier: standard deviation over the replace-one L2 sensitivity:
+            sigma / (2C) for a row clipped to norm C. Positive.
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
+            raise ConfigError(f"a noise multiplier is positive, got {self.noise_multiplier}")
+
+    @property
+    def mu(self) -> float:
+        """Parameter of Gaussian DP of one release (Dong, Roth and Su 2022, Theorem 1)."""
+        return 1 / self.noise_multiplier
+
+    def __str__(self) -> str:
+        return f"gaussian noise of {self.noise_multiplier:.4g} sensitivities (replace-one)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPrivacy:
+    """Rows sent as they are: epsilon is infinite from the first release on.
+
+    Attributes:
+        mu: of Gaussian DP, as that of a release with noise.
+    """
+
+    mu: ClassVar[float] = math.inf
+
+    def __str__(self) -> str:
+        return "no noise"
+
+
+Mechanism = GaussianRelease | NoPrivacy
 
 
 def compose(mu: float, releases: int) -> float:

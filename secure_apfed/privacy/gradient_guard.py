@@ -14,7 +14,6 @@ costs. The sum and the noise are float64, then rounded to noise.py's grid.
 Letters: B examples, P parameters.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -23,24 +22,24 @@ import torch
 from torch import Tensor
 
 from protocols.errors import LocalProtocolError
-from protocols.randomness import KEY_BYTES, derive_key
+from protocols.randomness import derive_key
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy.mechanism import GaussianRelease
-from secure_apfed.privacy.noise import on_grid, standard_normals
+from secure_apfed.privacy.clip import clip_gradients
+from secure_apfed.privacy.gdp import GaussianRelease
+from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.settings import LARGEST_CLIP, SMALLEST_CLIP
 
 __all__ = ["GradientGuard", "clipped_sum"]
 
 _PURPOSE = b"secure-apfed dp-sgd v1"
 _CHUNK_NUMBERS = 2**23
-_EPS = torch.finfo(torch.float64).eps
 
 
 class GradientGuard:
     """Clips each example's gradient to norm `clip` and noises the sum.
 
-    The noise is a pseudo-random function of the key, the step, the rows and the clipped sum, for
-    the reasons given at `GaussianGuard`; under "reproducible_insecure" of key and step alone.
+    The noise is a function of the key, the step, the rows and the clipped sum, or under
+    "reproducible_insecure" of key and step alone: noise.py says what that is good for.
 
     Args:
         clip: C, the L2 bound of one example's gradient over all parameters together.
@@ -69,17 +68,12 @@ class GradientGuard:
                 f"a noise multiplier is a positive number, got {noise_multiplier}; leave dp_sgd "
                 "out for training without noise"
             )
-        if len(key) != KEY_BYTES:
-            raise LocalProtocolError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
         self.clip, self.noise = float(clip), noise
         self.sigma = float(noise_multiplier * clip)
-        self._key = derive_key(key, _PURPOSE)
+        self._noise = NoiseSource(derive_key(key, _PURPOSE), secret=noise == "secret")
 
     def __repr__(self) -> str:
         return f"GradientGuard(clip={self.clip:g}, sigma={self.sigma:g}, noise={self.noise!r})"
-
-    def __reduce__(self) -> str:
-        raise LocalProtocolError("a guard holds the noise key, a secret, and is never serialised")
 
     def release(self, samples: Sequence[Tensor], *, step: int, rows: Tensor) -> Tensor:
         """Return the noisy sum, (P,) float64 on the CPU.
@@ -94,12 +88,7 @@ class GradientGuard:
         """
         _check(samples, step, rows)
         total_P = clipped_sum(samples, self.clip).numpy()
-        context = [step.to_bytes(8, "big")]
-        if secret := self.noise == "secret":
-            place = rows.cpu().numpy().astype("<i8").tobytes()
-            context += [place, hashlib.blake2b(total_P.tobytes()).digest()]
-        noisy_P = total_P + self.sigma * standard_normals(self._key, *context, shape=total_P.shape)
-        return torch.from_numpy(on_grid(noisy_P, self.sigma) if secret else noisy_P)
+        return torch.from_numpy(self._noise.add(total_P, self.sigma, step=step, rows=rows))
 
     def sensitivity(self) -> float:
         """2C: a replaced example moves the sum at most across the ball's diameter."""
@@ -123,32 +112,13 @@ def clipped_sum(samples: Sequence[Tensor], clip: float) -> Tensor:
     Returns:
         (P,) float64 on the CPU.
     """
-    count = len(samples[0])
-    size = sum(one[0].numel() for one in samples) if count else sum(
-        math.prod(one.shape[1:]) for one in samples
-    )  # fmt: skip
-    inner = clip * (1 - (size + 8) * _EPS)
+    size = sum(math.prod(part.shape[1:]) for part in samples)
     total_P = torch.zeros(size, dtype=torch.float64, device=samples[0].device)
     rows_each = max(1, _CHUNK_NUMBERS // max(1, size))
-    for first in range(0, count, rows_each):
-        chunk = [one[first : first + rows_each].flatten(1).double() for one in samples]
-        total_P += _clipped(torch.cat(chunk, dim=1), inner).sum(dim=0)
+    for first in range(0, len(samples[0]), rows_each):
+        chunk = [part[first : first + rows_each].flatten(1).double() for part in samples]
+        total_P += clip_gradients(torch.cat(chunk, dim=1), clip).sum(dim=0)
     return total_P.cpu()
-
-
-def _clipped(gradient_BP: Tensor, bound: float) -> Tensor:
-    """The rows of a float64 matrix, each of a norm of at most `bound`, those not finite as zeros.
-
-    Scaled by its largest entry a row has a norm in [1, sqrt(P)], so that no square overflows.
-    """
-    largest_B1 = gradient_BP.abs().amax(dim=1, keepdim=True)
-    finite_B1 = torch.isfinite(largest_B1)
-    unit_BP = torch.where(finite_B1 & (largest_B1 > 0), gradient_BP / largest_B1, 0.0)
-    norm_B1 = torch.linalg.vector_norm(unit_BP, dim=1, keepdim=True)
-    over_B1 = norm_B1 > bound / torch.where(largest_B1 > 0, largest_B1, 1.0)
-    onto_BP = unit_BP * (bound / torch.where(norm_B1 > 0, norm_B1, 1.0))
-    kept_BP = torch.where(finite_B1, gradient_BP, 0.0)
-    return torch.where(over_B1, onto_BP, kept_BP)
 
 
 def _check(samples: Sequence[Tensor], step: int, rows: Tensor) -> None:
@@ -157,8 +127,8 @@ def _check(samples: Sequence[Tensor], step: int, rows: Tensor) -> None:
             "rows name the examples by different int64 positions, "
             f"got {rows.dtype} of shape {tuple(rows.shape)}"
         )
-    shapes = [tuple(one.shape) for one in samples]
-    if not samples or any(len(one) < 2 or one[0] != len(rows) for one in shapes):
+    shapes = [tuple(part.shape) for part in samples]
+    if not samples or any(len(shape) < 2 or shape[0] != len(rows) for shape in shapes):
         raise LocalProtocolError(
             f"every parameter needs one gradient for each of {len(rows)} examples, got {shapes}"
         )

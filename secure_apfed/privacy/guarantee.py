@@ -8,13 +8,7 @@ from collections.abc import Sequence
 
 from secure_apfed.privacy.label_mechanism import LabelMechanism
 
-__all__ = [
-    "LABEL_ASSUMPTIONS",
-    "NOTHING_RELEASED",
-    "contributions_told",
-    "guarantee_of",
-    "joint_releases_told",
-]
+__all__ = ["LABEL_ASSUMPTIONS", "NOTHING_RELEASED", "guarantee_of"]
 
 NOTHING_RELEASED = "nothing is released"
 
@@ -30,39 +24,6 @@ _SEEDED = (
     "answers are derived from it"
 )
 
-_CONTRIBUTIONS = (
-    "contribution guarantee: each passive's epsilon speaks of one person's features at that "
-    "passive, its networks held fixed, by the noise of honest passives, against whoever reads the "
-    "sums alone; a step that is played again in a later session counts again"
-)
-_SINGLE = {
-    "plain": "not against the aggregator, which reads each contribution",
-    "ckks": "not against active and aggregator together, who read each contribution",
-    "ckks_fast": "not against active and aggregator together, who read each contribution",
-}
-
-
-def contributions_told(protocol: str, *, seeded: bool) -> str:
-    """What noise under the sum gives.
-
-    Args:
-        protocol: of the sum.
-        seeded: whether the noise is derived from the run's seed.
-    """
-    seed = (
-        "only against somebody who does not know the run's seed, and while no step is played "
-        "twice, in this run or with other numbers in another of that seed"
-    )
-    more = [_SINGLE[protocol]] if protocol in _SINGLE else []
-    return "; ".join([_CONTRIBUTIONS, *more, *([seed] if seeded else [])])
-
-
-def joint_releases_told(released: str, passives: int) -> str:
-    """What the guards of several passives promise, who all send rows of the same people."""
-    if passives < 2:
-        return released
-    return f"{released}; epsilon_x is of one passive's row, and those of one person add up"
-
 
 def guarantee_of(
     released: str, labels: LabelMechanism, *, private_training: bool, seeded: bool = False,
@@ -77,9 +38,9 @@ def guarantee_of(
         seeded: whether the answers are derived from the run's seed.
         also: what else was on, with what it gives or does not.
     """
-    told = [released]
+    parts = [released]
     if not math.isinf(labels.epsilon):
-        told += [labels.statement(), LABEL_ASSUMPTIONS, *([_SEEDED] if seeded else [])]
+        parts += [labels.statement(), LABEL_ASSUMPTIONS, *([_SEEDED] if seeded else [])]
     elif not private_training and released != NOTHING_RELEASED:
-        told.append(labels.statement())
-    return "; ".join([*told, *also])
+        parts.append(labels.statement())
+    return "; ".join([*parts, *also])

@@ -7,6 +7,7 @@ really done and the report says no more than that.
 Shapes: B rows of a batch, D numbers of a representation.
 """
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
@@ -14,9 +15,16 @@ import torch
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError
-from secure_apfed.privacy.mechanism import Mechanism
+from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
+from secure_apfed.privacy.settings import GuardSettings
 
-__all__ = ["RepresentationGuard", "WithoutMemory", "check_release"]
+__all__ = [
+    "NoGuard",
+    "RepresentationGuard",
+    "WithoutMemory",
+    "check_release",
+    "joint_releases_statement",
+]
 
 
 class RepresentationGuard(Protocol):
@@ -90,24 +98,47 @@ class WithoutMemory:
     """The part of a guard to which every release is a new one, so that nothing is kept."""
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
-        """None of them."""
         return torch.zeros(rows.shape, dtype=torch.bool)
 
     def planned(self, releases: int) -> int:
-        """All of them."""
         return releases
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Nothing."""
         return {}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Restore nothing; see `RepresentationGuard.load_tensors`."""
         if tensors:
             raise CheckpointError(
                 f"this guard keeps nothing, but the checkpoint holds {sorted(tensors)} for it; "
                 "it is of a run with another guard"
             )
+
+
+class NoGuard(WithoutMemory):
+    """No protection, by name: sends h itself; epsilon is infinite from the first release on."""
+
+    name: ClassVar[str] = "none"
+    unsafe: ClassVar[bool] = True
+
+    @classmethod
+    def from_settings(cls, settings: GuardSettings, *, releases: int, key: bytes) -> "NoGuard":
+        return cls()
+
+    def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
+        check_release(h_BD, step=step, rows=rows)
+        return h_BD
+
+    def sensitivity(self) -> float:
+        return math.inf
+
+    def mechanism(self) -> Mechanism:
+        return NoPrivacy()
+
+    def largest_norm(self, dimension: int) -> float:
+        return math.inf
+
+    def statement(self) -> str:
+        return "no guarantee: representations are sent as they are (epsilon is infinite)"
 
 
 def check_release(h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> None:
@@ -128,3 +159,10 @@ def check_release(h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> None:
         )
     if step < 0:
         raise LocalProtocolError(f"a step counts from 0, got {step}")
+
+
+def joint_releases_statement(released: str, passives: int) -> str:
+    """What the guards of several passives promise, who all send rows of the same people."""
+    if passives < 2:
+        return released
+    return f"{released}; epsilon_x is of one passive's row, and those of one person add up"

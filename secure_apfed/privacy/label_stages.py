@@ -1,7 +1,7 @@
 """LP-MST: labels answered part by part, the later ones with what a model expects of them.
 
 Run by: the active, on its training labels. Against: whoever reads anything that the labels
-move afterwards, as in label_response.py.
+move afterwards, as for `LabelResponse`.
 
 Ghazi, Golowich, Kumar, Manurangsi and Zhang 2021, Deep Learning with Label Differential
 Privacy, Algorithms 1 to 3. The training rows are cut into disjoint parts. The first is
@@ -68,12 +68,10 @@ class MultiStageResponse:
 
     @classmethod
     def from_settings(cls, settings: LabelSettings, *, classes: int) -> "MultiStageResponse":
-        """Build it."""
         assert settings.epsilon is not None
         return cls(epsilon=settings.epsilon, classes=classes, stages=settings.stages)
 
     def statement(self) -> str:
-        """What is guaranteed, in words for the report."""
         return (
             f"label DP, epsilon_y {self.epsilon:g}, delta 0, for any number of epochs: each "
             f"training label is answered once, in one of {self.stages} stages (LP-MST); "
@@ -99,7 +97,7 @@ class MultiStageResponse:
 
         Algorithm 1 with the k of `widths`: a label among the k likeliest is kept with
         probability e^eps / (e^eps + k - 1) and otherwise becomes one of the other k - 1; any
-        other label becomes one of the k. Chances are rounded as in label_response.py.
+        other label becomes one of the k. Chances are rounded as by `LabelResponse`.
         """
         labels = check_labels(labels_N, self.classes)
         prior = self._prior(prior_NK, len(labels))

@@ -6,7 +6,8 @@ same bytes again at the same step tells nobody anything new and is free.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,56 @@ from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, GridTooLargeError
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.gdp import compose
-from secure_apfed.privacy.mechanism import Mechanism, NoPrivacy
-from secure_apfed.privacy.release_counts import ReleaseCounts
-from secure_apfed.privacy.release_log import Release
-from secure_apfed.privacy.spent import PrivacySpent
+from secure_apfed.privacy.gdp import Mechanism, NoPrivacy, compose
+from secure_apfed.privacy.label_mechanism import LabelMechanism
+from secure_apfed.privacy.release_log import Release, ReleaseCounts
 
-__all__ = ["BudgetExhaustedError", "PrivacyLedger"]
+__all__ = ["BudgetExhaustedError", "PrivacyLedger", "PrivacySpent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySpent:
+    """What a party has given away so far, for the run, its report and its result.
+
+    Attributes:
+        epsilon_x: one row's releases together, replace-one, encoder held fixed.
+        epsilon_y: one training label, in all that is sent and in the finished model; infinite
+            unless a label mechanism stood before training (then at delta 0) or it was private.
+        epsilon_model: whole records in the trained model; infinite where nothing is claimed.
+        delta: at which epsilon_x holds.
+        releases: T, the releases of the row that was sent most often.
+        mu: parameter of Gaussian DP of those releases together.
+        accountants: epsilon_x by each accountant that was asked, by its name in `ACCOUNTANTS`;
+            where one has no figure, words that say why.
+        trace: how epsilon_x came about, line by line.
+    """
+
+    epsilon_x: float
+    epsilon_y: float = math.inf
+    epsilon_model: float = math.inf
+    delta: float
+    releases: int
+    mu: float = math.inf
+    accountants: Mapping[str, float | str] = field(default_factory=dict)
+    trace: tuple[str, ...] = ()
+
+    def with_labels(self, labels: LabelMechanism) -> "PrivacySpent":
+        """The same account of a run that trained on the answers of `labels` only."""
+        line = f"labels: {labels.name}, each answered once: epsilon_y {labels.epsilon:.4g}"
+        epsilon_y = min(self.epsilon_y, labels.epsilon)
+        return replace(self, epsilon_y=epsilon_y, trace=(*self.trace, line))
+
+    @classmethod
+    def nothing(cls, *, delta: float) -> "PrivacySpent":
+        """The account of a party that has sent nothing; its model may tell of labels still."""
+        return cls(
+            epsilon_x=0.0,
+            delta=delta,
+            releases=0,
+            mu=0.0,
+            accountants={EXACT.name: 0.0},
+            trace=("no representation was sent",),
+        )
 
 
 class BudgetExhaustedError(ApfedError):
@@ -112,7 +156,6 @@ class PrivacyLedger:
         self._counts.add(release)
 
     def sync(self) -> None:
-        """Return once all charges are on the disk."""
         self._counts.sync()
 
     def spent(self) -> PrivacySpent:

@@ -1,7 +1,15 @@
-"""Gaussian noise from a keystream: AES-256 in counter mode, then the inverse normal CDF.
+"""Keyed noise: a function of a party's key, the step, and what it is added to.
 
-Run by: the active, in a guard. Against: anybody without the key, to whom the noise is
-computationally indistinguishable from 64 independent bits a number.
+Run by: every party that adds noise, in a guard, a defence or under a sum. Against: anybody without
+the key, to whom the noise is computationally indistinguishable from 64 independent bits a number
+(AES-256 in counter mode, then the inverse normal CDF).
+
+Freshness. Bound to the rows and values that it is added to (`NoiseSource` as it is), noise never
+serves two different releases: a resumed run that computes the same batch again sends the same
+bytes, which tell nothing more and cost nothing more, and a run that resumes differently gets
+independent noise. Bound to the step alone (`secret=False`, "reproducible_insecure" in settings),
+experiments repeat with the run's seed; but two different releases of one step then differ by no
+noise at all, which ledgers know, and whoever knows the seed can take the noise off.
 
 Floating point. A bound of Gaussian DP is about real numbers, and the low bits of a sum of floats
 tell what was added (Mironov 2012, On Significance of the Least Significant Bits). So guards
@@ -25,16 +33,77 @@ added to the delta that is reported.
 The grid adds at most 0.14 % to the variance and nothing that could be measured to the mean.
 """
 
+import hashlib
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import ndtri
+from torch import Tensor
 
-from protocols.randomness import keystream
+from protocols.discrete_gaussian import discrete_gaussian
+from protocols.errors import LocalProtocolError
+from protocols.randomness import KEY_BYTES, keystream
 
-__all__ = ["on_grid", "standard_normals"]
+__all__ = ["NoiseSource", "on_grid", "standard_normals"]
 
 _PURPOSE = b"secure-apfed gaussian noise v1"
 _EXACT = 2.0**53
+
+
+class NoiseSource:
+    """One party's noise for one purpose; see above for what it is a function of.
+
+    Args:
+        key: 32 secret bytes of the party; keep them as long as the run may resume.
+        secret: bind noise to rows and values; without, to the step alone.
+
+    Raises:
+        LocalProtocolError: a key of the wrong length.
+    """
+
+    def __init__(self, key: bytes, *, secret: bool = True) -> None:
+        if len(key) != KEY_BYTES:
+            raise LocalProtocolError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
+        self._key, self.secret = key, secret
+
+    def __reduce__(self) -> str:
+        raise LocalProtocolError("a noise key is a secret of its party and is never serialised")
+
+    def add(
+        self, values: NDArray[np.float64], sigma: float, *, step: int, rows: Tensor
+    ) -> NDArray[np.float64]:
+        """Return `values` with Gaussian noise of deviation `sigma`, secret noise on the grid.
+
+        Args:
+            values: what is protected, clipped already.
+            sigma: positive, in the unit of the values.
+            step: of the run.
+            rows: positions that the values are of, int64.
+        """
+        place = rows.cpu().numpy().astype("<i8").tobytes()
+        context = self._context(step, place, hashlib.blake2b(values.tobytes()).digest())
+        noisy = values + sigma * standard_normals(self._key, *context, shape=values.shape)
+        return on_grid(noisy, sigma) if self.secret else noisy
+
+    def normals(self, values_BD: Tensor, *, use: str, step: int) -> Tensor:
+        """Return standard normals like `values_BD`, independent for each use and step."""
+        content = values_BD.detach().cpu().contiguous().numpy().tobytes()
+        context = self._context(step, hashlib.blake2b(content).digest())
+        normals = standard_normals(
+            self._key, b"defence", use.encode(), *context, shape=tuple(values_BD.shape)
+        )
+        return torch.from_numpy(normals).to(values_BD.device, values_BD.dtype)
+
+    def integers(
+        self, shape: tuple[int, ...], deviation: int, *, step: int, digest: bytes
+    ) -> NDArray[np.int64]:
+        """Return discrete Gaussian noise; `digest` is of the rows and values that it goes to."""
+        context = self._context(step, digest)
+        return discrete_gaussian(self._key, *context, deviation=deviation, shape=shape)
+
+    def _context(self, step: int, *content: bytes) -> tuple[bytes, ...]:
+        return (step.to_bytes(8, "big"), *(content if self.secret else ()))
 
 
 def standard_normals(key: bytes, *context: bytes, shape: tuple[int, ...]) -> NDArray[np.float64]:

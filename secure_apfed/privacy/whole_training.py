@@ -17,11 +17,9 @@ import math
 from dataclasses import replace
 
 from secure_apfed.errors import ConfigError
-from secure_apfed.privacy.gdp import gdp_epsilon, gdp_mu
+from secure_apfed.privacy.gdp import Mechanism, gdp_epsilon, gdp_mu
 from secure_apfed.privacy.guard import RepresentationGuard
-from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
-from secure_apfed.privacy.mechanism import Mechanism
-from secure_apfed.privacy.spent import PrivacySpent
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger, PrivacySpent
 
 __all__ = ["WholeTraining", "calibrate_updates"]
 

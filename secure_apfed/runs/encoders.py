@@ -15,10 +15,10 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_bytes
+from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.methods import Session
 from secure_apfed.methods.terms import model_of
 from secure_apfed.models import family_for
-from secure_apfed.parties.descent import named_below, under
 from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.folder import RunFolder, write_atomically
 
@@ -35,7 +35,7 @@ def save_encoders(folder: RunFolder, encoders: Mapping[str, nn.Module]) -> None:
     if encoders:
         state: dict[str, Tensor] = {}
         for name, encoder in encoders.items():
-            state |= under(name, encoder.state_dict())
+            state |= prefixed(name, encoder.state_dict())
         write_atomically(folder.encoders, save_tensors(state), private=True)
 
 
@@ -53,7 +53,7 @@ def load_encoders(folder: RunFolder, config: Config, data: VerticalData) -> Mapp
         for table in data.passives:
             features, model = tuple(table.features.shape[1:]), model_of(config, table.name)
             encoder = family_for(model, features).encoder(features, model)
-            state = named_below(table.name, tensors)
+            state = without_prefix(table.name, tensors)
             encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
             encoders[table.name] = encoder.eval()
     except (RuntimeError, StopIteration, safetensors.SafetensorError) as error:

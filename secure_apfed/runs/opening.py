@@ -11,9 +11,9 @@ from torch import Tensor
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
+from secure_apfed.learning.descent import without_prefix
 from secure_apfed.methods import METHODS, Session, Start, noise_keys
 from secure_apfed.names import log_file
-from secure_apfed.parties.descent import named_below
 from secure_apfed.runs.checkpoint import Checkpoint, table_digests
 from secure_apfed.runs.training_labels import TrainingLabels
 
@@ -49,7 +49,7 @@ class Opening:
             log=log_file(logs, "labels", active, "log") if logs else None,
         )  # fmt: skip
         if checkpoint:
-            self.labels.load_tensors(named_below("labels", checkpoint.parties[active]))
+            self.labels.load_tensors(without_prefix("labels", checkpoint.parties[active]))
         else:
             self.labels.answer(None)
 

@@ -18,10 +18,10 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind, Links
+from secure_apfed.learning.descent import prefixed
 from secure_apfed.methods import Learner
 from secure_apfed.methods.method import batches_of, end_all, save_all
 from secure_apfed.methods.workers import close_workers
-from secure_apfed.parties.descent import under
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.checkpoint import Checkpoint, config_digest, load_tensors, save_tensors
 from secure_apfed.runs.encoders import encoders_of
@@ -273,7 +273,7 @@ class _Course:
         """Where the run stands; the answers to labels are part of the active's own state."""
         session = self.session
         parties = dict(session.tensors())
-        parties[session.active] = dict(parties[session.active]) | under(
+        parties[session.active] = dict(parties[session.active]) | prefixed(
             "labels", self._labels.tensors()
         )
         ledgers = session.ledgers.items()

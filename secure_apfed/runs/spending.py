@@ -12,7 +12,8 @@ from secure_apfed.config import Config
 from secure_apfed.defences import statements
 from secure_apfed.methods import Session
 from secure_apfed.privacy import LabelMechanism, PrivacyLedger, PrivacySpent
-from secure_apfed.privacy.guarantee import contributions_told, guarantee_of
+from secure_apfed.privacy.contributions import contributions_statement
+from secure_apfed.privacy.guarantee import guarantee_of
 
 __all__ = ["cross_checked", "guarantee_text", "spent_in", "worst_of"]
 
@@ -57,7 +58,7 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     seeded, learner = config.guard.noise != "secret", session.learner
     also = statements(config.defences, config.facts)
     if session.contributions:
-        also.insert(0, contributions_told(config.secure_sum.protocol, seeded=seeded))
+        also.insert(0, contributions_statement(config.secure_sum.protocol, seeded=seeded))
     return guarantee_of(
         learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,
         also=also,

@@ -139,7 +139,7 @@ class RuleSettings(Settings):
         minimum_norm: lower bound of ||z|| of one row; null is 1e-3 where a projection is sent,
             and 0 where an encoder's output is, whose ReLU may honestly be zero.
         minimum_spread: how much the directions of a batch's rows must differ, 0 to 1 (see
-            `parties/directions.py`); null is 0.0005, and 0 (no rule) below 8 numbers a
+            `learning/checks.py`); null is 0.0005, and 0 (no rule) below 8 numbers a
             row, where honest rows may lie as close.
             The active trains alone on a batch of its own that differs less, and warns.
         spare_answers: how much more often than once an epoch a row may be answered, over all

@@ -4,33 +4,26 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.audit.bounds import evidence_from
 from experiments.audit.cases import CASES, networks, task_of
-from experiments.audit.retraining import Protection, Retrainings, Step
+from experiments.audit.retraining import Protection, Retrainings, Step, Task
 from experiments.audit.run import CaseResult, play_case, run_audit
 from experiments.audit.scores import WhiteBox
-from protocols.sums import PlainSum, SumAgreement
+from protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
-from secure_apfed.exchange.outbox import Outbox
-from secure_apfed.parties import (
-    ActiveNetworks,
-    ActiveParty,
-    AggregatorParty,
-    Compute,
-    PassiveParty,
-    PrivateUpdates,
-    Seat,
-)
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
+from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty, PrivateUpdates
 from secure_apfed.privacy import GaussianGuard, GradientGuard, PrivacyLedger
 from secure_apfed.settings.training import TrainSettings
 
+SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float64, (None, 4))}
 EPOCHS = 6
 LEVEL = 0.01
 EVERYTHING = CASES["private, everything"]
@@ -101,13 +94,12 @@ def test_two_thirds_of_the_noise_are_caught() -> None:
     assert bound_of(TooLittleNoise, replaced=False) > MU_LABEL
 
 
-def parties() -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
+def parties(task: Task) -> tuple[ActiveParty, PassiveParty, SumCombiner]:
     """The same training between real parties, without noise that could be seen."""
-    task = task_of(EVERYTHING)
     rows = len(task.features)
     terms = {
         "objective": {"name": "reconstruction"}, "weight": 1.0,
-        "representation": {"shape": (4,), "dtype": "float32", "minimum_norm": 0.0,
+        "representation": {"shape": (4,), "dtype": "float64", "minimum_norm": 0.0,
                            "maximum_norm": 2.0},
     }  # fmt: skip
     roles = {"active": "active", "p": "passive", "aggregator": "aggregator"}
@@ -128,24 +120,23 @@ def parties() -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
             "batch_size": rows,
         }
     )
-    seats = {name: Seat(name, agreed, Outbox("s", name)) for name in roles}
     sums = PlainSum(
         SumAgreement(session="s", receiver="active", combiner="aggregator", contributors=("p",),
                      clip_norm=SHORT.row_clip, allow_single=True),
         clip=True,
     )  # fmt: skip
     modules, objective = networks()
-    compute, key = Compute(torch.device("cpu")), bytes(32)
+    compute, key = Compute(torch.device("cpu"), torch.float64), bytes(32)
     still: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "device": "cpu"}
-    guard = GaussianGuard(clip=SHORT.clip, sigma=1e-9, key=key)
-    gradient_guard = GradientGuard(clip=SHORT.gradient_clip, noise_multiplier=1e-9, key=key)
+    guard = GaussianGuard(clip=SHORT.clip, sigma=1e-13, key=key)
+    gradient_guard = GradientGuard(clip=SHORT.gradient_clip, noise_multiplier=1e-13, key=key)
 
     def ledger(mechanism: Any) -> PrivacyLedger:
         return PrivacyLedger(mechanism, delta=1e-5, budget=None, rows=rows, log=None)
 
     encoding, ids = ColumnEncoding.plain(tuple("abcdefghij")), tuple(map(str, range(rows)))
     active = ActiveParty(
-        seats["active"],
+        "active", agreed,
         table=PartyTable("active", ids, task.features, task.labels, encoding),
         alignment=torch.arange(rows), networks=ActiveNetworks(**modules), guard=guard,
         ledger=ledger(guard.mechanism()), receiver=sums.receiver(),
@@ -153,29 +144,48 @@ def parties() -> tuple[ActiveParty, PassiveParty, AggregatorParty]:
         private=PrivateUpdates(gradient_guard, ledger(gradient_guard.mechanism())),
     )  # fmt: skip
     passive = PassiveParty(
-        seats["p"], features_N=task.passive_features, objective=objective,
+        "p", agreed, features_N=task.passive_features, objective=objective,
         contributor=sums.contributor("p"),
         train=TrainSettings(learning_rate=task.passive_rate, **still), compute=compute, seed=0,
         answers=None,
     )  # fmt: skip
-    return active, passive, AggregatorParty(seats["aggregator"], combiner=sums.combiner())
+    return active, passive, sums.combiner()
 
 
 @pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 def test_a_retraining_is_what_the_parties_do() -> None:
     task = task_of(EVERYTHING, epochs=3)
-    active, passive, aggregator = parties()
+    task = replace(
+        task, features=task.features.double(), other_features=task.other_features.double(),
+        passive_features=task.passive_features.double(),
+    )  # fmt: skip
+    active, passive, combiner = parties(task)
     modules, objective = networks()
+    modules = {name: module.double() for name, module in modules.items()}
     seen: list[Step] = []
     quiet = replace(SHORT, sigma=0.0, gradient_sigma=0.0)
-    runs = Retrainings(task, quiet, modules=modules, objective=objective, count=2, seed=0)
+    runs = Retrainings(task, quiet, modules=modules, objective=objective.double(), count=2, seed=0)
     runs.play(seen.append)
+    clipped = 0
     for step in seen:
         sent = active.represent(step.number, step.rows)
-        pending = active._pending
-        assert pending is not None
-        torch.testing.assert_close(pending.z.detach(), step.clean[0], rtol=1e-4, atol=1e-5)
-        active.update(aggregator.combine([passive.contribute(sent[0])]))
+        assert sent is not None
+        received = Envelope(
+            session="s", step=step.number, kind=Kind.REPRESENTATIONS, sender="active",
+            receiver="p", sequence=step.number, payload=sent,
+        )  # fmt: skip
+        z_BD = unpack(sent, SENT, sender="active")[0]["z"]
+        torch.testing.assert_close(z_BD, step.clean[0], rtol=0, atol=1e-10)
+        clipped += int((z_BD.norm(dim=1) > SHORT.clip * (1 - 1e-9)).sum())
+        active.update(combiner.combine({"p": passive.contribute(received)}))
+    assert clipped > 0
+    models: dict[Literal["active", "passive"], nn.Module] = {
+        "active": active.networks, "passive": passive.objective,
+    }  # fmt: skip
+    for party, module in models.items():
+        for name, parameter in module.named_parameters():
+            ours = runs.weights(party)[name][0]
+            torch.testing.assert_close(ours, parameter.detach(), rtol=0, atol=1e-10)
 
 
 def test_the_worlds_differ_in_the_record_alone() -> None:

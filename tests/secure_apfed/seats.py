@@ -1,17 +1,19 @@
-"""Seats, contracts and envelopes for tests of single parties."""
+"""A contract, links, a sum and envelopes for tests of single parties."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from protocols.seal import RunKey, fresh_run_key
 from protocols.sums import PlainSum, SumAgreement
 from secure_apfed.contract import Contract
-from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.exchange.outbox import Outbox
-from secure_apfed.parties import Compute, Seat
+from secure_apfed.exchange import Envelope, InMemory, Kind, pack
+from secure_apfed.parties import Compute
 from secure_apfed.settings.training import TrainSettings
+
+Network = TypeVar("Network", bound=InMemory)
 
 SESSION = "session"
 PASSIVES = ("p1", "p2")
@@ -72,15 +74,25 @@ def plain_sum(*, noise: int | None = None) -> PlainSum:
     return PlainSum(agreement, clip=noise is not None, quantise=noise is not None)
 
 
+def network(
+    kind: type[Network],
+    *names: str,
+    run_keys: Mapping[str, RunKey] | None = None,
+    record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
+) -> Network:
+    """Sealed links of parties of these names, under one contract."""
+    return kind(
+        session=SESSION,
+        contract_hash=bytes(32),
+        run_keys=run_keys or {name: fresh_run_key() for name in names},
+        record=record,
+    )
+
+
 def random(*shape: int, seed: int = 0) -> Tensor:
     """Normal numbers in double precision."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def seat(name: str, agreed: Contract) -> Seat:
-    """The place of one party, with an outbox of its own."""
-    return Seat(name, agreed, Outbox(SESSION, name))
 
 
 def envelope(payload: bytes, *, kind: Kind, step: int = 0, **changes: Any) -> Envelope:

@@ -11,11 +11,20 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.methods import Session
+from secure_apfed.methods import Own, Session, Start
 from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
 from secure_apfed.parties import ActiveParty, PassiveParty
 
-__all__ = ["CLASSES", "COLUMNS", "ROWS", "active_of", "passives_of", "random_data", "step_config"]
+__all__ = [
+    "CLASSES",
+    "COLUMNS",
+    "ROWS",
+    "active_of",
+    "own_of",
+    "passives_of",
+    "random_data",
+    "step_config",
+]
 
 ROWS, COLUMNS, CLASSES = 40, 5, 3
 
@@ -66,3 +75,8 @@ def passives_of(session: Session) -> list[PassiveParty]:
     """The passives of an APFed session, in the contract's order."""
     helpers = [session.helpers[name] for name in session.contract.passives]
     return [helper.party for helper in helpers if isinstance(helper, ApfedPassive)]
+
+
+def own_of(start: Start, name: str) -> Own:
+    """What the party of this name brings to a session."""
+    return start.own(name)

@@ -1,23 +1,23 @@
 """Alignment over sealed links when something is wrong: no hang, no wrong result, a clear error."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from protocols.conversation import Conversation, Outgoing
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.errors import PartyLeftError, RemoteProtocolError
 from protocols.psi import SET_INTERSECTIONS
-from protocols.seal import RunKey, fresh_run_key
+from protocols.seal import SealedLink, fresh_run_key
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
-from secure_apfed.exchange import InMemoryTransport, Kind
-from secure_apfed.exchange.conversation import hold_conversation
-from secure_apfed.exchange.envelope import Envelope
-from secure_apfed.exchange.outbox import Outbox
+from secure_apfed.exchange import InMemory, Kind
+from tests.secure_apfed.seats import network
 from tests.with_crypten import usable
 
 BACKENDS = pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
 NAMES = ("bank", "shop", "dealer")
 IDS = {"bank": list(range(20)), "shop": list(range(10, 30))}
+KEYS = {name: fresh_run_key() for name in NAMES}
 
 
 def roles(protocol: str) -> dict[str, Conversation]:
@@ -31,62 +31,72 @@ def roles(protocol: str) -> dict[str, Conversation]:
     return found | ({"dealer": ends.dealer("bank", ["shop"])} if ends.needs_dealer else {})
 
 
-class Flipping(InMemoryTransport):
+class Flipping(InMemory):
     """Flips one bit of the frame with this number."""
 
-    def __init__(self, number: int, at: float) -> None:
-        keys = {name: fresh_run_key() for name in NAMES}
-        super().__init__(session="s", contract_hash=bytes(32), run_keys=keys)
-        self.left, self.at = number, at
+    left, at = -1, 0.0
 
-    def send(self, envelope: Envelope) -> int:
-        size = super().send(envelope)
+    def post(self, sender: str, receiver: str, frame: bytes) -> None:
+        changed = bytearray(frame)
         if self.left == 0:
-            queue = self._frames[envelope.sender, envelope.receiver]
-            frame = bytearray(queue.pop())
-            frame[int(self.at * (len(frame) - 1))] ^= 4
-            queue.append(bytes(frame))
+            changed[int(self.at * (len(frame) - 1))] ^= 4
         self.left -= 1
-        return size
+        super().post(sender, receiver, bytes(changed))
 
 
-def hold(parties: dict[str, Conversation], transport: InMemoryTransport) -> None:
-    outboxes = {name: Outbox("s", name) for name in NAMES}
-    hold_conversation(Kind.ALIGNMENT, parties, outboxes, transport)
+def sound() -> Flipping:
+    """Links on which nothing is flipped."""
+    return network(Flipping, run_keys=KEYS)
+
+
+def align(parties: dict[str, Conversation], world: InMemory) -> None:
+    world.complete_all(
+        {
+            name: world.links[name].converse(
+                Kind.ALIGNMENT, role, [peer for peer in parties if peer != name]
+            )
+            for name, role in parties.items()
+        }
+    )
 
 
 @BACKENDS
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 @pytest.mark.parametrize("at", [0.0, 0.3, 0.6, 1.0])
 def test_a_flipped_bit_anywhere_stops_the_alignment(protocol: str, number: int, at: float) -> None:
-    parties = roles(protocol)
+    parties, flipping = roles(protocol), sound()
+    flipping.left, flipping.at = number, at
     with pytest.raises(RemoteProtocolError):
-        hold(parties, Flipping(number, at))
+        align(parties, flipping)
     assert not all(party.finished for party in parties.values())
 
 
 @BACKENDS
 def test_without_a_flip_the_same_alignment_succeeds(protocol: str) -> None:
     parties = roles(protocol)
-    hold(parties, Flipping(-1, 0.0))
+    align(parties, sound())
     assert all(party.finished for party in parties.values())
 
 
-def links(shop_key: RunKey, *, contract: bytes = bytes(32)) -> InMemoryTransport:
-    """The bank knows a key of the shop, and the shop holds the one given."""
-    keys = {name: fresh_run_key() for name in NAMES}
-    transport = InMemoryTransport(session="s", contract_hash=bytes(32), run_keys=keys)
-    theirs = InMemoryTransport(
-        session="s", contract_hash=contract, run_keys=keys | {"shop": shop_key}
-    )
-    transport._links["shop", "bank"] = theirs._links["shop", "bank"]
-    return transport
+def where_the_shop_holds(**changes: Any) -> InMemory:
+    """The bank knows the shop's public key, and the shop's end of their link has these."""
+    world = sound()
+    usual: dict[str, Any] = {"run_key": KEYS["shop"], "contract_hash": bytes(32)}
+    shop = SealedLink(me="shop", peer="bank", **{**usual, **changes})
+    bank = SealedLink(me="bank", peer="shop", run_key=KEYS["bank"], contract_hash=bytes(32))
+    bank.agree(KEYS["shop"].public, shop.hello)
+    shop.agree(KEYS["bank"].public, bank.hello)
+    for me, seal in (("bank", bank), ("shop", shop)):
+        vars(world.links[me])["_seals"][seal.peer] = seal
+    return world
 
 
 @BACKENDS
-def test_a_peer_with_another_key_is_refused(protocol: str) -> None:
-    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-        hold(roles(protocol), links(fresh_run_key()))
+def test_a_peer_with_another_key_or_contract_is_refused(protocol: str) -> None:
+    align(roles(protocol), where_the_shop_holds())
+    for other in ({"run_key": fresh_run_key()}, {"contract_hash": b"\1" * 32}):
+        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+            align(roles(protocol), where_the_shop_holds(**other))
 
 
 class Dying:
@@ -111,13 +121,13 @@ class Dying:
     ("protocol", "name"), [(key, name) for key in usable(SET_INTERSECTIONS) for name in roles(key)]
 )
 @pytest.mark.parametrize("after", [-1, 0, 1])
-def test_a_party_that_falls_silent_is_named_among_the_waiting(
+def test_a_party_that_falls_silent_is_noticed_by_one_that_waits_for_it(
     protocol: str, name: str, after: int
 ) -> None:
     parties = roles(protocol)
     parties[name] = Dying(parties[name], after)
-    with pytest.raises(LocalProtocolError, match=r"alignment fell silent while .*still waited"):
-        hold(parties, Flipping(-1, 0.0))
+    with pytest.raises(PartyLeftError, match=r"expected alignment .* from .*; nothing came"):
+        align(parties, sound())
 
 
 @BACKENDS
@@ -126,4 +136,4 @@ def test_another_protocol_at_the_peer_is_named_as_such(protocol: str) -> None:
     other = "circuit" if protocol == "ecdh" else "ecdh"
     parties = roles(protocol) | {"shop": roles(other)["shop"]}
     with pytest.raises(RemoteProtocolError, match=r"speaks version \d+; use the same protocol"):
-        hold(parties, Flipping(-1, 0.0))
+        align(parties, sound())

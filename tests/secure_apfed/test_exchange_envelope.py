@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind
-from secure_apfed.exchange.outbox import Outbox
 
 USUAL = (1, "session", 3, "sum", "active", "passive", 7)
 
@@ -177,12 +176,3 @@ anything = st.recursive(
 def test_any_seven_things_parse_or_are_refused(fields: list[Any]) -> None:
     parses_or_is_refused(packed(*fields))
     parses_or_is_refused(packed(1, *fields))
-
-
-def test_an_outbox_numbers_each_link_apart_and_wastes_no_number() -> None:
-    outbox = Outbox("session", "active")
-    write = [outbox.write(Kind.SUM, 0, to, b"").sequence for to in ("a", "b", "a", "a", "b")]
-    assert write == [0, 0, 1, 2, 1]
-    with pytest.raises(LocalProtocolError, match="out of range"):
-        outbox.write(Kind.SUM, -2, "a", b"")
-    assert outbox.write(Kind.SUM, 0, "a", b"").sequence == 3

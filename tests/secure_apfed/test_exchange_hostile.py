@@ -15,17 +15,17 @@ import torch
 
 from protocols.errors import RemoteProtocolError
 from protocols.seal import fresh_run_key
-from secure_apfed.exchange import Envelope, InMemoryTransport, Kind, TensorSpec, pack, unpack
-from secure_apfed.exchange.outbox import Outbox
+from secure_apfed.exchange import InMemory, Kind, TensorSpec, pack, unpack
 
 chance = random.Random(11)
 expected = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, 8))}
 payload = pack({"rows": torch.arange(4), "z": torch.ones(4, 8)}, {"learn": True})
 keys = {name: fresh_run_key() for name in ("active", "p1")}
-transport = InMemoryTransport(session="s", contract_hash=bytes(32), run_keys=keys)
-transport.send(Outbox("s", "active").write(Kind.REPRESENTATIONS, 0, "p1", payload))
-queue = transport._frames["active", "p1"]
-frame = queue.popleft()
+network = InMemory(session="s", contract_hash=bytes(32), run_keys=keys)
+frames = []
+network.post = lambda sender, receiver, frame: frames.append(frame)
+network.links["active"].send("p1", Kind.REPRESENTATIONS, 0, payload)
+(frame,) = frames
 
 
 def mutated(data: bytes) -> bytes:
@@ -54,22 +54,24 @@ def payload_refused(data: bytes) -> bool:
 
 
 def frame_refused(data: bytes) -> bool:
-    queue.append(data)
+    script = network.links["p1"].receive("active", Kind.REPRESENTATIONS, step=0)
+    script.send(None)
     try:
-        transport.receive("p1", sender="active", kind=Kind.REPRESENTATIONS, step=0)
+        script.send(("active", data))
+    except StopIteration:
+        return False
     except RemoteProtocolError:
         return True
-    return False
 
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 refused = sum(payload_refused(mutated(payload)) for _ in range(10_000))
 bad_frames = [bad for bad in (mutated(frame) for _ in range(10_000)) if bad != frame]
-frames = sum(frame_refused(bad) for bad in bad_frames)
+refused_frames = sum(frame_refused(bad) for bad in bad_frames)
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 assert not payload_refused(payload)
 assert not frame_refused(frame)
-print(refused, len(bad_frames) - frames, grown // 1024)
+print(refused, len(bad_frames) - refused_frames, grown // 1024)
 """
 
 

@@ -8,27 +8,25 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.seal import fresh_run_key
-from secure_apfed.exchange import Envelope, InMemoryTransport, Kind, Transcript, TranscriptSettings
-from secure_apfed.exchange.outbox import Outbox
-
-NAMES = ("active", "p1", "p2")
+from protocols.errors import LocalProtocolError
+from secure_apfed.exchange import Envelope, InMemory, Kind, Transcript, TranscriptSettings
+from tests.secure_apfed.seats import network
 
 
 class Recorder:
-    """A transcript around a transport of three parties."""
+    """A transcript of what one of three parties sends."""
 
     def __init__(self, keep: Literal["none", "first_and_last", "all"] = "all", **settings: Any):
-        keys = {name: fresh_run_key() for name in NAMES}
-        transport = InMemoryTransport(session="s", contract_hash=bytes(32), run_keys=keys)
-        self.outbox = Outbox("s", "active")
-        self.transcript = Transcript(transport, TranscriptSettings(keep=keep, **settings))
+        self.transcript = Transcript(TranscriptSettings(keep=keep, **settings))
+        self.network = network(InMemory, "active", "p1", "p2", record=self.transcript.record)
 
     def send(
         self, body: bytes, *, step: int = 0, to: str = "p1", kind: Kind = Kind.REPRESENTATIONS
     ) -> int:
-        return self.transcript.send(self.outbox.write(kind, step, to, body))
+        """Send one message; return its bytes on the wire."""
+        before = self.transcript.wire_bytes
+        self.network.links["active"].send(to, kind, step, body)
+        return self.transcript.wire_bytes - before
 
     def epochs(self, count: int) -> None:
         for epoch in range(count):
@@ -68,17 +66,6 @@ def test_what_cannot_be_sent_is_not_counted() -> None:
         recorder.send(b"x", to="ghost")
     assert recorder.transcript.flows == ()
     assert recorder.transcript.kept == {0: ()}
-
-
-def test_receiving_counts_nothing_and_gives_what_was_sent() -> None:
-    recorder = Recorder()
-    recorder.send(b"body")
-    before = recorder.transcript.flows
-    got = recorder.transcript.receive("p1", sender="active", kind=Kind.REPRESENTATIONS, step=0)
-    assert got.payload == b"body"
-    assert recorder.transcript.flows == before
-    with pytest.raises(RemoteProtocolError, match="nothing came"):
-        recorder.transcript.receive("p1", sender="active", kind=Kind.REPRESENTATIONS, step=0)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +148,11 @@ def test_the_state_survives_msgpack() -> None:
     recorder = Recorder("all")
     recorder.epochs(3)
     state = recorder.transcript.state_dict()
-    closed = Transcript.closed(TranscriptSettings(keep="all"))
-    closed.load_state_dict(through_msgpack(state))
-    assert closed.flows == recorder.transcript.flows
-    assert closed.kept == recorder.transcript.kept
-    assert closed.state_dict() == state
+    again = Transcript(TranscriptSettings(keep="all"))
+    again.load_state_dict(through_msgpack(state))
+    assert again.flows == recorder.transcript.flows
+    assert again.kept == recorder.transcript.kept
+    assert again.state_dict() == state
 
 
 def test_a_state_does_not_change_with_its_transcript() -> None:
@@ -197,16 +184,6 @@ def test_a_resumed_transcript_adds_to_what_was_recorded() -> None:
     assert flows["p1", Kind.REPRESENTATIONS].last_step == 3
 
 
-def test_a_closed_transcript_carries_nothing() -> None:
-    closed = Transcript.closed(TranscriptSettings())
-    envelope = Outbox("s", "active").write(Kind.SUM, 0, "p1", b"")
-    with pytest.raises(LocalProtocolError, match="finished run; nothing can be sent"):
-        closed.send(envelope)
-    with pytest.raises(LocalProtocolError, match="finished run; nothing can arrive"):
-        closed.receive("p1", sender="active", kind=Kind.SUM, step=0)
-    assert closed.flows == ()
-
-
 @pytest.mark.parametrize("limit", [0, -1, float("inf"), float("nan")])
 def test_a_limit_is_a_positive_number(limit: float) -> None:
     with pytest.raises(ValidationError):
@@ -235,7 +212,7 @@ def test_opened_sums_survive_a_checkpoint_and_count_for_the_limit() -> None:
     recorder = Recorder()
     _sums(recorder, 2)
     state = msgpack.unpackb(msgpack.packb(recorder.transcript.state_dict()), strict_map_key=False)
-    again = Transcript.closed(TranscriptSettings())
+    again = Transcript(TranscriptSettings())
     again.load_state_dict(state)
     assert list(again.opened) == [0, 1]
     assert torch.equal(again.opened[1], torch.ones(2, 3))

@@ -74,8 +74,9 @@ class Monolith:
 
     def __init__(self, session: Session, data: VerticalData, config: Config) -> None:
         parties = passives_of(session)
-        self.active = nn.ModuleDict(copy.deepcopy(active_of(session).networks.modules()))
-        self.passives = [copy.deepcopy(party._modules["objective"]) for party in parties]
+        networks = active_of(session).networks
+        self.active = nn.ModuleDict(copy.deepcopy(dict(networks.named_children())))
+        self.passives = [copy.deepcopy(party.objective) for party in parties]
         self.optimisers = [sgd(module, config) for module in (self.active, *self.passives)]
         self.weights = [party.terms.weight for party in parties]
         self.data = data
@@ -130,10 +131,10 @@ def test_steps_equal_one_autograd_graph(kind: str, passives: int) -> None:
     for step, rows_B in enumerate(data.train_rows.split(16)):
         session.step(step, rows_B)
         monolith.step(rows_B)
-        for name, module in active_of(session).networks.modules().items():
+        for name, module in active_of(session).networks.named_children():
             assert_equal(module, monolith.active[name])
         for party, objective in zip(passives_of(session), monolith.passives, strict=True):
-            assert_equal(party._modules["objective"], objective)
+            assert_equal(party.objective, objective)
 
 
 @pytest.mark.parametrize("protocol", ["plain", "ckks"])
@@ -149,11 +150,9 @@ def test_without_weight_it_is_single_view_learning_bit_for_bit(
         assert apfed.step(step, rows_B) == single.step(step, rows_B)
     assert torch.equal(apfed.learner.training_rows, single.learner.training_rows)
     ours, theirs = active_of(apfed).networks, active_of(single).networks
-    for name in ("encoder", "head"):
-        pairs = zip(
-            ours.modules()[name].parameters(), theirs.modules()[name].parameters(), strict=True
-        )
-        assert all(torch.equal(mine, other) for mine, other in pairs)
+    for mine, other in ((ours.encoder, theirs.encoder), (ours.head, theirs.head)):
+        pairs = zip(mine.parameters(), other.parameters(), strict=True)
+        assert all(torch.equal(here, there) for here, there in pairs)
 
 
 def test_rows_outside_the_intersection_train_the_active_only_if_asked() -> None:

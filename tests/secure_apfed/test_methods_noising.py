@@ -16,11 +16,12 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods import Start, noising, open_method
+from secure_apfed.methods import Start, noising, open_session
 from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.runs import run
+from tests.secure_apfed.single_steps import own_of
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -88,7 +89,7 @@ def test_calibration_keeps_the_budget_to_the_last_epoch(tmp_path: Path) -> None:
 
 def agreed_noise(config: Config) -> Any:
     """What the contract says about the noise under the sum."""
-    return open_method(config, load_data(config.data, seed=config.seed)).secure_sum["noise"]
+    return open_session(config, load_data(config.data, seed=config.seed)).secure_sum["noise"]
 
 
 def test_colluders_cost_noise() -> None:
@@ -144,8 +145,7 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
         logs=tmp_path,
     )
     noise = noising.contribution_noise(
-        start,
-        "passive-1",
+        own_of(start, "passive-1"),
         (4,),
         plan=noising.NoisePlan(steps=agreed["steps"], honest=agreed["honest"]),
         aligned=result["aligned_rows"],

@@ -12,9 +12,10 @@ from protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.methods import open_method
-from secure_apfed.methods.tvfl import FILLS, Tvfl
-from secure_apfed.parties import TvflPassive
+from secure_apfed.methods import Session, open_session
+from secure_apfed.methods.aligning import positions_of
+from secure_apfed.methods.tvfl import FILLS, TvflHelper, TvflLearner
+from secure_apfed.parties import TvflActive, TvflPassive
 from tests.secure_apfed.seats import cloned, same
 from tests.secure_apfed.single_steps import CLASSES, ROWS, random_data, step_config
 
@@ -32,16 +33,24 @@ def config(**changes: Any) -> Config:
     return step_config("tvfl", **{"model": model, **changes})
 
 
-def opened(data: VerticalData, settings: Config | None = None) -> Tvfl:
-    settings = settings or config()
-    method = open_method(settings, data)
-    assert isinstance(method, Tvfl)
-    return method
+def opened(data: VerticalData, settings: Config | None = None) -> Session:
+    return open_session(settings or config(), data)
 
 
-def state(method: Tvfl) -> dict[str, Tensor]:
+def active_of(session: Session) -> TvflActive:
+    assert isinstance(session.learner, TvflLearner)
+    return session.learner.party
+
+
+def passives_of(session: Session) -> list[TvflPassive]:
+    """In the contract's order."""
+    helpers = [session.helpers[name] for name in session.contract.passives]
+    return [helper.party for helper in helpers if isinstance(helper, TvflHelper)]
+
+
+def state(session: Session) -> dict[str, Tensor]:
     """What all parties have learned, without the passives' counts of their answers."""
-    every = method.tensors()
+    every = session.tensors()
     flat = {f"{p}/{key}": v for p, own in every.items() for key, v in own.items()}
     return cloned({name: value for name, value in flat.items() if "/allowance." not in name})
 
@@ -49,10 +58,12 @@ def state(method: Tvfl) -> dict[str, Tensor]:
 class Monolith:
     """All encoders and the head as one graph with one loss."""
 
-    def __init__(self, method: Tvfl, data: VerticalData, settings: Config) -> None:
-        passives = [party._modules["encoder"] for party in method.passives]
-        self.encoders = nn.ModuleList(copy.deepcopy([method.active.encoder, *passives]))
-        self.head = copy.deepcopy(method.active.head)
+    def __init__(self, session: Session, data: VerticalData, settings: Config) -> None:
+        passives = [party.encoder for party in passives_of(session)]
+        self.encoders = nn.ModuleList(
+            copy.deepcopy([active_of(session).learner.encoder, *passives])
+        )
+        self.head = copy.deepcopy(active_of(session).learner.head)
         train = settings.train
         self.sgd = torch.optim.SGD(
             [*self.encoders.parameters(), *self.head.parameters()], lr=train.learning_rate,
@@ -81,15 +92,22 @@ class Monolith:
 @pytest.mark.parametrize("passives", [1, 2, 3])
 def test_steps_equal_one_autograd_graph(passives: int) -> None:
     data, settings = vertical_data(passives), config()
-    method = opened(data, settings)
-    monolith = Monolith(method, data, settings)
-    assert len(method.training_rows) == TRAINED
-    for step, rows_B in enumerate(method.training_rows.split(10)):
-        people = method.alignment["active"][rows_B].tolist()
-        loss = method.step(step, rows_B)
+    session = opened(data, settings)
+    monolith = Monolith(session, data, settings)
+    assert len(session.learner.training_rows) == TRAINED
+    for step, rows_B in enumerate(session.learner.training_rows.split(10)):
+        people = session.alignment["active"][rows_B].tolist()
+        loss = session.step(step, rows_B)
         assert loss == pytest.approx(monolith.step(people), abs=1e-10)
-        ours = [method.active.encoder, *(party._modules["encoder"] for party in method.passives)]
-        pairs = zip([*ours, method.active.head], [*monolith.encoders, monolith.head], strict=True)
+        ours = [
+            active_of(session).learner.encoder,
+            *(party.encoder for party in passives_of(session)),
+        ]
+        pairs = zip(
+            [*ours, active_of(session).learner.head],
+            [*monolith.encoders, monolith.head],
+            strict=True,
+        )
         for module, other in pairs:
             for mine, theirs in zip(module.parameters(), other.parameters(), strict=True):
                 torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
@@ -98,15 +116,15 @@ def test_steps_equal_one_autograd_graph(passives: int) -> None:
 
 def test_the_full_inference_is_that_of_all_parties() -> None:
     data = vertical_data(2)
-    method = opened(data)
-    method.step(0, method.training_rows[:10])
-    monolith = Monolith(method, data, config())
+    session = opened(data)
+    session.step(0, session.learner.training_rows[:10])
+    monolith = Monolith(session, data, config())
     people = list(range(TRAINED, ALIGNED))
     right = monolith.scores(people).argmax(1) == torch.tensor(people) % CLASSES
-    accuracies = method.evaluate(next_step=1, final=True)
+    accuracies = session.evaluate(next_step=1, final=True)
     assert accuracies["tvfl"] == pytest.approx(right.double().mean().item())
     assert list(accuracies) == ["tvfl", "tvfl_0", "tvfl_a", "tvfl_r"]
-    assert list(method.evaluate(next_step=9, final=False)) == list(FILLS)
+    assert list(session.evaluate(next_step=9, final=False)) == list(FILLS)
 
 
 def own_and_like() -> tuple[Tensor, Tensor]:
@@ -143,12 +161,16 @@ def test_random_fill_is_uniform_in_the_actives_range() -> None:
 @pytest.mark.parametrize("fill", FILLS)
 def test_fills_take_the_place_of_the_passives(fill: str) -> None:
     data = vertical_data(2)
-    method = opened(data)
+    session = opened(data)
     seen: list[Tensor] = []
-    method.active.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    method.evaluate(next_step=0, final=False)
+    active_of(session).learner.head.register_forward_pre_hook(
+        lambda _, inputs: seen.append(inputs[0])
+    )
+    session.evaluate(next_step=0, final=False)
     head_input = seen[list(FILLS).index(fill)]
-    own = method.active.encoder(method.active.features_N[TRAINED:]).detach()
+    own = (
+        active_of(session).learner.encoder(active_of(session).learner.features_N[TRAINED:]).detach()
+    )
     assert torch.equal(head_input[:, :D], own)
     rest = head_input[:, D:]
     assert rest.shape == (ROWS - TRAINED, 2 * D)
@@ -167,65 +189,65 @@ def test_evaluation_changes_no_parameter_and_no_later_step(final: bool) -> None:
     settings = config(
         model={"network": "mlp", "hidden": [6], "representation": D, "dropout": 0.5},
     )
-    method, undisturbed = opened(data, settings), opened(data, settings)
-    for one in (method, undisturbed):
-        one.step(0, one.training_rows[:10])
-    before, generator = state(method), torch.get_rng_state()
-    first = method.evaluate(next_step=1, final=final)
-    assert same(state(method), before)
+    session, undisturbed = opened(data, settings), opened(data, settings)
+    for one in (session, undisturbed):
+        one.step(0, one.learner.training_rows[:10])
+    before, generator = state(session), torch.get_rng_state()
+    first = session.evaluate(next_step=1, final=final)
+    assert same(state(session), before)
     assert torch.equal(torch.get_rng_state(), generator)
-    assert method.evaluate(next_step=50, final=final) == first
-    assert method.active.encoder.training
-    assert method.active.head.training
-    for one in (method, undisturbed):
-        one.step(100, one.training_rows[10:20])
-    assert same(state(method), state(undisturbed))
+    assert session.evaluate(next_step=50, final=final) == first
+    assert active_of(session).learner.encoder.training
+    assert active_of(session).learner.head.training
+    for one in (session, undisturbed):
+        one.step(100, one.learner.training_rows[10:20])
+    assert same(state(session), state(undisturbed))
 
 
 def test_every_network_is_evaluated_without_dropout() -> None:
-    method = opened(vertical_data(2))
+    session = opened(vertical_data(2))
     modes: list[bool] = []
-    encoders = [party._modules["encoder"] for party in method.passives]
-    for module in (method.active.encoder, method.active.head, *encoders):
+    encoders = [party.encoder for party in passives_of(session)]
+    for module in (active_of(session).learner.encoder, active_of(session).learner.head, *encoders):
         module.register_forward_pre_hook(lambda module, _: modes.append(module.training))
-    method.evaluate(next_step=0, final=True)
+    session.evaluate(next_step=0, final=True)
     assert len(modes) == 4 * 2 + 2  # each fill and the full inference; passives in the latter only
     assert not any(modes)
-    method.step(50, method.training_rows[:10])
+    session.step(50, session.learner.training_rows[:10])
     assert modes[-4:] == [True] * 4
 
 
 def test_without_aligned_test_rows_the_full_inference_asks_nobody() -> None:
-    method = opened(vertical_data(2, aligned=TRAINED))
-    before = method.transcript.wire_bytes
-    accuracies = method.evaluate(next_step=0, final=True)
+    session = opened(vertical_data(2, aligned=TRAINED))
+    before = session.transcript.wire_bytes
+    accuracies = session.evaluate(next_step=0, final=True)
     assert accuracies["tvfl"] != accuracies["tvfl"]  # NaN
     assert 0 <= accuracies["tvfl_0"] <= 1
-    assert method.transcript.wire_bytes == before
+    assert session.transcript.wire_bytes == before
 
 
 def test_three_envelopes_a_passive() -> None:
-    method = opened(vertical_data(2))
-    before = sum(flow.messages for flow in method.transcript.flows)
-    method.step(0, method.training_rows[:10])
-    assert sum(flow.messages for flow in method.transcript.flows) - before == 3 * 2
+    session = opened(vertical_data(2))
+    before = sum(flow.messages for flow in session.transcript.flows)
+    session.step(0, session.learner.training_rows[:10])
+    assert sum(flow.messages for flow in session.transcript.flows) - before == 3 * 2
 
 
 def test_only_aligned_people_are_trained_on() -> None:
-    method = opened(vertical_data(2, aligned=20))
-    people = method.alignment["active"][method.training_rows]
+    session = opened(vertical_data(2, aligned=20))
+    people = session.alignment["active"][session.learner.training_rows]
     assert sorted(people.tolist()) == list(range(20))
 
 
 def test_a_state_comes_back_bit_for_bit() -> None:
     data = vertical_data(2)
-    method, again = opened(data), opened(data)
-    method.step(0, method.training_rows[:10])
-    saved = {name: cloned(tensors) for name, tensors in method.tensors().items()}
+    session, again = opened(data), opened(data)
+    session.step(0, session.learner.training_rows[:10])
+    saved = {name: cloned(tensors) for name, tensors in session.tensors().items()}
     again.load_tensors(saved, next_step=1)
-    for one in (method, again):
-        one.step(1, one.training_rows[10:20])
-    assert same(state(again), state(method))
+    for one in (session, again):
+        one.step(1, one.learner.training_rows[10:20])
+    assert same(state(again), state(session))
 
 
 def learned(party: TvflPassive) -> dict[str, Tensor]:
@@ -234,26 +256,37 @@ def learned(party: TvflPassive) -> dict[str, Tensor]:
     return {name: value for name, value in tensors.items() if not name.startswith("allowance.")}
 
 
+def envelope_of(
+    session: Session,
+    kind: Kind,
+    payload: bytes,
+    *,
+    step: int = 0,
+    sender: str = "active",
+    receiver: str = "passive-1",
+) -> Envelope:
+    return Envelope(
+        session=session.contract.session, step=step, kind=kind, sender=sender, receiver=receiver,
+        sequence=0, payload=payload,
+    )  # fmt: skip
+
+
 class Asked:
     """A passive that has answered one request for training, and waits for its gradient."""
 
     def __init__(self, *, learn: bool = True) -> None:
-        self.method = opened(vertical_data(2))
-        self.passive = self.method.passives[0]
+        self.session = opened(vertical_data(2))
+        self.passive = passives_of(self.session)[0]
         self.answer = self.passive.represent(self.request(torch.arange(4), step=3, learn=learn))
         self.before = learned(self.passive)
 
     def request(self, rows: Tensor, *, step: int, learn: object = True) -> Envelope:
-        return self.envelope(Kind.REQUEST, step, pack({"rows": rows}, {"learn": learn}))
+        payload = pack({"rows": rows}, {"learn": learn})
+        return envelope_of(self.session, Kind.REQUEST, payload, step=step)
 
     def gradient(self, values: Tensor, *, step: int = 3) -> Envelope:
-        return self.envelope(Kind.GRADIENTS, step, pack({"gradient": values}))
-
-    def envelope(self, kind: Kind, step: int, payload: bytes) -> Envelope:
-        return Envelope(
-            session=self.method.contract.session, step=step, kind=kind, sender="active",
-            receiver="passive-1", sequence=0, payload=payload,
-        )  # fmt: skip
+        payload = pack({"gradient": values})
+        return envelope_of(self.session, Kind.GRADIENTS, payload, step=step)
 
     def refuses(self, envelope: Envelope, message: str) -> None:
         with pytest.raises(RemoteProtocolError, match=message):
@@ -334,68 +367,79 @@ def test_a_request_outside_the_rules_is_refused(rows: list[int], step: int, mess
 def test_only_a_plain_true_asks_to_learn(learn: object) -> None:
     asked = Asked()
     asked.passive.represent(asked.request(torch.arange(3), step=4, learn=learn))
-    assert not asked.passive._modules["encoder"].training
+    assert not asked.passive.encoder.training
     asked.refuses(asked.gradient(torch.ones(3, D).double(), step=4), "waits for none")
 
 
-def answers(method: Tvfl, rows: Tensor) -> list[Envelope]:
-    requests = method.active.request(0, rows)
-    return [party.represent(sent) for party, sent in zip(method.passives, requests, strict=True)]
+def answers(session: Session, rows: Tensor) -> list[Envelope]:
+    request = active_of(session).request(rows)
+    return [
+        envelope_of(
+            session, Kind.REPRESENTATIONS, sender=party.name, receiver="active",
+            payload=party.represent(
+                envelope_of(session, Kind.REQUEST, request, receiver=party.name)
+            ),
+        )
+        for party in passives_of(session)
+    ]  # fmt: skip
 
 
 def test_answers_that_are_missing_doubled_or_swapped_are_refused() -> None:
-    method = opened(vertical_data(2))
+    session = opened(vertical_data(2))
     rows = torch.arange(4)
-    before = cloned(method.active.tensors())
-    one, other = answers(method, rows)
+    before = cloned(active_of(session).tensors())
+    one, other = answers(session, rows)
     for wrong in ([], [one], [one, one], [one, other, one]):
         with pytest.raises(RemoteProtocolError, match="one answer of each of passive-1, passive-2"):
-            method.active.learn(0, rows, wrong)
+            active_of(session).learn(0, rows, wrong)
     with pytest.raises(RemoteProtocolError, match="answered for other rows than asked"):
-        method.active.learn(0, rows.flip(0), [one, other])
-    assert same(method.active.tensors(), before)
+        active_of(session).learn(0, rows.flip(0), [one, other])
+    assert same(active_of(session).tensors(), before)
 
 
 def test_answers_in_any_order_are_one_step() -> None:
     data = vertical_data(2)
     states = []
     for backwards in (False, True):
-        method = opened(data)
-        rows = method.training_rows[:4]  # the same people, though each session has its own order
-        method.active.learn(0, rows, answers(method, rows)[:: -1 if backwards else 1])
-        states.append(cloned(method.active.tensors()))
+        session = opened(data)
+        # The same people, though each session has its own order.
+        rows = session.learner.training_rows[:4]
+        active_of(session).learn(0, rows, answers(session, rows)[:: -1 if backwards else 1])
+        states.append(cloned(active_of(session).tensors()))
     assert same(*states)
 
 
 @pytest.mark.parametrize("scale", [1e9, float("nan")])
 def test_representations_out_of_bounds_are_refused(scale: float) -> None:
-    method = opened(vertical_data(2))
+    session = opened(vertical_data(2))
     rows = torch.arange(4)
     with torch.no_grad():
-        for parameter in method.passives[1]._modules["encoder"].parameters():
+        for parameter in passives_of(session)[1].encoder.parameters():
             parameter.mul_(scale)
-    before = cloned(method.active.tensors())
+    before = cloned(active_of(session).tensors())
     with pytest.raises(RemoteProtocolError, match="passive-2 sent representations whose norm"):
-        method.active.learn(0, rows, answers(method, rows))
-    assert same(method.active.tensors(), before)
+        active_of(session).learn(0, rows, answers(session, rows))
+    assert same(active_of(session).tensors(), before)
 
 
 def test_a_passives_releases_are_counted_in_training_and_inference() -> None:
-    method = opened(vertical_data(2), config(guard={"mechanism": "gaussian", "sigma": 2.0}))
-    rows = method.training_rows[:10]
+    data = vertical_data(2)
+    session = opened(data, config(guard={"mechanism": "gaussian", "sigma": 2.0}))
+    tested = positions_of(session.alignment["active"], data.test_rows)
+    rows = session.learner.training_rows[:10]
     for step in range(3):
-        method.step(step, rows)
-    assert {ledger.spent().releases for ledger in method.ledgers.values()} == {3}
+        session.step(step, rows)
+    assert {ledger.spent().releases for ledger in session.ledgers.values()} == {3}
     for _ in range(4):
-        method.evaluate(next_step=3, final=False)
-    assert {ledger.spent().releases for ledger in method.ledgers.values()} == {3}
-    method.evaluate(next_step=3, final=True)
-    for ledger in method.ledgers.values():
+        session.evaluate(next_step=3, final=False)
+    assert {ledger.spent().releases for ledger in session.ledgers.values()} == {3}
+    session.evaluate(next_step=3, final=True)
+    for ledger in session.ledgers.values():
         counts = ledger.state_dict()["counts"]
-        assert set(counts[method.aligned_test_rows].tolist()) == {1}
+        assert set(counts[tested].tolist()) == {1}
         assert set(counts[rows].tolist()) == {3}
-        assert int(counts.sum()) == 3 * len(rows) + len(method.aligned_test_rows)
+        assert int(counts.sum()) == 3 * len(rows) + len(tested)
 
 
 def test_nothing_is_left_to_predict_alone() -> None:
-    assert opened(vertical_data(1)).solo() is None
+    assert opened(vertical_data(1)).learner.solo() is None

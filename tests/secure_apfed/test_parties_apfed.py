@@ -1,9 +1,9 @@
-"""Active, passive and aggregator one by one: what they send, learn from and refuse."""
+"""Active and passive one by one: what they send, learn from and refuse."""
 
 import copy
+import hashlib
 import itertools
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
-from secure_apfed.parties import (
-    ActiveNetworks,
-    ActiveParty,
-    AggregatorParty,
-    ContributionNoise,
-    PassiveParty,
-)
+from secure_apfed.parties import ActiveNetworks, ActiveParty, ContributionNoise, PassiveParty
 from secure_apfed.parties.rules import bind_step
 from secure_apfed.privacy import BudgetExhaustedError, NoGuard, PrivacyLedger
 from secure_apfed.privacy.contributions import SummedRelease
@@ -39,7 +33,6 @@ from tests.secure_apfed.seats import (
     random,
     representations,
     same,
-    seat,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -77,18 +70,18 @@ def passive(
     objective = Decoder()
     sums = plain_sum(noise=None if noise is None else 1000)
     party = PassiveParty(
-        seat(name, agreed), features_N=FEATURES, objective=objective,
+        name, agreed, features_N=FEATURES, objective=objective,
         contributor=sums.contributor(name), train=TRAIN, compute=COMPUTE, seed=0,
         answers=answers, held_N=held_N, noise=noise,
     )  # fmt: skip
     return party, objective
 
 
-def opened(contributions: dict[str, Envelope], step: int, sent: Envelope, rows: Tensor) -> Tensor:
+def opened(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> Tensor:
     """What the receiver decodes from the contributions to `sent`."""
     sums = plain_sum()
-    combined = sums.combiner().combine({key: item.payload for key, item in contributions.items()})
-    binding = bind_step(SESSION, step, rows, sent.payload)
+    combined = sums.combiner().combine(contributions)
+    binding = bind_step(SESSION, sent.step, rows, sent.payload)
     return torch.from_numpy(sums.receiver().decode(combined, (len(rows), D), binding))
 
 
@@ -103,7 +96,7 @@ def test_a_passive_returns_lambda_times_the_gradient_of_each_rows_loss(weight: f
         "p1": one.contribute(sent),
         "p2": other.contribute(representations(rows, z, receiver="p2")),
     }
-    got = opened(contributions, 0, sent, rows)
+    got = opened(contributions, sent, rows)
     # By hand: L = mean over rows and columns of (W z + b - x)^2, so B dL/dz = 2/C (..) W.
     residual = before.linear(z) - FEATURES[rows]
     expected = weight * 2 / COLUMNS * residual @ before.linear.weight
@@ -131,13 +124,6 @@ def test_a_passive_descends_on_its_own_unscaled_loss(weight: float) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_a_contribution_goes_to_the_aggregator_for_the_step() -> None:
-    party, _ = passive(contract())
-    answer = party.contribute(representations(torch.arange(2), random(2, D), step=4))
-    assert (answer.sender, answer.receiver) == ("p1", "aggregator")
-    assert (answer.kind, answer.step, answer.session) == (Kind.CONTRIBUTION, 4, SESSION)
-
-
 BAD: dict[str, tuple[Any, Any, int]] = {
     "too few": ([1], random(1, D), 5),
     "doubled": ([1, 1], random(2, D), 5),
@@ -159,15 +145,15 @@ BAD: dict[str, tuple[Any, Any, int]] = {
 def test_a_refused_batch_computes_and_changes_nothing(case: str) -> None:
     party, objective = passive(contract())
     party.contribute(representations(torch.arange(3), random(3, D), step=4))
-    state, calls, last = cloned(party.tensors()), objective.calls, party.gate.last
+    state, calls = cloned(party.tensors()), objective.calls
     rows, z, step = BAD[case]
     with pytest.raises(RemoteProtocolError, match="active"):
         party.contribute(representations(torch.tensor(rows), z, step=step))
     assert objective.calls == calls
     assert same(party.tensors(), state)
-    assert party.gate.last == last == 4
-    answer = party.contribute(representations(torch.arange(3), random(3, D), step=5))
-    assert answer.sequence == 1  # the refused one took no number
+    with pytest.raises(RemoteProtocolError, match="step 4 after step 4"):
+        party.contribute(representations(torch.arange(3), random(3, D), step=4))
+    party.contribute(representations(torch.arange(3), random(3, D), step=5))
 
 
 def test_bytes_that_are_no_batch_change_nothing() -> None:
@@ -224,7 +210,7 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(tmp_path: Path) -> Non
 
 
 def later_session(agreed: Contract) -> Contract:
-    """The same terms in the contract of another session; its seats go on with the same links."""
+    """The same terms in the contract of another session."""
     return agreed.model_copy(update={"alignment": {"session": 2}})
 
 
@@ -251,14 +237,14 @@ def test_every_session_has_noise_of_its_own_and_pays_for_it(tmp_path: Path) -> N
         )
         noise = ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, secret=True)
         party, _ = passive(agreed, answers=tmp_path / "answers", noise=noise)
-        sent.append(party.contribute(representations(rows, z)).payload)
+        sent.append(party.contribute(representations(rows, z)))
         counts = ledger.state_dict()["counts"][:3].tolist()
         assert counts == [len(sent)] * 3
     assert sent[0] != sent[1]
 
 
 class Ledger:
-    """Notes what is charged and how far the outbox had come, or refuses."""
+    """Notes what is charged, or refuses."""
 
     def __init__(self, *, refuses: bool = False) -> None:
         self.charged: list[tuple[int, list[int], bytes]] = []
@@ -290,42 +276,34 @@ class Active:
         )  # fmt: skip
         self.ledger = Ledger(refuses=refuses)
         self.sums = plain_sum()
-        self.seat = seat("active", agreed or contract())
         ledger: Any = self.ledger
         self.party = ActiveParty(
-            self.seat, table=self.table, alignment=ALIGNMENT, networks=self.networks,
-            guard=NoGuard(), ledger=ledger, receiver=self.sums.receiver(), train=TRAIN,
-            compute=COMPUTE, seed=0,
+            "active", agreed or contract(), table=self.table, alignment=ALIGNMENT,
+            networks=self.networks, guard=NoGuard(), ledger=ledger,
+            receiver=self.sums.receiver(), train=TRAIN, compute=COMPUTE, seed=0,
         )  # fmt: skip
 
-    def sum_of(self, sent: Envelope, gradients: list[Tensor]) -> Envelope:
-        """The aggregator's answer where the passives return these."""
+    def represent(self, step: int, rows: list[int]) -> Envelope:
+        """What a passive receives."""
+        payload = self.party.represent(step, torch.tensor(rows))
+        assert payload is not None
+        return envelope(payload, kind=Kind.REPRESENTATIONS, step=step)
+
+    def sum_of(self, sent: Envelope, gradients: list[Tensor]) -> bytes:
+        """The sum of the passives' answers where they return these."""
         rows = unpack(sent.payload, SENT, sender="active")[0]["rows"]
         binding = bind_step(SESSION, sent.step, rows, sent.payload)
         frames = {
             name: self.sums.contributor(name).contribute(gradient.numpy(), binding)
             for name, gradient in zip(PASSIVES, gradients, strict=True)
         }
-        return envelope(
-            self.sums.combiner().combine(frames), kind=Kind.SUM, step=sent.step,
-            sender="aggregator", receiver="active",
-        )  # fmt: skip
-
-
-def test_an_active_sends_the_same_bytes_to_all() -> None:
-    one, other = Active().party.represent(3, torch.tensor([7, 2, 9]))
-    assert [one.receiver, other.receiver] == list(PASSIVES)
-    assert one.payload == other.payload
-    assert {(e.kind, e.step, e.sender) for e in (one, other)} == {
-        (Kind.REPRESENTATIONS, 3, "active")
-    }
+        return self.sums.combiner().combine(frames)
 
 
 @pytest.mark.parametrize("projection", [True, False])
 def test_an_active_sends_aligned_rows_only_by_their_common_position(projection: bool) -> None:
     active = Active(projection=projection)
-    batch = torch.tensor([1, 9, 3, 0, 7, 10])  # 9, 0 and 7 are aligned, at 2, 4 and 0
-    sent = active.party.represent(0, batch)[0]
+    sent = active.represent(0, [1, 9, 3, 0, 7, 10])  # 9, 0 and 7 are aligned, at 2, 4 and 0
     tensors, meta = unpack(sent.payload, SENT, sender="active")
     assert tensors["rows"].tolist() == [2, 4, 0]
     assert meta == {}
@@ -341,7 +319,7 @@ def test_below_the_minimum_nothing_is_sent_and_the_active_learns_alone(batch: li
     twin = copy.deepcopy(active.networks)
     state = cloned(active.party.tensors())
     rows = torch.tensor(batch)
-    assert active.party.represent(0, rows) == []
+    assert active.party.represent(0, rows) is None
     assert active.ledger.charged == []
     labels = torch.arange(ROWS)[rows] % CLASSES
     loss = F.cross_entropy(twin.head(twin.encoder(active.table.features[rows].double())), labels)
@@ -354,19 +332,18 @@ def test_below_the_minimum_nothing_is_sent_and_the_active_learns_alone(batch: li
 def test_the_minimum_is_the_contracts() -> None:
     batch = torch.tensor([7, 2, 9])
     assert Active(agreed=contract(minimum_batch=3)).party.represent(0, batch)
-    assert Active(agreed=contract(minimum_batch=4)).party.represent(0, batch) == []
+    assert Active(agreed=contract(minimum_batch=4)).party.represent(0, batch) is None
 
 
 def test_an_active_updates_from_its_loss_and_the_mean_of_the_sum() -> None:
     active = Active()
     twin = copy.deepcopy(active.networks)
-    rows = torch.tensor([1, 9, 3, 0, 7])  # aligned: at 1, 3 and 4 of the batch
+    rows = [1, 9, 3, 0, 7]  # aligned: at 1, 3 and 4 of the batch
     gradients = [random(3, D, seed=seed) for seed in (1, 2)]
-    sent = active.party.represent(0, rows)[0]
+    sent = active.represent(0, rows)
     active.party.update(active.sum_of(sent, gradients))
-    modules = nn.ModuleDict(twin.modules())
     sgd = torch.optim.SGD(
-        modules.parameters(), lr=TRAIN.learning_rate, momentum=TRAIN.momentum,
+        twin.parameters(), lr=TRAIN.learning_rate, momentum=TRAIN.momentum,
         weight_decay=TRAIN.weight_decay,
     )  # fmt: skip
     h = twin.encoder(active.table.features[rows].double())
@@ -375,29 +352,14 @@ def test_an_active_updates_from_its_loss_and_the_mean_of_the_sum() -> None:
     z = twin.projection(h[[1, 3, 4]])
     (loss + ((gradients[0] + gradients[1]) / 3 * z).sum()).backward()
     sgd.step()
-    for name, module in active.networks.modules().items():
-        for ours, theirs in zip(
-            module.parameters(), twin.modules()[name].parameters(), strict=True
-        ):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    for ours, theirs in zip(active.networks.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-def test_the_ledger_is_charged_before_an_envelope_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_is_charged_with_what_is_sent() -> None:
     active = Active()
-    written: list[int] = []
-    write = active.seat.outbox.write
-
-    def noting(kind: Kind, step: int, receiver: str, payload: bytes) -> Envelope:
-        written.append(len(active.ledger.charged))
-        return write(kind, step, receiver, payload)
-
-    monkeypatch.setattr(active.seat.outbox, "write", noting)
-    sent = active.party.represent(6, torch.tensor([7, 2, 9]))
-    assert written == [1, 1]
-    step, rows, digest = active.ledger.charged[0]
-    assert (step, rows) == (6, [0, 1, 2])
-    assert len(digest) == 32
-    assert len(sent) == 2
+    sent = active.represent(6, [7, 2, 9])
+    assert active.ledger.charged == [(6, [0, 1, 2], hashlib.sha256(sent.payload).digest())]
 
 
 def test_a_ledger_that_refuses_lets_nothing_out_and_nothing_be_learnt() -> None:
@@ -410,15 +372,15 @@ def test_a_ledger_that_refuses_lets_nothing_out_and_nothing_be_learnt() -> None:
         active.party.update(None)
     assert same(active.party.tensors(), state)
     active.ledger.refuses = False
-    assert [sent.sequence for sent in active.party.represent(0, rows)] == [0, 0]
+    assert active.party.represent(0, rows) is not None
 
 
-def wrong_sums(active: Active, sent: Envelope) -> Iterator[Envelope]:
+def wrong_sums(active: Active, sent: Envelope) -> Iterator[bytes]:
     good = active.sum_of(sent, [random(3, D)] * 2)
     rows = unpack(sent.payload, SENT, sender="active")[0]["rows"]
     z = unpack(sent.payload, SENT, sender="active")[0]["z"]
-    yield envelope(b"", kind=Kind.SUM, sender="aggregator", receiver="active")
-    yield envelope(good.payload[:-1], kind=Kind.SUM, sender="aggregator", receiver="active")
+    yield b""
+    yield good[:-1]
     yield active.sum_of(representations(rows, z + 1), [random(3, D)] * 2)
     yield active.sum_of(representations(rows.flip(0), z), [random(3, D)] * 2)
     yield active.sum_of(representations(rows, z, step=1), [random(3, D)] * 2)
@@ -430,7 +392,7 @@ def wrong_sums(active: Active, sent: Envelope) -> Iterator[Envelope]:
 def test_a_sum_of_something_else_changes_nothing_and_is_the_last(number: int) -> None:
     active = Active()
     state = cloned(active.party.tensors())
-    sent = active.party.represent(0, torch.tensor([7, 2, 9]))[0]
+    sent = active.represent(0, [7, 2, 9])
     bad = next(itertools.islice(wrong_sums(active, sent), number, None))
     with pytest.raises(RemoteProtocolError):
         active.party.update(bad)
@@ -451,7 +413,7 @@ def test_a_lost_sum_is_no_silent_step_alone() -> None:
 
 def test_a_sum_that_nobody_asked_for_is_refused() -> None:
     active = Active()
-    sent = active.party.represent(0, torch.tensor([7, 2, 9]))[0]
+    sent = active.represent(0, [7, 2, 9])
     answer = active.sum_of(sent, [random(3, D)] * 2)
     active.party.represent(1, torch.tensor([1, 3]))
     with pytest.raises(LocalProtocolError, match="active: every batch"):
@@ -481,75 +443,3 @@ def test_accuracy_is_of_the_active_alone_and_changes_nothing() -> None:
     assert same(active.party.tensors(), state)
     assert networks.encoder.training
     assert active.ledger.charged == []
-
-
-class Contributions:
-    """One contribution of each passive to one batch, and the aggregator."""
-
-    def __init__(self) -> None:
-        agreed = contract()
-        self.aggregator = AggregatorParty(
-            seat("aggregator", agreed), combiner=plain_sum().combiner()
-        )
-        self.parties = {name: passive(agreed, name)[0] for name in PASSIVES}
-
-    def of(self, name: str, *, step: int = 0, rows: int = 3, seed: int = 0) -> Envelope:
-        sent = representations(torch.arange(rows), random(rows, D, seed=seed), step=step)
-        return self.parties[name].contribute(sent)
-
-
-def test_an_aggregator_forwards_one_sum_to_the_active() -> None:
-    world = Contributions()
-    total = world.aggregator.combine([world.of("p2", step=4), world.of("p1", step=4)])
-    assert (total.sender, total.receiver) == ("aggregator", "active")
-    assert (total.kind, total.step) == (Kind.SUM, 4)
-
-
-def test_missing_contributions_are_named() -> None:
-    world = Contributions()
-    with pytest.raises(RemoteProtocolError, match="missing: p2; unknown: none"):
-        world.aggregator.combine([world.of("p1")])
-    with pytest.raises(RemoteProtocolError, match="missing: p1, p2"):
-        world.aggregator.combine([])
-
-
-def test_a_doubled_contribution_is_refused() -> None:
-    world = Contributions()
-    one, other = world.of("p1"), world.of("p2")
-    for envelopes in ([one, other, one], [one, other, world.of("p1", step=1)], [one, one]):
-        with pytest.raises(RemoteProtocolError, match="contributed twice"):
-            world.aggregator.combine(envelopes)
-    world.aggregator.combine([one, other])
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seed": 1}, "p2 answered another message than the others"),
-        ({"step": 1}, "p2 contributed 3x3 values to step 1"),
-        ({"rows": 2}, "p2 contributed 2x3 values"),
-    ],
-)
-def test_answers_to_different_messages_are_not_added(changes: dict[str, int], message: str) -> None:
-    world = Contributions()
-    with pytest.raises(RemoteProtocolError, match=re.escape(message)):
-        world.aggregator.combine([world.of("p1"), world.of("p2", **changes)])
-
-
-def test_a_contribution_in_anothers_name_is_refused() -> None:
-    world = Contributions()
-    one, other = world.of("p1"), world.of("p2")
-    swapped = [
-        envelope(other.payload, kind=Kind.CONTRIBUTION, sender="p1", receiver="aggregator"),
-        envelope(one.payload, kind=Kind.CONTRIBUTION, sender="p2", receiver="aggregator"),
-    ]
-    with pytest.raises(RemoteProtocolError, match="sent the contribution of"):
-        world.aggregator.combine(swapped)
-
-
-def test_a_replayed_step_is_not_added_again() -> None:
-    world = Contributions()
-    envelopes = [world.of(name) for name in PASSIVES]
-    world.aggregator.combine(envelopes)
-    with pytest.raises(RemoteProtocolError, match="replayed"):
-        world.aggregator.combine(envelopes)

@@ -1,6 +1,5 @@
 """Each rule of a run with an encrypted sum, tried by an active that breaks it."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,28 +7,38 @@ import torch
 from torch import Tensor
 
 from protocols.errors import RemoteProtocolError
-from secure_apfed.exchange import Envelope, pack
-from secure_apfed.methods import Apfed
-from tests.secure_apfed.test_methods_apfed import config_of, opened, vertical_data
+from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.methods import Session, open_session
+from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive
+from secure_apfed.parties import PassiveParty
+from tests.secure_apfed.single_steps import ROWS as PEOPLE
+from tests.secure_apfed.single_steps import random_data, step_config
 
 CLIP, D, B = 1.0, 16, 8
 ROWS = torch.arange(B)
+PASSIVES = ("passive-1", "passive-2")
 
 
-def opened_run(weight: float = 1.0) -> Apfed:
-    config = config_of(
+def opened(weight: float = 1.0) -> Session:
+    config = step_config(
         "apfed_c",
         model={"network": "mlp", "hidden": [6], "representation": D, "projection": D},
         passives={"default": {"weight": weight}},
         secure_sum={"protocol": "ckks_fast", "clip": CLIP},
         rules={"minimum_batch": 4},
     )
-    return opened(config, vertical_data(2))
+    return open_session(config, random_data(dict.fromkeys(PASSIVES, range(PEOPLE))))
+
+
+def party(session: Session, name: str = PASSIVES[0]) -> PassiveParty:
+    role = session.helpers[name]
+    assert isinstance(role, ApfedPassive)
+    return role.party
 
 
 @pytest.fixture
-def played() -> Apfed:
-    return opened_run()
+def session() -> Session:
+    return opened()
 
 
 def honest(rows: int = B) -> Tensor:
@@ -37,10 +46,15 @@ def honest(rows: int = B) -> Tensor:
     return torch.randn(rows, D, generator=generator, dtype=torch.float64)
 
 
-def told(method: Apfed, z: Tensor, rows: Tensor = ROWS, *, step: int = 0, **more: Any) -> Envelope:
+def written(
+    session: Session, z: Tensor, rows: Tensor = ROWS, *, to: str = PASSIVES[0], **more: Any
+) -> Envelope:
     """What a malicious active writes instead of its own representations."""
-    template = method.active.represent(step, torch.arange(16))[0]
-    return replace(template, payload=pack({"rows": rows, "z": z, **more}))
+    return Envelope(
+        session=session.contract.session, step=0, kind=Kind.REPRESENTATIONS,
+        sender=session.active, receiver=to, sequence=0,
+        payload=pack({"rows": rows, "z": z, **more}),
+    )  # fmt: skip
 
 
 LINE = torch.linspace(-2, 3, B, dtype=torch.float64)[:, None] * torch.ones(D)
@@ -59,61 +73,47 @@ LINE = torch.linspace(-2, 3, B, dtype=torch.float64)[:, None] * torch.ones(D)
     ],
 )
 def test_a_chosen_batch_is_refused_before_anything_is_computed(
-    played: Apfed, z: Tensor, rows: Tensor, message: str
+    session: Session, z: Tensor, rows: Tensor, message: str
 ) -> None:
-    passive = played.passives[0]
+    passive = party(session)
     before = {name: tensor.clone() for name, tensor in passive.tensors().items()}
     with pytest.raises(RemoteProtocolError, match=message):
-        passive.contribute(told(played, z, rows))
+        passive.contribute(written(session, z, rows))
     assert all(torch.equal(tensor, before[name]) for name, tensor in passive.tensors().items())
 
 
-def test_a_step_is_answered_once(played: Apfed) -> None:
-    passive = played.passives[0]
-    passive.contribute(told(played, honest()))
+def test_a_step_is_answered_once(session: Session) -> None:
+    party(session).contribute(written(session, honest()))
     with pytest.raises(RemoteProtocolError, match="a step is never answered twice"):
-        passive.contribute(told(played, 2 * honest()))
+        party(session).contribute(written(session, 2 * honest()))
 
 
-def test_a_message_cannot_carry_another_lambda(played: Apfed) -> None:
+def test_a_message_cannot_carry_another_lambda(session: Session) -> None:
     with pytest.raises(RemoteProtocolError, match="expected \\['rows', 'z'\\]"):
-        played.passives[0].contribute(told(played, honest(), weight=torch.zeros(1)))
-
-
-def test_a_sum_over_fewer_or_other_passives_is_not_made(played: Apfed) -> None:
-    assert played.aggregator is not None
-    first, second = (passive.contribute(told(played, honest())) for passive in played.passives)
-    with pytest.raises(RemoteProtocolError, match="missing: passive-2"):
-        played.aggregator.combine([first])
-    with pytest.raises(RemoteProtocolError, match="contributed twice"):
-        played.aggregator.combine([first, first])
-    with pytest.raises(RemoteProtocolError, match="missing: passive-2; unknown: stranger"):
-        played.aggregator.combine([first, replace(second, sender="stranger")])
-    played.aggregator.combine([first, second])
+        party(session).contribute(written(session, honest(), weight=torch.zeros(1)))
 
 
 @pytest.mark.parametrize("factor", [1.0000001, 1e3, 1e6])
-def test_an_active_that_tells_two_stories_gets_no_sum(factor: float) -> None:
-    method = opened_run()
-    assert method.aggregator is not None
-    least = method.passives[0].terms.representation.maximum_norm
-    one, other = honest() / 10, honest() / 10 * factor
-    if float(other.norm(dim=1).max()) > least:
+def test_an_active_that_tells_two_stories_gets_no_sum(session: Session, factor: float) -> None:
+    most = party(session).terms.representation.maximum_norm
+    stories = dict(zip(PASSIVES, (honest() / 10, honest() / 10 * factor), strict=True))
+    sent = {name: written(session, z, to=name) for name, z in stories.items()}
+    if float(stories[PASSIVES[1]].norm(dim=1).max()) > most:
         with pytest.raises(RemoteProtocolError, match="norm is not within"):
-            method.passives[1].contribute(told(method, other))
+            party(session, PASSIVES[1]).contribute(sent[PASSIVES[1]])
         return
-    answers = [
-        method.passives[0].contribute(told(method, one)),
-        method.passives[1].contribute(told(method, other)),
-    ]
+    answers = {name: party(session, name).contribute(each) for name, each in sent.items()}
+    aggregator = session.helpers["aggregator"]
+    assert isinstance(aggregator, ApfedAggregator)
     with pytest.raises(RemoteProtocolError, match="sent them different representations"):
-        method.aggregator.combine(answers)
+        aggregator.combiner.combine(answers)
 
 
 def test_rows_are_clipped_before_they_are_encrypted() -> None:
-    method = opened_run(weight=1e6)
-    method.step(0, torch.arange(16))
-    assert method.active.opened is not None
-    norm_B = method.active.opened.double().norm(dim=1)
-    assert float(norm_B.max()) <= len(method.passives) * CLIP * 1.001
+    session = opened(weight=1e6)
+    session.step(0, torch.arange(16))
+    assert isinstance(session.learner, ApfedLearner)
+    assert session.learner.opened is not None
+    norm_B = session.learner.opened.double().norm(dim=1)
+    assert float(norm_B.max()) <= len(PASSIVES) * CLIP * 1.001
     assert float(norm_B.max()) > 0.1  # the gradients were far above the bound

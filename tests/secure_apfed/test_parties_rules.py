@@ -13,11 +13,11 @@ from protocols.errors import RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind, pack
+from secure_apfed.learning.checks import check_rows
 from secure_apfed.parties.rules import (
     Allowance,
     StepGate,
     bind_step,
-    check_rows,
     read_representations,
 )
 from tests.secure_apfed.seats import contract, envelope, representations

@@ -5,13 +5,9 @@ from itertools import product
 import pytest
 
 from secure_apfed.privacy import LabelResponse, NoLabelPrivacy
-from secure_apfed.privacy.guarantee import (
-    LABEL_ASSUMPTIONS,
-    NOTHING_RELEASED,
-    contributions_told,
-    guarantee_of,
-    joint_releases_told,
-)
+from secure_apfed.privacy.contributions import contributions_statement
+from secure_apfed.privacy.guarantee import LABEL_ASSUMPTIONS, NOTHING_RELEASED, guarantee_of
+from secure_apfed.privacy.guard import joint_releases_statement
 
 ROWS = "row-release guarantee, encoder held fixed"
 NONE, RESPONSE = NoLabelPrivacy(classes=3), LabelResponse(epsilon=1.0, classes=3)
@@ -45,7 +41,9 @@ def test_label_dp_comes_with_its_assumptions(released: str, private: bool, seede
 
 @pytest.mark.parametrize("seeded", [False, True])
 def test_noise_under_a_sum_is_claimed_against_its_readers_only(seeded: bool) -> None:
-    told = {name: contributions_told(name, seeded=seeded) for name in ("plain", "ckks", "masked")}
+    told = {
+        name: contributions_statement(name, seeded=seeded) for name in ("plain", "ckks", "masked")
+    }
     for text in told.values():
         assert "whoever reads the sums alone" in text
         assert ("does not know the run's seed" in text) is seeded
@@ -56,7 +54,7 @@ def test_noise_under_a_sum_is_claimed_against_its_readers_only(seeded: bool) -> 
 
 
 def test_rows_of_one_person_at_several_passives_add_up() -> None:
-    assert joint_releases_told(ROWS, 1) == ROWS
-    assert joint_releases_told(ROWS, 2) == (
+    assert joint_releases_statement(ROWS, 1) == ROWS
+    assert joint_releases_statement(ROWS, 2) == (
         f"{ROWS}; epsilon_x is of one passive's row, and those of one person add up"
     )

@@ -199,7 +199,7 @@ class TestGaussianGuard:
         with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 1"):
             GaussianGuard(clip=1, sigma=1, key=b"x")
 
-    def test_the_example_runs(self) -> None:
+    def test_the_examples_run(self) -> None:
         assert doctest.testmod(gaussian_guard).failed == 0
 
 

@@ -49,18 +49,18 @@ class Probe:
             self._asked += 1
             generator = torch.Generator().manual_seed(self._asked)
             with torch.no_grad():
-                for value in party._modules["encoder"].parameters():
+                for value in party.encoder.parameters():
                     value += 0.01 * torch.randn(value.shape, generator=generator)
             return honest(party, *args)
 
         return ask
 
     def _counting(self, honest: Callable[..., Any]) -> Callable[..., Any]:
-        def answer(party: Any, envelope: Envelope) -> Envelope:
-            sent: Envelope = honest(party, envelope)
-            told = (party.name, envelope.step, sent.payload)
-            if told not in self._different:
-                self._different.add(told)
+        def answer(party: Any, envelope: Envelope) -> bytes:
+            sent: bytes = honest(party, envelope)
+            different = (party.name, envelope.step, sent)
+            if different not in self._different:
+                self._different.add(different)
                 self.answers.update((party.name, row) for row in _rows(party, envelope))
             return sent
 

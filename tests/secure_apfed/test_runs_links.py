@@ -13,6 +13,7 @@ from secure_apfed.methods import Start
 from secure_apfed.methods.accounts import answers_log
 from secure_apfed.runs import run
 from secure_apfed.runs.folder import own_subfolder
+from tests.secure_apfed.single_steps import own_of
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 ONE_EPOCH = {"epochs": 1, "batch_size": 64, "device": "cpu"}
@@ -111,6 +112,6 @@ def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     start = Start(
         config=config, data=load_data(config.data, seed=0), noise_keys={}, logs=tmp_path / "run"
     )
-    assert answers_log(start, "shop") == tmp_path / "run" / "answers-shop.jsonl"
+    assert answers_log(own_of(start, "shop")) == tmp_path / "run" / "answers-shop.jsonl"
     with pytest.raises(ConfigError, match="no file of"):
-        answers_log(start, "../shop")
+        answers_log(own_of(start, "../shop"))

@@ -12,7 +12,7 @@ import torch
 
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
-from secure_apfed.methods import Start, accounts
+from secure_apfed.methods import Own, accounts
 from secure_apfed.privacy import BudgetExhaustedError, GaussianRelease, PrivacyLedger
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted
@@ -124,10 +124,10 @@ def test_noise_of_the_seed_under_other_features_ends_every_claim(
 def test_the_account_is_that_of_the_passive_that_spent_most(
     busy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ledger_for(start: Start, party: str, *rest: Any, **more: Any) -> PrivacyLedger:
-        ledger = accounts.ledger_for(start, party, *rest, **more)
-        if party == busy:
-            ledger.charge(step=1000, rows=torch.arange(more["aligned"]), digest=b"one more")
+    def ledger_for(own: Own, *rest: Any, aligned: int) -> PrivacyLedger:
+        ledger = accounts.ledger_for(own, *rest, aligned=aligned)
+        if own.name == busy:
+            ledger.charge(step=1000, rows=torch.arange(aligned), digest=b"one more")
         return ledger
 
     monkeypatch.setattr("secure_apfed.methods.tvfl.ledger_for", ledger_for)

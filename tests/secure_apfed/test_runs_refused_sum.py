@@ -4,18 +4,18 @@ It is resumed only where its user says by name that it may.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.homomorphic import KeyHolder
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
-from secure_apfed.parties import AggregatorParty
-from secure_apfed.parties.refused_sums import RefusedSums
+from secure_apfed.exchange import Kind, Links
+from secure_apfed.parties import RefusedSums
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 
@@ -36,14 +36,16 @@ def key_holders(monkeypatch: pytest.MonkeyPatch) -> list[KeyHolder]:
 
 def refused_at(step: int, config: Config, folder: Path, *, resume: bool = False) -> None:
     """Play the run with an aggregator that alters the sums from `step` on."""
-    genuine = AggregatorParty.combine
+    genuine = Links.send
 
-    def altering(self: AggregatorParty, envelopes: Any) -> Any:
-        good = genuine(self, envelopes)
-        return replace(good, payload=good.payload[:-8] + bytes(8)) if good.step >= step else good
+    def altering(links: Links, receiver: str, kind: Kind, at: int, payload: bytes = b"") -> None:
+        if kind is Kind.SUM and at >= step:
+            present, combined = msgpack.unpackb(payload)
+            payload = msgpack.packb([present, combined[:-8] + bytes(8)])
+        genuine(links, receiver, kind, at, payload)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AggregatorParty, "combine", altering)
+        patch.setattr(Links, "send", altering)
         with pytest.raises(RemoteProtocolError, match=f"sum of step {step} from aggregator"):
             run(config, folder, resume=resume)
 

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file
 from scipy import stats
+from torch import Tensor
 
 from secure_apfed.config import Config
-from secure_apfed.data import VerticalData, load_data
+from secure_apfed.contract import Contract
+from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
-from secure_apfed.methods import METHODS, Method, MethodEntry, Start
+from secure_apfed.methods import METHODS, Learner, Method, Own
 from secure_apfed.privacy import LabelResponse, MultiStageResponse
 from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.runs import load_model, run
@@ -35,43 +38,73 @@ def config_of(method: str = "apfed_c", **changes: Any) -> Config:
     return small_config(method, **{"labels": RESPONSE, **changes})
 
 
+@dataclass(frozen=True)
+class Given:
+    """Labels of the whole table, and the rows of it that are trained on from then on."""
+
+    labels: Tensor
+    rows: Tensor
+
+
+class Watched:
+    """A method that notes what its active is given to train on."""
+
+    def __init__(self, method: Method, given: list[Given]) -> None:
+        self._method, self._given = method, given
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._method, name)
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        self._note(own.rows.labels, own.train_rows)
+        learner = self._method.learner(own, contract, rows)
+        genuine = learner.relabel
+
+        def relabel(labels_N: Tensor, train_rows: Tensor) -> None:
+            self._note(labels_N, train_rows)
+            genuine(labels_N, train_rows)
+
+        vars(learner)["relabel"] = relabel
+        return learner
+
+    def _note(self, labels: Tensor | None, rows: Tensor) -> None:
+        assert labels is not None
+        self._given.append(Given(labels, rows))
+
+
 @pytest.fixture(name="seen")
-def _seen(monkeypatch: pytest.MonkeyPatch) -> list[VerticalData]:
-    """The data that methods were opened with."""
-    seen: list[VerticalData] = []
-    for name, entry in METHODS.items():
-
-        def watched(start: Start, entry: MethodEntry = entry) -> Method:
-            seen.append(start.data)
-            return entry.open(start)
-
-        monkeypatch.setitem(METHODS, name, replace(entry, open=watched))
+def _seen(monkeypatch: pytest.MonkeyPatch) -> list[Given]:
+    """What actives were given to train on, in all sessions."""
+    seen: list[Given] = []
+    for name, method in METHODS.items():
+        monkeypatch.setitem(METHODS, name, Watched(method, seen))
     return seen
 
 
 @pytest.mark.parametrize("method", ["single_view", "apfed_r", "apfed_c", "tvfl"])
 def test_every_method_trains_on_randomised_labels_and_tests_on_true_ones(
-    method: str, seen: list[VerticalData]
+    method: str, seen: list[Given]
 ) -> None:
     config = config_of(method)
     true = load_data(config.data, seed=0)
     run(config, None, data=true)
     (given,) = seen
     assert true.active.labels is not None
-    assert given.active.labels is not None
     train, test = true.train_rows, true.test_rows
-    kept = float((given.active.labels[train] == true.active.labels[train]).double().mean())
+    kept = float((given.labels[train] == true.active.labels[train]).double().mean())
     deviation = math.sqrt(0.731 * 0.269 / len(train))
     assert abs(kept - math.e / (math.e + 1)) < 4 * deviation
-    assert torch.equal(given.active.labels[test], true.active.labels[test])
-    assert torch.equal(given.train_rows, train)
+    assert torch.equal(given.labels[test], true.active.labels[test])
+    assert torch.equal(given.rows, train)
 
 
-def test_without_a_mechanism_nothing_is_touched(seen: list[VerticalData]) -> None:
+def test_without_a_mechanism_nothing_is_touched(seen: list[Given]) -> None:
     config = config_of("single_view", labels={"mechanism": "none"})
     data = load_data(config.data, seed=0)
     run(config, None, data=data)
-    assert seen[0] is data
+    (given,) = seen
+    assert given.labels is data.active.labels
+    assert given.rows is data.train_rows
 
 
 def test_accuracy_is_that_of_the_kept_model_on_true_test_labels(tmp_path: Path) -> None:
@@ -127,26 +160,45 @@ def test_without_label_dp_the_guarantee_says_so(
     assert result["privacy"]["epsilon_y"] == card["epsilon"]["labels"] == "inf"
 
 
-def comparable(folder: Path) -> dict[str, Any]:
+def comparable(folder: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """The result and the model of a run."""
     result: dict[str, Any] = json.loads((folder / "result.json").read_bytes())
     del result["seconds"], result["wire_bytes"]  # a resumed run sets its sum up once more
-    return result
+    model = load_file(folder / "model.safetensors")
+    return result, {name: value.tolist() for name, value in model.items()}
 
 
-@pytest.mark.parametrize("labels", [RESPONSE, STAGES], ids=["response", "stages"])
-@pytest.mark.parametrize("at_step", [3, 8])
+ALIGNED_ONLY = {
+    "epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu", "use_unaligned": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "stops"),
+    [
+        ({"labels": RESPONSE}, [8]),
+        # The second stage is answered between steps 8 and 9, and saved before step 9.
+        ({"labels": STAGES}, [3, 8, 9]),
+        ({"labels": STAGES, "train": ALIGNED_ONLY}, [8]),
+    ],
+    ids=["response", "stages", "stages, aligned rows only"],
+)
 def test_a_stopped_run_resumes_bit_for_bit(
-    labels: dict[str, Any], at_step: int, tmp_path: Path
+    changes: dict[str, Any], stops: list[int], tmp_path: Path
 ) -> None:
-    config = config_of(labels=labels)
+    config = config_of(**changes)
     run(config, tmp_path / "whole")
-    interrupted(config, tmp_path / "run", at_step=at_step)
-    run(config, tmp_path / "run", resume=True)
-    assert comparable(tmp_path / "run") == comparable(tmp_path / "whole")
+    sessions = json.loads((tmp_path / "whole" / "contract.json").read_bytes())["sessions"]
+    assert len(sessions) == 1  # a stage begins within the session
+    for at_step in stops:
+        folder = tmp_path / f"stopped at {at_step}"
+        interrupted(config, folder, at_step=at_step)
+        run(config, folder, resume=True)
+        assert comparable(folder) == comparable(tmp_path / "whole")
 
 
 def test_a_resumed_run_draws_no_other_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[VerticalData]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[Given]
 ) -> None:
     """The noise is secret, so drawing again from fresh randomness would show and cost epsilon."""
     config = config_of(guard={"mechanism": "none"})
@@ -157,10 +209,8 @@ def test_a_resumed_run_draws_no_other_answers(
 
     monkeypatch.setattr(LabelResponse, "answer", never)
     run(config, tmp_path / "run", resume=True)
-    first, again = (data.active.labels for data in seen)
-    assert first is not None
-    assert again is not None
-    assert torch.equal(first, again)
+    first, again = seen
+    assert torch.equal(first.labels, again.labels)
 
 
 def test_later_stages_are_answered_once_and_saved_before_they_train(
@@ -185,38 +235,34 @@ def test_later_stages_are_answered_once_and_saved_before_they_train(
     assert len(answered) == 2
 
 
-def test_stages_use_disjoint_rows_and_hide_labels_that_wait(seen: list[VerticalData]) -> None:
+def test_stages_use_disjoint_rows_and_hide_labels_that_wait(seen: list[Given]) -> None:
     config = config_of(labels={**STAGES, "stages": 3})
     data = load_data(config.data, seed=0)
     result = run(config, None, data=data)
     rows = len(data.train_rows)
     thirds = [len(one) for one in torch.arange(rows).tensor_split(3)]
-    assert [len(one.train_rows) for one in seen] == [thirds[0], thirds[0] + thirds[1], rows]
+    assert [len(one.rows) for one in seen] == [thirds[0], thirds[0] + thirds[1], rows]
     for earlier, later in pairwise(seen):
-        assert earlier.active.labels is not None
-        assert later.active.labels is not None
-        assert bool(torch.isin(earlier.train_rows, later.train_rows).all())
+        assert bool(torch.isin(earlier.rows, later.rows).all())
         # What was answered stays as it was; what waits is a constant, whatever its label.
-        kept = earlier.train_rows
-        assert torch.equal(earlier.active.labels[kept], later.active.labels[kept])
+        kept = earlier.rows
+        assert torch.equal(earlier.labels[kept], later.labels[kept])
         waiting = data.train_rows[~torch.isin(data.train_rows, kept)]
-        assert not earlier.active.labels[waiting].any()
+        assert not earlier.labels[waiting].any()
     assert result.privacy.epsilon_y == 1.0
     assert result.privacy.releases == config.train.epochs
 
 
-def test_the_prior_reads_no_label_of_the_part_that_it_is_for(seen: list[VerticalData]) -> None:
+def test_the_prior_reads_no_label_of_the_part_that_it_is_for(seen: list[Given]) -> None:
     """Other true labels in the second part leave the first stage as it was, bit for bit."""
     config = config_of(labels=STAGES)
     data = load_data(config.data, seed=0)
     run(config, None, data=data)
     assert data.active.labels is not None
-    waiting = data.train_rows[~torch.isin(data.train_rows, seen[0].train_rows)]
+    waiting = data.train_rows[~torch.isin(data.train_rows, seen[0].rows)]
     data.active.labels[waiting] = 1 - data.active.labels[waiting]
     run(config, None, data=data)
-    assert seen[0].active.labels is not None
-    assert seen[2].active.labels is not None
-    assert torch.equal(seen[0].active.labels, seen[2].active.labels)
+    assert torch.equal(seen[0].labels, seen[2].labels)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.parties.descent import Descent
+from secure_apfed.learning.descent import Descent
 from secure_apfed.settings.training import TrainSettings
 
 

@@ -13,8 +13,7 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Kind
-from secure_apfed.parties.directions import spread_of
-from secure_apfed.parties.rules import check_spread
+from secure_apfed.learning.checks import check_spread, spread_of
 from secure_apfed.runs import run
 from tests.secure_apfed.seats import cloned, contract, representations, same
 from tests.secure_apfed.test_parties_apfed import ALIGNMENT, Active, opened, passive
@@ -114,7 +113,7 @@ def test_a_passive_does_not_answer_near_constant_rows_among_people_that_it_does_
             "p1": party.contribute(sent),
             "p2": other.contribute(representations(rows, asked, step=step, receiver="p2")),
         }
-        answers[step] = opened(both, step, sent, rows)
+        answers[step] = opened(both, sent, rows)
         if step == 0:
             assert objective.calls == 0
             assert same(descent_of(party.tensors()), descent_of(state))
@@ -134,7 +133,7 @@ def test_the_active_keeps_a_near_constant_batch_at_home() -> None:
         assert isinstance(active.networks.projection, nn.Linear)
         active.networks.projection.weight.zero_()
     with pytest.warns(NarrowBatchWarning, match="active trains on such batches alone"):
-        assert active.party.represent(0, torch.arange(12)) == []
+        assert active.party.represent(0, torch.arange(12)) is None
     assert active.party.update(None) > 0
     assert len(active.ledger.charged) == 1  # counted, though nobody saw it
 

@@ -1,6 +1,6 @@
 """DP-SGD at the active: the gradient of a batch, replaced by its private sum.
 
-Run by: the active, between its backward pass and its step. Against: whoever reads anything
+Run by: the active, in its one backward pass. Against: whoever reads anything
 that its parameters move, see privacy/gradient_guard.py. Everything after it (momentum, weight
 decay, the bound on the whole gradient, the learning rate) reads the noisy sum and the
 parameters only, so it is post-processing.
@@ -23,8 +23,7 @@ Letters: A aligned rows of the batch, B rows, P parameters.
 import hashlib
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +44,7 @@ class PrivateUpdates:
 
 
 class PrivateGradient:
-    """Watches the modules' backward passes and replaces their gradient.
+    """Watches the modules' forward and backward passes and replaces their gradient.
 
     Args:
         owner: the party, named in errors.
@@ -62,7 +61,7 @@ class PrivateGradient:
         self._owner, self._private = owner, private
         every = nn.ModuleDict(dict(modules))
         _refuse_what_mixes_examples(owner, every)
-        self._parameters = [one for one in every.parameters() if one.requires_grad]
+        self._parameters = [p for p in every.parameters() if p.requires_grad]
         self._layers = list(every.modules())
         # Late, as in privacy/accountants.py: Opacus takes seconds to load.
         wrapper = importlib.import_module("opacus.grad_sample").GradSampleModule
@@ -76,8 +75,8 @@ class PrivateGradient:
             for left in ("activations", "max_batch_len"):
                 if hasattr(layer, left):
                     delattr(layer, left)
-        for one in self._parameters:
-            one._forward_counter = 0  # type: ignore[attr-defined]  # Opacus' own
+        for parameter in self._parameters:
+            parameter._forward_counter = 0  # type: ignore[attr-defined]  # Opacus' own
 
     def finite_rows(self, h_BD: Tensor) -> Tensor:
         """Return flat representations with zeros for every row that is not finite.
@@ -88,7 +87,7 @@ class PrivateGradient:
         Raises:
             ModelError: parameters that are not finite.
         """
-        if not all(bool(one.isfinite().all()) for one in self._parameters):
+        if not all(bool(p.isfinite().all()) for p in self._parameters):
             raise ModelError(
                 f"{self._owner}: training diverged, its parameters are not finite; lower "
                 "train.learning_rate, or set train.max_gradient_norm"
@@ -96,33 +95,30 @@ class PrivateGradient:
         finite_B1 = h_BD.detach().isfinite().all(dim=1, keepdim=True)
         return torch.where(finite_B1, h_BD, 0.0)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Run the one backward pass of a batch inside."""
-        with warnings.catch_warnings():
-            # The first layer's input, the features, rightly needs no gradient.
-            warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-            yield
+    def backward(self, loss: Tensor, *, step: int, rows: Tensor) -> None:
+        """Give the parameters the noisy mean gradient of a batch; charge the ledger before.
 
-    def replace(self, *, step: int, rows: Tensor) -> None:
-        """Write the noisy mean into the parameters' gradients; charge the ledger before.
-
-        Parameters that took no part in the batch keep no gradient.
+        Parameters that took no part in the batch get no gradient.
 
         Args:
+            loss: of the batch, a mean over its examples.
             step: of the run.
             rows: of the batch, positions in the party's own table, (B,).
 
         Raises:
             BudgetExhaustedError: the update would exceed the budget; nothing was changed.
         """
-        samples = {one: sample for one in self._parameters if (sample := _samples(one)) is not None}
+        with warnings.catch_warnings():
+            # The first layer's input, the features, rightly needs no gradient.
+            warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+            loss.backward()
+        samples = {p: sample for p in self._parameters if (sample := _samples(p)) is not None}
         noisy_P = self._private.guard.release([*samples.values()], step=step, rows=rows)
         digest = hashlib.sha256(noisy_P.numpy().tobytes()).digest()
         self._private.ledger.charge(step=step, rows=rows, digest=digest)
-        parts = (noisy_P / len(rows)).split([one.numel() for one in samples])
-        for one, part in zip(samples, parts, strict=True):
-            one.grad = part.reshape(one.shape).to(one.device, one.dtype)
+        parts = (noisy_P / len(rows)).split([p.numel() for p in samples])
+        for parameter, part in zip(samples, parts, strict=True):
+            parameter.grad = part.reshape(parameter.shape).to(parameter.device, parameter.dtype)
         self.forget()
 
 

@@ -1,6 +1,5 @@
 """DP-SGD at the active: each example's gradient with the passives' row, clipped and noised."""
 
-import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +12,7 @@ from torch import Tensor, nn
 
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.errors import ModelError
-from secure_apfed.exchange import Envelope, Kind
-from secure_apfed.parties import ActiveNetworks, ActiveParty, AggregatorParty, PrivateUpdates
+from secure_apfed.parties import ActiveNetworks, ActiveParty, PrivateUpdates
 from secure_apfed.parties.rules import bind_step
 from secure_apfed.privacy import (
     BudgetExhaustedError,
@@ -29,7 +27,7 @@ from secure_apfed.privacy.gdp import gdp_epsilon
 from secure_apfed.privacy.gradient_guard import clipped_sum
 from secure_apfed.privacy.noise import standard_normals
 from secure_apfed.settings.training import TrainSettings
-from tests.secure_apfed.seats import COMPUTE, SESSION, contract, plain_sum, random, seat
+from tests.secure_apfed.seats import COMPUTE, SESSION, contract, plain_sum, random
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -81,28 +79,20 @@ def active(
         "receiver": plain_sum().receiver(), "train": train, "compute": COMPUTE, "seed": 0,
         "private": private,
     }  # fmt: skip
-    return ActiveParty(seat("active", contract()), **{**settings, **changes})
+    return ActiveParty("active", contract(), **{**settings, **changes})
 
 
-def answer(sent: list[Envelope], rows: Tensor, gradient_AD: Tensor, step: int = 0) -> Envelope:
-    """The aggregator's sum, of which p1 gives everything."""
+def answer(sent: bytes | None, rows: Tensor, gradient_AD: Tensor, step: int = 0) -> bytes:
+    """The sum, of which p1 gives everything."""
+    assert sent is not None
     sums = plain_sum()
-    aggregator = AggregatorParty(seat("aggregator", contract()), combiner=sums.combiner())
-    binding = bind_step(SESSION, step, rows, sent[0].payload)
+    binding = bind_step(SESSION, step, rows, sent)
     parts = {"p1": gradient_AD, "p2": torch.zeros_like(gradient_AD)}
-    return aggregator.combine(
-        [
-            Envelope(
-                session=SESSION,
-                step=step,
-                kind=Kind.CONTRIBUTION,
-                sender=name,
-                receiver="aggregator",
-                sequence=0,
-                payload=sums.contributor(name).contribute(part.numpy(), binding),
-            )
+    return sums.combiner().combine(
+        {
+            name: sums.contributor(name).contribute(part.numpy(), binding)
             for name, part in parts.items()
-        ]
+        }
     )
 
 
@@ -113,16 +103,15 @@ def play(party: ActiveParty, gradient_AD: Tensor, step: int = 0) -> None:
 
 
 def parameters(party: ActiveParty) -> Tensor:
-    modules = party.networks.modules().values()
-    return torch.cat([one.detach().flatten() for part in modules for one in part.parameters()])
+    return nn.utils.parameters_to_vector(party.networks.parameters()).detach()
 
 
 def by_hand(parts: ActiveNetworks, party: ActiveParty, gradient_AD: Tensor, clip: float) -> Tensor:
     """The clipped gradients of the batch, one example at a time, in the order of `parameters`."""
-    modules = parts.modules()
-    every = [one for part in modules.values() for one in part.parameters()]
+    modules = dict(parts.named_children())
+    every = [*parts.parameters()]
     total = torch.zeros(sum(one.numel() for one in every), dtype=torch.float64)
-    x_N, y_N = party._features_N, party._labels_N
+    x_N, y_N = party.learner.features_N, party.learner.labels_N
     for index, row in enumerate(BATCH.tolist()):
         h = modules["encoder"](x_N[row : row + 1])
         loss = F.cross_entropy(modules["head"](h), y_N[row : row + 1])
@@ -142,8 +131,7 @@ def by_hand(parts: ActiveNetworks, party: ActiveParty, gradient_AD: Tensor, clip
 def test_each_example_is_clipped_with_the_passives_row_in_it(clip: float) -> None:
     gradient_AD = 3 * random(3, D, seed=4)
     party = active(updates(clip))
-    twin = copy.deepcopy(networks()).modules()
-    parts = ActiveNetworks(*(twin[key].double() for key in ("encoder", "head", "projection")))
+    parts = networks().double()
     before = parameters(party)
     expected = by_hand(parts, party, gradient_AD, clip)
     play(party, gradient_AD)
@@ -169,8 +157,8 @@ def test_one_record_moves_the_update_by_no_more_than_twice_the_clip(size: float)
 
     def moved(scale: float, label: int, row: Tensor) -> Tensor:
         party = active(updates(clip))
-        party._features_N[9] *= scale
-        party._labels_N[9] = label
+        party.learner.features_N[9] *= scale
+        party.learner.labels_N[9] = label
         before = parameters(party)
         play(party, torch.cat([row[None], gradient_AD[1:]]))
         return (before - parameters(party)) / TRAIN.learning_rate * len(BATCH)
@@ -189,9 +177,9 @@ def test_a_record_that_overflows_stops_nothing_and_moves_no_more_than_any_other(
         party = active(updates(clip), guard=guard)
         if overflows:
             weights_F = next(party.networks.encoder.parameters()).detach()[0]
-            party._features_N[9] = 1.7e308 * weights_F.sign()
+            party.learner.features_N[9] = 1.7e308 * weights_F.sign()
             with torch.no_grad():
-                assert not party.networks.encoder(party._features_N[9:10]).isfinite().all()
+                assert not party.networks.encoder(party.learner.features_N[9:10]).isfinite().all()
         before = parameters(party)
         sent = party.represent(0, BATCH)
         assert party._pending is not None
@@ -222,7 +210,7 @@ def test_the_update_carries_noise_of_the_stated_size() -> None:
         for party in (quiet, noisy):
             nn.utils.vector_to_parameters(
                 start.clone(),
-                [one for part in party.networks.modules().values() for one in part.parameters()],
+                party.networks.parameters(),
             )
             play(party, gradient_AD, step)
         difference.append(parameters(noisy) - parameters(quiet))
@@ -303,9 +291,9 @@ def test_layers_that_mix_examples_are_refused_in_opacus_words(name: str) -> None
 
 def test_nothing_but_the_noisy_sum_enters_the_gradient() -> None:
     """The parameters' gradients are the guard's release, bit for bit, over the batch size."""
-    party = active(updates(0.5, 1.1))
+    private = updates(0.5, 1.1)
+    party, guard = active(private), private.guard
     seen: dict[str, Any] = {}
-    guard = party._private._private.guard  # type: ignore[union-attr]  # it is private
     original = guard.release
 
     def spy(samples: Any, **facts: Any) -> Tensor:

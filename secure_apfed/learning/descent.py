@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
+from secure_apfed.learning.compute import Compute
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["Descent", "named_below", "under"]
+__all__ = ["Descent", "Learner", "prefixed", "without_prefix"]
 
 
 class Descent:
@@ -22,7 +24,7 @@ class Descent:
 
     def __init__(self, owner: str, modules: Mapping[str, nn.Module], train: TrainSettings) -> None:
         self._owner, self._modules = owner, modules
-        self._parameters = [one for module in modules.values() for one in module.parameters()]
+        self._parameters = [p for module in modules.values() for p in module.parameters()]
         self._norm_bound = train.max_gradient_norm or math.inf
         self._sgd = torch.optim.SGD(
             self._parameters,
@@ -61,26 +63,53 @@ class Descent:
         return {
             key: value
             for name, state in {**states, "momentum": momenta}.items()
-            for key, value in under(name, state).items()
+            for key, value in prefixed(name, state).items()
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore what `tensors` returned."""
         for name, module in self._modules.items():
-            module.load_state_dict(named_below(name, tensors))
+            module.load_state_dict(without_prefix(name, tensors))
         momenta = {
             int(index): {"momentum_buffer": value.clone()}
-            for index, value in named_below("momentum", tensors).items()
+            for index, value in without_prefix("momentum", tensors).items()
         }
         self._sgd.load_state_dict({**self._sgd.state_dict(), "state": momenta})
 
 
-def under(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+class Learner(Descent):
+    """One party's modules through the steps of a run: what the arithmetic of every role builds on.
+
+    Args:
+        owner: the party, in errors and in its randomness.
+        modules: what it trains, by name; they are moved to where it computes.
+        train, compute, seed: how it optimises, where, and with which dropout.
+    """
+
+    def __init__(
+        self, owner: str, modules: Mapping[str, nn.Module], *,
+        train: TrainSettings, compute: Compute, seed: int,
+    ) -> None:  # fmt: skip
+        for module in modules.values():
+            module.to(compute.device, compute.dtype)
+        super().__init__(owner, modules, train)
+        self.compute, self._seed = compute, seed
+
+    def forward_pass(self, step: int | str) -> AbstractContextManager[None]:
+        """Run networks within, with the precision and the dropout of this step."""
+        return self.compute.forward(self._seed, self._owner, step)
+
+    def set_training(self, training: bool) -> None:
+        """Switch dropout on or off."""
+        for module in self._modules.values():
+            module.train(training)
+
+
+def prefixed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors with `name.` before each of their names."""
     return {f"{name}.{key}": value for key, value in tensors.items()}
 
 
-def named_below(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the tensors that `under` put below `name`, by their own names again."""
+def without_prefix(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the tensors that `prefixed` put under `name`, by their own names again."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}

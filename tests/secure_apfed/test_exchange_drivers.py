@@ -1,0 +1,247 @@
+"""All roles in one process: order, silence, and what the end of one means for the others."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from secure_apfed.exchange import Envelope, InMemory, Kind, Links
+from tests.secure_apfed.seats import network
+
+NAMES = ("ann", "bob", "cid")
+ANSWER, QUESTION = Kind.REPRESENTATIONS, Kind.REQUEST
+
+
+class World:
+    """Three parties, and what was sent and noted in its order."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str, bytes]] = []
+        self.notes: list[str] = []
+        self.network = network(InMemory, *NAMES, record=self._record)
+
+    def _record(self, envelope: Envelope, wire_bytes: int) -> None:
+        self.sent.append((envelope.sender, envelope.receiver, envelope.payload))
+
+    def links(self, name: str) -> Links:
+        return self.network.links[name]
+
+    async def echo(self, me: str, times: int = 99) -> str:
+        """Answer questions of ann; say at the end how many there were."""
+        done = 0
+        try:
+            while done < times:
+                asked = await self.links(me).receive("ann", QUESTION, Kind.END, patience=8)
+                if asked.kind is Kind.END:
+                    break
+                self.links(me).send("ann", ANSWER, asked.step, asked.payload + me.encode())
+                done += 1
+        finally:
+            self.notes.append(f"{me} ends after {done}")
+        return f"{me} answered {done}"
+
+    async def ask(self, *others: str, step: int = 0) -> list[bytes]:
+        links = self.links("ann")
+        for name in others:
+            links.send(name, QUESTION, step, b"for ")
+        return [(await links.receive(name, ANSWER, step=step)).payload for name in others]
+
+    async def forever(self, me: str, sender: str = "ann", patience: int = 1) -> None:
+        try:
+            await self.links(me).receive(sender, QUESTION, patience=patience)
+        finally:
+            self.notes.append(f"{me} ends")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.network.close()
+
+
+def test_one_is_played_to_its_end_and_the_others_as_far_as_they_get(world: World) -> None:
+    world.network.begin("bob", world.echo("bob"))
+    world.network.begin("cid", world.echo("cid"))
+    for step in range(2):  # one script after another
+        answers = world.network.complete("ann", world.ask("bob", "cid", step=step))
+        assert answers == [b"for bob", b"for cid"]
+    assert world.notes == []
+
+
+def test_all_are_played_and_say_what_they_found(world: World) -> None:
+    scripts = {"cid": world.echo("cid", 1), "bob": world.echo("bob", 2)}
+    scripts["ann"] = world.ask("bob", "cid", step=3)  # type: ignore[assignment]  # another result
+    world.network.begin("bob", scripts.pop("bob"))
+    found = world.network.complete_all(scripts)
+    assert found == {"ann": [b"for bob", b"for cid"], "cid": "cid answered 1"}
+    assert world.notes == ["cid ends after 1"]
+
+
+def test_messages_are_handed_over_in_the_order_in_which_they_were_sent(world: World) -> None:
+    async def talk(me: str, *receivers: str) -> None:
+        for receiver in receivers:
+            world.links(me).send(receiver, QUESTION, 0, me.encode())
+
+    async def hear() -> list[str]:
+        everybody = ("ann", "bob")
+        return [(await world.links("cid").receive(everybody, QUESTION)).sender for _ in range(4)]
+
+    scripts = {"ann": talk("ann", "cid", "cid"), "bob": talk("bob", "cid", "cid")}
+    found = world.network.complete_all({**scripts, "cid": hear()})
+    assert found["cid"] == ["ann", "ann", "bob", "bob"]
+
+
+def test_a_message_of_another_sender_waits_until_that_one_is_waited_for(world: World) -> None:
+    async def hear() -> list[str]:
+        return [(await world.links("ann").receive(name, ANSWER)).sender for name in ("cid", "bob")]
+
+    for name in ("bob", "cid"):
+        world.links(name).send("ann", ANSWER, 0)
+    assert world.network.complete("ann", hear()) == ["cid", "bob"]
+
+
+def test_the_last_messages_of_a_script_have_their_effect(world: World) -> None:
+    async def end() -> str:
+        world.links("ann").send("bob", Kind.END, 0)
+        return "done"
+
+    world.network.begin("bob", world.echo("bob"))
+    assert world.network.complete("ann", end()) == "done"
+    assert world.notes == ["bob ends after 0"]
+    again = world.echo("bob", 1)
+    world.network.begin("bob", again)  # its script ended, so it may play another
+    assert world.network.complete("ann", world.ask("bob", step=1)) == [b"for bob"]
+
+
+def test_silence_is_thrown_at_whoever_waits_and_says_for_what(world: World) -> None:
+    with pytest.raises(PartyLeftError, match=r"^ann expected .* of step 4 from bob; nothing"):
+        world.network.complete("ann", world.ask("bob", step=4))
+
+
+def test_who_waits_for_the_silent_party_itself_is_told_first(world: World) -> None:
+    """Ann waits for bob, bob for cid, who says nothing: it is cid whom the error names."""
+
+    async def relay() -> None:
+        await world.links("bob").receive("ann", QUESTION, patience=8)
+        await world.links("bob").receive("cid", ANSWER, patience=1)
+
+    async def ask() -> None:
+        world.links("ann").send("bob", QUESTION, 0)
+        await world.links("ann").receive("bob", ANSWER, patience=4)
+
+    world.network.begin("bob", relay())
+    world.network.begin("cid", world.forever("cid", patience=8))
+    with pytest.raises(PartyLeftError, match=r"^bob expected representations from cid"):
+        world.network.complete("ann", ask())
+
+
+def test_patience_ends_where_too_few_are_left_to_answer(world: World) -> None:
+    async def wait(least: int) -> str:
+        links = world.links("ann")
+        try:
+            await links.receive(("bob", "cid"), ANSWER, least=least, patience=9)
+        except PartyLeftError:
+            return "ann was told"
+        return "ann heard"
+
+    async def late() -> None:
+        try:
+            await world.links("cid").receive("ann", QUESTION, patience=5)
+        except PartyLeftError:
+            world.links("cid").send("ann", ANSWER, 0)
+
+    world.network.complete("bob", world.echo("bob", 0))
+    for least, told in ((2, "ann was told"), (1, "ann heard")):
+        world.network.begin("cid", late())
+        assert world.network.complete("ann", wait(least)) == told
+        world.network.close()
+
+
+def test_a_role_may_go_on_after_silence_with_what_came_meanwhile(world: World) -> None:
+    async def gather() -> list[str]:
+        heard = []
+        for name in ("bob", "cid"):
+            try:
+                await world.links("ann").receive(name, ANSWER, step=0)
+            except PartyLeftError:
+                heard.append(f"{name} is gone")
+            else:
+                heard.append(f"{name} answered")
+        return heard
+
+    world.network.begin("bob", world.forever("bob", patience=8))
+    world.links("cid").send("ann", ANSWER, 0)
+    assert world.network.complete("ann", gather()) == ["bob is gone", "cid answered"]
+
+
+def test_a_party_plays_one_script_at_a_time(world: World) -> None:
+    world.network.begin("bob", world.forever("bob"))
+    second = world.echo("bob")
+    with pytest.raises(LocalProtocolError, match="bob plays a script already"):
+        world.network.begin("bob", second)
+    with pytest.raises(RuntimeError, match="cannot reuse"):  # it was closed, not forgotten
+        second.send(None)
+    with pytest.raises(LocalProtocolError, match="bob plays a script already"):
+        world.network.complete("bob", world.echo("bob"))
+    assert world.notes == []  # the first one waits on
+
+
+def test_a_role_that_raises_ends_the_others(world: World) -> None:
+    async def refuse() -> None:
+        await world.links("bob").receive("ann", QUESTION)
+        raise RemoteProtocolError("bob refuses")
+
+    world.network.begin("bob", refuse())
+    world.network.begin("cid", world.forever("cid", "bob"))
+    with pytest.raises(RemoteProtocolError, match="bob refuses"):
+        world.network.complete("ann", world.ask("bob"))
+    assert world.notes == ["cid ends"]
+    with pytest.raises(PartyLeftError, match="from cid; nothing came"):
+        world.network.complete("ann", world.ask("cid"))
+
+
+def test_an_interruption_in_one_role_ends_the_others(world: World) -> None:
+    async def stopped() -> None:
+        world.links("ann").send("bob", QUESTION, 0)
+        await world.links("ann").receive("bob", ANSWER)
+        raise KeyboardInterrupt
+
+    world.network.begin("bob", world.echo("bob"))
+    with pytest.raises(KeyboardInterrupt):
+        world.network.complete("ann", stopped())
+    assert world.notes == ["bob ends after 1"]
+
+
+def test_a_script_that_fails_at_once_leaves_none_that_never_began(world: World) -> None:
+    async def refuse() -> None:
+        raise RemoteProtocolError("ann refuses")
+
+    with pytest.raises(RemoteProtocolError, match="ann refuses"):
+        world.network.complete_all({"ann": refuse(), "bob": world.forever("bob")})
+    assert world.notes == []
+
+
+def test_closing_ends_every_script_where_it_waits(world: World) -> None:
+    for name in ("bob", "cid"):
+        world.network.begin(name, world.forever(name))
+    world.network.close()
+    assert world.notes == ["bob ends", "cid ends"]
+
+
+def test_what_does_not_authenticate_is_thrown_at_whoever_waits_for_it() -> None:
+    class Flipping(InMemory):
+        def post(self, sender: str, receiver: str, frame: bytes) -> None:
+            super().post(sender, receiver, frame[:-1] + bytes([frame[-1] ^ 1]))
+
+    flipping = network(Flipping, *NAMES)
+
+    async def hear() -> str:
+        try:
+            await flipping.links["bob"].receive("ann", QUESTION)
+        except RemoteProtocolError as error:
+            return str(error)
+        return "nothing was wrong"
+
+    flipping.links["ann"].send("bob", QUESTION, 0)
+    assert "message 0 of ann does not authenticate" in flipping.complete("bob", hear())

@@ -1,0 +1,292 @@
+"""A party's links: sealed, in order, one session, and nothing but what its role waits for."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+
+from protocols.conversation import Outgoing
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.seal import SEAL_OVERHEAD_BYTES
+from secure_apfed.exchange import BEFORE_TRAINING, Awaited, Envelope, InMemory, Kind
+from secure_apfed.exchange.links import Frame
+from tests.secure_apfed.seats import network
+
+T = TypeVar("T")
+NAMES = ("active", "passive", "other")
+
+
+class Wire(InMemory):
+    """Drives nobody: every frame waits to be given to its receiver, or to be tampered with."""
+
+    recorded: list[tuple[Envelope, int]]
+    carried: defaultdict[tuple[str, str], deque[bytes]]
+
+    @classmethod
+    def of_three(cls) -> "Wire":
+        recorded: list[tuple[Envelope, int]] = []
+        wire = network(cls, *NAMES, record=lambda *sent: recorded.append(sent))
+        wire.recorded, wire.carried = recorded, defaultdict(deque)
+        return wire
+
+    def post(self, sender: str, receiver: str, frame: bytes) -> None:
+        self.carried[sender, receiver].append(frame)
+
+    @property
+    def frames(self) -> deque[bytes]:
+        """From the active to the passive."""
+        return self.carried["active", "passive"]
+
+    def send(self, body: bytes = b"body", *, to: str = "passive") -> None:
+        self.links["active"].send(to, Kind.SUM, 0, body)
+
+    def receive(self, *, kind: Kind = Kind.SUM, step: int | None = 0) -> Envelope:
+        """What the passive makes of the next frame of the active."""
+        waiting = self.links["passive"].receive("active", kind, step=step)
+        return given(waiting, ("active", self.frames.popleft()))
+
+
+def begun(script: Coroutine[Awaited, Frame, T]) -> Awaited:
+    return script.send(None)  # type: ignore[arg-type]  # None begins it
+
+
+def given(script: Coroutine[Awaited, Frame, T], *frames: Frame) -> T:
+    """What a script returns to whom these frames came."""
+    begun(script)
+    try:
+        for frame in frames:
+            script.send(frame)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("the script waits for more")
+
+
+def test_envelopes_arrive_as_they_were_sent() -> None:
+    wire = Wire.of_three()
+    wire.send()
+    ((sent, size),) = wire.recorded
+    assert size == 2 + len(sent.header) + len(b"body") + SEAL_OVERHEAD_BYTES == len(wire.frames[0])
+    assert wire.receive() == sent
+    assert (sent.sender, sent.receiver, sent.payload) == ("active", "passive", b"body")
+
+
+def test_the_body_is_not_readable_on_the_wire() -> None:
+    wire = Wire.of_three()
+    wire.send(b"in the clear")
+    assert b"in the clear" not in wire.frames[0]
+
+
+def test_every_link_numbers_its_messages_apart_and_wastes_no_number() -> None:
+    wire = Wire.of_three()
+    for to in ("passive", "other", "passive"):
+        wire.send(to=to)
+    active = wire.links["active"]
+    with pytest.raises(LocalProtocolError, match="out of range"):
+        active.send("passive", Kind.SUM, -2)
+    with pytest.raises(LocalProtocolError, match=r"from 'active' to 'ghost'.*other, passi"):
+        wire.send(to="ghost")
+    wire.send()
+    assert [sent.sequence for sent, _ in wire.recorded] == [0, 0, 1, 2]
+    assert [wire.receive().sequence for _ in range(3)] == [0, 1, 2]
+
+
+def test_what_is_waited_for_is_data() -> None:
+    links = Wire.of_three().links["passive"]
+    one = links.receive("active", Kind.SUM, Kind.END, step=4, patience=3)
+    assert begun(one) == Awaited(
+        me="passive", senders=("active",), kinds=(Kind.SUM, Kind.END), step=4, patience=3
+    )
+    some = links.receive(["active", "other"], Kind.SUM, least=2)
+    awaited = begun(some)
+    assert (awaited.senders, awaited.least, awaited.patience) == (("active", "other"), 2, 1)
+    assert str(awaited) == "passive expected sum from active or other"
+    one.close()
+    some.close()
+
+
+def test_nobody_waits_for_a_party_without_a_link() -> None:
+    with pytest.raises(LocalProtocolError, match="no link from 'passive' to 'ghost'"):
+        begun(Wire.of_three().links["passive"].receive(("active", "ghost"), Kind.SUM))
+
+
+@pytest.mark.parametrize("expected", [{"kind": Kind.GRADIENTS}, {"step": 1}, {"step": -1}])
+def test_another_kind_or_step_is_refused(expected: dict[str, Any]) -> None:
+    wire = Wire.of_three()
+    wire.send()
+    with pytest.raises(RemoteProtocolError, match=r"expected .* from active, got sum of step 0 fr"):
+        wire.receive(**expected)
+
+
+def test_any_step_and_one_of_several_kinds_may_be_waited_for() -> None:
+    wire = Wire.of_three()
+    for kind, step in ((Kind.CHECKPOINT, 7), (Kind.END, 9)):
+        wire.links["active"].send("passive", kind, step)
+        waiting = wire.links["passive"].receive("active", Kind.CHECKPOINT, Kind.END)
+        got = given(waiting, ("active", wire.frames.popleft()))
+        assert (got.kind, got.step, got.payload) == (kind, step, b"")
+
+
+def test_a_replayed_frame_is_refused() -> None:
+    wire = Wire.of_three()
+    wire.send()
+    wire.frames.append(wire.frames[0])
+    wire.receive()
+    with pytest.raises(RemoteProtocolError, match="expected message 1 of active, got 0"):
+        wire.receive()
+
+
+def test_reordered_frames_are_refused() -> None:
+    wire = Wire.of_three()
+    wire.send(b"1")
+    wire.send(b"2")
+    wire.frames.reverse()
+    with pytest.raises(RemoteProtocolError, match="expected message 0 of active, got 1"):
+        wire.receive()
+    assert wire.receive().payload == b"1"
+
+
+def test_a_frame_of_another_link_is_refused() -> None:
+    wire = Wire.of_three()
+    wire.send(to="other")
+    foreign = wire.carried["active", "other"][0]
+    with pytest.raises(RemoteProtocolError, match="claims to be from active to other"):
+        given(wire.links["passive"].receive("active", Kind.SUM), ("active", foreign))
+    wire.send()
+    for me, claimed in (("active", "passive"), ("passive", "other")):  # reflected, or relabelled
+        waiting = wire.links[me].receive(claimed, Kind.SUM)
+        with pytest.raises(RemoteProtocolError, match=f"from {claimed} claims to be from active"):
+            given(waiting, (claimed, wire.frames[0]))
+
+
+def rewritten(frame: bytes, change: Callable[[Envelope], Envelope]) -> bytes:
+    """The same seal behind another header."""
+    length = int.from_bytes(frame[:2], "big")
+    header = change(Envelope.parse_header(frame[2 : 2 + length])).header
+    return len(header).to_bytes(2, "big") + header + frame[2 + length :]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"session": "t"}, "in session 't'"),
+        ({"sender": "other"}, "claims to be from other"),
+        ({"receiver": "other"}, "claims to be from active to other"),
+        ({"step": 1}, "does not authenticate"),
+        ({"kind": Kind.REQUEST}, "does not authenticate"),
+        ({"sequence": 1}, "expected message 0 of active, got 1"),
+    ],
+)
+def test_a_changed_header_is_refused(changes: dict[str, Any], message: str) -> None:
+    wire = Wire.of_three()
+    wire.send()
+    wire.frames[0] = rewritten(wire.frames[0], lambda envelope: replace(envelope, **changes))
+    expected = {key: value for key, value in changes.items() if key in ("step", "kind")}
+    with pytest.raises(RemoteProtocolError, match=message):
+        wire.receive(**expected)
+
+
+def test_any_flipped_bit_of_a_frame_is_refused() -> None:
+    wire = Wire.of_three()
+    wire.send()
+    frame = wire.frames.popleft()
+    for bit in range(8 * len(frame)):
+        bad = bytearray(frame)
+        bad[bit // 8] ^= 1 << bit % 8
+        wire.frames.append(bytes(bad))
+        with pytest.raises(RemoteProtocolError):
+            wire.receive()
+    wire.frames.append(frame)
+    assert wire.receive().payload == b"body"
+
+
+def test_any_truncated_frame_is_refused() -> None:
+    wire = Wire.of_three()
+    wire.send()
+    frame = wire.frames.popleft()
+    for length in range(len(frame)):
+        wire.frames.append(frame[:length])
+        with pytest.raises(RemoteProtocolError):
+            wire.receive()
+
+
+class Speaker:
+    """Sends its messages, then wants some."""
+
+    def __init__(self, *messages: Outgoing, wanted: int = 1) -> None:
+        self._messages, self._wanted = messages, wanted
+        self.got: list[tuple[str, bytes]] = []
+
+    def start(self) -> tuple[Outgoing, ...]:
+        return self._messages
+
+    def receive(self, sender: str, body: bytes) -> tuple[Outgoing, ...]:
+        self.got.append((sender, body))
+        return ()
+
+    @property
+    def finished(self) -> bool:
+        return len(self.got) >= self._wanted
+
+
+def conversing(wire: Wire, role: Speaker, peers: Sequence[str]) -> Coroutine[Awaited, Frame, None]:
+    return wire.links["active"].converse(Kind.SUM_SETUP, role, peers)
+
+
+def said(wire: Wire, sender: str, kind: Kind, body: bytes = b"", *, step: int = -1) -> Frame:
+    """A frame to the active."""
+    wire.links[sender].send("active", kind, step, body)
+    return sender, wire.carried[sender, "active"].popleft()
+
+
+def test_a_conversation_travels_over_the_links() -> None:
+    wire, role = Wire.of_three(), Speaker(Outgoing("passive", b"to passive"), wanted=2)
+    frames = [said(wire, name, Kind.SUM_SETUP, name.encode()) for name in ("other", "passive")]
+    given(conversing(wire, role, ("passive", "other")), *frames)
+    assert role.got == [("other", b"other"), ("passive", b"passive")]
+    sent = wire.recorded[-1][0]
+    assert (sent.receiver, sent.kind, sent.step) == ("passive", Kind.SUM_SETUP, BEFORE_TRAINING)
+    assert sent.payload == b"to passive"
+
+
+def test_a_conversation_with_somebody_who_takes_no_part_is_refused() -> None:
+    wire, role = Wire.of_three(), Speaker(Outgoing("other", b""))
+    with pytest.raises(LocalProtocolError, match=r"'other', who takes no part in sum-setup"):
+        begun(conversing(wire, role, ["passive"]))
+    assert not wire.recorded
+
+
+@pytest.mark.parametrize(("kind", "step"), [(Kind.SUM, -1), (Kind.SUM_SETUP, 0), (Kind.READY, 0)])
+def test_a_conversation_is_held_before_training_and_of_one_kind(kind: Kind, step: int) -> None:
+    wire, role = Wire.of_three(), Speaker()
+    frame = said(wire, "passive", kind, step=step)
+    with pytest.raises(RemoteProtocolError, match=f"got {kind} of step {step} from passive"):
+        given(conversing(wire, role, ["passive"]), frame)
+    assert not role.got
+
+
+def test_a_peer_that_is_ready_early_is_heard_when_that_is_asked() -> None:
+    wire, role = Wire.of_three(), Speaker(wanted=2)
+
+    async def script() -> str:
+        links = wire.links["active"]
+        await links.converse(Kind.SUM_SETUP, role, ("passive", "other"))
+        return (await links.receive("passive", Kind.READY, step=BEFORE_TRAINING)).sender
+
+    frames = [
+        said(wire, "passive", Kind.SUM_SETUP, b"1"),
+        said(wire, "passive", Kind.READY),
+        said(wire, "other", Kind.SUM_SETUP, b"2"),
+    ]
+    assert given(script(), *frames) == "passive"
+    assert role.got == [("passive", b"1"), ("other", b"2")]
+
+
+def test_after_it_was_ready_a_peer_has_no_part_in_the_conversation() -> None:
+    wire = Wire.of_three()
+    script = conversing(wire, Speaker(wanted=2), ("passive", "other"))
+    assert begun(script).senders == ("passive", "other")
+    assert script.send(said(wire, "passive", Kind.READY)).senders == ("other",)
+    script.close()
