@@ -234,7 +234,7 @@ class LiveRun(LiveSession[Apfed]):
         left = [name for name in self.passives if name not in participants]
         self.method.roll.left.update(dict.fromkeys(left, self._step))
         contract = self.method.contract
-        if self.method.secure_sum.get("backend") != PlainSum.name:
+        if not self.config.secure_sum.kind.unsafe:
             _refuse_to_simulate()
         settings = self.config.secure_sum
         plain = PlainSum(

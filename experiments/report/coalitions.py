@@ -9,17 +9,18 @@ __all__ = ["COALITIONS", "LIMITS", "coalitions_in", "limits_in"]
 
 COALITIONS: tuple[Coalition, ...] = (
     Coalition(
-        methods=("apfed",), sums=("ckks", "ckks_fast"), passives=(2, 1 << 30),
+        methods=("apfed",), sums=("ckks", "bfv"), passives=(2, 1 << 30),
         who="active and aggregator",
         learns="Every single passive's gradient: the active's key opens what the aggregator holds.",
     ),
     Coalition(
-        methods=("apfed",), sums=("bfv", "masked"), passives=(2, 1 << 30),
+        methods=("apfed",), sums=("bfv + pairwise masks", "plain + pairwise masks"),
+        passives=(2, 1 << 30),
         who="active and aggregator",
         learns="The sum only: the masks among the passives remain.",
     ),
     Coalition(
-        methods=("apfed",), sums=("masked_recovery",), passives=(2, 1 << 30),
+        methods=("apfed",), sums=("plain + recoverable masks",), passives=(2, 1 << 30),
         who="active and aggregator",
         learns="In one step the sum only. But with a threshold below M they can call a passive "
         "silent that is not, send the same batch again, and read it out of two sums: exactly "
@@ -146,12 +147,12 @@ LIMITS: tuple[Limit, ...] = (
         sentence="Whoever alters a sum (the aggregator, but not under crypten; or a passive that "
         "puts in other numbers than agreed) sees whether the active takes it, at least from the "
         "run that goes on or stops. With the first refusal the active throws its keys away: a "
-        "session of S steps tells at most log2(S + 1) bits, under ckks and ckks_fast of one "
-        "contribution, else of a sum; sessions that end otherwise and are resumed add their steps "
-        "to S. Under ckks, ckks_fast and bfv all S questions may be about one number, since a "
+        "session of S steps tells at most log2(S + 1) bits, under ckks and bfv without masks of "
+        "one contribution, else of a sum; sessions that end otherwise and are resumed add their "
+        "steps to S. Under ckks and bfv all S questions may be about one number, since a "
         "ciphertext names no step; under the other sums each is about another. A number has about "
         "18 bits. A resumed run has other keys, but computes the same numbers, and each session "
-        "that is stopped and resumed may tell as much again: under ckks, ckks_fast and bfv two or "
+        "that is stopped and resumed may tell as much again: under ckks and bfv two or "
         "three tell a number (one does where S is beyond a hundred thousand), under the others "
         "about twenty. So a run that ended by a refused sum is not resumed unless "
         "`rules.refused_sums` (0) allows as many refusals as all its sessions counted. A new run "
@@ -175,9 +176,9 @@ LIMITS: tuple[Limit, ...] = (
         "and a changed person moves later answers for others.",
     ),
     Limit(
-        methods=("apfed",), sums=("plain", "ckks", "ckks_fast"), noisy=True,
+        methods=("apfed",), sums=("plain", "ckks", "bfv"), noisy=True,
         sentence="Whoever reads single contributions (under plain the aggregator; under ckks and "
-        "ckks_fast active and aggregator together, or the active where the aggregator leaves "
+        "bfv active and aggregator together, or the active where the aggregator leaves "
         "passives out) sees each with the noise of one passive alone, for which no epsilon is "
         "claimed.",
     ),

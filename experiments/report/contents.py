@@ -11,7 +11,6 @@ from experiments.report.folder import Outcome, RunFolder
 from experiments.report.names import method_name, plain, value_told
 from experiments.report.rules import rule_for
 from protocols.psi import SET_INTERSECTIONS
-from protocols.sums import SECURE_SUMS
 from secure_apfed.config.training import TrainSettings
 from secure_apfed.data import find_dataset
 from secure_apfed.defences import DEFENCES, who_applies
@@ -174,9 +173,8 @@ def warnings_of(run: RunFolder) -> tuple[str, ...]:
     if run.situation.method == "single_view":
         return tuple(told)
     if run.situation.method == "apfed":
-        backend = SECURE_SUMS.get(config.secure_sum.protocol)
-        if backend is None or backend.unsafe:
-            name = config.secure_sum.protocol
+        if config.secure_sum.kind.unsafe:
+            name = config.secure_sum.name
             told.append(f"The sum is {name}: the aggregator reads every passive's gradient.")
         if run.situation.passives == 1:
             told.append("There is one passive: the active reads its gradient, whatever the sum.")
@@ -240,8 +238,7 @@ def settings_of(run: RunFolder) -> tuple[tuple[str, str], ...]:
         ("alignment", f"{config.alignment.protocol}, overlap asked {words.percent(data.overlap)}"),
     ]  # fmt: skip
     if outcome.sum:
-        shown = {name: value for name, value in outcome.sum.items() if name != "protocol"}
-        rows.append(("secure sum", value_told(shown)))
+        rows.append(("secure sum", value_told(outcome.sum)))
     guard = {
         key: value
         for key, value in config.guard.model_dump(mode="json").items()

@@ -153,7 +153,7 @@ class RunFolder:
         config = self.config
         return Situation(
             method="apfed" if config.method.startswith("apfed") else config.method,
-            secure_sum=config.secure_sum.protocol,
+            secure_sum=config.secure_sum.name,
             guarded=config.guard.mechanism != "none",
             passives=sum(role == Role.PASSIVE for role in self.roles.values()),
             pairwise=config.alignment.mode == "pairwise",

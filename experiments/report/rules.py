@@ -125,12 +125,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("plain",),
         reads="Every passive's gradient in the clear.",
-        protects="Nothing: `plain` is no secure sum.",
+        protects="Nothing: `plain` without masks is no secure sum.",
         remains="From gradients a passive's features can be rebuilt. It can alter the sum without "
         "being noticed.",
     ),
     Rule(
-        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("ckks", "ckks_fast"),
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("ckks", "bfv"),
         reads="One ciphertext of each passive and step: its size and time, and a digest of what it "
         "answers.",
         protects="Encryption, whose only secret key is at the active. Contributions that answer "
@@ -139,21 +139,21 @@ RULES: tuple[Rule, ...] = (
         "passives out of it.",
     ),
     Rule(
-        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("bfv",),
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("bfv + pairwise masks",),
         reads="One ciphertext of each passive and step: its size and time.",
         protects="BFV encryption, whose only secret key is at the active, over masks that the "
         "passives share in pairs. The masks cancel only if all answer the same representations.",
         remains=_WHO_AND_ALTERS,
     ),
     Rule(
-        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("masked",),
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("plain + pairwise masks",),
         reads="One masked vector of each passive and step, as good as random: its size and time.",
         protects="Masks that the passives share in pairs, and one more that each shares with the "
         "active. They cancel only if all answer the same representations.",
         remains=_WHO_AND_ALTERS,
     ),
     Rule(
-        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("masked_recovery",),
+        kind=Kind.CONTRIBUTION, receiver=Role.AGGREGATOR, sums=("plain + recoverable masks",),
         reads="One masked vector of each passive and step, as good as random: its size and time; "
         "public keys for the next step, and sealed shares that it passes on.",
         protects="Masks that the passives share in pairs, one of each passive's own, and one more "
@@ -163,13 +163,13 @@ RULES: tuple[Rule, ...] = (
         "passive silent that is not.",
     ),
     Rule(
-        kind=Kind.SUM_REQUEST, receiver=Role.PASSIVE, sums=("masked_recovery",),
+        kind=Kind.SUM_REQUEST, receiver=Role.PASSIVE, sums=("plain + recoverable masks",),
         reads="Which passives are counted in the step; their public keys for the next one, and the "
         "shares that they sealed for it.",
         protects="A share alone says nothing of the secret.", remains="Who fell silent, and when.",
     ),
     Rule(
-        kind=Kind.SUM_ANSWER, receiver=Role.AGGREGATOR, sums=("masked_recovery",),
+        kind=Kind.SUM_ANSWER, receiver=Role.AGGREGATOR, sums=("plain + recoverable masks",),
         reads="Of each counted passive the seed of its own mask, of each silent one the key of its "
         "masks with others; for this step only.",
         protects="No passive answers both about one passive, nor twice about one step, nor where "

@@ -34,8 +34,8 @@ class SumAgreement:
         clip_norm: C, the L2 bound of one row of a contribution (no unit), 1e-30 to 1e30.
         bits: signed fixed-point bits of one value, 2 to 24.
         allow_single: permit one contributor, whose "sum" is its own vector.
-        threshold: contributors without whom a step has no sum; None: as many as the backend
-            needs, which is all of them except under masked_recovery.
+        threshold: contributors without whom a step has no sum; None: as many as the sum needs,
+            which is all of them except under recoverable masks.
         noise: deviation of the discrete Gaussian noise that each contributor adds to each value,
             in steps of fixed point, C / (2^(bits - 1) - 1); None: none.
     """

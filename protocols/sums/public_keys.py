@@ -32,23 +32,24 @@ _HALF_WORD = np.uint64(32)
 _LOW_HALF = np.uint64(2**32 - 1)
 
 
-def require_spread(content: bytes, *, degree: int, moduli: Sequence[int], sender: str) -> None:
+def require_spread(numbers_2PN: Residues, moduli: Sequence[int], *, sender: str) -> None:
     """Refuse a public key (b, a) whose residues do not spread as uniform ones do.
 
     Args:
-        content: the key as SEAL writes it, unpacked: at its end b modulo each prime, then a.
-        degree: N.
+        numbers_2PN: b and a modulo each of P primes.
         moduli: the primes, of at most 60 bits.
         sender: of the key.
 
     Raises:
-        RemoteProtocolError: names what does not spread.
+        RemoteProtocolError: names what does not spread, or numbers that are no residues.
     """
-    numbers = np.frombuffer(content, dtype="<u8", offset=len(content) % (8 * degree))
     for place, modulus in enumerate(moduli):
-        transformed_PN = numbers.reshape(2, len(moduli), degree)[:, place]
-        for pair_PN in (transformed_PN, coefficients(transformed_PN, modulus)):
-            b_N, a_N = pair_PN
+        transformed_2N = numbers_2PN[:, place]
+        if int(transformed_2N.max()) >= modulus:
+            raise RemoteProtocolError(
+                f"the public key from {sender} holds numbers beyond the modulus"
+            )
+        for b_N, a_N in (transformed_2N, coefficients(transformed_2N, modulus)):
             for tested_N in (b_N, a_N, b_N + a_N, b_N + (np.uint64(modulus) - a_N)):
                 _require_uniform(tested_N % np.uint64(modulus), modulus, sender)
 

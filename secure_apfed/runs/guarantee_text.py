@@ -17,7 +17,7 @@ def guarantee_text(config: Config, method: Method, labels: LabelMechanism) -> st
     seeded = config.guard.noise != "secret"
     also = statements(config.defences, config.method)
     if method.contributions:
-        also.insert(0, contributions_told(config.secure_sum.protocol, seeded=seeded))
+        also.insert(0, contributions_told(config.secure_sum.kind.leaks.single, seeded=seeded))
     return guarantee_of(
         method.guarantee, labels, private_training=method.training is not None, seeded=seeded,
         also=also,

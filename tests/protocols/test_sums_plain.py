@@ -68,7 +68,7 @@ def test_sizes_are_checked() -> None:
     played = raw_parties()
     contributions = played.contribute([np.zeros((1, 2))] * 3, played.next())
     frame = bytearray(contributions["passive_1"])
-    frame[32:36] = (3).to_bytes(4, "big")
+    frame[48:52] = (3).to_bytes(4, "big")
     altered = {
         name: bytes(frame[:6]) + data[6:8] + bytes(frame[8:])
         for name, data in contributions.items()

@@ -16,7 +16,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.methods import Apfed, open_method
 from tests.secure_apfed.single_steps import ROWS, random_data, step_config
-from tests.with_crypten import usable
+from tests.with_crypten import pair_of, usable
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -139,7 +139,7 @@ def test_without_weight_it_is_single_view_learning_bit_for_bit(
     protocol: str, guard: dict[str, Any]
 ) -> None:
     passives = {"default": {"objective": CONTRASTIVE, "weight": 0.0}}
-    config = config_of(passives=passives, guard=guard, secure_sum={"protocol": protocol})
+    config = config_of(passives=passives, guard=guard, secure_sum=pair_of(protocol))
     data = vertical_data(2, aligned=30)
     apfed, single = opened(config, data), opened(config_of("single_view"), data)
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 2):
@@ -165,13 +165,15 @@ class Spy:
         return self.decoded[-1]
 
 
-@pytest.mark.parametrize("protocol", usable(["ckks", "bfv", "masked", "crypten"]))
+@pytest.mark.parametrize(
+    "protocol", usable(["ckks", "bfv + pairwise masks", "plain + pairwise masks", "crypten"])
+)
 def test_a_protected_sum_is_the_plain_one_within_its_rounding(protocol: str) -> None:
     decoded = {}
     rounding = 0.0
     for name in ("plain", protocol):
         passives = passive_settings([RECONSTRUCTION, CONTRASTIVE], 3)
-        sums = {"protocol": name, "clip": 0.5}
+        sums = {**pair_of(name), "clip": 0.5}
         method = opened(config_of(passives=passives, secure_sum=sums), vertical_data(3))
         assert method.active.receiver is not None
         method.active.receiver = spy = Spy(method.active.receiver)  # type: ignore[assignment]  # decodes only
@@ -213,7 +215,7 @@ def test_five_envelopes_with_two_passives() -> None:
 
 def test_one_passive_is_refused_unless_the_contract_allows_it() -> None:
     config = config_of(
-        passives={"default": {"objective": RECONSTRUCTION}}, secure_sum={"protocol": "ckks"}
+        passives={"default": {"objective": RECONSTRUCTION}}, secure_sum={"scheme": "ckks"}
     )
     with pytest.raises(ConfigError, match=r"secure_sum\.allow_single_passive: .*hides nothing"):
         opened(config, vertical_data(1))
@@ -228,7 +230,7 @@ def test_apfed_wants_an_objective_and_apfed_r_only_its_own() -> None:
 
 
 def test_fixed_point_needs_a_bound() -> None:
-    config = config_of("apfed_c", secure_sum={"protocol": "ckks", "clip": None})
+    config = config_of("apfed_c", secure_sum={"scheme": "ckks", "clip": None})
     with pytest.raises(ConfigError, match=r"secure_sum\.clip: ckks needs a bound"):
         opened(config, vertical_data(2))
 

@@ -14,6 +14,7 @@ from tests.secure_apfed.test_methods_apfed import (
     opened,
     vertical_data,
 )
+from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -24,7 +25,7 @@ def test_two_rounds_train_like_one(monkeypatch: pytest.MonkeyPatch) -> None:
     clip = 1e9  # so large that nothing is cut
     data = vertical_data(3)
     one, two = (
-        opened(config_of(passives=passives, secure_sum={"protocol": name, "clip": clip}), data)
+        opened(config_of(passives=passives, secure_sum={**pair_of(name), "clip": clip}), data)
         for name in ("plain", TwiceSum.name)
     )
     for step, rows_B in enumerate(data.train_rows.split(16)):

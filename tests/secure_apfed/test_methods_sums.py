@@ -15,11 +15,11 @@ from tests.secure_apfed.test_methods_apfed import (
     passive_settings,
     vertical_data,
 )
-from tests.with_crypten import usable_secure_sums
+from tests.with_crypten import pair_of, usable_secure_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
-OTHERS = [name for name in usable_secure_sums() if name != "masked"]
+OTHERS = [name for name in usable_secure_sums() if name != "plain + pairwise masks"]
 STEPS = 3
 
 
@@ -41,10 +41,10 @@ def trained(passives: int, **secure_sum: Any) -> tuple[Apfed, list[Tensor]]:
 
 
 @pytest.mark.parametrize("passives", [1, 2])
-@pytest.mark.parametrize("protocol", OTHERS)
-def test_every_secure_sum_trains_the_same_model(protocol: str, passives: int) -> None:
-    usual, expected = trained(passives, protocol="masked")
-    method, sums = trained(passives, protocol=protocol)
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_secure_sum_trains_the_same_model(name: str, passives: int) -> None:
+    usual, expected = trained(passives, scheme="plain", masks="pairwise")
+    method, sums = trained(passives, **pair_of(name))
     assert all(map(torch.equal, sums, expected))
     for mine, other in zip(
         method.active.networks.encoder.parameters(),
@@ -56,23 +56,23 @@ def test_every_secure_sum_trains_the_same_model(protocol: str, passives: int) ->
 
 @pytest.mark.parametrize("passives", [1, 2])
 def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
-    _, expected = trained(passives, protocol="plain")
-    method, sums = trained(passives, protocol="masked")
+    _, expected = trained(passives, scheme="plain")
+    method, sums = trained(passives, scheme="plain", masks="pairwise")
     rounding = float(str(method.secure_sum["rounding"]))
     assert 0 < (sums[0] - expected[0]).abs().max() <= rounding + 1e-12
     torch.testing.assert_close(sums[-1], expected[-1], rtol=0, atol=50 * rounding)
 
 
-@pytest.mark.parametrize("protocol", ["ckks", "ckks_fast", "bfv"])
-def test_zeros_ahead_train_the_same_model_with_one_passive(protocol: str) -> None:
-    _, expected = trained(1, protocol="masked")
-    _, sums = trained(1, protocol=protocol, zero_pool=2, worker=False)
+@pytest.mark.parametrize("name", ["ckks", "bfv", "bfv + pairwise masks"])
+def test_zeros_ahead_train_the_same_model_with_one_passive(name: str) -> None:
+    _, expected = trained(1, scheme="plain", masks="pairwise")
+    _, sums = trained(1, **pair_of(name), zero_pool=2, worker=False)
     assert all(map(torch.equal, sums, expected))
 
 
-@pytest.mark.parametrize("protocol", [*OTHERS, "masked", "plain"])
-def test_one_passive_adds_noise_under_every_sum(protocol: str) -> None:
-    _, quiet = trained(1, protocol="masked")
-    _, sums = trained(1, protocol=protocol, noise={"sigma": 0.01})
+@pytest.mark.parametrize("name", [*OTHERS, "plain + pairwise masks", "plain"])
+def test_one_passive_adds_noise_under_every_sum(name: str) -> None:
+    _, quiet = trained(1, scheme="plain", masks="pairwise")
+    _, sums = trained(1, **pair_of(name), noise={"sigma": 0.01})
     noise = sums[0] - quiet[0]
     assert 0.005 < noise.std() < 0.015  # of 64 values: more than five deviations either way
