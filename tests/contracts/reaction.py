@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
 from protocols.errors import RemoteProtocolError
-from protocols.sums import StepBinding, SumReceiver
+from protocols.sums import BfvSum, StepBinding, SumReceiver
 from protocols.sums.frames import Frame
 from protocols.sums.homomorphic import HomomorphicSum
 from protocols.sums.masked import MaskedSum
@@ -112,9 +112,9 @@ def key_coefficients(played: Parties, takes: Callable[..., bool], count: int) ->
     which is padding and must round to 0, and to noise below half a step elsewhere.
     """
     described = played.sum
-    assert isinstance(described, HomomorphicSum)
+    assert isinstance(described, BfvSum)
     residues, degree = described.cipher.residues, described.packing.slots
-    step = residues.modulus >> described.headroom.plain_bits  # type: ignore[union-attr]
+    step = residues.modulus >> described.headroom.plain_bits
     small, near = step // 4, step // 2 - step // 8
 
     def beyond(coefficient: int, sign: int) -> bool:

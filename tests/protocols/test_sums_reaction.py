@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums import BfvSum
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frames import Frame
-from protocols.sums.homomorphic import HomomorphicSum, KeyHolder
+from protocols.sums.homomorphic import KeyHolder
 from protocols.sums.seal_cipher import SealContext
 from tests.contracts.reaction import (
     Reactions,
@@ -31,9 +32,9 @@ def fresh(choice: str) -> Parties:
 
 def true_key(played: Parties) -> list[int]:
     """The key's first coefficients, from decrypting (0, step): for the judge alone."""
-    assert isinstance(played.sum, HomomorphicSum)
+    assert isinstance(played.sum, BfvSum)
     cipher, context = played.sum.cipher, vars(played.receiver)["_context"]
-    step = cipher.residues.modulus >> played.sum.headroom.plain_bits  # type: ignore[union-attr]
+    step = cipher.residues.modulus >> played.sum.headroom.plain_bits
     numbers = np.zeros(2 * played.sum.packing.slots, dtype=np.uint64)
     numbers[played.sum.packing.slots] = step
     blob = cipher.residues.pack(numbers)

@@ -199,7 +199,12 @@ def test_a_plan_forecasts_what_the_run_then_sends(
 def test_a_plan_warns_of_unsafe_and_costly_choices(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unsafe = ["--set", "guard={mechanism: none}", "--set", "secure_sum={scheme: plain}"]
+    unsafe = [
+        "--set",
+        "guard={mechanism: none}",
+        "--set",
+        "secure_sum={scheme: plain, masks: none}",
+    ]
     wide = ["--set", "model={hidden: [8], representation: 2000, projection: none}"]
     warned = " ".join(told(capsys, "plan", config_file, *unsafe, *wide)["warnings"])
     assert "this sends 2,000 numbers a row; with model.projection: 64 it would be 31" in warned

@@ -43,7 +43,7 @@ def config(**secure_sum: Any) -> Config:
 
 
 def pool_of(contributor: object) -> Any:
-    return vars(contributor)["_setup"][2]
+    return vars(contributor)["_key"][1]
 
 
 @pytest.mark.parametrize("worker", [False, True])
@@ -76,7 +76,7 @@ def test_without_a_pool_there_is_no_worker_and_nothing_to_do() -> None:
     assert worker_for(SumSettings(scheme="ckks")) is None
     assert worker_for(SumSettings(scheme="ckks", worker=True)) is None
     assert worker_for(SumSettings(scheme="ckks", zero_pool=1, worker=False)) is None
-    with pytest.raises(ValueError, match="zero_pool is for sums that encrypt; masked does not"):
+    with pytest.raises(ValueError, match=r"zero_pool is for sums that encrypt; plain \+ pairwise"):
         SumSettings(scheme="plain", masks="pairwise", zero_pool=1)
 
 

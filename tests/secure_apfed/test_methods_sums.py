@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from protocols.sums import SECURE_SUMS
+from secure_apfed.config.training import SumSettings
 from secure_apfed.methods.apfed import Apfed
 from tests.secure_apfed.test_methods_apfed import (
     CONTRASTIVE,
@@ -76,3 +78,14 @@ def test_one_passive_adds_noise_under_every_sum(name: str) -> None:
     _, sums = trained(1, **pair_of(name), noise={"sigma": 0.01})
     noise = sums[0] - quiet[0]
     assert 0.005 < noise.std() < 0.015  # of 64 values: more than five deviations either way
+
+
+@pytest.mark.parametrize("pair", [{"masks": "pairwise"}, {"scheme": "bvf", "masks": "pairwise"}])
+def test_a_pair_that_there_is_not_is_refused_with_those_that_there_are(
+    pair: dict[str, Any],
+) -> None:
+    with pytest.raises(ValueError, match="no sum with scheme .* did you mean") as caught:
+        SumSettings(**pair)
+    for kind in SECURE_SUMS.values():
+        assert f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" in str(caught.value)
+        assert SumSettings(scheme=kind.scheme, masks=kind.masks).kind is kind
