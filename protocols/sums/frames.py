@@ -141,18 +141,12 @@ class Frame:
             blobs=_read_blobs(data, count, sender),
         )
 
-    def require_blobs(self, sender: str, count: int, size: int | None = None) -> None:
-        """Raise RemoteProtocolError unless there are `count` blobs, of `size` bytes each."""
+    def require_blobs(self, sender: str, count: int) -> None:
+        """Raise RemoteProtocolError unless there are `count` blobs."""
         if len(self.blobs) != count:
             raise RemoteProtocolError(
                 f"{sender} sent {len(self.blobs)} parts in {self.kind.noun}, expected {count}"
             )
-        for blob in self.blobs:
-            if size is not None and len(blob) != size:
-                raise RemoteProtocolError(
-                    f"{sender} sent a part of {len(blob)} bytes in {self.kind.noun} of "
-                    f"{self.rows}x{self.columns} values, expected {size}"
-                )
 
 
 def frame_bytes(blob_sizes: Collection[int]) -> int:
@@ -251,8 +245,6 @@ class AgreedFrames:
         """Raise LocalProtocolError in a process that holds a copy of this role by a fork."""
         self._fork_check.require()
 
-    # Setup.
-
     def setup(self, *blobs: bytes) -> bytes:
         """Frame a setup message."""
         return Frame(
@@ -293,8 +285,6 @@ class AgreedFrames:
                 f"{sender} sets up {frame.name} with other parameters than {me}"
             )
         return frame
-
-    # The first round, and the sum.
 
     def contribution(
         self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
@@ -373,8 +363,6 @@ class AgreedFrames:
         self.begin_step(binding)
         return frame
 
-    # The second round.
-
     def request(self, to: str, blobs: Sequence[bytes]) -> bytes:
         """Frame what the aggregator asks of the contributor called `to`.
 
@@ -426,8 +414,6 @@ class AgreedFrames:
                 "one agreed"
             )
         return frames
-
-    # What the two rounds check.
 
     def _present(
         self, bodies: Mapping[str, bytes], expected: Collection[str], what: str

@@ -33,11 +33,9 @@ mask shared with the active, as under `masked`, keeps the sum from the aggregato
 4. `combine`: rebuilds those secrets and takes off what does not cancel; `decode` the rest.
 """
 
-import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
@@ -45,7 +43,7 @@ from numpy.typing import NDArray
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.seal import RunKey, SealedLink, fresh_run_key
-from protocols.sums.agreement import StepBinding, SumAgreement
+from protocols.sums.agreement import StepBinding
 from protocols.sums.frames import AgreedFrames, Frame, frame_bytes
 from protocols.sums.interface import (
     ALTERED_SUM,
@@ -74,13 +72,10 @@ __all__ = [
     "RecoverableContributor",
     "RecoverableReceiver",
     "RecoverableSum",
-    "pack_names",
-    "parse_names",
 ]
 
 _SETUP = b"setup"
 _STEP_MASK = b"secure-apfed step mask v1"
-_POSITION_BYTES = 2
 
 
 @dataclass(frozen=True)
@@ -270,7 +265,7 @@ class RecoverableContributor(StepContributor):
         agreement = self._sum.agreement
         add_keystream(total_BD, step.own.seed, binding.digest, sign=1)
         for peer, held in step.held.items():
-            seed = _step_seed(step.own.key, held.public, agreement, self.me, peer)
+            seed = pair_seed(step.own.key, held.public, agreement, (self.me, peer), use=_STEP_MASK)
             # The earlier of two passives adds what the later one subtracts.
             earlier = self._position < agreement.position(peer)
             add_keystream(total_BD, seed, binding.digest, sign=1 if earlier else -1)
@@ -306,7 +301,7 @@ class RecoverableContributor(StepContributor):
         aggregator = agreement.combiner
         if not blobs:
             raise RemoteProtocolError(f"{aggregator} sent a request that counts nobody")
-        counted = parse_names(blobs[0], agreement, sender=aggregator)
+        counted = agreement.parse_names(blobs[0], sender=aggregator)
         strangers = [name for name in counted if name != self.me and name not in step.held]
         if strangers or self.me not in counted or len(counted) < self._frames.least:
             raise RemoteProtocolError(
@@ -344,7 +339,7 @@ class RecoverableContributor(StepContributor):
 
     def _bound(self, step: _Step, binding_digest: bytes) -> bytes:
         """What seals of this step hold on to: what it answers, and who takes part in it."""
-        return binding_digest + pack_names([self.me, *step.held], self._sum.agreement)
+        return binding_digest + self._sum.agreement.pack_names([self.me, *step.held])
 
 
 @dataclass(frozen=True)
@@ -435,7 +430,7 @@ class RecoverableCombiner(KeepsSecrets):
             else:
                 key = rebuilt_key(shares[name], announced, agreement, name)
                 self._take_off_pairs(name, key, underway)
-        counted = pack_names(underway.counted, agreement)
+        counted = agreement.pack_names(underway.counted)
         return self._frames.sum_of(underway.frames, (total.tobytes(), counted))
 
     def _announcement(self, frame: Frame, roster: int) -> Announcement:
@@ -453,7 +448,7 @@ class RecoverableCombiner(KeepsSecrets):
             if name != to:
                 receivers = [other for other in underway.roster if other != name]
                 parcels.append(frame.blobs[2 + receivers.index(to)])
-        counted = pack_names(underway.counted, self._sum.agreement)
+        counted = self._sum.agreement.pack_names(underway.counted)
         return self._frames.request(to, (counted, *parcels))
 
     def _shares(
@@ -474,7 +469,8 @@ class RecoverableCombiner(KeepsSecrets):
         """Take off the masks that those counted share with one who fell silent, under its key."""
         agreement, binding = self._sum.agreement, underway.frames[0].binding
         for name in underway.counted:
-            seed = _step_seed(key, underway.roster[name].public, agreement, name, silent)
+            public = underway.roster[name].public
+            seed = pair_seed(key, public, agreement, (name, silent), use=_STEP_MASK)
             # The counted one added it where it comes first.
             added = agreement.position(name) < agreement.position(silent)
             add_keystream(underway.total, seed, binding, sign=-1 if added else 1)
@@ -492,7 +488,7 @@ class RecoverableReceiver(MaskedReceiver):
     def _counted(self, frame: Frame) -> Sequence[str]:
         agreement = self._sum.agreement
         frame.require_blobs(agreement.combiner, 2)
-        counted = parse_names(frame.blobs[1], agreement, sender=agreement.combiner)
+        counted = agreement.parse_names(frame.blobs[1], sender=agreement.combiner)
         if len(counted) != frame.party:
             raise RemoteProtocolError(
                 f"{agreement.combiner} sent a sum of {frame.party} contributions and names "
@@ -500,32 +496,3 @@ class RecoverableReceiver(MaskedReceiver):
             )
         self.counted = counted
         return counted
-
-
-def _step_seed(key: RunKey, public: bytes, agreement: SumAgreement, one: str, other: str) -> bytes:
-    """The seed of the mask that two passives share in one step."""
-    return pair_seed(key, public, agreement, (one, other), use=_STEP_MASK)
-
-
-def pack_names(names: Collection[str], agreement: SumAgreement) -> bytes:
-    """A set of contributors on the wire: their positions, rising, two bytes each."""
-    positions = sorted(agreement.position(name) for name in names)
-    return struct.pack(f">{len(positions)}H", *positions)
-
-
-def parse_names(data: bytes, agreement: SumAgreement, *, sender: str) -> tuple[str, ...]:
-    """Return the contributors that `sender` named, in the agreement's order.
-
-    Raises:
-        RemoteProtocolError: anything but the canonical bytes of a set of contributors.
-    """
-    count, rest = divmod(len(data), _POSITION_BYTES)
-    agreed = agreement.contributors
-    positions = struct.unpack_from(f">{count}H", data)
-    rising = all(low < high for low, high in pairwise(positions))
-    if rest or not rising or any(position >= len(agreed) for position in positions):
-        raise RemoteProtocolError(
-            f"{sender} named a set of contributors in {len(data)} bytes that are none; expected "
-            f"rising positions below {len(agreed)}"
-        )
-    return tuple(agreed[position] for position in positions)

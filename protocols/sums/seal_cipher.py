@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +33,15 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums.public_keys import require_spread
 from protocols.sums.roles import KeepsSecrets
 
-__all__ = ["Residues", "ScratchFile", "SealCipher", "SealContext", "SealForm", "scratch_file"]
+__all__ = [
+    "Residues",
+    "ScratchFile",
+    "SealCipher",
+    "SealContext",
+    "SealForm",
+    "coefficients",
+    "scratch_file",
+]
 
 Numbers = NDArray[np.uint64]
 _WORD = np.dtype("<u8")
@@ -180,6 +188,33 @@ class SealContext(KeepsSecrets):
     decryptor: Any = field(repr=False)
 
 
+@lru_cache(maxsize=8)
+def _modulo(degree: int, modulus: int) -> tuple[Any, SealForm]:
+    """SEAL modulo one prime alone, for transforms: nothing is encrypted under it."""
+    parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+    parameters.set_poly_modulus_degree(degree)
+    parameters.set_coeff_modulus([seal.Modulus(modulus)])
+    context, sample = (
+        seal.SEALContext(parameters, False, seal.SEC_LEVEL_TYPE.NONE),
+        seal.PublicKey(),
+    )
+    seal.KeyGenerator(context).create_public_key(sample)
+    return context, SealForm.of(sample.data(), 2 * degree)
+
+
+def coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
+    """The coefficients of two polynomials that SEAL keeps as values at the odd powers of a root.
+
+    The second one is not zero: SEAL takes none such for a ciphertext.
+    """
+    context, form = _modulo(transformed_2N.shape[1], modulus)
+    pair = seal.Ciphertext(context)
+    with scratch_file() as scratch:
+        form.load(pair, context, transformed_2N.tobytes(), scratch)
+        seal.Evaluator(context).transform_from_ntt_inplace(pair)
+        return form.numbers(pair, scratch).reshape(2, -1)
+
+
 class SealCipher(ABC):
     """A scheme of SEAL under one set of parameters; they never come from a peer.
 
@@ -263,9 +298,16 @@ class SealCipher(ABC):
                 f"the public key from {sender} has {len(key)} bytes, expected {expected}"
             )
         numbers_2PN = np.frombuffer(key, _WORD).reshape(2, len(self.moduli), self.poly_degree)
-        require_spread(numbers_2PN, self.moduli, sender=sender)
         loaded = seal.PublicKey()
         with _seal_errors_as(f"SEAL refuses the public key from {sender}"):
+            for place, modulus in enumerate(self.moduli):
+                key_2N = numbers_2PN[:, place]
+                if int(key_2N.max()) >= modulus:
+                    raise RemoteProtocolError(
+                        f"the public key from {sender} holds numbers beyond the modulus"
+                    )
+                require_spread(key_2N, modulus, sender=sender)
+                require_spread(coefficients(key_2N, modulus), modulus, sender=sender)
             with scratch_file() as scratch:
                 self._key_form.load(loaded, self._seal, key, scratch)
             context = SealContext(loaded, seal.Encryptor(self._seal, loaded), None)
@@ -372,5 +414,7 @@ def _seal_errors_as(refusal: str) -> Iterator[None]:
     """Whatever SEAL raises over a peer's numbers is a RemoteProtocolError that says `refusal`."""
     try:
         yield
+    except RemoteProtocolError:
+        raise
     except _SEAL_ERRORS as error:
         raise RemoteProtocolError(refusal) from error

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from protocols.errors import RemoteProtocolError
 from protocols.sums import CkksSum
 from protocols.sums.homomorphic import Encrypter, HomomorphicSum
-from protocols.sums.public_keys import coefficients
-from protocols.sums.seal_cipher import SealCipher, SealContext
+from protocols.sums.seal_cipher import SealCipher, SealContext, coefficients
 from tests.contracts.public_keys import genuine_key, residues_of, setup_with
 from tests.contracts.sum_parties import agreement, binding, make
 

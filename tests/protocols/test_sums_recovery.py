@@ -15,7 +15,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import SECURE_SUMS, RecoverableSum, StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.frames import Frame, FrameKind
-from protocols.sums.recoverable import RecoverableContributor, pack_names, parse_names
+from protocols.sums.recoverable import RecoverableContributor
 from protocols.sums.step_keys import Announcement, StepKeys, join, rebuilt_seed, split
 from tests.contracts.sum_parties import Parties, agreement, binding, make, random_values
 from tests.protocols.test_sums_masked import looks_uniform
@@ -141,7 +141,7 @@ def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
     # An aggregator that asks all the same is told nothing.
     forged = session.combiner._frames  # type: ignore[attr-defined]  # of this backend
     forged._underway = replace(Frame.parse(frames["passive_1"], sender="passive_1"), blobs=())
-    counted = pack_names(session.names[:2], session.sum.agreement)
+    counted = session.sum.agreement.pack_names(session.names[:2])
     parcel = blobs(frames["passive_2"])[2]
     with pytest.raises(RemoteProtocolError, match="counted among 3 or more of"):
         session.contributors["passive_1"].answer(forged.request("passive_1", (counted, parcel)))
@@ -202,7 +202,7 @@ def counting(
             if other != me
         ]
         header = replace(Frame.parse(frames[me], sender=me), kind=FrameKind.REQUEST)
-        named = pack_names(counted, session.sum.agreement)
+        named = session.sum.agreement.pack_names(counted)
         requests[me] = replace(header, blobs=(named, *parcels)).pack()
     return requests
 
@@ -300,7 +300,7 @@ def test_passives_who_were_told_different_sets_do_not_answer_again() -> None:
     others = session.names[1:]
     frames = {me: session.contributors[me].contribute(np.ones(SHAPE), bound) for me in others}
     parcels = {"passive_2": [blobs(frames["passive_3"])[3], blobs(frames["passive_4"])[2]]}
-    named = pack_names(others, session.sum.agreement)
+    named = session.sum.agreement.pack_names(others)
     header = replace(Frame.parse(frames["passive_2"], sender="passive_2"), kind=FrameKind.REQUEST)
     request = replace(header, blobs=(named, *parcels["passive_2"])).pack()
     with pytest.raises(RemoteProtocolError, match="of passive_4 for passive_2 do not authenticate"):
@@ -417,8 +417,8 @@ def test_a_sum_names_those_whom_it_counts() -> None:
     answers = {me: session.contributors[me].answer(requests[me]) for me in frames}
     combined = session.combiner.combine(answers, bound.digest)
     total, counted = blobs(combined)
-    assert parse_names(counted, session.sum.agreement, sender="x") == session.names[:3]
-    everybody = pack_names(session.names, session.sum.agreement)
+    assert session.sum.agreement.parse_names(counted, sender="x") == session.names[:3]
+    everybody = session.sum.agreement.pack_names(session.names)
     for parts, party, message in (
         ((total, everybody), 3, "a sum of 3 contributions and names 4 contributors"),
         ((total,), 3, "sent 1 parts in a sum, expected 2"),
@@ -434,7 +434,8 @@ def test_a_sum_names_those_whom_it_counts() -> None:
 def _receiver_like(session: Session) -> Any:
     """A receiver with the same seeds that has opened nothing."""
     made = session.sum.receiver()
-    vars(made)["_seeds"] = vars(session.receiver)["_seeds"]
+    mine, known = (vars(vars(role)["_seeds"]) for role in (made, session.receiver))
+    mine["_seeds"] = dict(known["_seeds"])
     return made
 
 
@@ -665,9 +666,9 @@ def test_shares_of_other_sizes_are_refused(bad: dict[int, bytes]) -> None:
 def test_any_bytes_name_a_set_or_are_refused(data: bytes) -> None:
     agreed: SumAgreement = agreement(5)
     try:
-        names = parse_names(data, agreed, sender="peer")
+        names = agreed.parse_names(data, sender="peer")
     except RemoteProtocolError:
         return
-    assert pack_names(names, agreed) == data
+    assert agreed.pack_names(names) == data
     assert len(set(names)) == len(names)
     assert isinstance(RecoverableSum(agreed).contributor("passive_1"), RecoverableContributor)

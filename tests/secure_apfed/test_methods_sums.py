@@ -84,7 +84,7 @@ def test_one_passive_adds_noise_under_every_sum(name: str) -> None:
 def test_a_pair_that_there_is_not_is_refused_with_those_that_there_are(
     pair: dict[str, Any],
 ) -> None:
-    with pytest.raises(ValueError, match="no sum with scheme .* did you mean") as caught:
+    with pytest.raises(ValueError, match=r"no sum with scheme .* did you mean") as caught:
         SumSettings(**pair)
     for kind in SECURE_SUMS.values():
         assert f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" in str(caught.value)
