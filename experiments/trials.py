@@ -65,7 +65,7 @@ class Variant:
         }
         if not self.protected:
             changes["guard"] = GuardSettings(mechanism="none")
-            changes["secure_sum"] = SumSettings(protocol="plain", clip=base.secure_sum.clip)
+            changes["secure_sum"] = SumSettings(scheme="plain", clip=base.secure_sum.clip)
         return base.model_copy(update=changes)
 
 

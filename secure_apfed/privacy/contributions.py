@@ -3,7 +3,7 @@
 Run by: every passive, which charges its own ledger before each contribution. Against: the
 active, which reads the sum, together with as many passives as the settings count as
 colluders: their noise they can take off, so only the others' is counted. It needs what keeps
-single contributions from the active: under ckks and ckks_fast the active and the aggregator
+single contributions from the active: under ckks and bfv without masks the active and the aggregator
 together see each passive's part with that passive's noise alone.
 
 Guarantee: two runs that differ in one person's features at one passive give sums that are

@@ -35,25 +35,20 @@ _CONTRIBUTIONS = (
     "passive, its networks held fixed, by the noise of honest passives, against whoever reads the "
     "sums alone; a step that is played again in a later session counts again"
 )
-_SINGLE = {
-    "plain": "not against the aggregator, which reads each contribution",
-    "ckks": "not against active and aggregator together, who read each contribution",
-    "ckks_fast": "not against active and aggregator together, who read each contribution",
-}
 
 
-def contributions_told(protocol: str, *, seeded: bool) -> str:
+def contributions_told(single: str, *, seeded: bool) -> str:
     """What noise under the sum gives.
 
     Args:
-        protocol: of the sum.
+        single: who reads single contributions, as the sum says it; "": nobody.
         seeded: whether the noise is derived from the run's seed.
     """
     seed = (
         "only against somebody who does not know the run's seed, and while no step is played "
         "twice, in this run or with other numbers in another of that seed"
     )
-    more = [_SINGLE[protocol]] if protocol in _SINGLE else []
+    more = [f"not against {single}"] if single else []
     return "; ".join([_CONTRIBUTIONS, *more, *([seed] if seeded else [])])
 
 

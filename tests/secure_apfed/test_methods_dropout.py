@@ -11,7 +11,7 @@ import torch
 from protocols.errors import PartyLeftError, RemoteProtocolError
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement
-from protocols.sums.recovery_contributor import RecoveryContributor
+from protocols.sums.recoverable import RecoverableContributor
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, InMemoryTransport, Kind
@@ -25,6 +25,7 @@ from tests.secure_apfed.test_methods_apfed import (
     opened,
     vertical_data,
 )
+from tests.with_crypten import pair_of
 
 BEFORE_CONTRIBUTING, BEFORE_ANSWERING = Kind.CONTRIBUTION, Kind.SUM_ANSWER
 ORDER = (BEFORE_CONTRIBUTING, BEFORE_ANSWERING)
@@ -55,7 +56,7 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, Kind]]:
 class Recorder:
     """A contributor that remembers the integers that it put in."""
 
-    def __init__(self, inner: RecoveryContributor, agreement: SumAgreement) -> None:
+    def __init__(self, inner: RecoverableContributor, agreement: SumAgreement) -> None:
         self._inner, self._fixed_point = inner, FixedPoint.of(agreement)
         self.integers: dict[int, Any] = {}
 
@@ -70,7 +71,7 @@ class Recorder:
 
 
 def recovering(passives: int, threshold: int | None) -> Any:
-    sums = {"protocol": "masked_recovery", "clip": 0.5, "threshold": threshold}
+    sums = {"scheme": "plain", "masks": "recoverable", "clip": 0.5, "threshold": threshold}
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     return opened(config, vertical_data(passives))
 
@@ -135,11 +136,13 @@ def test_nothing_is_sent_to_who_left(deaths: dict[str, tuple[int, Kind]]) -> Non
     assert max(flow.last_step for flow in to_it) == 1
 
 
-@pytest.mark.parametrize(("protocol", "threshold"), [("masked", None), ("masked_recovery", 3)])
+@pytest.mark.parametrize(
+    ("protocol", "threshold"), [("plain + pairwise masks", None), ("plain + recoverable masks", 3)]
+)
 def test_a_contract_that_says_abort_stops_for_all(
     deaths: dict[str, tuple[int, Kind]], protocol: str, threshold: int | None
 ) -> None:
-    sums = {"protocol": protocol, "threshold": threshold}
+    sums = {**pair_of(protocol), "threshold": threshold}
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     method = opened(config, vertical_data(3))
     assert method.contract.when_a_party_leaves == "abort"
@@ -153,16 +156,16 @@ def test_a_contract_that_says_abort_stops_for_all(
 @pytest.mark.parametrize(
     ("protocol", "threshold", "message"),
     [
-        ("ckks", 2, "does not go with ckks; only masked_recovery"),
-        ("masked_recovery", 5, "5 of 4 passives does not go with masked_recovery"),
-        ("masked_recovery", 2, "not above half of 4 passives.*say 3 or more"),
+        ("ckks", 2, "does not go with ckks; only recoverable masks"),
+        ("plain + recoverable masks", 5, r"5 of 4 passives does not go with plain \+ recoverable"),
+        ("plain + recoverable masks", 2, "not above half of 4 passives.*say 3 or more"),
         ("plain", 3, "does not go with plain"),
     ],
 )
 def test_thresholds_that_do_not_fit_are_refused(
     protocol: str, threshold: int, message: str
 ) -> None:
-    sums = {"protocol": protocol, "threshold": threshold}
+    sums = {**pair_of(protocol), "threshold": threshold}
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     with pytest.raises(ConfigError, match=rf"secure_sum\.threshold: .*{message}"):
         opened(config, vertical_data(4))
@@ -175,7 +178,8 @@ def test_the_contract_names_the_threshold_that_holds() -> None:
     assert recovering(3, 2).contract.when_a_party_leaves == "recover"
     passives = {"default": {"objective": CONTRASTIVE}}
     other = opened(
-        config_of(passives=passives, secure_sum={"protocol": "masked"}), vertical_data(3)
+        config_of(passives=passives, secure_sum={"scheme": "plain", "masks": "pairwise"}),
+        vertical_data(3),
     )
     assert "threshold" not in other.contract.secure_sum
 
@@ -187,7 +191,7 @@ def digits(threshold: int | None, **changes: Any) -> Config:
         "data": {"dataset": "digits", "views": 4},
         "model": {"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
         "train": {"epochs": 12, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
-        "secure_sum": {"protocol": "masked_recovery", "threshold": threshold},
+        "secure_sum": {"scheme": "plain", "masks": "recoverable", "threshold": threshold},
         "guard": {"mechanism": "none"},
         "rules": {"minimum_spread": 0.0},
     }
@@ -227,7 +231,8 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
 ) -> None:
     """Two sums of one step with the same noise would differ by it, under its own noise alone."""
     sums = {
-        "protocol": "masked_recovery", "clip": 0.5, "threshold": threshold, "noise": {"sigma": 0.5},
+        "scheme": "plain", "masks": "recoverable", "clip": 0.5, "threshold": threshold,
+        "noise": {"sigma": 0.5},
     }  # fmt: skip
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     data = vertical_data(4)

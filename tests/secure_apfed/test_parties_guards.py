@@ -21,7 +21,7 @@ def opened_run(weight: float = 1.0) -> Apfed:
         "apfed_c",
         model={"network": "mlp", "hidden": [6], "representation": D, "projection": D},
         passives={"default": {"weight": weight}},
-        secure_sum={"protocol": "ckks_fast", "clip": CLIP},
+        secure_sum={"scheme": "bfv", "clip": CLIP},
         rules={"minimum_batch": 4},
     )
     return opened(config, vertical_data(2))
