@@ -95,7 +95,7 @@ def config_of(dataset: str, *, mode: str | None, seed: int, epochs: int) -> Conf
                 "max_gradient_norm": 1.0,
             },
             "alignment": {"mode": mode or "all", "protocol": "circuit"},
-            "secure_sum": {"protocol": "plain", "allow_single_passive": True},
+            "secure_sum": {"scheme": "plain", "allow_single_passive": True},
             "guard": {"mechanism": "none"},
         }
     )

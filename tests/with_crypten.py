@@ -7,7 +7,7 @@ import pytest
 
 from protocols.sums import SECURE_SUMS
 
-__all__ = ["installed", "usable", "usable_secure_sums"]
+__all__ = ["installed", "pair_of", "usable", "usable_secure_sums"]
 
 _HERE = importlib.util.find_spec("crypten") is not None
 
@@ -17,6 +17,11 @@ installed = pytest.mark.skipif(not _HERE, reason="crypten is absent")
 def usable(names: Iterable[str]) -> list[str]:
     """The sorted names of a table, those on CrypTen only if it is installed."""
     return sorted(name for name in names if _HERE or "crypten" not in name)
+
+
+def pair_of(name: str) -> dict[str, str]:
+    """The settings that ask for a sum of the table."""
+    return {"scheme": SECURE_SUMS[name].scheme, "masks": SECURE_SUMS[name].masks}
 
 
 def usable_secure_sums() -> list[str]:

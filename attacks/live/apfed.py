@@ -224,7 +224,7 @@ class LiveRun(LiveSession[ApfedLearner]):
     def _sum_over(self, names: Sequence[str]) -> None:
         """Set up a plain sum over just these."""
         contract, settings = self.session.contract, self.config.secure_sum
-        if contract.secure_sum.get("backend") != PlainSum.name:
+        if not settings.kind.unsafe:
             _refuse_to_simulate()
         plain = PlainSum(
             SumAgreement(

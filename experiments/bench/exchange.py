@@ -38,7 +38,7 @@ def bench(quick: bool) -> Iterator[Row]:
     """Seconds of one training step, and the ratio to the plain loop's (target: at most 1.10)."""
     torch.set_num_threads(1)
     config, data, images = image_run(
-        "bench-exchange", batch=_BATCH, secure_sum={"protocol": "plain", "clip": None}
+        "bench-exchange", batch=_BATCH, secure_sum={"scheme": "plain", "clip": None}
     )
     ours, session = _our_step(config, data)
     theirs = _plain_step(config, data)

@@ -87,7 +87,7 @@ def _turn(path: SumPath) -> float:
 
 
 def _sizes(shape: Shape) -> Iterator[Row]:
-    """Each backend once at another size of a contribution, without the tutorial."""
+    """Each sum once at another size of a contribution, without the tutorial."""
     values = _values(_PASSIVES, shape)
     for name in _ours():
         path = OurPath(name, values)

@@ -1,4 +1,4 @@
-"""Ways through a whole sum in one process: each backend of the table, and the tutorials' way."""
+"""Ways through a whole sum in one process: each sum of the table, and the tutorials' way."""
 
 import itertools
 import time
@@ -24,16 +24,16 @@ Shape = tuple[int, int]
 Values = list[NDArray[np.float32]]
 
 ON_CRYPTEN = "crypten"
-# case -> backend of the table
+# case -> sum of the table
 CASES: Mapping[str, str] = {
     "ckks": "ckks",
     "ckks+pool": "ckks",
-    "ckks-fast": "ckks_fast",
-    "ckks-fast+pool": "ckks_fast",
-    "bfv+masks": "bfv",
-    "bfv+masks+pool": "bfv",
-    "masked": "masked",
-    "masked-recovery": "masked_recovery",
+    "ckks-fast": "bfv",
+    "ckks-fast+pool": "bfv",
+    "bfv+masks": "bfv + pairwise masks",
+    "bfv+masks+pool": "bfv + pairwise masks",
+    "masked": "plain + pairwise masks",
+    "masked-recovery": "plain + recoverable masks",
     ON_CRYPTEN: "crypten",
     "plain": "plain",
 }
@@ -53,7 +53,7 @@ class SumPath(ABC):
 
 
 class OurPath(SumPath):
-    """A backend of the table with all its checks."""
+    """A sum of the table with all its checks."""
 
     def __init__(self, name: str, values: Values) -> None:
         self._values, self._pool = values, name.endswith("+pool")

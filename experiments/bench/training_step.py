@@ -16,7 +16,7 @@ _BATCH = 128
 def training_step() -> tuple[Callable[[], float], str]:
     """One step of all parties, and which images: MNIST where Fashion-MNIST is not installed."""
     config, data, images = image_run(
-        "bench-secure-sum", batch=_BATCH, secure_sum={"protocol": "plain"}
+        "bench-secure-sum", batch=_BATCH, secure_sum={"scheme": "plain"}
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)

@@ -41,7 +41,7 @@ def _row(data: str, clip: float | None, strength: float | None, rows: list[Row])
 
 def _of_seed(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
     """Test accuracies of the cohort and the others."""
-    run = open_run(live_config(data, "apfed_c", protocol="plain", clip=clip, seed=seed), 3)
+    run = open_run(live_config(data, "apfed_c", masks="none", clip=clip, seed=seed), 3)
     cohort = _cohort(run)
     if strength is not None:
         positions = cohort.nonzero().flatten()

@@ -25,6 +25,7 @@ from experiments.leaks.sessions import (
     live_config,
     open_run,
     over_seeds,
+    protected,
 )
 from secure_apfed.config import AttackChoice
 
@@ -45,8 +46,7 @@ def inversion() -> Iterator[Row]:
 
 
 def _of_seed(name: str, passives: int, seed: int) -> Row:
-    protocol = "masked" if passives > 1 else "ckks"
-    run = open_run(live_config(name, "apfed_c", protocol=protocol, seed=seed), passives)
+    run = open_run(live_config(name, "apfed_c", seed=seed, **protected(passives)), passives)
     found, naive, truth = _inverted(run)
     choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
     mounted = mount(run.recording, [choice], seed=seed)

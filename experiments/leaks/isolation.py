@@ -54,12 +54,12 @@ class _Remembering(LiveRun):
 
 
 def _isolated(method: str, rules_name: str, rules: frozenset[Rule], **options: Any) -> Row:
-    protocol = "masked" if Rule.PARTICIPANTS in rules and Rule.BINDING in rules else "plain"
-    config = live_config("digits", method, protocol=protocol)
+    masked = Rule.PARTICIPANTS in rules and Rule.BINDING in rules
+    config = live_config("digits", method, masks="pairwise" if masked else "none")
     run = open_run(config, 3, rules, kind=_Remembering)
     assert isinstance(run, _Remembering)
     attack = Isolation(**options)
-    row = {"method": method, "way": attack.way, "rules": rules_name, "sum": protocol}
+    row = {"method": method, "way": attack.way, "rules": rules_name, "sum": config.secure_sum.name}
     for name in ("far", "colluding"):
         if name in options:
             row[name] = options[name]

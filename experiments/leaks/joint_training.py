@@ -104,7 +104,7 @@ def reversed_hijacking() -> Iterator[Row]:
 
 def reversed_hijacked(case: Reversed, *, seed: int = 0) -> Row:
     """A session of APFed-C; the adversary's answers are as long as `strength` makes them."""
-    config = live_config("digits", "apfed_c", protocol="plain", clip=case.clip, seed=seed)
+    config = live_config("digits", "apfed_c", masks="none", clip=case.clip, seed=seed)
     if case.sigma:
         guard = {"mechanism": "gaussian", "clip": 1.0, "sigma": case.sigma}
         config = Config.model_validate({**config.model_dump(), "guard": guard})

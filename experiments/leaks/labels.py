@@ -42,7 +42,7 @@ def labels_config(name: str, noise: str, seed: int) -> Config:
     """The main job's run with another guard; its sum is plain, which changes no result here."""
     settings = base_config(name).model_dump(mode="json") | {"seed": seed, "guard": _GUARDS[noise]}
     settings["transcript"]["keep"] = "all"
-    settings["secure_sum"]["protocol"] = "plain"
+    settings["secure_sum"] |= {"scheme": "plain", "masks": "none"}
     return Config.model_validate(settings)
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "live_config",
     "open_run",
     "over_seeds",
+    "protected",
     "sum_for",
 ]
 
@@ -51,7 +52,8 @@ def live_config(
     data: str,
     method: str,
     *,
-    protocol: str = "masked",
+    masks: str = "pairwise",
+    scheme: str = "plain",
     clip: float | None = 1.0,
     seed: int = 0,
     noise: Mapping[str, float] | None = None,
@@ -77,7 +79,8 @@ def live_config(
             },
             "alignment": {"protocol": "ecdh"},
             "secure_sum": {
-                "protocol": protocol, "clip": clip, "allow_single_passive": True, "noise": noise,
+                "scheme": scheme, "masks": masks, "clip": clip, "allow_single_passive": True,
+                "noise": noise,
             },
             "guard": {"mechanism": "none"},
         }
@@ -115,8 +118,13 @@ def sum_for(
 ) -> Config:
     """Without rules a plain sum and no clip; with them a protected one."""
     if rules != ALL_RULES:
-        return live_config(data, method, protocol="plain", clip=None, **changes)
-    return live_config(data, method, protocol="masked" if passives > 1 else "ckks", **changes)
+        return live_config(data, method, masks="none", clip=None, **changes)
+    return live_config(data, method, **protected(passives), **changes)
+
+
+def protected(passives: int) -> dict[str, Any]:
+    """Settings of a protected sum: one passive has nobody to share masks with."""
+    return {} if passives > 1 else {"scheme": "ckks", "masks": "none"}
 
 
 def cosine(found_ND: Tensor, truth_ND: Tensor) -> float:

@@ -14,7 +14,6 @@ from experiments.report.audited import Audited
 from experiments.report.folder import FinishedRun
 from experiments.report.who_learns import COALITIONS, LIMITS, Coalition, Role, rule_for
 from protocols.psi import SET_INTERSECTIONS
-from protocols.sums import SECURE_SUMS
 from secure_apfed.data import find_dataset
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
@@ -67,8 +66,7 @@ def headline_of(run: FinishedRun) -> str:
 def warnings_of(run: FinishedRun) -> tuple[str, ...]:
     """Return what a reader must know before any figure: unsafe choices and made-up data."""
     facts, method = run.facts, run.facts.method
-    backend = SECURE_SUMS.get(facts.secure_sum)
-    in_clear = method.sums_gradients and (backend is None or backend.unsafe)
+    in_clear = method.sums_gradients and run.config.secure_sum.kind.unsafe
     from_active = method.representations_from == "active"
     from_passives = method.representations_from == "passives"
     any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
@@ -259,8 +257,7 @@ def settings_of(run: FinishedRun) -> Iterator[tuple[str, str]]:
     asked = words.percent(data.overlap)
     yield "alignment", f"{config.alignment.protocol}, overlap asked {asked}"
     if outcome.sum:
-        shown = {name: value for name, value in outcome.sum.items() if name != "protocol"}
-        yield "secure sum", words.in_words(shown)
+        yield "secure sum", words.in_words(outcome.sum)
     guard = config.guard.model_dump(mode="json", exclude_none=True)
     yield "guard", ", ".join(f"{name} {words.in_words(value)}" for name, value in guard.items())
     if config.defences:

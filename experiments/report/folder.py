@@ -145,7 +145,7 @@ class FinishedRun:
         config = self.config
         return RunFacts(
             method=config.facts,
-            secure_sum=config.secure_sum.protocol,
+            secure_sum=config.secure_sum.name,
             passives=sum(role == Role.PASSIVE for role in self.roles.values()),
             guarded=config.guard.mechanism != "none",
             pairwise=config.alignment.mode == "pairwise",

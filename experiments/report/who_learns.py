@@ -36,7 +36,7 @@ class RunFacts:
     """What of a run decides who can read what.
 
     Attributes:
-        method: what the run's method does; secure_sum: key of the sum's backend, if it has one.
+        method: what the run's method does; secure_sum: key of `SECURE_SUMS`.
         guarded: whether a guard is set, for whoever sends representations.
         passives: M.
         pairwise: whether each passive helps on its own overlap with the active.

@@ -1,27 +1,31 @@
-"""Adding private vectors so that the active learns the sum only; one file a backend."""
+"""Adding private vectors so that the active learns the sum only: a scheme, and masks under it.
+
+A scheme says what becomes of the numbers: nothing (`plain`), encryption under the active's key
+(`ckks`, `bfv`), or additive shares (`crypten`). Masks are added to them before: none, `pairwise`
+ones that cancel in the sum, or `recoverable` ones, under which a passive may fall silent.
+"""
 
 from collections.abc import Mapping
 
 from protocols.sums.agreement import StepBinding, SumAgreement
-from protocols.sums.bfv import BfvSum
+from protocols.sums.bfv import BfvSum, MaskedBfvSum
 from protocols.sums.ckks import CkksSum
-from protocols.sums.ckks_fast import CkksFastSum
 from protocols.sums.crypten_sum import CryptenSum
-from protocols.sums.interface import SecureSum, SumCombiner, SumContributor, SumReceiver
-from protocols.sums.joining import join_sum
+from protocols.sums.interface import SecureSum, SumCombiner, SumContributor, SumReceiver, spelled
 from protocols.sums.masked import MaskedSum
-from protocols.sums.masked_recovery import MaskedRecoverySum
 from protocols.sums.plain import PlainSum
+from protocols.sums.recoverable import RecoverableSum
+from protocols.sums.roles import join_sum
 
 __all__ = [
     "SECURE_SUMS",
     "BfvSum",
-    "CkksFastSum",
     "CkksSum",
     "CryptenSum",
-    "MaskedRecoverySum",
+    "MaskedBfvSum",
     "MaskedSum",
     "PlainSum",
+    "RecoverableSum",
     "SecureSum",
     "StepBinding",
     "SumAgreement",
@@ -29,14 +33,16 @@ __all__ = [
     "SumContributor",
     "SumReceiver",
     "join_sum",
+    "spelled",
 ]
 
+# The pairs that there are: scheme, masks; each class states the facts of its pair.
 SECURE_SUMS: Mapping[str, type[SecureSum]] = {
-    "plain": PlainSum,
-    "ckks": CkksSum,
-    "ckks_fast": CkksFastSum,
-    "bfv": BfvSum,
-    "masked": MaskedSum,
-    "masked_recovery": MaskedRecoverySum,
-    "crypten": CryptenSum,
+    spelled("plain", "none"): PlainSum,
+    spelled("plain", "pairwise"): MaskedSum,
+    spelled("plain", "recoverable"): RecoverableSum,
+    spelled("ckks", "none"): CkksSum,
+    spelled("bfv", "none"): BfvSum,
+    spelled("bfv", "pairwise"): MaskedBfvSum,
+    spelled("crypten", "none"): CryptenSum,
 }

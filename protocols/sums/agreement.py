@@ -7,15 +7,19 @@ All of it is public.
 
 import hashlib
 import json
+import struct
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from protocols.discrete_gaussian import MAX_DEVIATION
-from protocols.errors import LocalProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 
 __all__ = ["StepBinding", "SumAgreement"]
 
 _DIGEST_BYTES = 32
+_POSITION_BYTES = 2
 _MAX_CONTRIBUTORS = 1024
 _MAX_NAME_BYTES = 255
 _MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-30, 1e30
@@ -34,8 +38,8 @@ class SumAgreement:
         clip_norm: C, the L2 bound of one row of a contribution (no unit), 1e-30 to 1e30.
         bits: signed fixed-point bits of one value, 2 to 24.
         allow_single: permit one contributor, whose "sum" is its own vector.
-        threshold: contributors without whom a step has no sum; None: as many as the backend
-            needs, which is all of them except under masked_recovery.
+        threshold: contributors without whom a step has no sum; None: as many as the sum needs,
+            which is all of them except under recoverable masks.
         noise: deviation of the discrete Gaussian noise that each contributor adds to each value,
             in steps of fixed point, C / (2^(bits - 1) - 1); None: none.
     """
@@ -117,6 +121,27 @@ class SumAgreement:
                 f"{me!r} contributes nothing; the contributors are {', '.join(self.contributors)}"
             )
         return self.contributors.index(me)
+
+    def pack_names(self, names: Collection[str]) -> bytes:
+        """A set of contributors on the wire: their positions, rising, two bytes each."""
+        positions = sorted(self.position(name) for name in names)
+        return struct.pack(f">{len(positions)}H", *positions)
+
+    def parse_names(self, data: bytes, *, sender: str) -> tuple[str, ...]:
+        """Return the contributors that `sender` named, in the agreement's order.
+
+        Raises:
+            RemoteProtocolError: anything but the canonical bytes of a set of contributors.
+        """
+        count, rest = divmod(len(data), _POSITION_BYTES)
+        positions = struct.unpack_from(f">{count}H", data)
+        rising = all(low < high for low, high in pairwise(positions))
+        if rest or not rising or any(place >= len(self.contributors) for place in positions):
+            raise RemoteProtocolError(
+                f"{sender} named a set of contributors in {len(data)} bytes that are none; "
+                f"expected rising positions below {len(self.contributors)}"
+            )
+        return tuple(self.contributors[position] for position in positions)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ a passive that falls silent (the step then has no sum); a passive that adds anot
 its own.
 
 1. Each passive splits its fixed-point integers into M shares, of which M - 1 are streams under
-   fresh keys, and sends every other passive its share's key, sealed (`step_seals`).
+   fresh keys, and sends every other passive its share's key, sealed (`masks.StepSeals`).
 2. The aggregator relays. Each passive adds its M shares with CrypTen and sends its share of the
    sum, sealed for the active.
 3. The aggregator puts these M together without opening them; the active opens and adds them.
@@ -24,34 +24,44 @@ long uniform shares: Cramer, Damgard and Ishai, TCC 2005.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.conversation import Outgoing
 from protocols.crypten.ring import Shares, add_shares, complete, draw_share, total
 from protocols.crypten.shim import load_crypten
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key
-from protocols.sums.agreed_frames import fingerprint
+from protocols.seal import SEAL_OVERHEAD_BYTES
 from protocols.sums.agreement import StepBinding, SumAgreement
-from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.frame import Frame, frame_bytes
-from protocols.sums.interface import FloatArray, IntArray
-from protocols.sums.roles import NoSetup, OneRefusalReceiver
-from protocols.sums.rounds import TwoRoundFrames
-from protocols.sums.step_seals import SEAL_OVERHEAD_BYTES, StepSeals
+from protocols.sums.frames import Frame, frame_bytes
+from protocols.sums.interface import (
+    ALTERED_SUM,
+    FloatArray,
+    Reading,
+    SumCombiner,
+    SumContributor,
+    SumLeaks,
+)
+from protocols.sums.masks import StepSeals
+from protocols.sums.roles import (
+    DescribedSum,
+    NoSetup,
+    OneRefusalReceiver,
+    Role,
+    StepContributor,
+)
 
 __all__ = ["CryptenCombiner", "CryptenContributor", "CryptenReceiver", "CryptenSum"]
 
 _WORD = np.dtype("<u8")
+_WHO = "Who takes part, and when."
 
 
 @dataclass(frozen=True)
-class CryptenSum:
-    """Sum of additive shares.
+class CryptenSum(DescribedSum):
+    """Sum of additive shares; what an agreement allows at most is far below 2^63.
 
     Args:
         agreement: what the parties fixed.
@@ -61,25 +71,46 @@ class CryptenSum:
     """
 
     agreement: SumAgreement
+    scheme: ClassVar[str] = "crypten"
     name: ClassVar[str] = "crypten"
-    unsafe: ClassVar[bool] = False
     rounds: ClassVar[int] = 2
+    rests_on: ClassVar[str] = (
+        "X25519 and AES-256 being hard to break, and two passives who keep their shares"
+    )
+    leaks: ClassVar[SumLeaks] = SumLeaks(
+        contribution=Reading(
+            reads="From each passive for each other one a sealed key, which stands for a share of "
+            "its gradient: its size and time.",
+            protects="Seals between the passives, which open only where both answer the same "
+            "representations.",
+            remains=_WHO,
+        ),
+        request=Reading(
+            reads="One share of every other passive's gradient, as good as random.",
+            protects="Additive sharing: without all of its shares a gradient is uniform.",
+            remains=_WHO,
+        ),
+        answer=Reading(
+            reads="One share of the sum of each passive, sealed for the active: its size and time.",
+            protects="The seal between that passive and the active.",
+            remains="It can withhold a sum, not alter it.",
+        ),
+        active_and_aggregator="The sum only: every passive keeps a share of each gradient from "
+        "them.",
+        altered="The aggregator cannot alter a sum; a passive that adds other numbers can. "
+        + ALTERED_SUM,
+    )
 
     def __post_init__(self) -> None:
         load_crypten()
 
-    @cached_property
-    def fixed_point(self) -> FixedPoint:
-        """The shared quantiser; what an agreement allows at most is far below 2^63."""
-        return FixedPoint.of(self.agreement)
-
     def receiver(self) -> "CryptenReceiver":
         return CryptenReceiver(self)
 
-    def contributor(self, me: str) -> "CryptenContributor":
+    def contributor(self, me: str) -> SumContributor:
         return CryptenContributor(self, me)
 
-    def combiner(self) -> "CryptenCombiner":
+    def combiner(self) -> SumCombiner:
         return CryptenCombiner(self)
 
     def contribution_bytes(self, shape: tuple[int, int]) -> int:
@@ -92,51 +123,39 @@ class CryptenSum:
         """Forecast the bytes of one answer, which carries a share of every value."""
         return frame_bytes((shape[0] * shape[1] * _WORD.itemsize + SEAL_OVERHEAD_BYTES,))
 
-    def rounding(self) -> float:
-        return self.fixed_point.rounding
-
     def parameters(self) -> Mapping[str, object]:
-        return {"backend": self.name, "ring_bits": 64}
-
-    def frames(self) -> TwoRoundFrames:
-        """One role's writer and checker of frames."""
-        mark = fingerprint(self.agreement, self.parameters())
-        return TwoRoundFrames(self.agreement, self.name, mark)
+        return {**super().parameters(), "ring_bits": 64}
 
 
-class CryptenContributor(StepSeals):
+class CryptenContributor(StepContributor):
     """A passive's end."""
 
     def __init__(self, described: CryptenSum, me: str) -> None:
-        agreement = described.agreement
-        agreement.position(me)
-        self._sum, self._two_rounds = described, described.frames()
+        agreement, frames = described.agreement, described.frames()
         self._others = tuple(name for name in agreement.contributors if name != me)
+        self._seals = StepSeals(me, (*self._others, agreement.receiver), frames)
+        super().__init__(described, me, frames, self._seals)
         self._secret = fresh_key()
         self._own: tuple[StepBinding, Shares] | None = None
-        super().__init__(me, (*self._others, agreement.receiver), self._two_rounds)
 
-    def contribute(
-        self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
-    ) -> bytes:
-        """See `SumContributor`: the keys of the others' shares, each sealed for its holder."""
-        integers_BD = self._sum.fixed_point.quantise(values_BD, noise_BD)
-        rows, columns = values_BD.shape
-        self.require_finished()
-        self._frames.begin_step(binding)
+    def _require_setup(self) -> None:
+        self._seals.require_finished()
+
+    def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+        """The keys of the others' shares, each sealed for its holder; the rest is the own share."""
         keys = {
             peer: derive_key(self._secret, b"share of", binding.digest, peer.encode())
             for peer in self._others
         }
+        rows, columns = numbers_BD.shape
         drawn = [draw_share(key, (rows, columns)) for key in keys.values()]
-        self._own = binding, complete(integers_BD, drawn)
-        sealed = [self.seal(peer, binding, (rows, columns), key) for peer, key in keys.items()]
-        return self._frames.contribution(self.me, binding, (rows, columns), sealed)
+        self._own = binding, complete(numbers_BD, drawn)
+        return [self._seals.seal(peer, binding, (rows, columns), key) for peer, key in keys.items()]
 
     def answer(self, request: bytes) -> bytes:
         """See `SumContributor`: this party's share of the sum, sealed for the active."""
-        frame = self._two_rounds.open_request(request, self.me)
-        agreement, shape = self._sum.agreement, (frame.rows, frame.columns)
+        frame = self._frames.open_request(request, self.me)
+        agreement = self._sum.agreement
         if len(frame.blobs) != len(self._others):
             raise RemoteProtocolError(
                 f"{agreement.combiner} relays {len(frame.blobs)} shares to {self.me}, who expects "
@@ -146,39 +165,38 @@ class CryptenContributor(StepSeals):
             raise LocalProtocolError(f"{self.me} has no share of step {frame.step}")
         binding, own = self._own
         received = [
-            self._received(peer, self.open(peer, binding, shape, sealed), shape)
+            self._received(peer, sealed, frame, binding)
             for peer, sealed in zip(self._others, frame.blobs, strict=True)
         ]
         self._own = None
         summed = add_shares([own, *received]).tobytes()
-        sealed = self.seal(agreement.receiver, binding, shape, summed)
-        return self._two_rounds.answer(self.me, (sealed,))
+        sealed = self._seals.seal(agreement.receiver, binding, frame.shape, summed)
+        return self._frames.answer(self.me, (sealed,))
 
-    @staticmethod
-    def _received(peer: str, key: bytes, shape: tuple[int, int]) -> Shares:
+    def _received(self, peer: str, sealed: bytes, frame: Frame, binding: StepBinding) -> Shares:
+        key = self._seals.open(peer, binding, frame.shape, sealed)
         if len(key) != KEY_BYTES:
             raise RemoteProtocolError(f"{peer} sealed {len(key)} bytes, expected a key")
-        return draw_share(key, shape)
+        return draw_share(key, frame.shape)
 
 
-class CryptenCombiner(NoSetup):
+class CryptenCombiner(Role):
     """The aggregator's end: relays what it cannot open."""
 
     def __init__(self, described: CryptenSum) -> None:
-        self._sum = described
-        self._frames = described.frames()
+        self._names = described.agreement.contributors
+        super().__init__(described.frames(), NoSetup())
 
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
         """See `SumCombiner`: gives each passive what the others sealed for it."""
         frames = self._frames.open_contributions(contributions, binding_digest)
-        names = self._sum.agreement.contributors
-        for name, frame in zip(names, frames, strict=True):
-            if len(frame.blobs) != len(names) - 1:
+        for name, frame in zip(self._names, frames, strict=True):
+            if len(frame.blobs) != len(self._names) - 1:
                 raise RemoteProtocolError(
                     f"{name} sealed {len(frame.blobs)} shares, expected one for each of the "
-                    f"{len(names) - 1} others"
+                    f"{len(self._names) - 1} others"
                 )
         return {
             name: self._frames.request(
@@ -190,14 +208,13 @@ class CryptenCombiner(NoSetup):
                     if sender != place
                 ],
             )
-            for place, name in enumerate(names)
+            for place, name in enumerate(self._names)
         }
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         """See `SumCombiner`: gathers the sealed shares of the sum."""
-        names = self._sum.agreement.contributors
-        frames = self._frames.open_answers(bodies, names, binding_digest)
-        for name, frame in zip(names, frames, strict=True):
+        frames = self._frames.open_answers(bodies, self._names, binding_digest)
+        for name, frame in zip(self._names, frames, strict=True):
             if len(frame.blobs) != 1:
                 raise RemoteProtocolError(
                     f"{name} answered with {len(frame.blobs)} shares of the sum, expected 1"
@@ -205,41 +222,33 @@ class CryptenCombiner(NoSetup):
         return self._frames.sum_of(frames, [frame.blobs[0] for frame in frames])
 
 
-class CryptenReceiver(StepSeals, OneRefusalReceiver):
+class CryptenReceiver(OneRefusalReceiver):
     """The active's end: opens the shares of the sum and adds them."""
 
     def __init__(self, described: CryptenSum) -> None:
-        OneRefusalReceiver.__init__(self)
-        agreement = described.agreement
-        self._sum = described
-        super().__init__(agreement.receiver, agreement.contributors, described.frames())
+        agreement, frames = described.agreement, described.frames()
+        self._seals = StepSeals(agreement.receiver, agreement.contributors, frames)
+        super().__init__(described, frames, self._seals)
 
-    def start(self) -> Sequence[Outgoing]:
-        self._require_no_refusal()
-        return super().start()
-
-    def _open(self, frame: Frame, binding: StepBinding) -> NDArray[np.float64]:
-        agreement, fixed_point = self._sum.agreement, self._sum.fixed_point
-        shape = frame.rows, frame.columns
-        self.require_finished()
+    def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        agreement = self._sum.agreement
+        self._seals.require_finished()
         if len(frame.blobs) != len(agreement.contributors):
             raise RemoteProtocolError(
                 f"{agreement.combiner} gathered {len(frame.blobs)} shares of the sum, expected "
                 f"{len(agreement.contributors)}"
             )
         shares = [
-            self._share(name, self.open(name, binding, shape, sealed), shape)
+            self._share(name, self._seals.open(name, binding, frame.shape, sealed), frame.shape)
             for name, sealed in zip(agreement.contributors, frame.blobs, strict=True)
         ]
-        sum_BD = total(shares)
-        if not -fixed_point.limit <= sum_BD.min() <= sum_BD.max() <= fixed_point.limit:
-            raise RemoteProtocolError(
-                f"the sum of step {binding.step} lies beyond the range of its contributions; a "
-                "passive added other numbers than it agreed to"
-            )
-        return fixed_point.dequantise(sum_BD)
+        return self._dequantised(total(shares), binding)
 
-    def _share(self, name: str, body: bytes, shape: tuple[int, int]) -> Shares:
+    @staticmethod
+    def _share(name: str, body: bytes, shape: tuple[int, int]) -> Shares:
         if len(body) != shape[0] * shape[1] * _WORD.itemsize:
             raise RemoteProtocolError(f"{name} sealed {len(body)} bytes of a share of {shape}")
         return np.frombuffer(body, _WORD).reshape(shape)
+
+    def _forget(self) -> None:
+        self._seals.forget()

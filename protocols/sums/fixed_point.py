@@ -20,9 +20,10 @@ from protocols.errors import LocalProtocolError
 from protocols.sums.agreement import SumAgreement
 from protocols.sums.interface import FloatArray, IntArray
 
-__all__ = ["FixedPoint", "Packing", "checked_matrix", "clip_rows"]
+__all__ = ["EXACT_FLOAT_BITS", "FixedPoint", "Packing", "checked_matrix", "clip_rows"]
 
-_EXACT_FLOAT_BITS = 53
+EXACT_FLOAT_BITS = 53
+"""Integers of so many bits are exact in float64."""
 
 
 def checked_matrix(values_BD: object) -> FloatArray:
@@ -131,27 +132,28 @@ class FixedPoint:
         """The largest error of one value of the sum, noise apart: half a step a contributor."""
         return self.contributors * self.clip_norm / self.levels / 2
 
-    def quantise(self, values_BD: FloatArray, noise_BD: IntArray | None = None) -> IntArray:
-        """Clip the rows and return round(g / C * levels) plus the noise.
+    def quantise(
+        self,
+        values_BD: FloatArray,
+        noise_BD: IntArray | None = None,
+        width: type[np.signedinteger[Any]] = np.int64,
+    ) -> NDArray[np.signedinteger[Any]]:
+        """Clip the rows and return round(g / C * levels) plus the noise, in rows of integers.
+
+        Integers of 32 bits serve sums modulo 2^32, for which adding them may wrap around.
 
         Raises:
             LocalProtocolError: not a finite, non-empty float matrix; or noise that does not fit
                 what was agreed.
         """
-        integers_BD = self._levels(values_BD).astype(np.int64)
+        levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)
+        levels_BD *= self.levels / self.clip_norm
+        # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
+        np.rint(levels_BD, out=levels_BD)
         if noise_BD is None and not self.noise:
-            return integers_BD
-        return integers_BD + self._checked_noise(noise_BD, values_BD.shape)
-
-    def quantise_narrow(
-        self, values_BD: FloatArray, noise_BD: IntArray | None = None
-    ) -> NDArray[np.int32]:
-        """The same in 32 bits, for sums modulo 2^32: adding these may wrap around."""
-        narrow_BD = self._levels(values_BD).astype(np.int32)
-        if noise_BD is None and not self.noise:
-            return narrow_BD
+            return levels_BD.astype(width)
         noise_BD = self._checked_noise(noise_BD, values_BD.shape)
-        return (narrow_BD + noise_BD).astype(np.int32)
+        return (levels_BD.astype(np.int64) + noise_BD).astype(width, copy=False)
 
     def _checked_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
         """The noise, if it is what was agreed."""
@@ -167,24 +169,13 @@ class FixedPoint:
                 f"noise is an int64 array of shape {shape} like the contribution, got {kind} of "
                 f"shape {np.shape(noise_BD)}"
             )
-        if (
-            not -largest_noise(self.noise)
-            <= noise_BD.min()
-            <= noise_BD.max()
-            <= largest_noise(self.noise)
-        ):
+        most = largest_noise(self.noise)
+        if not -most <= noise_BD.min() <= noise_BD.max() <= most:
             raise LocalProtocolError(
-                f"noise of {self.noise} steps ends at {largest_noise(self.noise)}; what was given "
+                f"noise of {self.noise} steps ends at {most}; what was given "
                 "lies beyond and could leave the sum's range"
             )
         return np.ascontiguousarray(noise_BD)
-
-    def _levels(self, values_BD: FloatArray) -> NDArray[np.float64]:
-        levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm)
-        levels_BD *= self.levels / self.clip_norm
-        # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
-        np.rint(levels_BD, out=levels_BD)
-        return levels_BD
 
     def dequantise(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
         """Return the real numbers that an integer sum stands for."""
@@ -212,10 +203,10 @@ class Packing:
     slots: int
 
     def __post_init__(self) -> None:
-        if self.fields not in (1, 2) or self.fields * self.field_bits > _EXACT_FLOAT_BITS:
+        if self.fields not in (1, 2) or self.fields * self.field_bits > EXACT_FLOAT_BITS:
             raise LocalProtocolError(
                 f"{self.fields} field(s) of {self.field_bits} bits do not fit a float64 slot of "
-                f"{_EXACT_FLOAT_BITS} exact bits; use fewer bits or one field"
+                f"{EXACT_FLOAT_BITS} exact bits; use fewer bits or one field"
             )
 
     def vectors(self, values: int) -> int:

@@ -1,11 +1,12 @@
 """What every way of adding private vectors offers: three roles.
 
 Run by: the active (`SumReceiver`), each passive (`SumContributor`) and the aggregator
-(`SumCombiner`). Guarantee asked of every secure backend: the receiver learns the sum
+(`SumCombiner`). Guarantee asked of every secure sum: the receiver learns the sum
 and nothing else of one contribution; the combiner learns no value.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -15,14 +16,18 @@ from protocols.conversation import Conversation
 from protocols.sums.agreement import StepBinding, SumAgreement
 
 __all__ = [
+    "ALTERED_SUM",
     "FloatArray",
     "IntArray",
+    "Reading",
     "SecureSum",
     "StepBinding",
     "SumAgreement",
     "SumCombiner",
     "SumContributor",
+    "SumLeaks",
     "SumReceiver",
+    "spelled",
 ]
 
 FloatArray = NDArray[np.floating[Any]]
@@ -57,7 +62,7 @@ class SumContributor(Conversation, Protocol):
         """Second round: answer what the aggregator asks about the last contribution, once.
 
         Raises:
-            LocalProtocolError: the backend has one round, or nothing waits for a request.
+            LocalProtocolError: the sum has one round, or nothing waits for a request.
             RemoteProtocolError: the request is malformed, names another step or message, or
                 asks for what the agreement does not allow.
         """
@@ -81,7 +86,7 @@ class SumCombiner(Conversation, Protocol):
             binding_digest: what the frames must answer, where the aggregator knows it.
 
         Raises:
-            LocalProtocolError: the backend has one round.
+            LocalProtocolError: the sum has one round.
             RemoteProtocolError: as `combine`.
         """
         ...
@@ -121,18 +126,72 @@ class SumReceiver(Conversation, Protocol):
         ...
 
 
-class SecureSum(Protocol):
-    """A backend: a description from which each role's end is made.
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the receiver of one kind of message learns of it.
 
     Attributes:
-        name: its key in the table of backends.
-        unsafe: whether single contributions are readable by anybody but their owner.
-        rounds: between passives and aggregator in one step, 1 or 2 (see `SumCombiner`).
+        reads: what it can read.
+        protects: what stands between it and more.
+        remains: what is not protected.
     """
 
+    reads: str
+    protects: str
+    remains: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumLeaks:
+    """Who learns what under one sum, in sentences for reports.
+
+    Attributes:
+        contribution: what the aggregator reads of one.
+        request, answer: of a second round; what a passive reads of the one, the aggregator of the
+            other.
+        active_and_aggregator: what these two learn together of two passives or more.
+        single: who reads single contributions, as "X, who reads each contribution"; "": nobody.
+        altered: what the active's reaction to an altered sum tells whoever altered it; see
+            `OneRefusalReceiver`.
+    """
+
+    contribution: Reading
+    request: Reading | None = None
+    answer: Reading | None = None
+    active_and_aggregator: str
+    single: str = ""
+    altered: str
+
+
+ALTERED_SUM = (
+    "Each reaction to an altered sum tells of the sum of one step, and each is about another "
+    "number: about twenty sessions tell one."
+)
+"""`SumLeaks.altered` where what is sent belongs to one step."""
+
+
+class SecureSum(Protocol):
+    """A description of one sum, from which each role's end is made.
+
+    Attributes:
+        scheme: what encrypts or shares the numbers, masks: what is added to them before; the two
+            axes of the table.
+        name: both in words, `spelled`; its key in the table.
+        unsafe: whether single contributions are readable by anybody but their owner.
+        rounds: between passives and aggregator in one step, 1 or 2 (see `SumCombiner`).
+        needs_all: whether a step without one of the contributors has no sum.
+        rests_on: what must be hard to compute, or true of the parties, for it to protect.
+        leaks: who learns what, and what the sum does not give.
+    """
+
+    scheme: ClassVar[str]
+    masks: ClassVar[str]
     name: ClassVar[str]
     unsafe: ClassVar[bool]
     rounds: ClassVar[int]
+    needs_all: ClassVar[bool]
+    rests_on: ClassVar[str]
+    leaks: ClassVar[SumLeaks]
 
     def __init__(self, agreement: SumAgreement) -> None: ...
 
@@ -156,3 +215,8 @@ class SecureSum(Protocol):
     def parameters(self) -> Mapping[str, object]:
         """Public parameters, for the contract and the report."""
         ...
+
+
+def spelled(scheme: str, masks: str) -> str:
+    """The one spelling of a pair: "bfv + pairwise masks", and "bfv" without masks."""
+    return scheme if masks == "none" else f"{scheme} + {masks} masks"

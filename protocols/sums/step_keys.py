@@ -1,39 +1,46 @@
 """The secrets that a passive makes afresh for each step, and how others hold shares of them.
 
 Run by: passives (make, seal, open) and the aggregator (rebuild from shares). Protects from:
-fewer than the threshold of passives; and from yesterday's shares: keys serve one step and
-are forgotten, so what is opened for one step opens no other. Does not give: protection
-from a passive that deals false shares; then a step in which they are needed has no sum.
+fewer than the threshold of passives, whatever they can compute; and from yesterday's shares: keys
+serve one step and are forgotten, so what is opened for one step opens no other. Does not give:
+protection from a passive that deals false shares, or answers with one; what is rebuilt is compared
+with what its owner announced, and a step in which such a share is needed has no sum.
 
-After Bonawitz et al. 2017, figure 4, rounds 0 and 1: a mask key pair (X25519) and a
-self-mask seed, each derived from a 16-byte secret that is shared by Shamir. Letters: u
-deals, v holds.
+After Bonawitz et al. 2017, figure 4, rounds 0 and 1: a mask key pair (X25519) and a self-mask
+seed, each derived from a 16-byte secret that is shared by Shamir 1979 over GF(2^128), through
+PyCryptodome, whose coefficients come from the operating system's generator. Letters: u deals, v
+holds.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from protocols.errors import RemoteProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.randomness import fresh_key
 from protocols.seal import SEAL_OVERHEAD_BYTES, RunKey
 from protocols.sums.agreement import SumAgreement
 from protocols.sums.roles import KeepsSecrets
-from protocols.sums.shares import SECRET_BYTES, join, split
 
 __all__ = [
     "ANNOUNCEMENT_BYTES",
     "PARCEL_BYTES",
+    "SECRET_BYTES",
     "Announcement",
     "Held",
     "StepKeys",
-    "pair_seed",
+    "join",
     "rebuilt_key",
     "rebuilt_seed",
+    "split",
 ]
+
+SECRET_BYTES = 16
+"""Bytes of a secret, and of each share of it."""
 
 _PUBLIC_BYTES = _DIGEST_BYTES = 32
 _HELD_BYTES = _PUBLIC_BYTES + 2 * SECRET_BYTES
@@ -149,13 +156,29 @@ def rebuilt_seed(
     return seed
 
 
-def pair_seed(
-    key: RunKey, peer_public: bytes, agreement: SumAgreement, names: tuple[str, str]
-) -> bytes:
-    """The seed of the mask that two passives share in one step: X25519, then HKDF."""
-    ordered = b"".join(len(n.encode()).to_bytes(2, "big") + n.encode() for n in sorted(names))
-    info = b"secure-apfed step mask v1" + ordered
-    return key.agree(peer_public, salt=agreement.digest, info=info)
+def split(secret: bytes, *, threshold: int, holders: int) -> Sequence[bytes]:
+    """Return the shares of 16 secret bytes, one for each of `holders`, in their order.
+
+    Any `threshold` of them (1 to `holders`) give the secret.
+    """
+    if len(secret) != SECRET_BYTES or not 1 <= threshold <= holders:
+        raise LocalProtocolError(
+            f"a secret of {SECRET_BYTES} bytes is shared among at least `threshold` holders, got "
+            f"{len(secret)} bytes, threshold {threshold} and {holders} holders"
+        )
+    return [share for _, share in Shamir.split(threshold, holders, secret, False)]
+
+
+def join(shares: Mapping[int, bytes]) -> bytes:
+    """Return the secret of which these are shares.
+
+    Args:
+        shares: exactly as many as the threshold, by the holder's position from 0. With fewer,
+            or a false one among them, the result is some other 16 bytes.
+    """
+    if not shares or any(len(share) != SECRET_BYTES for share in shares.values()):
+        raise LocalProtocolError(f"a secret is joined from shares of {SECRET_BYTES} bytes each")
+    return Shamir.combine([(holder + 1, share) for holder, share in shares.items()], False)
 
 
 def _mask_key(secret: bytes, agreement: SumAgreement, owner: str) -> RunKey:

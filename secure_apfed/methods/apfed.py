@@ -310,7 +310,7 @@ class ApfedAggregator:
         if self._contract.when_a_party_leaves == "abort":
             raise PartyLeftError(
                 f"{error}; the contract says to stop when a party leaves: resume once "
-                f"{name} is back, or agree on secure_sum.protocol masked_recovery with a "
+                f"{name} is back, or agree on recoverable masks (secure_sum.masks) with a "
                 "threshold below the number of passives"
             ) from error
         self._present.remove(name)

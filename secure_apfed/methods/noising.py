@@ -64,7 +64,7 @@ def sum_and_noise(
         return quiet, None
     if config.secure_sum.clip is None:
         raise ConfigError("secure_sum.noise needs a bound on rows: give secure_sum.clip, as 1.0")
-    # Under masked_recovery a sum may lack some passives, and with them their noise.
+    # Under recoverable masks a sum may lack some passives, and with them their noise.
     least = quiet.parameters().get("threshold", len(passives))
     assert isinstance(least, int)
     honest = least - noise.colluders

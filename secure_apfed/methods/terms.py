@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from protocols.sums import SECURE_SUMS, MaskedRecoverySum, PlainSum, SecureSum, SumAgreement
+from protocols.sums import PlainSum, SecureSum, SumAgreement
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.models import ModelSettings, Shape
@@ -86,7 +86,7 @@ def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | Non
         return None
     if config.model.projection != "auto":
         return config.model.projection
-    plain = config.secure_sum.protocol == PlainSum.name and config.guard.mechanism == "none"
+    plain = config.secure_sum.kind.unsafe and config.guard.mechanism == "none"
     kinds = {objective_of(config, passive).name for passive in passives}
     return None if plain and kinds == {"reconstruction"} else _PROJECTION
 
@@ -142,7 +142,8 @@ def make_sum(
     """The configured sum between these parties; `noise` is its deviation in steps.
 
     Raises:
-        ConfigError: an unknown protocol, or a quantising one without a clip bound.
+        ConfigError: a sum in fixed point without a clip bound, or a threshold that does not go
+            with it.
         LocalProtocolError: parameters that do not fit, or a single passive.
     """
     settings = config.secure_sum
@@ -153,9 +154,9 @@ def make_sum(
             "the active reads its gradient; take more passives with a weight above 0, or say true "
             "and accept that"
         )
-    if settings.clip is None and settings.protocol != PlainSum.name:
+    if settings.clip is None and settings.kind is not PlainSum:
         raise ConfigError(
-            f"secure_sum.clip: {settings.protocol} needs a bound for fixed point, got null; "
+            f"secure_sum.clip: {settings.name} needs a bound for fixed point, got null; "
             "start with 1.0"
         )
     agreement = SumAgreement(
@@ -169,20 +170,20 @@ def make_sum(
         threshold=_threshold(settings, len(passives)),
         noise=noise,
     )
-    if settings.protocol == PlainSum.name:
+    if settings.kind is PlainSum:
         return PlainSum(agreement, clip=settings.clip is not None, quantise=noise is not None)
-    return SECURE_SUMS[settings.protocol](agreement)
+    return settings.kind(agreement)
 
 
 def _threshold(settings: SumSettings, passives: int) -> int | None:
     least = settings.threshold
     if least is None or least == passives:
         return least
-    if least > passives or settings.protocol != MaskedRecoverySum.name:
+    if least > passives or settings.kind.needs_all:
         raise ConfigError(
             f"secure_sum.threshold: {least} of {passives} passives does not go with "
-            f"{settings.protocol}; only {MaskedRecoverySum.name} has a sum without all passives, "
-            "and a threshold is at most their number"
+            f"{settings.name}; only recoverable masks (scheme plain) have a sum without all "
+            "passives, and a threshold is at most their number"
         )
     if 2 * least <= passives:
         raise ConfigError(

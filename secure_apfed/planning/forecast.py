@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from protocols.sums import SECURE_SUMS
 from secure_apfed.alignment import align
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
@@ -244,8 +243,8 @@ def _warnings(
     elif sent and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
     if config.facts.sums_gradients:
-        if SECURE_SUMS[config.secure_sum.protocol].unsafe:
-            yield f"the sum is {config.secure_sum.protocol}: the aggregator reads every gradient"
+        if config.secure_sum.kind.unsafe:
+            yield f"the sum is {config.secure_sum.name}: the aggregator reads every gradient"
         if passives == 1:
             yield "with one passive the sum is its gradient: the active reads it"
     yield from _memory_warning(config, links)

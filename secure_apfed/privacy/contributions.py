@@ -3,7 +3,7 @@
 Run by: every passive, which charges its own ledger before each contribution. Against: the
 active, which reads the sum, together with as many passives as the settings count as
 colluders: their noise they can take off, so only the others' is counted. It needs what keeps
-single contributions from the active: under ckks and ckks_fast the active and the aggregator
+single contributions from the active: under ckks and bfv without masks the active and the aggregator
 together see each passive's part with that passive's noise alone.
 
 Guarantee: two runs that differ in one person's features at one passive give sums that are
@@ -44,11 +44,6 @@ _STATEMENT = (
     "passive, its networks held fixed, by the noise of honest passives, against whoever reads the "
     "sums alone; a step that is played again in a later session counts again"
 )
-_NOT_AGAINST = {
-    "plain": "not against the aggregator, which reads each contribution",
-    "ckks": "not against active and aggregator together, who read each contribution",
-    "ckks_fast": "not against active and aggregator together, who read each contribution",
-}
 
 
 def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
@@ -206,16 +201,16 @@ def calibrate_noise(
     return high
 
 
-def contributions_statement(protocol: str, *, seeded: bool) -> str:
+def contributions_statement(single: str, *, seeded: bool) -> str:
     """What noise under the sum gives.
 
     Args:
-        protocol: of the sum.
+        single: who reads single contributions, as the sum says it; "": nobody.
         seeded: whether the noise is derived from the run's seed.
     """
     seed = (
         "only against somebody who does not know the run's seed, and while no step is played "
         "twice, in this run or with other numbers in another of that seed"
     )
-    more = [_NOT_AGAINST[protocol]] if protocol in _NOT_AGAINST else []
+    more = [f"not against {single}"] if single else []
     return "; ".join([_STATEMENT, *more, *([seed] if seeded else [])])

@@ -58,7 +58,7 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     seeded, learner = config.guard.noise != "secret", session.learner
     also = statements(config.defences, config.facts)
     if session.contributions:
-        also.insert(0, contributions_statement(config.secure_sum.protocol, seeded=seeded))
+        also.insert(0, contributions_statement(config.secure_sum.kind.leaks.single, seeded=seeded))
     return guarantee_of(
         learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,
         also=also,

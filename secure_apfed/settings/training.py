@@ -3,9 +3,9 @@
 from difflib import get_close_matches
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from protocols.sums import SECURE_SUMS
+from protocols.sums import SECURE_SUMS, SecureSum, spelled
 from protocols.sums.homomorphic import HomomorphicSum
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
@@ -85,22 +85,24 @@ class SumSettings(Settings):
     """How the passives' gradients are added.
 
     Attributes:
-        protocol: a key of `SECURE_SUMS`.
+        scheme, masks: a pair of `SECURE_SUMS`: what encrypts or shares the gradients, and what is
+            added to them before.
         clip: C, the L2 bound of one row of lambda_p dl_p/dz (gradient of the row's own loss,
             before the mean over the batch); null: no clip (only where nothing is quantised).
         bits: fixed-point bits of one value.
         allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
-        threshold: under masked_recovery, passives without whom a step has no sum; training goes
+        threshold: under recoverable masks, passives without whom a step has no sum; training goes
             on without those who fall silent until fewer are left. More than half of all; null:
             two thirds and one. Other sums need every passive in every step.
-        zero_pool: under ckks, ckks_fast and bfv, contributions for which each passive keeps
-            zeros encrypted ahead; it fills them up while it waits for the next batch.
+        zero_pool: under ckks and bfv, contributions for which each passive keeps zeros encrypted
+            ahead; it fills them up while it waits for the next batch.
         worker: whether another process of the passive encrypts them meanwhile; "auto": with a
             zero pool, and where there is a second processor core.
         noise: differential privacy for the passives' features; null: none.
     """
 
-    protocol: str = "ckks"
+    scheme: str = "ckks"
+    masks: str = "none"
     clip: float | None = Field(1.0, gt=0)
     bits: int = Field(16, ge=2, le=24)
     allow_single_passive: bool = False
@@ -109,24 +111,37 @@ class SumSettings(Settings):
     worker: Literal["auto"] | bool = "auto"
     noise: NoiseSettings | None = None
 
-    @field_validator("protocol")
-    @classmethod
-    def _protocol_exists(cls, name: str) -> str:
-        if name not in SECURE_SUMS:
-            near = get_close_matches(name, SECURE_SUMS, n=1)
-            guess = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(
-                f"{name!r} is no secure sum; {guess}There are {', '.join(SECURE_SUMS)}"
+    @model_validator(mode="after")
+    def _pair_exists(self) -> Self:
+        if self.name not in SECURE_SUMS:
+            pairs = ", ".join(
+                f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" for kind in SECURE_SUMS.values()
             )
-        return name
+            near = get_close_matches(self.name, SECURE_SUMS, n=1)
+            guess = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(
+                f"there is no sum with scheme {self.scheme!r} and masks {self.masks!r}; {guess}"
+                f"There are {pairs}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _zeros_are_for_encryption(self) -> Self:
-        if self.zero_pool and not issubclass(SECURE_SUMS[self.protocol], HomomorphicSum):
+        if self.zero_pool and not issubclass(self.kind, HomomorphicSum):
             raise ValueError(
-                f"zero_pool is for sums that encrypt; {self.protocol} does not, leave it at 0"
+                f"zero_pool is for sums that encrypt; {self.name} does not, leave it at 0"
             )
         return self
+
+    @property
+    def name(self) -> str:
+        """The pair as it is spelled everywhere; a key of `SECURE_SUMS`."""
+        return spelled(self.scheme, self.masks)
+
+    @property
+    def kind(self) -> type[SecureSum]:
+        """The sum, with its facts."""
+        return SECURE_SUMS[self.name]
 
 
 class RuleSettings(Settings):
@@ -145,7 +160,7 @@ class RuleSettings(Settings):
         spare_answers: how much more often than once an epoch a row may be answered, over all
             sessions of the run: for epochs that break off and are played again. The same
             answer again is free, and on a CPU it is the same; it counts on a GPU, under noise,
-            under masked_recovery with a threshold below all passives, and at a passive that
+            under recoverable masks with a threshold below all passives, and at a passive that
             does not know everybody.
         refused_sums: after how many sums that the active refused the run may be resumed; it may be
             raised when it is. Whoever altered them learnt something of the passives' numbers,

@@ -25,7 +25,7 @@ def live_config(method: str, *, views: int = 4, **changes: dict[str, Any]) -> Co
             "max_gradient_norm": 1.0,
         },
         "alignment": {"protocol": "ecdh"},
-        "secure_sum": {"protocol": "plain", "clip": None, "allow_single_passive": True},
+        "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
         "guard": {"mechanism": "none"},
     }  # fmt: skip
     merged = {

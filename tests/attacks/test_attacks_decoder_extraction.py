@@ -64,7 +64,7 @@ def test_the_protocol_refuses_one_point() -> None:
 
 def test_one_point_among_decoys_is_answered_and_tells() -> None:
     # An honest limit of the rule: less than half of a batch may still be at one point.
-    sums = {"protocol": "ckks", "clip": 1.0}
+    sums = {"scheme": "ckks", "clip": 1.0}
     config = live_config("apfed_r", data=TWO_TABLES, secure_sum=sums)
     attack = DecoderExtraction(people=28, shadow_rows=14, decoys=0.55)
     (result,) = play(attack, config, honest_epochs=3)

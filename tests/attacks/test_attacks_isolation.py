@@ -13,6 +13,7 @@ from attacks.view import Knowledge
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.errors import ConfigError
 from tests.attacks.live_runs import live_config
+from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 UNPROTECTED: frozenset[Rule] = frozenset()
@@ -53,13 +54,13 @@ def test_without_rules_a_passive_is_isolated(way: str, error: float) -> None:
 
 
 @pytest.mark.refused("isolation")
-@pytest.mark.parametrize("protocol", ["plain", "ckks", "masked"])
+@pytest.mark.parametrize("protocol", ["plain", "ckks", "plain + pairwise masks"])
 @pytest.mark.parametrize(
     ("way", "refusal"), [("unequal", "norm is not within"), ("subset", "nothing came")]
 )
 def test_the_protocol_refuses(protocol: str, way: str, refusal: str) -> None:
     with pytest.raises(RemoteProtocolError, match=refusal):
-        _error(ALL_RULES, sums={"protocol": protocol, "clip": 1.0}, way=way)
+        _error(ALL_RULES, sums={**pair_of(protocol), "clip": 1.0}, way=way)
 
 
 def test_a_weight_that_the_active_asks_for_changes_nothing() -> None:
@@ -70,16 +71,18 @@ def test_norms_alone_do_not_help_where_their_bound_is_wide() -> None:
     assert _error({Rule.NORMS}, way="unequal", far=9e3) < 1e-2
 
 
-@pytest.mark.parametrize("protocol", ["plain", "ckks", "masked", "bfv"])
+@pytest.mark.parametrize(
+    "protocol", ["plain", "ckks", "plain + pairwise masks", "bfv + pairwise masks"]
+)
 def test_answers_to_unequal_representations_do_not_add_up(protocol: str) -> None:
     with pytest.raises(
         RemoteProtocolError, match=r"answered another message|lies beyond the range"
     ):
-        _error({Rule.BINDING}, sums={"protocol": protocol, "clip": 1.0}, way="unequal")
+        _error({Rule.BINDING}, sums={**pair_of(protocol), "clip": 1.0}, way="unequal")
 
 
 def test_collusion_of_all_others_is_conceded_and_of_fewer_is_not_enough() -> None:
-    sums = {"protocol": "masked", "clip": 1.0}
+    sums = {"scheme": "plain", "masks": "pairwise", "clip": 1.0}
     assert _error(ALL_RULES, sums=sums, way="collusion") < 1e-2
     assert _error(ALL_RULES, sums=sums, way="collusion", colluding=1) > 0.5
 
@@ -108,7 +111,9 @@ def test_a_single_passive_needs_no_isolation() -> None:
 
 def test_secure_sums_offer_no_sum_over_fewer() -> None:
     with pytest.raises(LocalProtocolError, match="only a plain sum"):
-        _error(UNPROTECTED, sums={"protocol": "masked", "clip": 1.0}, way="subset")
+        _error(
+            UNPROTECTED, sums={"scheme": "plain", "masks": "pairwise", "clip": 1.0}, way="subset"
+        )
 
 
 def test_no_contract_gives_weight_to_one_passive_alone() -> None:

@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Outgoing
 from protocols.errors import RemoteProtocolError
-from protocols.sums import StepBinding, SumReceiver
-from protocols.sums.frame import Frame
+from protocols.sums import BfvSum, StepBinding, SumReceiver
+from protocols.sums.frames import Frame
 from protocols.sums.homomorphic import HomomorphicSum
 from protocols.sums.masked import MaskedSum
-from protocols.sums.scratch import scratch_file
-from protocols.sums.seal_scheme import SealScheme
+from protocols.sums.seal_cipher import SealCipher, scratch_file
 from tests.contracts.sum_parties import Parties
 
 __all__ = ["Reactions", "Rearmed", "key_coefficients", "number_from_reactions", "shifted"]
@@ -76,18 +75,18 @@ def shifted(played: Parties, blobs: tuple[bytes, ...], offset: int) -> tuple[byt
         numbers[0] += np.array(offset, dtype=np.int64).astype(described.word)
         return (numbers.tobytes(), *blobs[1:])
     assert isinstance(described, HomomorphicSum)
-    scheme, first = described.scheme, np.array([[offset]], dtype=np.int64)
-    return (_plus(scheme, blobs[0], described.packing.pack(first)[0]), *blobs[1:])
+    cipher, first = described.cipher, np.array([[offset]], dtype=np.int64)
+    return (_plus(cipher, blobs[0], described.packing.pack(first)[0]), *blobs[1:])
 
 
-def _plus(scheme: SealScheme, blob: bytes, slots_S: NDArray[np.int64]) -> bytes:
+def _plus(cipher: SealCipher, blob: bytes, slots_S: NDArray[np.int64]) -> bytes:
     import tenseal.sealapi as seal
 
-    (ciphertext,), plain = scheme.load([blob], 1, sender="us"), seal.Plaintext()
+    (ciphertext,), plain = cipher.load([blob], 1, sender="us"), seal.Plaintext()
     with scratch_file() as scratch:
-        vars(scheme)["_encoder"].encode(slots_S, plain, scratch)
-        vars(scheme)["_evaluator"].add_plain_inplace(ciphertext, plain)
-        return scratch.save(ciphertext)
+        cipher.encode(slots_S, plain, scratch)
+        vars(cipher)["_evaluator"].add_plain_inplace(ciphertext, plain)
+        return cipher.residues.pack(cipher.ciphertext_form.numbers(ciphertext, scratch))
 
 
 def number_from_reactions(limit: int, takes_with: Callable[[int], bool]) -> int:
@@ -113,15 +112,15 @@ def key_coefficients(played: Parties, takes: Callable[..., bool], count: int) ->
     which is padding and must round to 0, and to noise below half a step elsewhere.
     """
     described = played.sum
-    assert isinstance(described, HomomorphicSum)
-    residues, degree = described.scheme.ciphertext, described.packing.slots
-    step = residues.modulus >> described.headroom.plain_bits  # type: ignore[union-attr]
+    assert isinstance(described, BfvSum)
+    residues, degree = described.cipher.residues, described.packing.slots
+    step = residues.modulus >> described.headroom.plain_bits
     small, near = step // 4, step // 2 - step // 8
 
     def beyond(coefficient: int, sign: int) -> bool:
         numbers = np.zeros(2 * degree, dtype=np.uint64)
         numbers[degree - 1] = sign * near % residues.modulus
         numbers[2 * degree - 1 - coefficient] = small
-        return not takes(residues.blob(numbers))
+        return not takes(residues.pack(numbers))
 
     return [next((sign for sign in (1, -1) if beyond(k, sign)), 0) for k in range(count)]

@@ -10,9 +10,8 @@ import tenseal.sealapi as seal
 
 from protocols.seal import RunKey
 from protocols.sums.crypten_sum import CryptenContributor
-from protocols.sums.pairwise import PairwiseSeeds
-from protocols.sums.scratch import scratch_file
-from protocols.sums.seal_blobs import unpacked
+from protocols.sums.masks import PairwiseSeeds
+from protocols.sums.seal_cipher import SealForm, scratch_file
 from protocols.sums.step_keys import StepKeys
 
 __all__ = ["SealKeys", "alive", "secrets_alive", "shown_in"]
@@ -20,7 +19,7 @@ __all__ = ["SealKeys", "alive", "secrets_alive", "shown_in"]
 
 def secrets_alive() -> set[bytes]:
     """Private keys, pair seeds, self-mask seeds and share keys of all roles in this process."""
-    kinds = RunKey, StepKeys, PairwiseSeeds
+    kinds = RunKey, StepKeys, PairwiseSeeds, CryptenContributor
     return {secret for thing in alive(*kinds) for secret in _secrets_of(thing)}
 
 
@@ -36,8 +35,8 @@ def _secrets_of(thing: Any) -> Iterator[bytes]:
         yield thing.seed
     elif isinstance(thing, PairwiseSeeds):
         yield from vars(thing).get("_seeds", {}).values()
-        if isinstance(thing, CryptenContributor):
-            yield vars(thing)["_secret"]
+    elif isinstance(thing, CryptenContributor):
+        yield vars(thing)["_secret"]
 
 
 class SealKeys:
@@ -60,7 +59,7 @@ class SealKeys:
     def numbers_of(key: Any) -> list[bytes]:
         """Two runs of four numbers of a public or secret key, as SEAL keeps them."""
         with scratch_file() as scratch:
-            content = unpacked(scratch.save(key))
+            content = SealForm.content(scratch.save(key))
         return [content[-32:], content[-32 * 512 :][:32]]
 
 

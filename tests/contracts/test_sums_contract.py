@@ -19,8 +19,8 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.seal import RunKey
 from protocols.sums import SECURE_SUMS
 from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.interface import StepBinding, SumAgreement
-from protocols.sums.pairwise import PairwiseSeeds
+from protocols.sums.interface import StepBinding, SumAgreement, spelled
+from protocols.sums.masks import PairwiseSeeds
 from tests.contracts.sum_parties import (
     CHOICES,
     Parties,
@@ -85,7 +85,7 @@ def test_sum_is_exact_at_full_range(choice: str, passives: int) -> None:
 @pytest.mark.parametrize("bits", [16, 24])
 def test_sum_of_many_is_exact_at_full_range(choice: str, bits: int) -> None:
     """Where pairs of passives agree on keys, setting up more takes minutes."""
-    many = {"ckks": 1024, "ckks_fast": 1024, "plain, quantised": 1024, "masked": 256}
+    many = {"ckks": 1024, "bfv": 1024, "plain, quantised": 1024, "plain + pairwise masks": 256}
     passives = many.get(choice, 64)
     played = parties(choice, passives, bits)
     for sign in (1.0, -1.0, np.array([[1.0], [-1.0], [1.0]])):
@@ -216,7 +216,7 @@ def test_values_are_protected_however_they_lie_in_memory(
             for role, asked in zip(played.contributors.values(), sent, strict=True)
         ]
     for frame in sent:
-        words = np.frombuffer(frame[112 : 112 + 4 * 4096], dtype=np.uint8).reshape(-1, 4)
+        words = np.frombuffer(frame[128 : 128 + 4 * 4096], dtype=np.uint8).reshape(-1, 4)
         assert len(np.unique(words, axis=0)) > 4000
 
 
@@ -294,7 +294,7 @@ def test_steps_and_shapes_do_not_mix(choice: str) -> None:
     late = played.contribute(values, told)
     with pytest.raises(RemoteProtocolError, match="passive_3 contributed 3x5 values to step"):
         played.combine(late)
-    if choice == "masked_recovery":
+    if not played.sum.needs_all:
         played = parties(choice)
     values[2] = np.zeros((3, 4))
     shaped = played.contribute(values, played.next())
@@ -330,10 +330,10 @@ REFUSED: dict[str, Callable[[bytes], bytes]] = {
     "nothing": lambda combined: b"",
     "cut": lambda combined: combined[:-1],
     "another version": lambda combined: combined[:4] + b"\xff" + combined[5:],
-    "another key": lambda combined: combined[:72] + bytes(32) + combined[104:],
+    "another key": lambda combined: combined[:88] + bytes(32) + combined[120:],
     # As floats not a number, as integers beyond any sum, and no seal, mask or ciphertext.
     "other values": lambda combined: (
-        combined[:112] + ((b"\xff" * 7 + b"\x7f") * len(combined))[: len(combined) - 112]
+        combined[:128] + ((b"\xff" * 7 + b"\x7f") * len(combined))[: len(combined) - 128]
     ),
 }
 
@@ -563,14 +563,24 @@ def test_forecast_of_bytes_holds(choice: str, shape: tuple[int, int]) -> None:
 
 @every
 def test_parameters_are_public_facts(choice: str) -> None:
-    described = parties(choice).sum.parameters()
-    assert json.loads(json.dumps(dict(described)))["backend"] == parties(choice).sum.name
+    described = parties(choice).sum
+    told = json.loads(json.dumps(dict(described.parameters())))
+    assert spelled(told["scheme"], told["masks"]) == described.name
 
 
-def test_names_in_the_table_are_the_backends_own() -> None:
-    assert {name: backend.name for name, backend in SECURE_SUMS.items()} == {
-        name: name for name in SECURE_SUMS
-    }
+@pytest.mark.parametrize("name", SECURE_SUMS)
+def test_every_pair_of_the_table_states_its_facts(name: str) -> None:
+    kind = SECURE_SUMS[name]
+    assert kind.name == spelled(kind.scheme, kind.masks) == name
+    assert kind.unsafe == (kind.rests_on == "nothing")
+    second_round = (kind.leaks.request, kind.leaks.answer)
+    assert all(second_round) if kind.rounds == 2 else not any(second_round)
+    for reading in filter(None, (kind.leaks.contribution, *second_round)):
+        assert reading.reads.endswith(".")
+        assert reading.protects.endswith(".")
+        assert reading.remains.endswith(".")
+    assert kind.leaks.active_and_aggregator.endswith(".")
+    assert kind.leaks.altered.endswith(".")
 
 
 @secure
@@ -606,7 +616,7 @@ def test_a_step_that_lost_a_party_has_no_sum_and_the_next_one_has(choice: str) -
     del contributions["passive_2"]
     with pytest.raises(RemoteProtocolError, match="missing: passive_2; unknown: none"):
         played.combine(contributions, lost.digest)
-    if choice == "masked_recovery":  # the keys for the next step were not passed on
+    if not played.sum.needs_all:  # the keys for the next step were not passed on
         with pytest.raises(LocalProtocolError, match="its session is over, open a new one"):
             played.add(values)
         return
@@ -625,7 +635,9 @@ def secrets_of(role: object) -> list[bytes]:
     return found + [secret for one in inner for secret in secrets_of(one)]
 
 
-@pytest.mark.parametrize("choice", usable(["bfv", "masked", "crypten"]))
+@pytest.mark.parametrize(
+    "choice", usable(["bfv + pairwise masks", "plain + pairwise masks", "crypten"])
+)
 def test_no_mask_key_or_seed_is_ever_sent(choice: str) -> None:
     described = make(choice, agreement())
     roles: dict[str, Any] = {"active": described.receiver(), "aggregator": described.combiner()}

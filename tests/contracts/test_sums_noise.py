@@ -1,7 +1,6 @@
 """Discrete noise under every sum: added exactly, within the range, never without agreement."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ from numpy.typing import NDArray
 from protocols.discrete_gaussian import MAX_DEVIATION, discrete_gaussian, largest_noise
 from protocols.errors import LocalProtocolError
 from protocols.sums import StepBinding
+from protocols.sums.bfv import solve_bfv
+from protocols.sums.ckks import solve_ckks
 from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.headroom import solve_ckks, solve_coefficients
 from tests.contracts.sum_parties import CHOICES, Parties, agreement, make, parties, random_values
 
 # `plain` of the table adds floating-point numbers; its quantised form takes noise.
@@ -139,14 +139,13 @@ def test_a_field_holds_any_sum(noise: int, passives: int, bits: int) -> None:
 def test_headroom_counts_the_tail() -> None:
     quiet = FixedPoint(clip_norm=1.0, bits=16, contributors=3)
     loud = replace(quiet, noise=100 * quiet.levels)
-    bfv = partial(solve_coefficients, poly_degree=4096, primes=(60,))
-    for solve in (solve_ckks, bfv):
+    for solve in (solve_ckks, solve_bfv):
         assert solve(quiet).packing.fields == 2
         packing = solve(loud).packing
         assert packing.fields == 1
         assert loud.limit < 2 ** (packing.field_bits - 1)
     with pytest.raises(LocalProtocolError, match="the ring has 32"):
-        make("masked", agreement(24, bits=24, noise=MAX_DEVIATION))
+        make("plain + pairwise masks", agreement(24, bits=24, noise=MAX_DEVIATION))
 
 
 def test_fewer_bits_keep_the_noise_in_units_of_the_clip() -> None:

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from protocols.errors import LocalProtocolError
 from protocols.seal import RunKey, SealedLink
 from protocols.sums.agreement import StepBinding
-from protocols.sums.frame import Frame
+from protocols.sums.frames import Frame
 from protocols.sums.homomorphic import HomomorphicSum
-from protocols.sums.pairwise import add_keystream
+from protocols.sums.masks import add_keystream
 from protocols.sums.roles import KeepsSecrets
 from tests.contracts.overheard import OVERHEARD_SHAPE, Overheard
 from tests.contracts.sum_parties import agreement, binding, make

@@ -100,7 +100,7 @@ def write_run(
             "releases": epochs,
         },
         "seconds": 9.25, "aligned_rows": 980, "train_rows": 1230, "test_rows": 410,
-        "sum": {"backend": config.secure_sum.protocol, "poly_degree": 4096, "rounding": 3.1e-5},
+        "sum": {"scheme": config.secure_sum.scheme, "poly_degree": 4096, "rounding": 3.1e-5},
         "guarantee": "Row-release guarantee, encoder held fixed; no label privacy.",
     }  # fmt: skip
     roles = {"active": "active"}

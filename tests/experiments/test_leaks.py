@@ -77,7 +77,7 @@ def test_the_stored_figures_are_of_every_part() -> None:
 def test_rules_decide_which_sum_protects() -> None:
     assert sum_for("digits", "apfed_r", 3, UNPROTECTED).secure_sum.clip is None
     protected = sum_for("digits", "apfed_r", 3, ALL_RULES).secure_sum
-    assert (protected.protocol, protected.clip) == ("masked", 1.0)
+    assert (protected.name, protected.clip) == ("plain + pairwise masks", 1.0)
     assert live_config("digits", "apfed_c", projection=16).model.projection == 16
 
 

@@ -100,7 +100,7 @@ def test_text_from_the_config_cannot_become_markup(tmp_path: Path) -> None:
 
 
 def test_unsafe_choices_are_told_first(tmp_path: Path) -> None:
-    config = config_of(secure_sum="{protocol: plain, allow_single_passive: true}")
+    config = config_of(secure_sum="{scheme: plain, allow_single_passive: true}")
     folder = write_run(tmp_path / "x", config, accuracy={"apfed_c": 0.5}, passives=1)
     warnings = re.findall(r'<p class="warn">([^<]*)', text_of(folder))
     assert len(warnings) == 3

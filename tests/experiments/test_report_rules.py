@@ -105,9 +105,9 @@ def test_every_sum_says_whether_the_aggregator_can_alter_it(name: str) -> None:
 
 
 def test_every_secure_sum_but_the_plain_one_names_its_coalition_with_the_key_holder() -> None:
-    for name, backend in SECURE_SUMS.items():
+    for name, kind in SECURE_SUMS.items():
         named = coalitions_in(facts(secure_sum=name))
-        assert backend.unsafe or "active and aggregator" in named, name
+        assert kind.unsafe or "active and aggregator" in named, name
 
 
 def test_two_passives_are_told_what_one_of_them_learns_with_the_active() -> None:
@@ -172,7 +172,7 @@ def test_noise_under_the_sum_is_told_as_what_it_gives_and_no_more() -> None:
     assert "Gradients carry no noise" not in told
     assert "networks held fixed, and by the noise of honest passives alone" in told
     assert "one passive alone, for which no epsilon is claimed" in told  # under ckks
-    case = facts(secure_sum="bfv", noisy=True)
+    case = facts(secure_sum="bfv + pairwise masks", noisy=True)
     assert "for which no epsilon is claimed" not in " ".join(limits_in(case))
     assert "noise of each" in rule_for(Kind.SUM, Role.ACTIVE, case).reads
 

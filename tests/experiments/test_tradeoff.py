@@ -25,7 +25,7 @@ method: apfed_c
 data: {dataset: digits, views: 2, overlap: 0.5}
 model: {hidden: [8], representation: 4, projection: 4}
 train: {epochs: 2, batch_size: 128, device: cpu, learning_rate: 0.05, max_gradient_norm: 1.0}
-secure_sum: {protocol: plain, allow_single_passive: true}
+secure_sum: {scheme: plain, allow_single_passive: true}
 guard: {mechanism: none}
 attacks: [{name: model_completion, options: {labels_per_class: 4}}, {name: inverse_network}]
 """

@@ -52,11 +52,11 @@ ecdh = EcdhIntersection(IntersectionAgreement(session="s")).hub("hub", ["p"], [b
 circuit = CircuitIntersection(IntersectionAgreement(session="s", dealer="d"))
 script = circuit.hub("hub", ["p"], [b"1"])
 # Made before the fork, set up after it: the copy would agree the same seeds.
-sums = {name: make(name, agreement()) for name in ("masked", "bfv")}
-masked, bfv = (described.contributor("passive_1") for described in sums.values())
-key = {out.receiver: out.body for out in sums["bfv"].receiver().start()}["passive_1"]
+sums = [make(f"{scheme} + pairwise masks", agreement()) for scheme in ("plain", "bfv")]
+masked, bfv = (described.contributor("passive_1") for described in sums)
+key = {out.receiver: out.body for out in sums[1].receiver().start()}["passive_1"]
 peers = {"passive_2", "passive_3"}
-hellos = {name: sums["bfv"].contributor(name).start()[0].body for name in peers}
+hellos = {name: sums[1].contributor(name).start()[0].body for name in peers}
 
 
 def set_up():

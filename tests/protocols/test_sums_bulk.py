@@ -1,21 +1,30 @@
 """Errors drawn in bulk: their distributions are SEAL's, and SEAL decrypts what they hide."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.sums import CkksFastSum
-from protocols.sums.bulk_scheme import BulkScheme, centred_binomial, ternary
-from protocols.sums.flavours import Coefficients
-from protocols.sums.scratch import scratch_file
-from protocols.sums.seal_scheme import SealScheme
-from tests.contracts.sum_parties import agreement
+from protocols.sums.bfv import BfvCipher, centred_binomial, ternary
+from protocols.sums.seal_cipher import SealCipher, SealContext, scratch_file
 
 COUNT = 400_000
-FLAVOUR = Coefficients(4096, (60,), 46)
+RECIPE = 4096, (60,), 46
+
+
+class SealsErrors(BfvCipher):
+    """The same cipher, with the errors that SEAL draws."""
+
+    def zero(self, context: SealContext) -> Any:
+        return SealCipher.zero(self, context)
+
+    def encrypt(
+        self, context: SealContext, slots_VS: NDArray[np.int64], zeros: Sequence[Any] = ()
+    ) -> list[bytes]:
+        return SealCipher.encrypt(self, context, slots_VS, zeros)
 
 
 def fits_binomial(numbers: NDArray[np.int64], pairs: int) -> bool:
@@ -52,19 +61,19 @@ def test_u_is_uniform_on_three_values_of_independent_neighbours() -> None:
 
 def test_few_accepted_bytes_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = iter([b"\xff" * 40, b"\x00\x01\x02" + b"\xff" * 37, bytes(40)])
-    monkeypatch.setattr("protocols.sums.bulk_scheme.keystream", lambda *_, **__: next(streams))
+    monkeypatch.setattr("protocols.sums.bfv.keystream", lambda *_, **__: next(streams))
     assert ternary(5).tolist() == [-1, 0, 1, -1, -1]
 
 
-@pytest.mark.parametrize("scheme_type", [SealScheme, BulkScheme])
-def test_the_noise_is_as_large_as_seals(scheme_type: type[SealScheme]) -> None:
+@pytest.mark.parametrize("kind", [SealsErrors, BfvCipher])
+def test_the_noise_is_as_large_as_seals(kind: type[BfvCipher]) -> None:
     """SEAL's own meter: bits between the noise of a ciphertext and its limit."""
-    scheme = scheme_type(FLAVOUR)
-    keys = scheme.key_pair()
+    cipher = kind(*RECIPE)
+    keys = cipher.key_pair()
     budgets = []
     for _ in range(8):
-        blobs = scheme.encrypt(keys, np.zeros((1, 4096), dtype=np.int64))
-        loaded = scheme.load(blobs, 1, sender="the test")[0]
+        blobs = cipher.encrypt(keys, np.zeros((1, 4096), dtype=np.int64))
+        loaded = cipher.load(blobs, 1, sender="the test")[0]
         budgets.append(keys.decryptor.invariant_noise_budget(loaded))
     # q / 2t over 4 to 6 deviations of sqrt(10.5 (1 + 4N/3)), in whole bits.
     deviation = math.sqrt(10.5 * (1 + 4 * 4096 / 3))
@@ -72,12 +81,12 @@ def test_the_noise_is_as_large_as_seals(scheme_type: type[SealScheme]) -> None:
     assert math.floor(least) <= min(budgets) <= max(budgets) <= math.ceil(most)
 
 
-def in_coefficients(scheme: BulkScheme, ciphertext: Any) -> NDArray[np.int64]:
+def in_coefficients(cipher: BfvCipher, ciphertext: Any) -> NDArray[np.int64]:
     """The two polynomials of a ciphertext that is a product in SEAL's transformed form."""
-    vars(scheme)["_evaluator"].transform_from_ntt_inplace(ciphertext)
+    vars(cipher)["_evaluator"].transform_from_ntt_inplace(ciphertext)
     with scratch_file() as scratch:
-        blob = scratch.save(ciphertext)
-    return scheme.ciphertext.own_numbers(blob).reshape(2, -1).astype(np.int64)
+        numbers = cipher.ciphertext_form.numbers(ciphertext, scratch)
+    return numbers.reshape(2, -1).astype(np.int64)
 
 
 def times_ternary(a_N: NDArray[np.int64], u_N: NDArray[np.int64], q: int) -> NDArray[np.int64]:
@@ -101,32 +110,33 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
             drawn[name].append(draw(count))
             return drawn[name][-1].copy()
 
-        monkeypatch.setattr(f"protocols.sums.bulk_scheme.{name}", recorded)
-    scheme = BulkScheme(FLAVOUR)
-    keys, q = scheme.key_pair(), scheme.ciphertext.modulus
+        monkeypatch.setattr(f"protocols.sums.bfv.{name}", recorded)
+    cipher = BfvCipher(*RECIPE)
+    keys, q = cipher.key_pair(), cipher.residues.modulus
+    assert cipher.ciphertext_form.count == 8192
     for numbers in drawn.values():
         numbers.clear()
-    zeros = [scheme.zero(keys) for _ in range(3)] if pooled else []
-    blobs = scheme.encrypt(keys, np.zeros((3, 4096), dtype=np.int64), zeros)
+    zeros = [cipher.zero(keys) for _ in range(3)] if pooled else []
+    blobs = cipher.encrypt(keys, np.zeros((3, 4096), dtype=np.int64), zeros)
     u_VN = np.concatenate(drawn["ternary"]).reshape(3, 4096)
     e_V2N = np.concatenate(drawn["centred_binomial"]).reshape(3, 2, 4096)
     assert len(np.unique(u_VN, axis=0)) == 3
     assert len(np.unique(e_V2N.reshape(6, 4096), axis=0)) == 6
-    key_2N = in_coefficients(scheme, keys.public_key.data())
+    key_2N = in_coefficients(cipher, keys.public_key.data())
     for blob, u_N, e_2N in zip(blobs, u_VN, e_V2N, strict=True):
-        sent_2N = scheme.ciphertext.numbers(blob, sender="the test").reshape(2, -1)
+        sent_2N = cipher.residues.parse(blob, sender="the test").reshape(2, -1)
         expected_2N = [(times_ternary(half, u_N, q) + e_N) % q
                        for half, e_N in zip(key_2N, e_2N, strict=True)]  # fmt: skip
         assert np.array_equal(sent_2N.astype(np.int64), expected_2N)
 
 
 def test_a_ciphertext_looks_uniform_and_hides_what_it_holds() -> None:
-    scheme = BulkScheme(FLAVOUR)
-    keys = scheme.key_pair()
-    modulus, halves = scheme.ciphertext.modulus, []
+    cipher = BfvCipher(*RECIPE)
+    keys = cipher.key_pair()
+    modulus, halves = cipher.residues.modulus, []
     for value in (0, 0, 2**45 - 1):
-        (blob,) = scheme.encrypt(keys, np.full((1, 4096), value))
-        numbers = scheme.ciphertext.numbers(blob, sender="the test") / modulus
+        (blob,) = cipher.encrypt(keys, np.full((1, 4096), value))
+        numbers = cipher.residues.parse(blob, sender="the test") / modulus
         assert abs(numbers.mean() - 0.5) < 6 / math.sqrt(12 * 8192)
         assert abs(numbers.var() - 1 / 12) < 6 * math.sqrt(1 / 180 / 8192)
         halves.append(numbers[4096:])
@@ -135,24 +145,20 @@ def test_a_ciphertext_looks_uniform_and_hides_what_it_holds() -> None:
 
 @pytest.mark.parametrize("pooled", [0, 1, 3])
 def test_seal_decrypts_every_residue_of_the_plain_modulus(pooled: int) -> None:
-    scheme = BulkScheme(FLAVOUR)
-    keys, half = scheme.key_pair(), 2**45
+    cipher = BfvCipher(*RECIPE)
+    keys, half = cipher.key_pair(), 2**45
     rng = np.random.default_rng(0)
     slots = rng.integers(-half, half, (3, 4096))
     slots[0, :6] = (-half, half - 1, 0, -1, 1, 2)
-    zeros = [scheme.zero(keys) for _ in range(pooled)]
-    blobs = scheme.encrypt(keys, slots, zeros)
-    assert np.array_equal(scheme.decrypt(keys, blobs, 3, sender="t").reshape(3, -1), slots)
+    zeros = [cipher.zero(keys) for _ in range(pooled)]
+    blobs = cipher.encrypt(keys, slots, zeros)
+    assert np.array_equal(cipher.decrypt(keys, blobs, 3, sender="t").reshape(3, -1), slots)
 
 
 def test_seal_and_bulk_ciphertexts_add_up() -> None:
-    bulk, plain = BulkScheme(FLAVOUR), SealScheme(FLAVOUR)
+    bulk, plain = BfvCipher(*RECIPE), SealsErrors(*RECIPE)
     keys = bulk.key_pair()
     public = plain.public_context(bulk.public_key(keys), sender="the test")
     slots = np.arange(-2048, 2048)[None]
     parts = {"a": bulk.encrypt(keys, slots), "b": plain.encrypt(public, slots)}
     assert np.array_equal(bulk.decrypt(keys, bulk.add(parts, 1), 1, sender="t"), 2 * slots[0])
-
-
-def test_the_fast_form_uses_it() -> None:
-    assert isinstance(CkksFastSum(agreement()).scheme, BulkScheme)

@@ -15,9 +15,10 @@ from protocols.crypten.ring import draw_share, sum_at_first
 from protocols.discrete_gaussian import MAX_DEVIATION
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import CryptenSum, StepBinding
-from protocols.sums.crypten_sum import CryptenContributor, CryptenReceiver
+from protocols.sums.crypten_sum import CryptenContributor
 from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.frame import Frame
+from protocols.sums.frames import Frame
+from protocols.sums.masks import StepSeals
 from tests.contracts.sum_parties import Parties, agreement, binding, random_values
 from tests.crypten_threads import as_threads
 
@@ -35,6 +36,13 @@ def contributor(played: Parties, name: str) -> CryptenContributor:
     return role
 
 
+def seals(played: Parties, name: str) -> StepSeals:
+    """What one party seals and opens with."""
+    role = played.receiver if name == "active" else played.contributors[name]
+    found: StepSeals = vars(role)["_seals"]
+    return found
+
+
 def answers(played: Parties, values: list[Any], bound: StepBinding) -> dict[str, bytes]:
     requests = played.combiner.ask(played.contribute(values, bound), bound.digest)
     return {name: played.contributors[name].answer(requests[name]) for name in requests}
@@ -48,10 +56,9 @@ def shares_of_the_sum(
     played: Parties, values: list[Any], bound: StepBinding
 ) -> list[NDArray[np.uint64]]:
     """What the active opens, one share of each passive."""
-    receiver = played.receiver
-    assert isinstance(receiver, CryptenReceiver)
+    active = seals(played, "active")
     return [
-        np.frombuffer(receiver.open(name, bound, SHAPE, _sealed(body)[0]), "<u8")
+        np.frombuffer(active.open(name, bound, SHAPE, _sealed(body)[0]), "<u8")
         for name, body in answers(played, values, bound).items()
     ]
 
@@ -85,12 +92,11 @@ def test_an_active_an_aggregator_and_a_passive_learn_only_the_sum_of_the_other_t
     bound, small = played.next(), np.full(SHAPE, 0.001)
     frames = played.contribute([small, 3 * small, small], bound)
     requests = played.combiner.ask(frames, bound.digest)
-    traitor, active = contributor(played, "passive_3"), played.receiver
-    assert isinstance(active, CryptenReceiver)
+    traitor, active = seals(played, "passive_3"), seals(played, "active")
     rests = []
     for place, name in enumerate(("passive_1", "passive_2")):
         held = traitor.open(name, bound, SHAPE, _sealed(requests["passive_3"])[place])
-        gave = contributor(played, name).open(
+        gave = seals(played, name).open(
             "passive_3", bound, SHAPE, _sealed(frames["passive_3"])[place]
         )
         answer = played.contributors[name].answer(requests[name])
@@ -132,7 +138,11 @@ def test_neither_keys_nor_shares_are_on_the_wire(played: Parties) -> None:
     assert role._own is not None
     own, secret = role._own[1].tobytes(), role._secret
     requests = played.combiner.ask(frames, bound.digest)
-    sent = [role.open("passive_2", bound, SHAPE, _sealed(requests["passive_1"])[0])]
+    sent = [
+        seals(played, "passive_1").open(
+            "passive_2", bound, SHAPE, _sealed(requests["passive_1"])[0]
+        )
+    ]
     wire = [*frames.values(), *requests.values()]
     wire += [played.contributors[name].answer(requests[name]) for name in requests]
     wire.append(played.combiner.combine(dict(zip(played.names, wire[-3:], strict=True))))
@@ -204,7 +214,7 @@ def test_a_relay_cannot_turn_a_sum_into_another_shape(played: Parties) -> None:
 def test_what_a_lying_passive_seals_is_checked(played: Parties) -> None:
     bound = played.next()
     frames = played.contribute(random_values(3), bound)
-    liar = contributor(played, "passive_1")
+    liar = seals(played, "passive_1")
     told = Frame.parse(frames["passive_1"], sender="passive_1")
     short = liar.seal("passive_2", bound, (3, 5), b"no key")
     frames["passive_1"] = replace(told, blobs=(short, told.blobs[1])).pack()
@@ -224,7 +234,7 @@ def test_what_a_lying_passive_answers_is_checked(played: Parties, share: bytes, 
     bound = played.next()
     given = answers(played, [np.zeros((3, 5))] * 3, bound)
     # a passive may seal twice here because it lies; the nonce is its own loss
-    sealed = contributor(played, "passive_2").seal("active", bound, (3, 5), share)
+    sealed = seals(played, "passive_2").seal("active", bound, (3, 5), share)
     told = Frame.parse(given["passive_2"], sender="passive_2")
     given["passive_2"] = replace(told, blobs=(sealed,)).pack()
     combined = played.combiner.combine(given)

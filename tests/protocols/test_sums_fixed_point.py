@@ -60,7 +60,7 @@ def test_quantised_values_are_those_of_exact_arithmetic(
     # The norm to 20 digits, where it exceeds the bound.
     shrink = Fraction(10**20, math.isqrt(int(square * 10**40))) if square > 1 else Fraction(1)
     (integers,) = fixed_point.quantise(np.array([row]))
-    assert np.array_equal(fixed_point.quantise_narrow(np.array([row])), [integers])
+    assert np.array_equal(fixed_point.quantise(np.array([row]), width=np.int32), [integers])
     for integer, value in zip(integers.tolist(), exact, strict=True):
         error = abs(integer - value * shrink * fixed_point.levels)
         assert error <= Fraction(1, 2) + Fraction(1, 10**6)

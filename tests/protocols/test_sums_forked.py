@@ -17,8 +17,8 @@ import numpy as np
 from protocols.errors import LocalProtocolError
 from protocols.randomness import fresh_key, random_permutation
 from protocols.seal import fresh_run_key
-from protocols.sums.bulk_scheme import centred_binomial, ternary
-from protocols.sums.shares import split
+from protocols.sums.bfv import centred_binomial, ternary
+from protocols.sums.step_keys import split
 from tests.contracts.sum_parties import CHOICES, Parties, agreement, make
 
 
@@ -63,9 +63,9 @@ def used(played):
 
 def encrypted(name):
     sums = make(name, agreement(2))
-    context = sums.scheme.key_pair()
+    context = sums.cipher.key_pair()
     zeros = np.zeros((1, sums.packing.slots), dtype=np.int64)
-    return lambda: hashlib.sha256(sums.scheme.encrypt(context, zeros)[0]).digest()
+    return lambda: hashlib.sha256(sums.cipher.encrypt(context, zeros)[0]).digest()
 
 
 def drawn(draw):
@@ -80,7 +80,7 @@ DRAWS = {
     "ternary": lambda: ternary(100).tobytes(),
     "centred binomial": lambda: centred_binomial(100).tobytes(),
     "shares": lambda: b"".join(split(bytes(16), threshold=2, holders=3)),
-    **{f"error of {name}": encrypted(name) for name in ("ckks", "ckks_fast", "bfv")},
+    **{f"error of {name}": encrypted(name) for name in ("ckks", "bfv")},
 }
 print(json.dumps({
     "used": {choice: used(Parties(make(choice, agreement(2)))) for choice in CHOICES},
@@ -110,7 +110,7 @@ def test_a_forked_copy_of_a_role_is_refused_and_the_original_goes_on(choice: str
 @pytest.mark.parametrize(
     "source",
     ["key", "X25519 key", "permutation", "ternary", "centred binomial", "shares",
-     "error of ckks", "error of ckks_fast", "error of bfv"],
+     "error of ckks", "error of bfv"],
 )  # fmt: skip
 def test_forked_processes_draw_other_numbers(source: str) -> None:
     numbers = told()["drawn"][source]

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.frame import Frame, FrameKind, frame_bytes
+from protocols.sums.frames import Frame, FrameKind, frame_bytes
 
 frames = st.builds(
     Frame,
     kind=st.sampled_from(FrameKind),
-    backend=st.sampled_from(["plain", "ckks_fast", "sixteen_letters_"]),
+    name=st.sampled_from(["plain", "bfv + pairwise masks", "thirty-two letters, counted here"]),
     party=st.integers(0, 2**16 - 1),
     step=st.integers(0, 2**64 - 1),
     rows=st.integers(0, 2**15),
@@ -48,7 +48,7 @@ def test_changed_bytes_parse_canonically_or_are_refused(frame: Frame, data: st.D
 
 
 SAMPLE = Frame(
-    kind=FrameKind.SUM, backend="ckks", party=2, step=1, rows=2, columns=3,
+    kind=FrameKind.SUM, name="ckks", party=2, step=1, rows=2, columns=3,
     binding=bytes(32), fingerprint=bytes(32), blobs=(b"one", b"two"),
 )  # fmt: skip
 
@@ -56,13 +56,14 @@ SAMPLE = Frame(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "has 0 bytes, its header alone 108"),
+        (b"", "has 0 bytes, its header alone 124"),
         (b"X" + SAMPLE.pack()[1:], "no frame of version 1"),
         (SAMPLE.pack()[:5] + b"\x09" + SAMPLE.pack()[6:], "unknown kind"),
-        (SAMPLE.pack()[:-1], "announces 122 bytes and has 121"),
+        (SAMPLE.pack()[:-1], "announces 138 bytes and has 137"),
         (SAMPLE.pack() + b"!", "it was cut or padded"),
-        (SAMPLE.pack()[:104] + b"\xff\xff\xff\xff" + SAMPLE.pack()[108:], "4294967295 blobs in"),
-        (SAMPLE.pack()[:8] + bytes(16) + SAMPLE.pack()[24:], "names no backend"),
+        (SAMPLE.pack()[:120] + b"\xff\xff\xff\xff" + SAMPLE.pack()[124:], "4294967295 blobs in"),
+        (SAMPLE.pack()[:8] + bytes(32) + SAMPLE.pack()[40:], "names no sum"),
+        (SAMPLE.pack()[:9] + b"\0" + SAMPLE.pack()[10:], "names no sum"),
     ],
 )
 def test_damage_is_named(data: bytes, message: str) -> None:
@@ -75,7 +76,7 @@ def test_blobs_are_not_in_repr() -> None:
 
 
 def test_a_field_out_of_range_is_our_own_fault() -> None:
-    with pytest.raises(LocalProtocolError, match="1 to 16 characters"):
-        Frame(**{**vars(SAMPLE), "backend": "much_too_long_for_it"}).pack()
+    with pytest.raises(LocalProtocolError, match="1 to 32 characters"):
+        Frame(**{**vars(SAMPLE), "name": "much too long " * 3}).pack()
     with pytest.raises(LocalProtocolError, match="out of range"):
         Frame(**{**vars(SAMPLE), "party": 2**16}).pack()

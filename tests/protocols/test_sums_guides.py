@@ -57,7 +57,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> type[SecureSum]:
 def test_the_printed_backend_keeps_the_contract(wide: type[SecureSum]) -> None:
     played, usual = Parties(wide(agreement())), Parties(wide(agreement(bits=24)))
     values = [value / 10 for value in random_values(3)]
-    assert played.sum.name == "wide"
+    assert played.sum.name == "wide + pairwise masks"
     assert np.abs(usual.add(values) - sum(values)).max() <= usual.sum.rounding() + 1e-15
     bound = played.next()
     told = dict.fromkeys(played.names, bound) | {"passive_2": binding(bound.step, message=1)}

@@ -9,18 +9,18 @@ import pytest
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums.ckks import nearest_integers
-from protocols.sums.fixed_point import FixedPoint, Packing
-from protocols.sums.flavours import Ckks, Coefficients
-from protocols.sums.headroom import (
+from protocols.sums.bfv import BfvCipher, solve_bfv
+from protocols.sums.ckks import (
     ROUNDING_TOLERANCE,
+    CkksCipher,
     CkksHeadroom,
-    fresh_noise,
+    fresh_slot_noise,
+    nearest_integers,
     slot_noise,
     solve_ckks,
-    solve_coefficients,
 )
-from protocols.sums.seal_scheme import SealScheme
+from protocols.sums.fixed_point import FixedPoint, Packing
+from protocols.sums.headroom import fresh_noise
 
 
 def fixed_point(passives: int, bits: int = 16) -> FixedPoint:
@@ -34,10 +34,10 @@ def test_the_published_parameters() -> None:
     assert solve_ckks(fixed_point(8)).primes == (60,)  # the noise fits without the other
     assert solve_ckks(fixed_point(23)).packing.fields == 2
     assert solve_ckks(fixed_point(24)).packing.fields == 1
-    fast = solve_coefficients(fixed_point(4), poly_degree=4096, primes=(60,))
+    fast = solve_bfv(fixed_point(4), poly_degree=4096, primes=(60,))
     assert (fast.plain_bits, fast.packing.fields, fast.packing.slots) == (46, 2, 4096)
-    assert solve_coefficients(fixed_point(64), poly_degree=4096, primes=(60,)).packing.fields == 2
-    assert solve_coefficients(fixed_point(65), poly_degree=4096, primes=(60,)).packing.fields == 1
+    assert solve_bfv(fixed_point(64), poly_degree=4096, primes=(60,)).packing.fields == 2
+    assert solve_bfv(fixed_point(65), poly_degree=4096, primes=(60,)).packing.fields == 1
 
 
 @pytest.mark.parametrize("bits", [2, 8, 16, 24])
@@ -87,25 +87,25 @@ def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
     assert (len(switched.primes), len(fresh.primes)) == (2, 1)
     laplace = switched.deviation * 2**switched.scale_bits / slot_noise(4096, 16)
     assert math.exp(-math.sqrt(2) * laplace) < 2**-40
-    two_products = fresh.deviation * 2**fresh.scale_bits / fresh_noise(4096, 8)
+    two_products = fresh.deviation * 2**fresh.scale_bits / fresh_slot_noise(4096, 8)
     assert (1 + two_products) * math.exp(-2 * two_products) < 2**-40
-    found = solve_coefficients(fixed_point(64), poly_degree=4096, primes=(60,))
-    deviation = fresh_noise(4096, 64) / math.sqrt(2048)
-    gaussian = 2 ** (found.prime_bits - 1 - found.plain_bits) / deviation
+    found = solve_bfv(fixed_point(64), poly_degree=4096, primes=(60,))
+    deviation = fresh_noise(4096, 64)
+    gaussian = 2 ** (found.primes[0] - 1 - found.plain_bits) / deviation
     assert math.erfc(gaussian / math.sqrt(2)) < 2**-40
 
 
-def scheme_of(found: CkksHeadroom) -> SealScheme:
-    return SealScheme(Ckks(found.poly_degree, found.primes, found.scale_bits))
+def cipher_of(found: CkksHeadroom) -> CkksCipher:
+    return CkksCipher(found.poly_degree, found.primes, found.scale_bits)
 
 
 def slots_of_sum(found: CkksHeadroom, slot: int, addends: int = 1) -> NDArray[np.float64]:
     """Add `addends` ciphertexts that hold `slot` everywhere."""
-    scheme = scheme_of(found)
-    keys = scheme.key_pair()
+    cipher = cipher_of(found)
+    keys = cipher.key_pair()
     slots = np.full((1, found.packing.slots), slot)
-    parts = {str(k): scheme.encrypt(keys, slots) for k in range(addends)}
-    return scheme.decrypt(keys, scheme.add(parts, 1), 1, sender="the test")
+    parts = {str(k): cipher.encrypt(keys, slots) for k in range(addends)}
+    return cipher.decrypt(keys, cipher.add(parts, 1), 1, sender="the test")
 
 
 def test_one_bit_more_scale_wraps_around() -> None:
@@ -134,7 +134,7 @@ def test_the_noise_limit_of_the_scale_is_real(fewer: int, exact: bool) -> None:
 @pytest.mark.parametrize(("factor", "accepted"), [(1.0, True), (2 / 3, False), (3 / 2, False)])
 @pytest.mark.parametrize(
     ("passives", "model"),
-    [(16, slot_noise), (2, fresh_noise)],
+    [(16, slot_noise), (2, fresh_slot_noise)],
 )
 def test_the_noise_model_is_the_measured_one(
     factor: float,
@@ -149,7 +149,7 @@ def test_the_noise_model_is_the_measured_one(
     assert (0.85 < measured < 1.15) == accepted
 
 
-@pytest.mark.parametrize("primes", [(60,), (56, 57, 58, 59, 60)])
+@pytest.mark.parametrize("primes", [(60,), (56, 60)])
 @pytest.mark.parametrize("degree", [4096, 8192])
 @pytest.mark.parametrize("bits", [2, 8, 16, 24])
 @pytest.mark.parametrize("passives", [1, 2, 7, 64, 1024])
@@ -157,27 +157,27 @@ def test_every_sum_fits_the_plain_modulus(
     passives: int, bits: int, degree: int, primes: tuple[int, ...]
 ) -> None:
     wanted = fixed_point(passives, bits)
-    found = solve_coefficients(wanted, poly_degree=degree, primes=primes)
+    found = solve_bfv(wanted, poly_degree=degree, primes=primes)
     peak = wanted.limit * (1 + (2**wanted.field_bits if found.packing.fields == 2 else 0))
     assert 2 * peak < 2**found.plain_bits
-    noise = 10 * fresh_noise(degree, passives) / (degree / 2) ** 0.5
-    assert noise * 2 ** (found.plain_bits + 1) < 2**found.prime_bits
+    noise = 10 * fresh_noise(degree, passives)
+    assert noise * 2 ** (found.plain_bits + 1) < 2 ** found.primes[0]
 
 
 def coefficients_of_sum(
     plain_bits: int, coefficients: NDArray[np.int64], addends: int
 ) -> NDArray[np.int64]:
     """Add `addends` ciphertexts of the same coefficients under one prime of 60 bits."""
-    scheme = SealScheme(Coefficients(4096, (60,), plain_bits))
-    keys = scheme.key_pair()
-    parts = {str(k): scheme.encrypt(keys, coefficients[None]) for k in range(addends)}
-    return scheme.decrypt(keys, scheme.add(parts, 1), 1, sender="the test")
+    cipher = BfvCipher(4096, (60,), plain_bits)
+    keys = cipher.key_pair()
+    parts = {str(k): cipher.encrypt(keys, coefficients[None]) for k in range(addends)}
+    return cipher.decrypt(keys, cipher.add(parts, 1), 1, sender="the test")
 
 
 @pytest.mark.parametrize(("more", "exact"), [(0, True), (4, False)])
 def test_the_noise_limit_of_the_plain_modulus_is_real(more: int, exact: bool) -> None:
     """The solver stays ten deviations below q / 2t; four bits more leave less than one."""
-    found = solve_coefficients(fixed_point(64), poly_degree=4096, primes=(60,))
+    found = solve_bfv(fixed_point(64), poly_degree=4096, primes=(60,))
     coefficients = np.random.default_rng(0).integers(-(2**36), 2**36, 4096)
     total = coefficients_of_sum(found.plain_bits + more, coefficients, 64)
     assert np.array_equal(total, 64 * coefficients) == exact
@@ -186,10 +186,10 @@ def test_the_noise_limit_of_the_plain_modulus_is_real(more: int, exact: bool) ->
 @pytest.mark.parametrize(("bits", "exact"), [(16, True), (17, False)])
 def test_one_bit_more_a_value_wraps_around(bits: int, exact: bool) -> None:
     """64 passives: two fields of 16-bit values just fit; of 17 bits the solver takes one."""
-    plain_bits = solve_coefficients(fixed_point(64), poly_degree=4096, primes=(60,)).plain_bits
+    plain_bits = solve_bfv(fixed_point(64), poly_degree=4096, primes=(60,)).plain_bits
     assert plain_bits == 44
     wanted = fixed_point(64, bits)
-    solved = solve_coefficients(wanted, poly_degree=4096, primes=(60,))
+    solved = solve_bfv(wanted, poly_degree=4096, primes=(60,))
     assert solved.packing.fields == (2 if exact else 1)
     packing = Packing(fields=2, field_bits=wanted.field_bits, slots=4096)
     highest = packing.pack(np.full(8192, wanted.levels, dtype=np.int64))[0]
@@ -200,8 +200,8 @@ def test_one_bit_more_a_value_wraps_around(bits: int, exact: bool) -> None:
 def test_coefficients_that_do_not_fit_say_what_would() -> None:
     wanted = FixedPoint(clip_norm=1.0, bits=40, contributors=1000)
     with pytest.raises(LocalProtocolError, match=r"do not fit a data prime of .* bits; 32 bits"):
-        solve_coefficients(wanted, poly_degree=4096, primes=(60,))
+        solve_bfv(wanted, poly_degree=4096, primes=(60,))
     with pytest.raises(LocalProtocolError, match="less than 128-bit security"):
-        solve_coefficients(wanted, poly_degree=2048, primes=(55,))
+        solve_bfv(wanted, poly_degree=2048, primes=(55,))
     with pytest.raises(LocalProtocolError, match="less than 128-bit security"):
-        solve_coefficients(wanted, poly_degree=1024, primes=(28,))
+        solve_bfv(wanted, poly_degree=1024, primes=(28,))

@@ -15,12 +15,12 @@ import json, os, signal, sys, time
 from multiprocessing import Pipe, Process
 from multiprocessing.connection import wait
 from protocols.errors import RemoteProtocolError
-from secure_apfed import MaskedRecoverySum, StepBinding, SumAgreement, join_sum
+from secure_apfed import RecoverableSum, StepBinding, SumAgreement, join_sum
 import numpy as np
 
 PASSIVES, MOMENT, VICTIMS = tuple(sys.argv[1]), sys.argv[2], sys.argv[3]
 STEPS, KILLED_IN = int(sys.argv[4]), int(sys.argv[5])
-SUM = MaskedRecoverySum(SumAgreement(session="killed", receiver="active", combiner="aggregator",
+SUM = RecoverableSum(SumAgreement(session="killed", receiver="active", combiner="aggregator",
                                      contributors=PASSIVES, clip_norm=10.0, bits=20, threshold=3))
 ABORTED = b""
 

@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import MaskedRecoverySum, MaskedSum, StepBinding
-from protocols.sums.frame import Frame
+from protocols.sums import MaskedSum, RecoverableSum, StepBinding
+from protocols.sums.frames import Frame
 from protocols.sums.masked import MaskedReceiver
 from tests.contracts.sum_parties import Parties, agreement, binding, fresh_parties, parties
 
@@ -15,7 +15,7 @@ SHAPE = (128, 64)
 
 @pytest.fixture(scope="module")
 def played() -> Parties:
-    return parties("masked")
+    return parties("plain + pairwise masks")
 
 
 def words(frame: bytes) -> NDArray[np.uint32]:
@@ -27,7 +27,7 @@ def active_masks(played: Parties, bound: StepBinding) -> dict[str, NDArray[np.ui
     assert isinstance(played.receiver, MaskedReceiver)
     masks = {name: np.zeros(SHAPE, dtype="<u4") for name in played.names}
     for name, mask_BD in masks.items():
-        played.receiver.add_stream(name, bound, mask_BD, sign=1)
+        vars(played.receiver)["_seeds"].add_stream(name, bound, mask_BD, sign=1)
     return {name: mask_BD.reshape(-1) for name, mask_BD in masks.items()}
 
 
@@ -72,7 +72,7 @@ def test_an_equivocating_active_with_the_aggregator_gets_noise(played: Parties) 
 
 
 def test_an_altered_sum_is_refused() -> None:
-    played = fresh_parties("masked")
+    played = fresh_parties("plain + pairwise masks")
     bound = played.next()
     combined = played.combiner.combine(played.contribute([np.ones((2, 2))] * 3, bound))
     altered = combined[:-1] + bytes([combined[-1] ^ 0x40])
@@ -83,7 +83,7 @@ def test_an_altered_sum_is_refused() -> None:
 def test_sizes_are_checked(played: Parties) -> None:
     contributions = played.contribute([np.ones((2, 2))] * 3, played.next())
     short = bytearray(contributions["passive_1"][:-4])
-    short[108:112] = (12).to_bytes(4, "big")
+    short[124:128] = (12).to_bytes(4, "big")
     with pytest.raises(RemoteProtocolError, match="passive_1 announced 2x2 values and sent other"):
         played.combiner.combine({**contributions, "passive_1": bytes(short)})
 
@@ -96,7 +96,7 @@ def test_the_ring_must_hold_the_sum() -> None:
         MaskedSum(agreement(), ring_bits=16)
 
 
-@pytest.mark.parametrize("kind", [MaskedSum, MaskedRecoverySum])
+@pytest.mark.parametrize("kind", [MaskedSum, RecoverableSum])
 @pytest.mark.parametrize(("bits", "exact"), [(31, True), (32, False)])
 def test_one_bit_more_leaves_the_ring(
     kind: type[MaskedSum], bits: int, exact: bool, monkeypatch: pytest.MonkeyPatch

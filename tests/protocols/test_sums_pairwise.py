@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from protocols.errors import LocalProtocolError
 from protocols.randomness import keystream
 from protocols.sums import MaskedSum, StepBinding
-from protocols.sums.pairwise import PairwiseSeeds, add_keystream
+from protocols.sums.masks import PairwiseSeeds, add_keystream
 from tests.contracts.sum_parties import agreement, binding
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.sums import BfvSum
 from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.frame import Frame
-from protocols.sums.homomorphic import HomomorphicSum, KeyHolder
-from protocols.sums.seal_scheme import SealContext
+from protocols.sums.frames import Frame
+from protocols.sums.homomorphic import KeyHolder
+from protocols.sums.seal_cipher import SealContext
 from tests.contracts.reaction import (
     Reactions,
     Rearmed,
@@ -31,13 +32,13 @@ def fresh(choice: str) -> Parties:
 
 def true_key(played: Parties) -> list[int]:
     """The key's first coefficients, from decrypting (0, step): for the judge alone."""
-    assert isinstance(played.sum, HomomorphicSum)
-    scheme, context = played.sum.scheme, vars(played.receiver)["_context"]
-    step = scheme.ciphertext.modulus >> played.sum.headroom.plain_bits  # type: ignore[union-attr]
+    assert isinstance(played.sum, BfvSum)
+    cipher, context = played.sum.cipher, vars(played.receiver)["_context"]
+    step = cipher.residues.modulus >> played.sum.headroom.plain_bits
     numbers = np.zeros(2 * played.sum.packing.slots, dtype=np.uint64)
     numbers[played.sum.packing.slots] = step
-    blob = scheme.ciphertext.blob(numbers)
-    found = scheme.decrypt(context, [blob], 1, sender="judge")[:COEFFICIENTS]
+    blob = cipher.residues.pack(numbers)
+    found = cipher.decrypt(context, [blob], 1, sender="judge")[:COEFFICIENTS]
     return [int(number) for number in found]
 
 
@@ -48,20 +49,20 @@ def limit(played: Parties) -> int:
 def held_sum(played: Parties) -> tuple[Frame, tuple[bytes, ...], int]:
     """A sum's frame, the blobs that an aggregator asks about, and the first number in them.
 
-    Under `ckks` and `ckks_fast` that is one passive's contribution in place of the sum.
+    Under encryption alone that is one passive's contribution in place of the sum.
     """
     bound, values = played.next(), random_values(3, SHAPE, seed=7)
     contributions = played.contribute(values, bound)
     frame = Frame.parse(played.combine(contributions, bound.digest), sender="aggregator")
     fixed_point = FixedPoint.of(played.sum.agreement)
     levels = [int(fixed_point.quantise(value)[0, 0]) for value in values]
-    if played.sum.name not in ("ckks", "ckks_fast"):
+    if played.sum.name not in ("ckks", "bfv"):
         return frame, frame.blobs, sum(levels)
     alone = Frame.parse(contributions["passive_2"], sender="passive_2").blobs
     return frame, alone, levels[1]
 
 
-@pytest.mark.parametrize("choice", ["ckks", "ckks_fast", "bfv"])
+@pytest.mark.parametrize("choice", ["ckks", "bfv", "bfv + pairwise masks"])
 def test_reactions_to_altered_sums_would_tell_a_number_and_end_with_the_first_refusal(
     choice: str,
 ) -> None:
@@ -81,7 +82,7 @@ def test_reactions_to_altered_sums_would_tell_a_number_and_end_with_the_first_re
     assert reactions.refused == 1
 
 
-@pytest.mark.parametrize("choice", ["ckks_fast", "bfv"])
+@pytest.mark.parametrize("choice", ["bfv", "bfv + pairwise masks"])
 def test_reactions_would_tell_the_secret_key_and_end_with_the_first_refusal(choice: str) -> None:
     played = fresh(choice)
     bound = played.next()
@@ -96,7 +97,7 @@ def test_reactions_would_tell_the_secret_key_and_end_with_the_first_refusal(choi
     assert reactions.refused == 1
 
 
-@pytest.mark.parametrize("choice", ["ckks_fast", "masked"])
+@pytest.mark.parametrize("choice", ["bfv", "plain + pairwise masks"])
 def test_every_new_session_about_the_same_values_tells_one_reaction_more(choice: str) -> None:
     """The limit of the rule: 18 resumed runs in which the same sum is altered tell a number."""
     first = fresh(choice)
@@ -120,7 +121,7 @@ def test_every_new_session_about_the_same_values_tells_one_reaction_more(choice:
 
 def test_a_key_that_refused_a_sum_is_gone() -> None:
     """Not only out of use: no decryptor is left, and a new set-up makes another key."""
-    played = fresh("ckks_fast")
+    played = fresh("bfv")
     assert isinstance(played.receiver, KeyHolder)
     frame, blobs, _ = held_sum(played)
     assert not Reactions(played, played.receiver, frame).takes(blobs[0][:-8])
@@ -133,7 +134,7 @@ def test_a_key_that_refused_a_sum_is_gone() -> None:
 
 def test_a_key_that_refused_a_sum_is_gone_from_the_exception_too() -> None:
     """Where decrypting stops, its frames hold the decryptor, and the exception holds them."""
-    played = fresh("ckks_fast")
+    played = fresh("bfv")
     frame, blobs, _ = held_sum(played)
     bound = played.next()
     cut = replace(frame, step=bound.step, binding=bound.digest, blobs=(blobs[0][:-8],)).pack()

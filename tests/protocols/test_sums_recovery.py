@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.sums import SECURE_SUMS, MaskedRecoverySum, StepBinding, SumAgreement
+from protocols.sums import SECURE_SUMS, RecoverableSum, StepBinding, SumAgreement
 from protocols.sums.fixed_point import FixedPoint
-from protocols.sums.frame import Frame, FrameKind
-from protocols.sums.recovery_contributor import RecoveryContributor
-from protocols.sums.roster import pack_names, parse_names
-from protocols.sums.shares import join, split
-from protocols.sums.step_keys import Announcement, StepKeys, rebuilt_seed
+from protocols.sums.frames import Frame, FrameKind
+from protocols.sums.recoverable import RecoverableContributor
+from protocols.sums.step_keys import Announcement, StepKeys, join, rebuilt_seed, split
 from tests.contracts.sum_parties import Parties, agreement, binding, make, random_values
 from tests.protocols.test_sums_masked import looks_uniform
 from tests.with_crypten import usable
@@ -32,7 +30,7 @@ class Session(Parties):
     """Parties of one session; those who fell silent stay so."""
 
     def __init__(self, passives: int = 4, threshold: int | None = None) -> None:
-        super().__init__(MaskedRecoverySum(agreement(passives, threshold=threshold)))
+        super().__init__(RecoverableSum(agreement(passives, threshold=threshold)))
         self.least = self.sum.threshold  # type: ignore[attr-defined]  # of this sum
         self.present = list(self.names)
         self.wire: list[bytes] = []
@@ -143,7 +141,7 @@ def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
     # An aggregator that asks all the same is told nothing.
     forged = session.combiner._frames  # type: ignore[attr-defined]  # of this backend
     forged._underway = replace(Frame.parse(frames["passive_1"], sender="passive_1"), blobs=())
-    counted = pack_names(session.names[:2], session.sum.agreement)
+    counted = session.sum.agreement.pack_names(session.names[:2])
     parcel = blobs(frames["passive_2"])[2]
     with pytest.raises(RemoteProtocolError, match="counted among 3 or more of"):
         session.contributors["passive_1"].answer(forged.request("passive_1", (counted, parcel)))
@@ -204,7 +202,7 @@ def counting(
             if other != me
         ]
         header = replace(Frame.parse(frames[me], sender=me), kind=FrameKind.REQUEST)
-        named = pack_names(counted, session.sum.agreement)
+        named = session.sum.agreement.pack_names(counted)
         requests[me] = replace(header, blobs=(named, *parcels)).pack()
     return requests
 
@@ -302,7 +300,7 @@ def test_passives_who_were_told_different_sets_do_not_answer_again() -> None:
     others = session.names[1:]
     frames = {me: session.contributors[me].contribute(np.ones(SHAPE), bound) for me in others}
     parcels = {"passive_2": [blobs(frames["passive_3"])[3], blobs(frames["passive_4"])[2]]}
-    named = pack_names(others, session.sum.agreement)
+    named = session.sum.agreement.pack_names(others)
     header = replace(Frame.parse(frames["passive_2"], sender="passive_2"), kind=FrameKind.REQUEST)
     request = replace(header, blobs=(named, *parcels["passive_2"])).pack()
     with pytest.raises(RemoteProtocolError, match="of passive_4 for passive_2 do not authenticate"):
@@ -419,8 +417,8 @@ def test_a_sum_names_those_whom_it_counts() -> None:
     answers = {me: session.contributors[me].answer(requests[me]) for me in frames}
     combined = session.combiner.combine(answers, bound.digest)
     total, counted = blobs(combined)
-    assert parse_names(counted, session.sum.agreement, sender="x") == session.names[:3]
-    everybody = pack_names(session.names, session.sum.agreement)
+    assert session.sum.agreement.parse_names(counted, sender="x") == session.names[:3]
+    everybody = session.sum.agreement.pack_names(session.names)
     for parts, party, message in (
         ((total, everybody), 3, "a sum of 3 contributions and names 4 contributors"),
         ((total,), 3, "sent 1 parts in a sum, expected 2"),
@@ -436,7 +434,8 @@ def test_a_sum_names_those_whom_it_counts() -> None:
 def _receiver_like(session: Session) -> Any:
     """A receiver with the same seeds that has opened nothing."""
     made = session.sum.receiver()
-    vars(made)["_seeds"] = vars(session.receiver)["_seeds"]
+    mine, known = (vars(vars(role)["_seeds"]) for role in (made, session.receiver))
+    mine["_seeds"] = dict(known["_seeds"])
     return made
 
 
@@ -454,7 +453,7 @@ def test_coalitions_see_uniform_words() -> None:
     assert all(looks_uniform(one) for one in seen)
     seeds = {me: np.zeros(shape, dtype="<u4") for me in session.names}
     for me, mask_BD in seeds.items():
-        session.receiver.add_stream(me, bound, mask_BD, sign=1)  # type: ignore[attr-defined]  # this receiver
+        vars(session.receiver)["_seeds"].add_stream(me, bound, mask_BD, sign=1)
     active = [one - seeds[me].reshape(-1) for one, me in zip(seen, session.names, strict=True)]
     assert all(looks_uniform(one) for one in active)  # with the active: no single one
     assert looks_uniform(active[0] + active[1] + active[2])  # nor the sum of some
@@ -513,7 +512,7 @@ def test_every_step_has_other_keys() -> None:
 
 
 def test_setup_takes_two_messages_of_each_passive() -> None:
-    described = MaskedRecoverySum(agreement())
+    described = RecoverableSum(agreement())
     first, second = described.contributor("passive_1"), described.contributor("passive_2")
     with pytest.raises(LocalProtocolError, match="no mask key of active yet"):
         first.contribute(np.zeros((1, 1)), binding(0))
@@ -543,13 +542,13 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
         first.receive("passive_2", link)
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
         first.receive("passive_2", altered(link, blobs=(bytes(80),)))
-    other = MaskedRecoverySum(agreement(threshold=2)).contributor("passive_3").start()[1].body
+    other = RecoverableSum(agreement(threshold=2)).contributor("passive_3").start()[1].body
     with pytest.raises(RemoteProtocolError, match="another agreement"):
         first.receive("passive_3", other)
 
 
 def test_the_aggregator_takes_one_announcement_of_each_passive() -> None:
-    described = MaskedRecoverySum(agreement())
+    described = RecoverableSum(agreement())
     combiner = described.combiner()
     with pytest.raises(LocalProtocolError, match="run the setup"):
         combiner.ask({})
@@ -574,7 +573,7 @@ def agreed(passives: int) -> SumAgreement:
 
 @pytest.mark.parametrize(("passives", "expected"), [(1, 1), (2, 2), (3, 3), (4, 3), (6, 5), (9, 7)])
 def test_two_thirds_and_one_are_needed_unless_said(passives: int, expected: int) -> None:
-    made = MaskedRecoverySum(agreed(passives))
+    made = RecoverableSum(agreed(passives))
     assert made.threshold == expected
     assert made.parameters()["threshold"] == expected
 
@@ -589,7 +588,7 @@ def test_skipped_steps_cost_no_keys() -> None:
 
 
 def test_the_wide_ring_recovers_as_well() -> None:
-    described = MaskedRecoverySum(agreement(3, bits=24, threshold=2), ring_bits=64)
+    described = RecoverableSum(agreement(3, bits=24, threshold=2), ring_bits=64)
     session = Session.__new__(Session)
     Parties.__init__(session, described)
     session.wire = []
@@ -600,7 +599,7 @@ def test_the_wide_ring_recovers_as_well() -> None:
 
 
 def test_one_passive_alone_works_where_the_agreement_allows_it() -> None:
-    session = Parties(MaskedRecoverySum(agreed(1)))
+    session = Parties(RecoverableSum(agreed(1)))
     assert session.add([np.full(SHAPE, 0.1)]).shape == SHAPE
     assert session.add([np.full(SHAPE, 0.1)]).shape == SHAPE
 
@@ -608,7 +607,7 @@ def test_one_passive_alone_works_where_the_agreement_allows_it() -> None:
 @pytest.mark.parametrize(("passives", "threshold"), [(4, 2), (4, 1), (6, 3), (5, 2), (2, 1)])
 def test_a_threshold_that_opens_contributions_is_refused(passives: int, threshold: int) -> None:
     with pytest.raises(LocalProtocolError, match=f"take {passives // 2 + 1} or more"):
-        MaskedRecoverySum(agreement(passives, threshold=threshold))
+        RecoverableSum(agreement(passives, threshold=threshold))
 
 
 @pytest.mark.parametrize("threshold", [0, -1, 4])
@@ -618,12 +617,12 @@ def test_a_threshold_beyond_the_contributors_is_refused(threshold: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [name for name in usable(SECURE_SUMS) if name != "masked_recovery"]
+    "choice", [name for name in usable(SECURE_SUMS) if SECURE_SUMS[name].needs_all]
 )
 def test_other_sums_take_all_contributors(choice: str) -> None:
     values = random_values(3)
     assert Parties(make(choice, agreement(threshold=3))).add(values).shape == values[0].shape
-    with pytest.raises(LocalProtocolError, match="says threshold 2; take masked_recovery"):
+    with pytest.raises(LocalProtocolError, match="says threshold 2; take recoverable masks"):
         Parties(make(choice, agreement(threshold=2)))
 
 
@@ -667,9 +666,9 @@ def test_shares_of_other_sizes_are_refused(bad: dict[int, bytes]) -> None:
 def test_any_bytes_name_a_set_or_are_refused(data: bytes) -> None:
     agreed: SumAgreement = agreement(5)
     try:
-        names = parse_names(data, agreed, sender="peer")
+        names = agreed.parse_names(data, sender="peer")
     except RemoteProtocolError:
         return
-    assert pack_names(names, agreed) == data
+    assert agreed.pack_names(names) == data
     assert len(set(names)) == len(names)
-    assert isinstance(MaskedRecoverySum(agreed).contributor("passive_1"), RecoveryContributor)
+    assert isinstance(RecoverableSum(agreed).contributor("passive_1"), RecoverableContributor)

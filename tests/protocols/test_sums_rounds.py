@@ -10,12 +10,9 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.sums import SECURE_SUMS, PlainSum, StepBinding
-from protocols.sums.agreed_frames import fingerprint
-from protocols.sums.frame import Frame, FrameKind
+from protocols.sums.frames import Frame, FrameKind
 from protocols.sums.interface import FloatArray, IntArray
-from protocols.sums.plain import PlainReceiver
 from protocols.sums.roles import NoSetup
-from protocols.sums.rounds import TwoRoundFrames
 from tests.contracts.sum_parties import Parties, agreement, make, random_values
 
 SHAPE = (2, 3)
@@ -25,12 +22,9 @@ SHAPE = (2, 3)
 class TwiceSum(PlainSum):
     """Unprotected: the first round announces, the second brings the values."""
 
+    scheme: ClassVar[str] = "twice"
     name: ClassVar[str] = "twice"
     rounds: ClassVar[int] = 2
-
-    def frames(self) -> TwoRoundFrames:
-        mark = fingerprint(self.agreement, self.parameters())
-        return TwoRoundFrames(self.agreement, self.name, mark)
 
     def contributor(self, me: str) -> "TwiceContributor":  # type: ignore[override]  # other rounds
         return TwiceContributor(self, me)
@@ -78,7 +72,7 @@ class Twice:
 
     def __init__(self) -> None:
         made = TwiceSum(agreement())
-        self.receiver = PlainReceiver(made)
+        self.receiver = made.receiver()
         self.combiner = TwiceCombiner(made)
         self.passives = {name: TwiceContributor(made, name) for name in agreement().contributors}
         self.values = dict(zip(self.passives, random_values(3, SHAPE), strict=True))
@@ -137,7 +131,7 @@ def test_a_request_for_another_party_is_refused() -> None:
         ({"binding": bytes(32)}, "or another message or shape"),
         ({"rows": 3}, "or another message or shape"),
         ({"kind": FrameKind.SUM}, "a sum of twice, expected a request"),
-        ({"backend": "plain"}, "a request of plain, expected a request of twice"),
+        ({"name": "plain"}, "a request of plain, expected a request of twice"),
         ({"fingerprint": bytes(32)}, "uses other parameters"),
         ({"party": 2}, "for contributor 2"),
     ],

@@ -59,7 +59,7 @@ def step_config(method: str, **changes: Any) -> Config:
         "data": {"dataset": "digits"},
         "model": {"network": "mlp", "hidden": [6], "representation": 4, "projection": 4},
         "train": {"precision": "float64", "learning_rate": 0.1, "device": "cpu", "batch_size": 16},
-        "secure_sum": {"protocol": "plain", "clip": None, "allow_single_passive": True},
+        "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
         "guard": {"mechanism": "none"},
     }
     return Config.model_validate({**settings, **changes})

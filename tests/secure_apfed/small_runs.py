@@ -19,7 +19,7 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
         "data": {"dataset": "breast_cancer", "overlap": 0.8},
         "model": {"hidden": [8], "representation": 4, "projection": 4},
         "train": {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
-        "secure_sum": {"protocol": "masked"},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
         "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
     }
     return Config.model_validate({**settings, **changes})

@@ -153,7 +153,7 @@ def test_runs_count_but_neither_resumed_ones_nor_forecasts(mode: str, tmp_path: 
             "model": {"hidden": [8], "representation": 4, "projection": 4},
             "train": {"epochs": 2, "batch_size": 64, "device": "cpu"},
             "guard": {"mechanism": "none"},
-            "secure_sum": {"protocol": "masked", "allow_single_passive": True},
+            "secure_sum": {"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
             "alignment": {"mode": mode, "history": str(histories), "runs_with_a_peer": 1},
         }
     )

@@ -24,7 +24,7 @@ method: apfed_c
 data: {dataset: breast_cancer, overlap: 0.8}
 model: {hidden: [8], representation: 8, projection: 8}
 guard: {mechanism: gaussian, epsilon: 8, noise: secret}
-secure_sum: {protocol: masked}
+secure_sum: {scheme: plain, masks: pairwise}
 train: {epochs: 3, batch_size: 128, learning_rate: 0.05}
 attacks: [{name: model_completion}]
 """
@@ -199,7 +199,12 @@ def test_a_plan_forecasts_what_the_run_then_sends(
 def test_a_plan_warns_of_unsafe_and_costly_choices(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unsafe = ["--set", "guard={mechanism: none}", "--set", "secure_sum={protocol: plain}"]
+    unsafe = [
+        "--set",
+        "guard={mechanism: none}",
+        "--set",
+        "secure_sum={scheme: plain, masks: none}",
+    ]
     wide = ["--set", "model={hidden: [8], representation: 2000, projection: none}"]
     warned = " ".join(told(capsys, "plan", config_file, *unsafe, *wide)["warnings"])
     assert "this sends 2,000 numbers a row; with model.projection: 64 it would be 31" in warned

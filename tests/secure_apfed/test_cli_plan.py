@@ -16,7 +16,7 @@ method: apfed_c
 data: {dataset: breast_cancer, overlap: 0.8}
 model: {hidden: [8], representation: 4, projection: 8}
 train: {epochs: 3, batch_size: 64, device: cpu}
-secure_sum: {protocol: plain}
+secure_sum: {scheme: plain}
 guard: {mechanism: none}
 """
 
@@ -132,7 +132,9 @@ def test_what_cannot_be_planned_is_refused(
 def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
     method: str, epochs: int, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = config.read_text().replace("protocol: plain", "protocol: masked, noise: {sigma: 4.0}")
+    text = config.read_text().replace(
+        "scheme: plain", "scheme: plain, masks: pairwise, noise: {sigma: 4.0}"
+    )
     config.write_text(text)
     changes = ("--set", f"method={method}", "--set", f"train.epochs={epochs}")
     planned = told(capsys, "plan", config, *changes)["epsilon_passives"]

@@ -40,7 +40,7 @@ def contract(**changes: Any) -> Contract:
         ],
         "passives": {"p1": passive(), "p2": passive()},
         "alignment": {"protocol": "ecdh"},
-        "secure_sum": {"backend": "ckks", "bits": 16},
+        "secure_sum": {"scheme": "ckks", "bits": 16},
         "guard": {"mechanism": "gaussian", "sigma": 2.0},
         "minimum_batch": 2,
         "epochs": 3,
@@ -80,7 +80,7 @@ DIFFERENT: list[dict[str, Any]] = [
         )
     ),
     {"alignment": {"protocol": "circuit"}},
-    {"secure_sum": {"backend": "ckks", "bits": 17}},
+    {"secure_sum": {"scheme": "ckks", "bits": 17}},
     {"guard": {"mechanism": "gaussian", "sigma": 2.5}},
     {"minimum_batch": 3},
     {"epochs": 4},

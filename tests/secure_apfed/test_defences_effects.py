@@ -47,7 +47,7 @@ def config_of(method: str, dataset: str = "breast_cancer", **changes: object) ->
         "data": {"dataset": dataset, "overlap": 1.0},
         "model": {"hidden": [16], "representation": 8, "projection": 8},
         "train": {"epochs": 10, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
-        "secure_sum": {"protocol": "masked"},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
         "guard": {"mechanism": "none"},
     }
     return Config.model_validate({**settings, **changes})

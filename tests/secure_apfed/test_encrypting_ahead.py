@@ -36,14 +36,14 @@ def config(**secure_sum: Any) -> Config:
             "data": {"dataset": "digits", "views": 4, "limit": 200},
             "model": {"hidden": [8], "representation": 8, "projection": 8},
             "train": {"epochs": 1, "batch_size": 64, "device": "cpu"},
-            "secure_sum": {"protocol": "ckks_fast", **secure_sum},
+            "secure_sum": {"scheme": "bfv", **secure_sum},
             "guard": {"mechanism": "none"},
         }
     )
 
 
 def pool_of(contributor: object) -> Any:
-    return vars(contributor)["_setup"][2]
+    return vars(contributor)["_key"][1]
 
 
 @pytest.mark.parametrize("worker", [False, True])
@@ -59,10 +59,10 @@ def test_a_run_with_a_zero_pool_gives_the_same_result(worker: bool) -> None:
 
 
 def test_zeros_are_filled_up_to_the_level_and_no_further() -> None:
-    played = parties("ckks_fast")
+    played = parties("bfv")
     contributor = played.contributors["passive_1"]
     assert isinstance(contributor, Encrypter)
-    wait = waiting_of(SumSettings(protocol="ckks_fast", zero_pool=3), contributor, SHAPE, None)
+    wait = waiting_of(SumSettings(scheme="bfv", zero_pool=3), contributor, SHAPE, None)
     for _ in range(2):
         wait()
         assert len(pool_of(contributor)) == 3
@@ -73,11 +73,11 @@ def test_zeros_are_filled_up_to_the_level_and_no_further() -> None:
 
 
 def test_without_a_pool_there_is_no_worker_and_nothing_to_do() -> None:
-    assert worker_for(SumSettings(protocol="ckks")) is None
-    assert worker_for(SumSettings(protocol="ckks", worker=True)) is None
-    assert worker_for(SumSettings(protocol="ckks", zero_pool=1, worker=False)) is None
-    with pytest.raises(ValueError, match="zero_pool is for sums that encrypt; masked does not"):
-        SumSettings(protocol="masked", zero_pool=1)
+    assert worker_for(SumSettings(scheme="ckks")) is None
+    assert worker_for(SumSettings(scheme="ckks", worker=True)) is None
+    assert worker_for(SumSettings(scheme="ckks", zero_pool=1, worker=False)) is None
+    with pytest.raises(ValueError, match=r"zero_pool is for sums that encrypt; plain \+ pairwise"):
+        SumSettings(scheme="plain", masks="pairwise", zero_pool=1)
 
 
 def wait_long(wait: Callable[[], None]) -> None:
@@ -87,11 +87,11 @@ def wait_long(wait: Callable[[], None]) -> None:
 
 
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
-    played = parties("ckks_fast")
+    played = parties("bfv")
     contributor = played.contributors["passive_2"]
     assert isinstance(contributor, Encrypter)
     worker = open_worker()
-    settings = SumSettings(protocol="ckks_fast", zero_pool=100, worker=True)
+    settings = SumSettings(scheme="bfv", zero_pool=100, worker=True)
     wait = waiting_of(settings, contributor, SHAPE, worker)
     process = worker.submit(os.getpid).result(60)
     wait()

@@ -146,7 +146,7 @@ def test_honest_batches_without_noise_are_all_answered(method: str) -> None:
         method: {method}
         data: {{dataset: digits, views: 4, overlap: 0.8}}
         train: {{epochs: 2, batch_size: 64, learning_rate: 0.1, device: cpu}}
-        secure_sum: {{protocol: plain}}
+        secure_sum: {{scheme: plain}}
         guard: {{mechanism: none}}
     """
     steps = []

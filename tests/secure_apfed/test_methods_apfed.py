@@ -21,6 +21,7 @@ from tests.secure_apfed.single_steps import (
     random_data,
     step_config,
 )
+from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -143,7 +144,7 @@ def test_without_weight_it_is_single_view_learning_bit_for_bit(
     protocol: str, guard: dict[str, Any]
 ) -> None:
     passives = {"default": {"objective": CONTRASTIVE, "weight": 0.0}}
-    config = config_of(passives=passives, guard=guard, secure_sum={"protocol": protocol})
+    config = config_of(passives=passives, guard=guard, secure_sum=pair_of(protocol))
     data = vertical_data(2, aligned=30)
     apfed, single = open_session(config, data), open_session(config_of("single_view"), data)
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 2):
@@ -185,7 +186,7 @@ def test_five_envelopes_with_two_passives() -> None:
 
 def test_one_passive_is_refused_unless_the_contract_allows_it() -> None:
     config = config_of(
-        passives={"default": {"objective": RECONSTRUCTION}}, secure_sum={"protocol": "ckks"}
+        passives={"default": {"objective": RECONSTRUCTION}}, secure_sum={"scheme": "ckks"}
     )
     with pytest.raises(ConfigError, match=r"secure_sum\.allow_single_passive: .*hides nothing"):
         open_session(config, vertical_data(1))
@@ -200,7 +201,7 @@ def test_apfed_wants_an_objective_and_apfed_r_only_its_own() -> None:
 
 
 def test_fixed_point_needs_a_bound() -> None:
-    config = config_of("apfed_c", secure_sum={"protocol": "ckks", "clip": None})
+    config = config_of("apfed_c", secure_sum={"scheme": "ckks", "clip": None})
     with pytest.raises(ConfigError, match=r"secure_sum\.clip: ckks needs a bound"):
         open_session(config, vertical_data(2))
 

@@ -26,6 +26,7 @@ BEFORE_SAVING, BEFORE_CONTRIBUTING, BEFORE_ANSWERING = ORDER = (
     Kind.CONTRIBUTION,
     Kind.SUM_ANSWER,
 )
+from tests.with_crypten import pair_of
 
 
 class Killing(InMemory):
@@ -88,7 +89,7 @@ def fixed_point_of(session: Session) -> FixedPoint:
 
 
 def recovering(passives: int, threshold: int | None) -> Session:
-    sums = {"protocol": "masked_recovery", "clip": 0.5, "threshold": threshold}
+    sums = {"scheme": "plain", "masks": "recoverable", "clip": 0.5, "threshold": threshold}
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     return open_session(config, vertical_data(passives))
 
@@ -151,11 +152,13 @@ def test_nothing_is_sent_to_who_left(deaths: dict[str, tuple[int, Kind]]) -> Non
     assert max(flow.last_step for flow in to_it) == 1
 
 
-@pytest.mark.parametrize(("protocol", "threshold"), [("masked", None), ("masked_recovery", 3)])
+@pytest.mark.parametrize(
+    ("protocol", "threshold"), [("plain + pairwise masks", None), ("plain + recoverable masks", 3)]
+)
 def test_a_contract_that_says_abort_stops_for_all(
     deaths: dict[str, tuple[int, Kind]], protocol: str, threshold: int | None
 ) -> None:
-    sums = {"protocol": protocol, "threshold": threshold}
+    sums = {**pair_of(protocol), "threshold": threshold}
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     session = open_session(config, vertical_data(3))
     assert session.contract.when_a_party_leaves == "abort"
@@ -169,16 +172,16 @@ def test_a_contract_that_says_abort_stops_for_all(
 @pytest.mark.parametrize(
     ("protocol", "threshold", "message"),
     [
-        ("ckks", 2, "does not go with ckks; only masked_recovery"),
-        ("masked_recovery", 5, "5 of 4 passives does not go with masked_recovery"),
-        ("masked_recovery", 2, "not above half of 4 passives.*say 3 or more"),
+        ("ckks", 2, "does not go with ckks; only recoverable masks"),
+        ("plain + recoverable masks", 5, r"5 of 4 passives does not go with plain \+ recoverable"),
+        ("plain + recoverable masks", 2, "not above half of 4 passives.*say 3 or more"),
         ("plain", 3, "does not go with plain"),
     ],
 )
 def test_thresholds_that_do_not_fit_are_refused(
     protocol: str, threshold: int, message: str
 ) -> None:
-    sums = {"protocol": protocol, "threshold": threshold}
+    sums = {**pair_of(protocol), "threshold": threshold}
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     with pytest.raises(ConfigError, match=rf"secure_sum\.threshold: .*{message}"):
         open_session(config, vertical_data(4))
@@ -191,7 +194,8 @@ def test_the_contract_names_the_threshold_that_holds() -> None:
     assert recovering(3, 2).contract.when_a_party_leaves == "recover"
     passives = {"default": {"objective": CONTRASTIVE}}
     other = open_session(
-        config_of(passives=passives, secure_sum={"protocol": "masked"}), vertical_data(3)
+        config_of(passives=passives, secure_sum={"scheme": "plain", "masks": "pairwise"}),
+        vertical_data(3),
     )
     assert "threshold" not in other.contract.secure_sum
 
@@ -207,7 +211,7 @@ def digits(threshold: int | None, *, epochs: int = 2, limit: int | None = EPOCH 
         "data": {"dataset": "digits", "views": 4, "limit": limit},
         "model": {"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
         "train": {"epochs": epochs, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
-        "secure_sum": {"protocol": "masked_recovery", "threshold": threshold},
+        "secure_sum": {"scheme": "plain", "masks": "recoverable", "threshold": threshold},
         "guard": {"mechanism": "none"},
         "rules": {"minimum_spread": 0.0},
     }
@@ -259,7 +263,8 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
 ) -> None:
     """Two sums of one step with the same noise would differ by it, under its own noise alone."""
     sums = {
-        "protocol": "masked_recovery", "clip": 0.5, "threshold": threshold, "noise": {"sigma": 0.5},
+        "scheme": "plain", "masks": "recoverable", "clip": 0.5, "threshold": threshold,
+        "noise": {"sigma": 0.5},
     }  # fmt: skip
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     data = vertical_data(4)

@@ -39,7 +39,7 @@ def _from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 def config_of(method: str, **changes: Any) -> Config:
     usual: dict[str, Any] = {
         "train": {"epochs": 2, "batch_size": 64, "device": "cpu"},
-        "secure_sum": {"protocol": "plain"},
+        "secure_sum": {"scheme": "plain"},
         "passives": {"default": {"objective": {"name": "contrastive"}}}
         if method == "apfed"
         else {},
@@ -90,7 +90,7 @@ def test_a_misspelt_method_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"secure_sum": {"protocol": "masked", "noise": {"sigma": 1.0}}},
+        {"secure_sum": {"scheme": "plain", "masks": "pairwise", "noise": {"sigma": 1.0}}},
         {"alignment": {"mode": "pairwise"}},
         {"alignment": {"mode": "pairwise"}, "secure_sum": {"allow_single_passive": True}},
         {"dp_sgd": {"clip": 1.0, "noise_multiplier": 1.0}},

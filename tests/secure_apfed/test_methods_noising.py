@@ -23,6 +23,7 @@ from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.runs import run
 from tests.secure_apfed.single_steps import own_of
 from tests.secure_apfed.small_runs import small_config
+from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -37,7 +38,7 @@ def config_of(
             "epochs": 3, "batch_size": 64, "learning_rate": 0.01, "max_gradient_norm": 1.0,
             "device": "cpu",
         },
-        "secure_sum": {"protocol": "masked", "noise": noise or NOISE},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise", "noise": noise or NOISE},
         "guard": {"mechanism": "gaussian", "sigma": 1.0, "noise": "reproducible_insecure"},
     }  # fmt: skip
     return small_config(method, **{**usual, **changes})
@@ -74,9 +75,9 @@ def test_every_passive_accounts_apart_from_the_active(
     assert (last["delta_passives"], last["releases_passives"]) == (1e-5, 3)
 
 
-@pytest.mark.parametrize("protocol", ["plain", "ckks", "masked_recovery"])
+@pytest.mark.parametrize("protocol", ["plain", "ckks", "plain + recoverable masks"])
 def test_other_sums_carry_the_noise(protocol: str, tmp_path: Path) -> None:
-    noisy = {"protocol": protocol, "noise": {"sigma": 2.0}}
+    noisy = {**pair_of(protocol), "noise": {"sigma": 2.0}}
     result = result_of(config_of(secure_sum=noisy), tmp_path / "run")
     assert result["contributions"].keys() == {"passive-1", "passive-2"}
 
@@ -208,7 +209,7 @@ def test_what_does_not_fit_is_refused_before_training() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             run(config_of(noise=noise), None)
-    without_clip = {"protocol": "plain", "clip": None, "noise": NOISE}
+    without_clip = {"scheme": "plain", "clip": None, "noise": NOISE}
     with pytest.raises(ConfigError, match="needs a bound on rows"):
         run(config_of(secure_sum=without_clip), None)
 

@@ -18,6 +18,7 @@ from secure_apfed.methods.aligning import place_rows
 from secure_apfed.runs import run
 from tests.secure_apfed.single_steps import active_of, passives_of, random_data, step_config
 from tests.secure_apfed.test_methods_apfed import Monolith, assert_equal
+from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -119,11 +120,11 @@ def test_a_passive_that_knows_one_person_of_a_batch_neither_learns_nor_helps() -
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("sum_protocol", ["masked", "ckks"])
+@pytest.mark.parametrize("sum_protocol", ["plain + pairwise masks", "ckks"])
 def test_a_whole_run_over_protected_links(sum_protocol: str) -> None:
     config = config_of(
         train={"epochs": 2, "batch_size": 16, "device": "cpu"},
-        secure_sum={"protocol": sum_protocol, "allow_single_passive": True},
+        secure_sum={**pair_of(sum_protocol), "allow_single_passive": True},
         guard={"mechanism": "gaussian", "sigma": 2.0},
     )
     result = run(config, None, data=vertical_data())
@@ -141,7 +142,7 @@ def test_a_pair_below_the_minimum_stops_the_run() -> None:
     ("changes", "message"),
     [
         ({"method": "tvfl"}, "pairwise leaves rows that some passives do not know"),
-        ({"secure_sum": {"protocol": "ckks"}}, "opens to the active the gradient of every row"),
+        ({"secure_sum": {"scheme": "ckks"}}, "opens to the active the gradient of every row"),
         ({"alignment": {"mode": "some"}}, "'all' or 'pairwise'"),
     ],
 )

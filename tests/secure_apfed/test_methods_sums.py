@@ -10,6 +10,7 @@ from torch import Tensor
 from protocols.sums import SECURE_SUMS
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import Session, open_session
+from secure_apfed.settings.training import SumSettings
 from tests.protocols.test_sums_rounds import TwiceSum
 from tests.secure_apfed.single_steps import active_of
 from tests.secure_apfed.test_methods_apfed import (
@@ -19,11 +20,11 @@ from tests.secure_apfed.test_methods_apfed import (
     passive_settings,
     vertical_data,
 )
-from tests.with_crypten import usable_secure_sums
+from tests.with_crypten import pair_of, usable_secure_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
-OTHERS = [name for name in usable_secure_sums() if name != "masked"]
+OTHERS = [name for name in usable_secure_sums() if name != "plain + pairwise masks"]
 STEPS = 3
 
 
@@ -50,10 +51,10 @@ def encoder_of(session: Session) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("passives", [1, 2])
-@pytest.mark.parametrize("protocol", OTHERS)
-def test_every_secure_sum_trains_the_same_model(protocol: str, passives: int) -> None:
-    usual, expected = trained(passives, protocol="masked")
-    session, sums = trained(passives, protocol=protocol)
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_secure_sum_trains_the_same_model(name: str, passives: int) -> None:
+    usual, expected = trained(passives, scheme="plain", masks="pairwise")
+    session, sums = trained(passives, **pair_of(name))
     assert all(map(torch.equal, sums, expected))
     pairs = zip(encoder_of(session), encoder_of(usual), strict=True)
     assert all(torch.equal(mine, other) for mine, other in pairs)
@@ -61,25 +62,25 @@ def test_every_secure_sum_trains_the_same_model(protocol: str, passives: int) ->
 
 @pytest.mark.parametrize("passives", [1, 2])
 def test_and_one_close_to_that_of_the_plain_sum(passives: int) -> None:
-    _, expected = trained(passives, protocol="plain")
-    session, sums = trained(passives, protocol="masked")
+    _, expected = trained(passives, scheme="plain")
+    session, sums = trained(passives, scheme="plain", masks="pairwise")
     rounding = float(str(session.secure_sum["rounding"]))
     assert 0 < rounding < 1e-3
     assert 0 < (sums[0] - expected[0]).abs().max() <= rounding + 1e-12
     torch.testing.assert_close(sums[-1], expected[-1], rtol=0, atol=50 * rounding)
 
 
-@pytest.mark.parametrize("protocol", ["ckks", "ckks_fast", "bfv"])
-def test_zeros_ahead_train_the_same_model_with_one_passive(protocol: str) -> None:
-    _, expected = trained(1, protocol="masked")
-    _, sums = trained(1, protocol=protocol, zero_pool=2, worker=False)
+@pytest.mark.parametrize("name", ["ckks", "bfv", "bfv + pairwise masks"])
+def test_zeros_ahead_train_the_same_model_with_one_passive(name: str) -> None:
+    _, expected = trained(1, scheme="plain", masks="pairwise")
+    _, sums = trained(1, **pair_of(name), zero_pool=2, worker=False)
     assert all(map(torch.equal, sums, expected))
 
 
-@pytest.mark.parametrize("protocol", [*OTHERS, "masked", "plain"])
-def test_one_passive_adds_noise_under_every_sum(protocol: str) -> None:
-    _, quiet = trained(1, protocol="masked")
-    _, sums = trained(1, protocol=protocol, noise={"sigma": 0.01})
+@pytest.mark.parametrize("name", [*OTHERS, "plain + pairwise masks", "plain"])
+def test_one_passive_adds_noise_under_every_sum(name: str) -> None:
+    _, quiet = trained(1, scheme="plain", masks="pairwise")
+    _, sums = trained(1, **pair_of(name), noise={"sigma": 0.01})
     noise = sums[0] - quiet[0]
     assert 0.005 < noise.std() < 0.015  # of 64 values: more than five deviations either way
 
@@ -91,9 +92,7 @@ def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step(
     data, clip = vertical_data(3), 1e9  # so large that nothing is cut
     passives = {"default": {"objective": CONTRASTIVE}}
     one, two = (
-        open_session(
-            config_of(passives=passives, secure_sum={"protocol": name, "clip": clip}), data
-        )
+        open_session(config_of(passives=passives, secure_sum={**pair_of(name), "clip": clip}), data)
         for name in ("plain", TwiceSum.name)
     )
     for step, rows_B in enumerate(data.train_rows.split(16)):
@@ -111,3 +110,14 @@ def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step(
         Kind.SUM_ANSWER: 6,
         Kind.SUM: 2,
     }
+
+
+@pytest.mark.parametrize("pair", [{"masks": "pairwise"}, {"scheme": "bvf", "masks": "pairwise"}])
+def test_a_pair_that_there_is_not_is_refused_with_those_that_there_are(
+    pair: dict[str, Any],
+) -> None:
+    with pytest.raises(ValueError, match=r"no sum with scheme .* did you mean") as caught:
+        SumSettings(**pair)
+    for kind in SECURE_SUMS.values():
+        assert f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" in str(caught.value)
+        assert SumSettings(scheme=kind.scheme, masks=kind.masks).kind is kind

@@ -24,7 +24,7 @@ def opened(weight: float = 1.0) -> Session:
         "apfed_c",
         model={"network": "mlp", "hidden": [6], "representation": D, "projection": D},
         passives={"default": {"weight": weight}},
-        secure_sum={"protocol": "ckks_fast", "clip": CLIP},
+        secure_sum={"scheme": "bfv", "clip": CLIP},
         rules={"minimum_batch": 4},
     )
     return open_session(config, random_data(dict.fromkeys(PASSIVES, range(PEOPLE))))

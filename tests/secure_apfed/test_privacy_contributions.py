@@ -218,7 +218,7 @@ class SummedPath:
     """Canaries as one passive's contributions; the active reads the opened sum of two."""
 
     def __init__(self, deviation: int, *, adding: int = 2, factor: float = 1.0) -> None:
-        self._played = SumParties(make("masked", agreement(2, noise=deviation)))
+        self._played = SumParties(make("plain + pairwise masks", agreement(2, noise=deviation)))
         self._noise = deviation, adding, factor
 
     def __call__(self, h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ def config_of(method: str, mechanism: str) -> Config:
             "epochs": EPOCHS, "batch_size": 64, "learning_rate": 1e-4, "max_gradient_norm": 1.0,
             "device": "cpu",
         },
-        "secure_sum": {"protocol": "plain"},
+        "secure_sum": {"scheme": "plain"},
         "guard": {"mechanism": mechanism, "clip": CLIP, "sigma": SIGMA},
         "transcript": {"keep": "all"},
     }  # fmt: skip

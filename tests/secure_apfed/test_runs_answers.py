@@ -18,6 +18,7 @@ from secure_apfed.parties import ActiveParty, PassiveParty, TvflActive, TvflPass
 from secure_apfed.parties.rules import representation_specs
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.with_crypten import pair_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -27,7 +28,7 @@ EPOCHS = 3
 def bare(method: str, **changes: Any) -> Config:
     """Nothing hides whether an answer is the same again."""
     train = {"epochs": EPOCHS, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"}
-    single = {"protocol": "plain", "allow_single_passive": True}
+    single = {"scheme": "plain", "allow_single_passive": True}
     settings = {"train": train, "guard": {"mechanism": "none"}, "secure_sum": single}
     return small_config(method, **{**settings, **changes})
 
@@ -99,12 +100,14 @@ def answers_in(folder: Path) -> dict[str, int]:
     return {log.name: len(log.read_bytes().splitlines()) - 1 for log in logs}
 
 
-@pytest.mark.parametrize("protocol", ["masked", "ckks", "ckks_fast", "bfv"])
+@pytest.mark.parametrize(
+    "protocol", ["plain + pairwise masks", "ckks", "bfv", "bfv + pairwise masks"]
+)
 def test_an_honest_run_that_breaks_off_often_gives_the_same_answers_again(
     protocol: str, tmp_path: Path
 ) -> None:
     rules = {"spare_answers": 0}
-    config = bare("apfed_c", secure_sum={"protocol": protocol}, rules=rules)
+    config = bare("apfed_c", secure_sum=pair_of(protocol), rules=rules)
     interrupted(config, tmp_path, at_step=4)
     break_off(config, tmp_path, times=3)
     run(config, tmp_path, resume=True)
@@ -116,7 +119,7 @@ def test_an_honest_run_that_breaks_off_often_gives_the_same_answers_again(
 
 @pytest.mark.parametrize("method", ["apfed_r", "tvfl"])
 def test_a_log_of_answers_that_was_removed_is_missed(method: str, tmp_path: Path) -> None:
-    config = bare(method, secure_sum={"protocol": "masked"})
+    config = bare(method, secure_sum={"scheme": "plain", "masks": "pairwise"})
     interrupted(config, tmp_path, at_step=9)
     log = tmp_path / "answers-passive-1.jsonl"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600

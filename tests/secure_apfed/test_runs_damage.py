@@ -32,7 +32,10 @@ OF_ALL = {"config.yaml", "contract.json", "seeds.json", "versions.json", "metric
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run of each kind of method; between them they write every file."""
     made = {}
-    for method, more in (("tvfl", ""), ("apfed_c", "secure_sum: {protocol: masked}\n")):
+    for method, more in (
+        ("tvfl", ""),
+        ("apfed_c", "secure_sum: {scheme: plain, masks: pairwise}\n"),
+    ):
         made[method] = tmp_path_factory.mktemp("damage") / method
         text = CONFIG.replace("method: tvfl", f"method: {method}") + more
         runs.run(load_config_text(text), made[method])

@@ -43,7 +43,7 @@ def config_of(folder: Path, guard: dict[str, Any]) -> Config:
         },
         "model": {"hidden": [8], "representation": 4, "projection": 4},
         "train": {"epochs": 4, "batch_size": 16, "learning_rate": 0.01, "device": "cpu"},
-        "secure_sum": {"protocol": "plain"},
+        "secure_sum": {"scheme": "plain"},
         "guard": guard,
     }  # fmt: skip
     return Config.model_validate(settings)

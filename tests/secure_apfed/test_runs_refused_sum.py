@@ -51,7 +51,7 @@ def refused_at(step: int, config: Config, folder: Path, *, resume: bool = False)
 
 
 def allowing(refused: int, **changes: Any) -> Config:
-    settings = {"secure_sum": {"protocol": "ckks_fast"}, **changes}
+    settings = {"secure_sum": {"scheme": "bfv"}, **changes}
     return small_config(rules={"refused_sums": refused}, **settings)
 
 

@@ -9,7 +9,7 @@ import pytest
 from secure_apfed.config import Config
 from secure_apfed.runs import run
 from tests.contracts.sum_secrets import SealKeys, secrets_alive, shown_in
-from tests.with_crypten import usable_secure_sums
+from tests.with_crypten import pair_of, usable_secure_sums
 
 
 @pytest.mark.parametrize("protocol", usable_secure_sums())
@@ -27,7 +27,7 @@ def test_no_secret_of_a_session_is_written(
         "data": {"dataset": "breast_cancer", "overlap": 0.8},
         "model": {"hidden": [8], "representation": 4, "projection": 4},
         "train": {"epochs": 2, "batch_size": 128, "device": "cpu"},
-        "secure_sum": {"protocol": protocol},
+        "secure_sum": pair_of(protocol),
         "guard": {"mechanism": "gaussian", "epsilon": 8.0},
     }
     folder, secrets, written = tmp_path / "run", set[bytes](), set[bytes]()

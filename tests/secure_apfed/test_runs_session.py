@@ -163,7 +163,7 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
     assert load_config(folder / "config.yaml") == small_config()
     contract = json.loads((folder / "contract.json").read_bytes())
     assert contract["sha256"] == contract["sessions"][-1]
-    assert contract["document"]["secure_sum"]["backend"] == "masked"
+    assert contract["document"]["secure_sum"]["masks"] == "pairwise"
     card = json.loads((folder / "model.json").read_bytes())
     assert card["contract"] == contract["sha256"]
     assert card["accuracy"] == result.accuracy

@@ -1,13 +1,13 @@
-"""Record vectors anew: `python -m tests.vectors.record masked ckks ...`; needed when a format
-changes on purpose."""
+"""Record vectors anew: `python -m tests.vectors.record NAME ...`, with names of `SECURE_SUMS` and
+`recovered`; needed when a format changes on purpose."""
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from protocols.conversation import converse
 from tests.vectors.recorded import (
+    RECOVERABLE,
     RECOVERED,
     SHAPE,
     backend,
@@ -18,41 +18,43 @@ from tests.vectors.recorded import (
     recorded_keys,
     seeded_roles,
     text,
+    vector_path,
 )
 
-SEEDED = ("plain", "masked", "masked_recovery", "crypten")
+SEEDED = ("plain", "plain + pairwise masks", "plain + recoverable masks", "crypten")
 SUM_CHANGES: list[dict[str, Any]] = [
     {"at": 0, "xor": "ff", "error": "no frame of version"},
     {"at": 5, "xor": "01", "error": "of .*, expected a sum"},
-    {"at": 31, "xor": "01", "error": "for another message than the one"},
-    {"at": 35, "xor": "01", "error": "a sum of shape"},
-    {"at": 40, "xor": "80", "error": "for another message than the one"},
-    {"at": 72, "xor": "80", "error": "uses other parameters or another public key"},
-    {"length": 107, "error": "its header alone 108"},
-    {"length": 120, "error": "it was cut or padded"},
+    {"at": 47, "xor": "01", "error": "for another message than the one"},
+    {"at": 51, "xor": "01", "error": "a sum of shape"},
+    {"at": 56, "xor": "80", "error": "for another message than the one"},
+    {"at": 88, "xor": "80", "error": "uses other parameters or another public key"},
+    {"length": 123, "error": "its header alone 124"},
+    {"length": 136, "error": "it was cut or padded"},
 ]
 BLOB_CHANGES: dict[str, list[dict[str, Any]]] = {
-    "plain": [{"at": 126, "xor": "5040", "error": "beyond the agreed range"}],
-    "masked": [{"at": 115, "xor": "40", "error": "beyond the range of its contributions"}],
-    "masked_recovery": [
-        {"at": 119, "xor": "40", "error": "beyond the range of its contributions"},
-        {"at": 31, "xor": "01", "error": "for another message than the one"},
-        {"at": 9, "xor": "00", "length": 140, "error": "it was cut or padded"},
+    "plain": [{"at": 142, "xor": "5040", "error": "beyond the agreed range"}],
+    "plain + pairwise masks": [
+        {"at": 131, "xor": "40", "error": "beyond the range of its contributions"}
+    ],
+    "plain + recoverable masks": [
+        {"at": 135, "xor": "40", "error": "beyond the range of its contributions"},
+        {"at": 47, "xor": "01", "error": "for another message than the one"},
+        {"at": 9, "xor": "00", "length": 156, "error": "it was cut or padded"},
         {"at": 7, "xor": "01", "error": "sent a sum of 2 contributions, expected 3 to 3"},
-        {"at": 141, "xor": "01", "error": "named a set of contributors"},
-        {"at": 145, "xor": "03", "error": "named a set of contributors"},
+        {"at": 157, "xor": "01", "error": "named a set of contributors"},
+        {"at": 161, "xor": "03", "error": "named a set of contributors"},
     ],
     "crypten": [
-        {"at": 120, "xor": "01", "error": "does not authenticate: it was altered"},
-        {"at": 311, "xor": "80", "error": "does not authenticate: it was altered"},
+        {"at": 136, "xor": "01", "error": "does not authenticate: it was altered"},
+        {"at": 327, "xor": "80", "error": "does not authenticate: it was altered"},
         {"at": 7, "xor": "01", "error": "sent a sum of 2 contributions, expected 3"},
-        {"at": 107, "xor": "01", "error": "it was cut or padded|announces"},
+        {"at": 123, "xor": "01", "error": "it was cut or padded|announces"},
     ],
     "homomorphic": [
-        {"at": 112, "xor": "01", "error": "of another kind, size or version"},
-        {"at": 120, "xor": "01", "error": "states a wrong length"},
-        {"at": 128, "xor": "ff", "error": "SEAL refuses a ciphertext"},
-        {"at": 40000, "xor": "01", "error": "refuses a ciphertext|decrypt|beyond the range"},
+        {"at": 139, "xor": "ff" * 29, "error": "numbers beyond the modulus|beyond the range"},
+        {"at": 127, "xor": "01", "error": "it was cut or padded"},
+        {"at": 40006, "xor": "01", "error": "decrypt|beyond the"},
     ],
 }
 
@@ -73,7 +75,7 @@ def record_seeded(name: str) -> dict[str, Any]:
 
 def record_recovered() -> dict[str, Any]:
     """A step in which passive_3 falls silent before it contributes."""
-    roles, bound = seeded_roles("masked_recovery", **RECOVERED), binding()
+    roles, bound = seeded_roles(RECOVERABLE, **RECOVERED), binding()
     frames = {me: roles[me].contribute(matrix(me), bound) for me in ("passive_1", "passive_2")}
     requests = roles["aggregator"].ask(frames, bound.digest)
     answers = {me: roles[me].answer(requests[me]) for me in requests}
@@ -83,9 +85,9 @@ def record_recovered() -> dict[str, Any]:
         "answers": {me: text(answer) for me, answer in answers.items()},
         "sum": text(roles["aggregator"].combine(answers, bound.digest)),
         "tampered": [
-            {"at": 120, "xor": "01", "error": "passive_1's secret do not give"},
-            {"at": 136, "xor": "80", "error": "passive_2's secret do not give"},
-            {"at": 152, "xor": "40", "error": "passive_3's secret do not give"},
+            {"at": 136, "xor": "01", "error": "passive_1's secret do not give"},
+            {"at": 152, "xor": "80", "error": "passive_2's secret do not give"},
+            {"at": 168, "xor": "40", "error": "passive_3's secret do not give"},
         ],
     }
 
@@ -110,7 +112,7 @@ def record_keyed(name: str) -> dict[str, Any]:
 def main(names: list[str]) -> None:
     for name in names:
         record = record_seeded if name in (*SEEDED, "recovered") else record_keyed
-        path = Path(__file__).parent / f"sum_{name}.json"
+        path = vector_path(name)
         with fixed_randomness():
             path.write_text(json.dumps(record(name), indent=1) + "\n")
 

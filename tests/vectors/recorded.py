@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -22,10 +23,9 @@ from protocols.errors import UnsafeChoiceWarning
 from protocols.seal import RunKey
 from protocols.sums import SECURE_SUMS, SecureSum, StepBinding, SumAgreement
 from protocols.sums.homomorphic import HomomorphicSum, KeyHolder
-from protocols.sums.pairwise import PairwiseSeeds
+from protocols.sums.masks import PairwiseSeeds
 from protocols.sums.roles import OneRoundCombiner
-from protocols.sums.scratch import scratch_file
-from protocols.sums.seal_scheme import SealContext
+from protocols.sums.seal_cipher import SealContext, scratch_file
 
 AGREEMENT: dict[str, Any] = {
     "session": "vectors",
@@ -45,6 +45,7 @@ DECODED_LEVELS = [[1, -1639, 33586], [13849, -18918, -35302]]
 """What the sums decode to, in steps of 1 / 32767, computed from VALUES by hand."""
 
 
+RECOVERABLE = "plain + recoverable masks"
 RECOVERED = {"threshold": 2}
 """What the agreement says besides, where passive_3 falls silent before it contributes."""
 RECOVERED_LEVELS = [[19661, -1639, 13926], [32767, 0, -16384]]
@@ -85,8 +86,8 @@ def fixed_randomness() -> Iterator[None]:
         patch("protocols.seal.fresh_key", block),
         patch("protocols.sums.step_keys.fresh_key", block),
         patch("protocols.sums.crypten_sum.fresh_key", block),
-        patch("protocols.sums.pairwise.fresh_run_key", run_key),
-        patch("protocols.sums.recovery_contributor.fresh_run_key", run_key),
+        patch("protocols.sums.masks.fresh_run_key", run_key),
+        patch("protocols.sums.recoverable.fresh_run_key", run_key),
         patch("Crypto.Protocol.SecretSharing.rng", block),
     ):
         yield
@@ -111,8 +112,9 @@ def seeded_roles(name: str, **changes: Any) -> dict[str, Any]:
     roles: dict[str, Any] = {"active": described.receiver(), "aggregator": described.combiner()}
     roles |= {me: described.contributor(me) for me in described.agreement.contributors}
     for party, role in roles.items():
-        if isinstance(role, PairwiseSeeds) and name != "masked_recovery":
-            vars(role)["_key"] = fixed_key(party)
+        seeds = vars(role).get("_setup")
+        if isinstance(seeds, PairwiseSeeds) and name != RECOVERABLE:
+            vars(seeds)["_key"] = fixed_key(party)
     converse(roles)
     return roles
 
@@ -121,13 +123,14 @@ def key_holder(name: str, secret: bytes, fingerprint: bytes) -> KeyHolder:
     """The active's end of a homomorphic sum whose secret key was recorded."""
     described = backend(name)
     assert isinstance(described, HomomorphicSum)
-    scheme = described.scheme
-    parameters, key = vars(scheme)["_seal"], seal.SecretKey()
+    cipher = described.cipher
+    parameters, key = vars(cipher)["_seal"], seal.SecretKey()
     with scratch_file() as scratch:
         scratch.load(key, parameters, secret)
     context = SealContext(None, None, seal.Decryptor(parameters, key))
     holder = described.receiver()
-    vars(holder).update(_context=context, _frames=described.frames_marked(fingerprint))
+    vars(holder)["_context"] = context
+    vars(holder)["_frames"].fingerprint = fingerprint
     return holder
 
 
@@ -135,20 +138,25 @@ def recorded_keys(name: str) -> tuple[KeyHolder, bytes]:
     """A key holder of a homomorphic sum, and its secret key in bytes."""
     described = backend(name)
     assert isinstance(described, HomomorphicSum)
-    holder, scheme = described.receiver(), described.scheme
-    parameters = vars(scheme)["_seal"]
+    holder, cipher = described.receiver(), described.cipher
+    parameters = vars(cipher)["_seal"]
     generator, public = seal.KeyGenerator(parameters), seal.PublicKey()
     generator.create_public_key(public)
     with scratch_file() as scratch:
         secret = scratch.save(generator.secret_key())
-        blob = scratch.save(public)
     context = SealContext(
         public,
         seal.Encryptor(parameters, public),
         seal.Decryptor(parameters, generator.secret_key()),
     )
-    vars(holder).update(_context=context, _public_key=blob, _frames=described.frames(blob))
+    key = cipher.public_key(context)
+    vars(holder).update(_context=context, _public_key=key, _frames=described.frames(key))
     return holder, secret
+
+
+def vector_path(name: str) -> Path:
+    short = name.replace(" + ", "_").removesuffix(" masks")
+    return Path(__file__).parent / f"sum_{short}.json"
 
 
 def text(data: bytes) -> str:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from protocols.sums import SECURE_SUMS
 from tests.vectors.record import SEEDED
 from tests.vectors.recorded import (
     DECODED_LEVELS,
+    RECOVERABLE,
     RECOVERED,
     RECOVERED_LEVELS,
     SHAPE,
@@ -25,6 +25,7 @@ from tests.vectors.recorded import (
     seeded_roles,
     tampered,
     text,
+    vector_path,
 )
 from tests.with_crypten import usable
 
@@ -39,9 +40,7 @@ def _fixed() -> Iterator[None]:
 
 
 def vector(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(
-        (Path(__file__).parent / f"sum_{name}.json").read_text(encoding="utf-8")
-    )
+    content: dict[str, Any] = json.loads(vector_path(name).read_text(encoding="utf-8"))
     return content
 
 
@@ -105,7 +104,7 @@ def test_recorded_contributions_of_a_missing_or_lying_party_are_refused(name: st
     combine = aggregator.ask if SECURE_SUMS[name].rounds == 2 else aggregator.combine
     with pytest.raises(RemoteProtocolError, match="missing: passive_3"):
         combine({party: frame for party, frame in good.items() if party != "passive_3"})
-    for at, error in ((40, "answered another message"), (72, "other parameters"), (7, "sent the")):
+    for at, error in ((56, "answered another message"), (88, "other parameters"), (7, "sent the")):
         altered = tampered(good["passive_2"], {"at": at, "xor": "01"})
         with pytest.raises(RemoteProtocolError, match=error):
             combine({**good, "passive_2": altered})
@@ -113,7 +112,7 @@ def test_recorded_contributions_of_a_missing_or_lying_party_are_refused(name: st
 
 def test_a_recovered_sum_is_the_recorded_bytes() -> None:
     recorded = vector("recovered")
-    roles = seeded_roles("masked_recovery", **RECOVERED)
+    roles = seeded_roles(RECOVERABLE, **RECOVERED)
     told = recorded["contributions"]
     frames = {me: roles[me].contribute(matrix(me), binding()) for me in told}
     assert {me: text(frame) for me, frame in frames.items()} == told
@@ -132,7 +131,7 @@ def test_a_recorded_answer_with_a_false_share_gives_no_sum(which: int) -> None:
     recorded = vector("recovered")
     change = recorded["tampered"][which]
     with fixed_randomness():
-        roles = seeded_roles("masked_recovery", **RECOVERED)
+        roles = seeded_roles(RECOVERABLE, **RECOVERED)
         roles["aggregator"].ask({me: raw(told) for me, told in recorded["contributions"].items()})
     answers = {me: raw(told) for me, told in recorded["answers"].items()}
     answers["passive_2"] = tampered(answers["passive_2"], change)
