@@ -20,7 +20,7 @@ from attacks.view import Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
 from secure_apfed.facts import MethodFacts
-from secure_apfed.methods import METHODS
+from secure_apfed.methods import METHODS, Apfed
 
 EXPERIMENTER_ONLY = {
     "attacks.recorded",
@@ -251,7 +251,7 @@ def test_where_nobody_releases_a_representation_there_is_none_to_attack(
     make_recording: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = MethodFacts(title="Quiet", predicts_alone=True)
-    monkeypatch.setitem(METHODS, "quiet", replace(METHODS["apfed"], facts=facts))
+    monkeypatch.setitem(METHODS, "quiet", Apfed("quiet", facts))
     recording = make_recording("nothing", method="quiet")
     for result in mount(recording, [AttackChoice(name="model_completion")], seed=0):
         assert result.reason == "quiet: no party releases a representation"

@@ -68,7 +68,7 @@ def test_variants_differ_only_in_method_and_protection(name: str) -> None:
         assert config.model_dump(exclude=same) == base.model_dump(exclude=same)
         assert config.seed == 3
         assert (config.guard == base.guard) == bool(variant.protected)
-        assert (config.secure_sum.protocol == "ckks") == bool(variant.protected)
+        assert (config.secure_sum.scheme == "ckks") == bool(variant.protected)
     assert len({variant.key for variant in VARIANTS}) == len(VARIANTS)
 
 

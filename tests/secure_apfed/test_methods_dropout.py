@@ -20,13 +20,13 @@ from secure_apfed.parties import PassiveParty
 from secure_apfed.runs import RunResult, run
 from tests.secure_apfed.single_steps import active_of, passives_of
 from tests.secure_apfed.test_methods_apfed import CONTRASTIVE, config_of, vertical_data
+from tests.with_crypten import pair_of
 
 BEFORE_SAVING, BEFORE_CONTRIBUTING, BEFORE_ANSWERING = ORDER = (
     Kind.SAVED,
     Kind.CONTRIBUTION,
     Kind.SUM_ANSWER,
 )
-from tests.with_crypten import pair_of
 
 
 class Killing(InMemory):

@@ -12,20 +12,27 @@ from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind
 from secure_apfed.facts import MethodFacts
-from secure_apfed.methods import METHODS, MethodEntry
+from secure_apfed.methods import METHODS, Apfed, Method, SingleView, Tvfl
 from secure_apfed.planning.forecast import Forecast, forecast
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
+
 # What names nobody has heard of are like: facts of their own, under a protocol that exists.
-TOYS = {
-    "helped": MethodEntry(replace(METHODS["apfed_c"].facts, title="Helped"), METHODS["apfed"].open),
-    "joint": MethodEntry(replace(METHODS["tvfl"].facts, title="Joint"), METHODS["tvfl"].open),
-    "lone": MethodEntry(
-        replace(METHODS["single_view"].facts, title="Lone"), METHODS["single_view"].open
-    ),
+class Joint(Tvfl):
+    facts = replace(Tvfl.facts, title="Joint")
+
+
+class Lone(SingleView):
+    facts = replace(SingleView.facts, title="Lone")
+
+
+TOYS: dict[str, Method] = {
+    "helped": Apfed("helped", replace(METHODS["apfed_c"].facts, title="Helped")),
+    "joint": Joint(),
+    "lone": Lone(),
 }
 LIKE = {"helped": "apfed_c", "joint": "tvfl", "lone": "single_view"}
 

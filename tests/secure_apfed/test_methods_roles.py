@@ -24,8 +24,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWa
 BATCH = torch.arange(16)
 PASSIVES = ("passive-1", "passive-2", "passive-3")
 SETTINGS: dict[str, dict[str, Any]] = {
-    "masked": {"secure_sum": {"protocol": "masked", "clip": 0.5}},
-    "masked_recovery": {"secure_sum": {"protocol": "masked_recovery", "clip": 0.5}},
+    "masked": {"secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 0.5}},
+    "recoverable": {"secure_sum": {"scheme": "plain", "masks": "recoverable", "clip": 0.5}},
     "pairwise": {"alignment": {"protocol": "ecdh", "mode": "pairwise"}},
     "tvfl": {"method": "tvfl"},
 }
@@ -155,7 +155,7 @@ def test_a_passive_that_contributes_twice_is_named(
         await links.receive("active", Kind.END, patience=9)
 
     deviating(monkeypatch, ApfedPassive, twice, name="passive-2")
-    session = opened(**(SETTINGS["masked_recovery"] if rounds == 2 else {}))
+    session = opened(**(SETTINGS["recoverable"] if rounds == 2 else {}))
     with pytest.raises(RemoteProtocolError, match="passive-2 sent step 0 after step 0"):
         session.step(0, BATCH)
 
@@ -213,7 +213,7 @@ def test_what_is_no_sum_of_all_passives_is_refused_and_changes_nothing() -> None
 def test_where_passives_may_leave_a_sum_counts_none_but_those_that_were_asked(
     names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sums = {"protocol": "masked_recovery", "clip": 0.5, "threshold": 2}
+    sums = {"scheme": "plain", "masks": "recoverable", "clip": 0.5, "threshold": 2}
     session, send = opened(secure_sum=sums), Links.send
 
     def lying(self: Links, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:

@@ -25,7 +25,7 @@ BATCH = torch.arange(16)
 NAMES = ("active", "passive-1", "passive-2")
 KEYS = {name: bytes([at]) * 32 for at, name in enumerate(NAMES)}
 GUARD = {"mechanism": "gaussian", "sigma": 2.0}
-NOISE = {"protocol": "masked", "clip": 0.5, "noise": {"sigma": 0.1}}
+NOISE = {"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 0.1}}
 
 
 def tables() -> VerticalData:
