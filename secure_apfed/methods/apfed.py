@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import msgpack
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from protocols.errors import PartyLeftError, RemoteProtocolError
 from protocols.sums import SecureSum, SumCombiner
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.defences import gradient_chain, representation_chain
@@ -35,13 +35,12 @@ from secure_apfed.methods.aligning import training_rows
 from secure_apfed.methods.defending import surroundings_of
 from secure_apfed.methods.method import (
     Agreed,
-    Course,
     Helper,
     Learner,
+    Method,
     Own,
     Save,
     keep_or_end,
-    train_by_epochs,
 )
 from secure_apfed.methods.terms import (
     check_passives,
@@ -82,7 +81,7 @@ APFED_R = replace(APFED, title="APFed-R", own_objective=ReconstructionSettings()
 APFED_C = replace(APFED, title="APFed-C", own_objective=ContrastiveSettings())
 
 
-class ApfedLearner:
+class ApfedLearner(Learner):
     """The active's role; see `Learner`.
 
     Args:
@@ -92,9 +91,6 @@ class ApfedLearner:
         headline: what its accuracy is called.
         only: rows of its table beside which it trains on none; None: it may train on all.
     """
-
-    contributions: PrivacyLedger | None = None
-    smallest_batch = 2
 
     def __init__(
         self,
@@ -109,16 +105,14 @@ class ApfedLearner:
         test_rows: Tensor,
         only: Tensor | None = None,
     ) -> None:
+        super().__init__()
         self.name, self.party, self._only = party.name, party, only
         self.ledgers, self.training, self.guarantee = ledgers, training, guarantee
         self.rounding, self.training_rows = rounding, training_rows
         self._headline, self._test_rows = headline, test_rows
-        self.left: dict[str, int] = {}
-        self.steps_without_all = 0
 
     @property
     def opened(self) -> Tensor | None:
-        """See `Learner`."""
         return self.party.opened
 
     async def set_up(self, links: Links) -> None:
@@ -126,10 +120,6 @@ class ApfedLearner:
         if self.party.receiver is not None:
             peers = (*self.party.contract.passives, AGGREGATOR)
             await links.converse(Kind.SUM_SETUP, self.party.receiver, peers)
-
-    async def learn(self, links: Links, course: Course) -> None:
-        """Epochs of steps."""
-        await train_by_epochs(self, links, course)
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """One step of the active (Alg. 1)."""
@@ -151,7 +141,6 @@ class ApfedLearner:
         return {self._headline: self.party.accuracy(self._test_rows)}
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
-        """See `Learner`."""
         self.party.relabel(labels_N)
         only = self._only
         self.training_rows = (
@@ -163,27 +152,20 @@ class ApfedLearner:
         return self.party.networks
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Learner`."""
         return self.party.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """See `Learner`."""
         self.party.load_tensors(tensors)
 
 
-class ApfedPassive:
+class ApfedPassive(Helper):
     """A passive's role; see `Helper`."""
 
     def __init__(self, party: PassiveParty, *, rounds: int) -> None:
         self.name, self.party, self.rounds = party.name, party, rounds
         self.contributions = party.noise.ledger if party.noise else None
-        self.ledgers: Mapping[str, PrivacyLedger] = (
-            {party.name: self.contributions} if self.contributions else {}
-        )
-
-    def sent_networks(self) -> nn.Module | None:
-        """None: it sends no representation."""
-        return None
+        if self.contributions:
+            self.ledgers = {party.name: self.contributions}
 
     async def set_up(self, links: Links) -> None:
         """Its end of the sum."""
@@ -213,15 +195,13 @@ class ApfedPassive:
                 links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Helper`."""
         return self.party.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """See `Helper`."""
         self.party.load_tensors(tensors, last_step=next_step - 1)
 
 
-class ApfedAggregator:
+class ApfedAggregator(Helper):
     """The aggregator's role: it adds what it cannot read, and holds no key of the sum.
 
     Who falls silent stays out until the next session. The contract says whether the run stops for
@@ -233,18 +213,12 @@ class ApfedAggregator:
     """
 
     name = AGGREGATOR
-    contributions: PrivacyLedger | None = None
 
     def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
         self.combiner = combiner
         self._contract, self._rounds = contract, rounds
         self._present = list(contract.passives)
         self._gate = StepGate(AGGREGATOR)
-        self.ledgers: Mapping[str, PrivacyLedger] = {}
-
-    def sent_networks(self) -> nn.Module | None:
-        """None: it has none."""
-        return None
 
     async def set_up(self, links: Links) -> None:
         """Its end of the sum."""
@@ -315,13 +289,6 @@ class ApfedAggregator:
             ) from error
         self._present.remove(name)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Nothing: a session's sums end with it."""
-        return {}
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """See `Helper`."""
-
 
 def _sum_of(present: Sequence[str], combined: bytes) -> bytes:
     """A message of a sum: the passives that take part still, and the sum."""
@@ -359,7 +326,7 @@ def read_sum(
     return present, combined
 
 
-class Apfed:
+class Apfed(Method):
     """The method; see `Method`.
 
     Args:
@@ -381,7 +348,6 @@ class Apfed:
         return representation_terms(own.config, shape, guard, projected=projected is not None)
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        """See `Method`."""
         representation = offers[own.active]
         parts = own.active, own.passives, representation.shape
         secure_sum, noise = noising.sum_and_noise(own.config, session, *parts)
@@ -393,7 +359,6 @@ class Apfed:
         )
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        """See `Method`."""
         secure_sum, _ = _sum_of_contract(own, contract)
         parts = _Private.of(own)
         party = _active_party(own, contract, parts, rows, secure_sum)
@@ -411,7 +376,6 @@ class Apfed:
         )
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        """See `Method`."""
         config, terms = own.config, contract.passives[own.name]
         secure_sum, noise = _sum_of_contract(own, contract)
         contributor, shape = secure_sum.contributor(own.name), terms.representation.shape
@@ -444,12 +408,11 @@ class Apfed:
         return ApfedPassive(party, rounds=secure_sum.rounds)
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
-        """See `Method`."""
         secure_sum, _ = _sum_of_contract(own, contract)
         return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
 
 
-class SingleView:
+class SingleView(Method):
     """SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
 
     headline = "single_view"
@@ -457,16 +420,7 @@ class SingleView:
         title="SingleVL", predicts_alone=True, has_passives=False, trains_privately=True
     )
 
-    def offer(self, own: Own) -> RepresentationTerms | None:
-        """See `Method`."""
-        return None
-
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        """See `Method`."""
-        return Agreed()
-
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        """See `Method`."""
         parts = _Private.of(own)
         party = _active_party(own, contract, parts, rows, None)
         training = whole_training(own.config, party.ledger, parts.updates)
@@ -480,14 +434,6 @@ class SingleView:
             training_rows=own.train_rows,
             test_rows=own.test_rows,
         )
-
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        """There is none."""
-        raise LocalProtocolError(f"{own.name}: single_view has no passive party")
-
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
-        """There is none."""
-        raise LocalProtocolError(f"{own.name}: single_view has no aggregator")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A role is built from its own party's data and secrets and from the contract, whi
 from nothing else. Its script is an `async def` over its links (see `secure_apfed.exchange`).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from protocols.errors import PartyLeftError
+from protocols.errors import LocalProtocolError, PartyLeftError
 from protocols.identity import Identity
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import PartyTable
@@ -37,7 +38,6 @@ __all__ = [
     "meet",
     "meet_all",
     "save_all",
-    "train_by_epochs",
 ]
 
 Save: TypeAlias = Callable[[int], None]
@@ -120,7 +120,7 @@ class Course(Protocol):
         ...
 
 
-class _Role(Protocol):
+class _Role:
     """A party's part in a session, set up; its state is its own.
 
     Attributes:
@@ -129,35 +129,33 @@ class _Role(Protocol):
     """
 
     name: str
-    ledgers: Mapping[str, PrivacyLedger]
-    contributions: PrivacyLedger | None
+    ledgers: Mapping[str, PrivacyLedger] = {}
+    contributions: PrivacyLedger | None = None
+
+    async def set_up(self, links: Links) -> None:
+        """What comes between alignment and training; nothing, unless a method says more."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state, for its own checkpoint."""
-        ...
+        return {}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         """Restore what `tensors` returned before step `next_step`."""
-        ...
 
 
-class Helper(_Role, Protocol):
+class Helper(_Role, ABC):
     """The part of a party that helps: a passive, or the aggregator."""
 
-    def sent_networks(self) -> nn.Module | None:
-        """The network whose output it sends; None where it sends none. Only it knows it."""
-        ...
-
-    async def set_up(self, links: Links) -> None:
-        """What comes between alignment and training."""
-        ...
-
+    @abstractmethod
     async def help(self, links: Links, save: Save) -> None:
         """Its script from the first step to the end of the session."""
-        ...
+
+    def sent_network(self) -> nn.Module | None:
+        """The network whose output it sends; None where it sends none. Only it knows it."""
+        return None
 
 
-class Learner(_Role, Protocol):
+class Learner(_Role, ABC):
     """The part of the party that learns a model and says when the session ends.
 
     Attributes:
@@ -171,45 +169,46 @@ class Learner(_Role, Protocol):
     """
 
     training_rows: Tensor
-    smallest_batch: int
-    training: WholeTraining | None
     guarantee: str
-    rounding: float | None
-    left: dict[str, int]
-    steps_without_all: int
+    smallest_batch: int = 2
+    training: WholeTraining | None = None
+    rounding: float | None = None
+    steps_without_all: int = 0
 
-    async def set_up(self, links: Links) -> None:
-        """What comes between alignment and training."""
-        ...
+    def __init__(self) -> None:
+        self.left: dict[str, int] = {}
 
-    async def learn(self, links: Links, course: Course) -> None:
-        """Train as the method does, to the last epoch of the course."""
-        ...
-
+    @abstractmethod
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """One training step; return the task loss."""
-        ...
+
+    @abstractmethod
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
+        """Test accuracy by inference variant; `final` includes what needs an exchange."""
+
+    def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
+        """Train on other labels of these rows from now on; asked where it predicts alone."""
+        raise LocalProtocolError(f"{self.name} has no model that could be asked for labels")
+
+    async def learn(self, links: Links, course: Course) -> None:
+        """Train to the last epoch of the course: in epochs of steps, unless a method says else."""
+        for epoch in course.epochs():
+            for step, rows_B in course.batches(self, epoch):
+                course.stepped(await self.step(links, step, rows_B))
+            await course.finish_epoch(self, links)
 
     @property
     def opened(self) -> Tensor | None:
         """The sum that the last step decoded, (B, D); its own record, which no message holds."""
-        ...
-
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Test accuracy by inference variant; `final` includes what needs an exchange."""
-        ...
-
-    def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
-        """Train on other labels of these rows from now on."""
-        ...
+        return None
 
     def solo(self) -> ActiveNetworks | None:
         """The networks that predict without any other party, if the method has them."""
-        ...
+        return None
 
 
-class Method(Protocol):
-    """One learning procedure.
+class Method(ABC):
+    """One learning procedure: its facts, what its parties agree on, and the role of each.
 
     Attributes:
         headline: the variant of `evaluate` that a run reports first.
@@ -221,31 +220,23 @@ class Method(Protocol):
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """What a row may be that this party sends; None where it sends no representation."""
-        ...
+        return None
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         """The terms of all parties, from what each of them offers; the same at whoever asks."""
-        ...
+        return Agreed()
 
+    @abstractmethod
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         """The active's role; `rows` are those of its table by position of the alignment."""
-        ...
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         """A passive's role; -1 stands in `rows` for who it does not know."""
-        ...
+        raise LocalProtocolError(f"{own.name}: {self.facts.title} has no passive party")
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         """The aggregator's role, where there is a sum."""
-        ...
-
-
-async def train_by_epochs(learner: Learner, links: Links, course: Course) -> None:
-    """The course of a method that trains in steps: epochs of batches."""
-    for epoch in course.epochs():
-        for step, rows_B in course.batches(learner, epoch):
-            course.stepped(await learner.step(links, step, rows_B))
-        await course.finish_epoch(learner, links)
+        raise LocalProtocolError(f"{own.name}: {self.facts.title} has no aggregator")
 
 
 async def meet_all(links: Links, helpers: Sequence[str]) -> None:

@@ -222,7 +222,7 @@ class Session:
 
     def networks(self) -> dict[str, nn.Module]:
         """By party, the network whose output it sends, where passives send any."""
-        sent = {name: helper.sent_networks() for name, helper in self.helpers.items()}
+        sent = {name: helper.sent_network() for name, helper in self.helpers.items()}
         return {name: network for name, network in sent.items() if network is not None}
 
     def tensors(self) -> PartyTensors:

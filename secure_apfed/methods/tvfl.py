@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from protocols.errors import LocalProtocolError
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.defences import gradient_chain, label_code, representation_chain
-from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for
@@ -23,18 +21,16 @@ from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.defending import surroundings_of
 from secure_apfed.methods.method import (
     Agreed,
-    Course,
     Helper,
     Learner,
+    Method,
     Own,
     Save,
     keep_or_end,
-    train_by_epochs,
 )
 from secure_apfed.methods.terms import check_passives, model_of, representation_terms
 from secure_apfed.models import Shape, family_for, output_shape
-from secure_apfed.parties import ActiveNetworks, Compute, TvflActive, TvflPassive, accuracy_of
-from secure_apfed.privacy import PrivacyLedger, WholeTraining
+from secure_apfed.parties import Compute, TvflActive, TvflPassive, accuracy_of
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 
@@ -61,7 +57,7 @@ FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class TvflLearner:
+class TvflLearner(Learner):
     """The active's role; see `Learner`.
 
     Args:
@@ -70,28 +66,14 @@ class TvflLearner:
         guarantee: what the passives' guards promise.
     """
 
-    contributions: PrivacyLedger | None = None
-    training: WholeTraining | None = None
-    rounding: float | None = None
-    opened: Tensor | None = None
-
     def __init__(self, party: TvflActive, own: Own, aligned: Tensor, *, guarantee: str) -> None:
+        super().__init__()
         self.name, self.party, self.guarantee = party.name, party, guarantee
-        self.ledgers: Mapping[str, PrivacyLedger] = {}
         self.smallest_batch = own.config.rules.minimum_batch
         self.training_rows = positions_of(aligned, own.train_rows)
         self._aligned, self._seed = aligned, own.seed
         self._test_rows = own.test_rows
         self._aligned_test_rows = positions_of(aligned, own.test_rows)
-        self.left: dict[str, int] = {}
-        self.steps_without_all = 0
-
-    async def set_up(self, links: Links) -> None:
-        """Nothing comes between alignment and training."""
-
-    async def learn(self, links: Links, course: Course) -> None:
-        """Epochs of steps."""
-        await train_by_epochs(self, links, course)
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """One step of the active; rows are alignment positions (3M envelopes)."""
@@ -155,41 +137,23 @@ class TvflLearner:
             correct += int((scores_BK.argmax(1) == learner.labels_N[own_B]).sum())
         return correct / count
 
-    def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
-        """See `Learner`."""
-        raise ConfigError(
-            "labels.mechanism: lp_mst asks the active's model what it expects, and this method has "
-            "none that predicts alone; use randomised_response"
-        )
-
-    def solo(self) -> ActiveNetworks | None:
-        """None: the model cannot predict without the passives."""
-        return None
-
     def tensors(self) -> dict[str, Tensor]:
-        """See `Learner`."""
         return self.party.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """See `Learner`."""
         self.party.load_tensors(tensors)
 
 
-class TvflHelper:
+class TvflHelper(Helper):
     """A passive's role; see `Helper`."""
-
-    contributions: PrivacyLedger | None = None
 
     def __init__(self, party: TvflPassive) -> None:
         self.name, self.party = party.name, party
-        self.ledgers: Mapping[str, PrivacyLedger] = {party.name: party.ledger}
+        self.ledgers = {party.name: party.ledger}
 
-    def sent_networks(self) -> nn.Module | None:
+    def sent_network(self) -> nn.Module | None:
         """Its encoder."""
         return self.party.encoder
-
-    async def set_up(self, links: Links) -> None:
-        """Nothing comes between alignment and training."""
 
     async def help(self, links: Links, save: Save) -> None:
         """Answer requests, and learn from the gradients that come back."""
@@ -207,15 +171,13 @@ class TvflHelper:
                 return
 
     def tensors(self) -> dict[str, Tensor]:
-        """See `Helper`."""
         return self.party.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """See `Helper`."""
         self.party.load_tensors(tensors, last_step=next_step - 1)
 
 
-class Tvfl:
+class Tvfl(Method):
     """The method; see `Method`."""
 
     headline = "tvfl"
@@ -237,7 +199,6 @@ class Tvfl:
         return terms.model_copy(update={"minimum_spread": 0.0})
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        """See `Method`."""
         return Agreed(
             passives={
                 name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
@@ -246,7 +207,6 @@ class Tvfl:
         )
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        """See `Method`."""
         config, around, encoder = own.config, surroundings_of(own, ()), _encoder(own)
         party = TvflActive(
             own.name,
@@ -265,7 +225,6 @@ class Tvfl:
         return TvflLearner(party, own, rows, guarantee=guarantee)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        """See `Method`."""
         config, guard = own.config, guard_for(own)
         shape = contract.passives[own.name].representation.shape
         return TvflHelper(
@@ -283,10 +242,6 @@ class Tvfl:
                 defences=representation_chain(config.defences, surroundings_of(own, shape)),
             )
         )
-
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
-        """There is none."""
-        raise LocalProtocolError(f"{own.name}: tvfl has no aggregator")
 
 
 def _encoder(own: Own) -> nn.Module:

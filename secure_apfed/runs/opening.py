@@ -65,11 +65,6 @@ class Opening:
         )  # fmt: skip
         session = Session(METHODS[self.config.method], start)
         learner = session.learner
-        if self.labels.mechanism.stages > 1 and learner.solo() is None:
-            raise ConfigError(
-                f"labels.mechanism: lp_mst asks the active's model what it expects, and method "
-                f"{self.config.method} has none that predicts alone; use randomised_response"
-            )
         if len(learner.training_rows) < learner.smallest_batch:
             raise ConfigError(
                 f"there are {len(learner.training_rows)} rows to train on, fewer than the smallest "

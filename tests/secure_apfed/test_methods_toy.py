@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attacks.run import mount
 from experiments.report import write_report
@@ -25,23 +25,17 @@ from secure_apfed.methods.apfed import ApfedLearner
 from secure_apfed.methods.method import Agreed, Save, keep_or_end
 from secure_apfed.methods.terms import representation_terms
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.runs import load_recording, run
 
 
-class Speaker:
+class Speaker(Helper):
     """A passive: its features of the aligned people, once, then it waits."""
-
-    contributions: PrivacyLedger | None = None
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
         self.name, self._active = own.name, contract.active
         self._guard, self._x_ND = guard_for(own), own.rows.features[rows].flatten(1)
         self._ledger = ledger_for(own, self._guard, aligned=len(rows))
-        self.ledgers: Mapping[str, PrivacyLedger] = {own.name: self._ledger}
-
-    async def set_up(self, links: Links) -> None:
-        """Nothing."""
+        self.ledgers = {own.name: self._ledger}
 
     async def help(self, links: Links, save: Save) -> None:
         await links.receive(self._active, Kind.REQUEST, step=0, patience=8)
@@ -53,15 +47,6 @@ class Speaker:
         while going:
             message = await links.receive(self._active, Kind.CHECKPOINT, Kind.END, patience=8)
             going = keep_or_end(message.kind, message.step, links, self._active, save)
-
-    def sent_networks(self) -> nn.Module | None:
-        return None
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """Nothing."""
 
 
 class Listener(ApfedLearner):
