@@ -44,7 +44,7 @@ def contract(
             "session": SESSION,
             "method": "apfed",
             "participants": [
-                {"name": name, "role": role, "public_key": "00" * 32}
+                {"name": name, "role": role, "identity": "00" * 32, "public_key": "00" * 32}
                 for name, role in roles.items()
             ],
             "passives": {
@@ -81,7 +81,7 @@ def network(
     record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
 ) -> Network:
     """Sealed links of parties of these names, under one contract."""
-    return kind(
+    return kind.sealed(
         session=SESSION,
         contract_hash=bytes(32),
         run_keys=run_keys or {name: fresh_run_key() for name in names},

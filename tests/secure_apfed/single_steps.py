@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protocols.identity import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.methods import Own, Session, Start
@@ -79,4 +80,5 @@ def passives_of(session: Session) -> list[PassiveParty]:
 
 def own_of(start: Start, name: str) -> Own:
     """What the party of this name brings to a session."""
-    return start.own(name)
+    identity = fresh_identity()
+    return start.own(name, identity, {name: identity.public})
