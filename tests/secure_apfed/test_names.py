@@ -87,9 +87,7 @@ def tables(*parties: str, active: str = "bank") -> dict[str, Any]:
         lambda name: config(passives={name: {}}),
         lambda name: config(data={"dataset": "breast_cancer",
                                   "columns": {"active": [1], name: [2]}}),
-        lambda name: Participant(
-            name=name, role="passive", identity="cd" * 32, public_key="ab" * 32
-        ),
+        lambda name: Participant(name=name, role="passive", public_key="ab" * 32),
         lambda name: Study(name=name, base="x", defences=({"name": "x", "undefended": True},)),  # type: ignore[arg-type]  # as a file gives them
     ],
 )  # fmt: skip
@@ -120,12 +118,9 @@ data:
 
 def test_a_role_is_named_by_its_own_word_alone() -> None:
     key = "ab" * 32
-    assert (
-        Participant(name="aggregator", role="aggregator", identity=key, public_key=key).name
-        == "aggregator"
-    )
+    assert Participant(name="aggregator", role="aggregator", public_key=key).name == "aggregator"
     with pytest.raises(ValidationError, match="cannot be called 'aggregator'"):
-        Participant(name="aggregator", role="passive", identity=key, public_key=key)
+        Participant(name="aggregator", role="passive", public_key=key)
 
 
 def test_tables_and_alignment_keep_the_rule_too() -> None:
