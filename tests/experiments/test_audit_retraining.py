@@ -110,7 +110,7 @@ def parties(task: Task) -> tuple[ActiveParty, PassiveParty, SumCombiner]:
             "passives": {"p": terms},
             "alignment": {},
             "participants": [
-                {"name": name, "role": role, "public_key": "00" * 32}
+                {"name": name, "role": role, "identity": "00" * 32, "public_key": "00" * 32}
                 for name, role in roles.items()
             ],
             "secure_sum": {},

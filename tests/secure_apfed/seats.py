@@ -44,7 +44,7 @@ def contract(
             "session": SESSION,
             "method": "apfed",
             "participants": [
-                {"name": name, "role": role, "public_key": "00" * 32}
+                {"name": name, "role": role, "identity": "00" * 32, "public_key": "00" * 32}
                 for name, role in roles.items()
             ],
             "passives": {
