@@ -22,6 +22,7 @@ SHAPE = (2, 3)
 class TwiceSum(PlainSum):
     """Unprotected: the first round announces, the second brings the values."""
 
+    scheme: ClassVar[str] = "twice"
     name: ClassVar[str] = "twice"
     rounds: ClassVar[int] = 2
 

@@ -83,7 +83,7 @@ def test_the_sums_of_the_others_stay_exact(
 ) -> None:
     method = recovering(5, 3)
     assert method.contract.when_a_party_leaves == "recover"
-    agreement = method.active.receiver._masked.agreement
+    agreement = method.active.receiver._sum.agreement
     for passive in method.passives:
         passive.contributor = Recorder(passive.contributor, agreement)
     method.active.receiver = spy = Spy(method.active.receiver)
@@ -250,7 +250,7 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
         method = open_apfed(start)
         alignment = method.alignment
         assert method.secure_sum["noise"]["honest"] == threshold  # a sum may lack the others'
-        agreement = method.active.receiver._masked.agreement
+        agreement = method.active.receiver._sum.agreement
         last = method.passives[-1]
         last.contributor = recorder = Recorder(last.contributor, agreement)
         method.step(0, torch.arange(16))
