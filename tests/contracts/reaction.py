@@ -36,12 +36,14 @@ class Rearmed:
         return self._receiver.receive(sender, body)
 
     def decode(self, combined: bytes, shape: tuple[int, int], bound: StepBinding) -> Any:
-        before = dict(vars(self._receiver))
+        held = [self._receiver, vars(self._receiver)["_setup"]]
+        before = [dict(vars(holder)) for holder in held]
         try:
             return self._receiver.decode(combined, shape, bound)
         except RemoteProtocolError:
-            vars(self._receiver).clear()
-            vars(self._receiver).update(before)
+            for holder, kept in zip(held, before, strict=True):
+                vars(holder).clear()
+                vars(holder).update(kept)
             raise
 
 
