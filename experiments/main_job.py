@@ -32,9 +32,9 @@ from experiments.study_page import (
     write_text,
 )  # fmt: skip
 from secure_apfed.config import Config
-from secure_apfed.config.training import SumSettings
 from secure_apfed.plain_csv import to_csv
 from secure_apfed.privacy import GuardSettings
+from secure_apfed.settings.training import SumSettings
 
 __all__ = [
     "CONFIGS", "HEADER", "READING", "VARIANTS", "Comparison", "Line", "Variant", "VariantPoint",

@@ -38,13 +38,7 @@ RULES: tuple[Rule, ...] = (
 LONGER_FOR_A_REASON: dict[str, str] = {}
 
 # Where methods are still asked for by name, until it asks for their facts.
-NAMES_METHODS = {
-    *(f"experiments.report{part}" for part in (
-        "", ".coalitions", ".contents", ".folder", ".names", ".page", ".pictures", ".rules",
-    )),
-    "experiments.comparison",
-    "experiments.leaks.noise",
-}  # fmt: skip
+NAMES_METHODS = {"experiments.leaks.noise"}
 
 _TABLE = {"secure_apfed.methods": "METHODS: dict[str, int] = {'tvfl': 1}"}
 

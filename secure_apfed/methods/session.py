@@ -28,7 +28,7 @@ from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own, me
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["PartyTensors", "Session", "Start"]
+__all__ = ["PartyTensors", "Session", "Start", "enter", "roles_of"]
 
 T = TypeVar("T")
 PartyTensors = Mapping[str, Mapping[str, Tensor]]

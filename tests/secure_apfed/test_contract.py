@@ -13,7 +13,7 @@ KEY = "0123456789abcdef" * 4
 
 
 def participant(name: str, role: str, key: str = KEY) -> dict[str, Any]:
-    return {"name": name, "role": role, "public_key": key}
+    return {"name": name, "role": role, "identity": key, "public_key": key}
 
 
 def passive(**changes: Any) -> dict[str, Any]:
