@@ -94,7 +94,9 @@ class Variant:
         changes: dict[str, Any] = {"name": f"{base.name}-{self.key}", "method": self.method}
         if not self.protected:
             changes["guard"] = GuardSettings(mechanism="none")
-            changes["secure_sum"] = SumSettings(protocol="plain", clip=base.secure_sum.clip)
+            changes["secure_sum"] = SumSettings(
+                scheme="plain", masks="none", clip=base.secure_sum.clip
+            )
         return base.model_copy(update=changes)
 
 

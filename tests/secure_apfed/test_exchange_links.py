@@ -86,7 +86,7 @@ def test_every_link_numbers_its_messages_apart_and_wastes_no_number() -> None:
     active = wire.links["active"]
     with pytest.raises(LocalProtocolError, match="out of range"):
         active.send("passive", Kind.SUM, -2)
-    with pytest.raises(LocalProtocolError, match=r"from 'active' to 'ghost'.*other, passi"):
+    with pytest.raises(LocalProtocolError, match=r"from 'active' to 'ghost'.*passive, other"):
         wire.send(to="ghost")
     wire.send()
     assert [sent.sequence for sent, _ in wire.recorded] == [0, 0, 1, 2]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
@@ -50,8 +51,8 @@ class Probe:
             self._asked += 1
             generator = torch.Generator().manual_seed(self._asked)
             with torch.no_grad():
-                for value in party.encoder.parameters():
-                    value += 0.01 * torch.randn(value.shape, generator=generator)
+                for value in _networks(party).parameters():
+                    value.add_(0.01 * torch.randn(value.shape, generator=generator))
             return honest(party, *args)
 
         return ask
@@ -66,6 +67,11 @@ class Probe:
             return sent
 
         return answer
+
+
+def _networks(party: ActiveParty | TvflActive) -> nn.Module:
+    """What makes the active ask what it asks."""
+    return party.networks.encoder if isinstance(party, ActiveParty) else party.learner.encoder
 
 
 def _rows(party: Any, envelope: Envelope) -> list[int]:
