@@ -1,6 +1,5 @@
 """Settings of training: optimiser, batches, the passives' part, the secure sum, the rules."""
 
-from difflib import get_close_matches
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,7 +8,7 @@ from protocols.sums import SECURE_SUMS, SecureSum, spelled
 from protocols.sums.homomorphic import HomomorphicSum
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
-from secure_apfed.settings import Settings
+from secure_apfed.settings import Settings, did_you_mean
 
 __all__ = ["NoiseSettings", "PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings"]
 
@@ -117,11 +116,10 @@ class SumSettings(Settings):
             pairs = ", ".join(
                 f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" for kind in SECURE_SUMS.values()
             )
-            near = get_close_matches(self.name, SECURE_SUMS, n=1)
-            guess = f"did you mean {near[0]}? " if near else ""
+            guess = did_you_mean(self.name, SECURE_SUMS)
             raise ValueError(
-                f"there is no sum with scheme {self.scheme!r} and masks {self.masks!r}; {guess}"
-                f"There are {pairs}"
+                f"there is no sum with scheme {self.scheme!r} and masks {self.masks!r}; "
+                f"{f'{guess} ' if guess else ''}There are {pairs}"
             )
         return self
 

@@ -9,6 +9,7 @@ import pytest
 
 from experiments.report.who_learns import COALITIONS, LIMITS, Limit, Role, RunFacts, rule_for
 from protocols.sums import SECURE_SUMS
+from protocols.sums.interface import Reading
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS
@@ -104,10 +105,21 @@ def test_every_sum_says_whether_the_aggregator_can_alter_it(name: str) -> None:
     assert told in remains
 
 
-def test_every_secure_sum_but_the_plain_one_names_its_coalition_with_the_key_holder() -> None:
-    for name, kind in SECURE_SUMS.items():
-        named = coalitions_in(facts(secure_sum=name))
-        assert kind.unsafe or "active and aggregator" in named, name
+@pytest.mark.parametrize("name", SECURE_SUMS)
+def test_the_tables_say_of_a_sum_word_for_word_what_its_class_says(name: str) -> None:
+    run, kind = facts(secure_sum=name), SECURE_SUMS[name]
+    for (message, receiver), reading in {
+        (Kind.CONTRIBUTION, Role.AGGREGATOR): kind.leaks.contribution,
+        (Kind.SUM_REQUEST, Role.PASSIVE): kind.leaks.request,
+        (Kind.SUM_ANSWER, Role.AGGREGATOR): kind.leaks.answer,
+    }.items():
+        if reading is not None:
+            rule = rule_for(message, receiver, run)
+            assert (
+                Reading(reads=rule.reads, protects=rule.protects, remains=rule.remains) == reading
+            )
+    if not kind.unsafe:  # under the plain sum the aggregator needs nobody
+        assert coalitions_in(run)["active and aggregator"] == kind.leaks.active_and_aggregator
 
 
 def test_two_passives_are_told_what_one_of_them_learns_with_the_active() -> None:
