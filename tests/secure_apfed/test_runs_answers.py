@@ -48,8 +48,9 @@ class Probe:
         def ask(party: Any, *args: Any) -> Any:
             self._asked += 1
             generator = torch.Generator().manual_seed(self._asked)
+            own = party.networks if isinstance(party, ActiveParty) else party.learner
             with torch.no_grad():
-                for value in party.encoder.parameters():
+                for value in own.encoder.parameters():
                     value += 0.01 * torch.randn(value.shape, generator=generator)
             return honest(party, *args)
 
