@@ -1,6 +1,6 @@
 """APFed's arithmetic in one step (Section 3): the active's batch and update, a passive's answer.
 
-Run by: the active (`ActiveLearner`) and each passive (`PassiveLearner`), one model each; and by
+Run by: the active (`ActiveTrainer`) and each passive (`PassiveTrainer`), one model each; and by
 simulations that train many models at once, which take gradients of the same losses under
 `torch.func.vmap` (`example_gradients`, `passive_gradients`). A test holds the two equal.
 
@@ -18,16 +18,16 @@ from torch.func import functional_call, grad, vmap
 
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import Learner
+from secure_apfed.learning.descent import Trainer
 from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.clip import onto_ball
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
-    "ActiveLearner",
     "ActiveNetworks",
+    "ActiveTrainer",
     "Batch",
-    "PassiveLearner",
+    "PassiveTrainer",
     "Weights",
     "accuracy_of",
     "example_gradients",
@@ -87,7 +87,7 @@ class Batch:
     sent: Tensor | None
 
 
-class ActiveLearner(Learner):
+class ActiveTrainer(Trainer):
     """The active's batches and updates; representations go through `defences` before the guard."""
 
     def __init__(
@@ -180,7 +180,7 @@ class ActiveLearner(Learner):
         return scores_BK
 
 
-class PassiveLearner(Learner):
+class PassiveTrainer(Trainer):
     """A passive's answers; `objective` is (z, own features) -> loss, with its networks."""
 
     def __init__(

@@ -11,7 +11,7 @@ from secure_apfed.errors import ModelError
 from secure_apfed.learning.compute import Compute
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["Descent", "Learner", "prefixed", "without_prefix"]
+__all__ = ["Descent", "Trainer", "prefixed", "without_prefix"]
 
 
 class Descent:
@@ -76,7 +76,7 @@ class Descent:
         self._sgd.load_state_dict({**self._sgd.state_dict(), "state": momenta})
 
 
-class Learner(Descent):
+class Trainer(Descent):
     """One party's modules through the steps of a run: what the arithmetic of every role builds on.
 
     Args:

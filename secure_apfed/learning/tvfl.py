@@ -1,6 +1,6 @@
 """The arithmetic of typical VFL (Section 2 of APFed): everybody encodes, the active concatenates.
 
-Run by: the active (`HeadLearner`) and each passive (`EncoderLearner`). Letters: N rows of a table,
+Run by: the active (`HeadTrainer`) and each passive (`EncoderTrainer`). Letters: N rows of a table,
 B batch, K classes.
 """
 
@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from secure_apfed.defences import LabelCode, RepresentationChain, TrueLabels
 from secure_apfed.learning.apfed import joint_loss
 from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import Learner
+from secure_apfed.learning.descent import Trainer
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["EncoderLearner", "HeadLearner"]
+__all__ = ["EncoderTrainer", "HeadTrainer"]
 
 
-class HeadLearner(Learner):
+class HeadTrainer(Trainer):
     """The active's encoder, and the head over all parties' representations, concatenated.
 
     Args:
         owner, encoder, head, features_N, labels_N: the active and what it has.
         passives: whose representations follow its own, in the order of the head.
         code: what it learns instead of its labels.
-        train, compute, seed: as of every `Learner`.
+        train, compute, seed: as of every `Trainer`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class HeadLearner(Learner):
         return self._code.decode(self.scores(own_B, parts))
 
 
-class EncoderLearner(Learner):
+class EncoderTrainer(Trainer):
     """A passive's encoder, which learns from the gradient on what it sent."""
 
     def __init__(

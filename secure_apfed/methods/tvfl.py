@@ -94,35 +94,35 @@ class TvflLearner(Learner):
 
         The full inference sends representations of test rows, which the ledgers count.
         """
-        self.party.learner.set_training(False)
+        self.party.trainer.set_training(False)
         try:
             accuracies = {name: self._alone(name) for name in FILLS}
             if final:
                 accuracies = {"tvfl": await self._together(links, next_step), **accuracies}
         finally:
-            self.party.learner.set_training(True)
+            self.party.trainer.set_training(True)
         return accuracies
 
     def _alone(self, name: str) -> float:
-        party, learner = self.party, self.party.learner
+        party, trainer = self.party, self.party.trainer
         shapes = {
             passive: terms.representation.shape
             for passive, terms in party.contract.passives.items()
         }
 
         def predict(rows_B: Tensor) -> Tensor:
-            with learner.compute.forward(self._seed, "fill", name):
-                own_BD = learner.encoder(learner.features_N[rows_B])
+            with trainer.compute.forward(self._seed, "fill", name):
+                own_BD = trainer.encoder(trainer.features_N[rows_B])
                 parts = {
                     passive: FILLS[name](own_BD, own_BD.new_empty(len(rows_B), *shape))
                     for passive, shape in shapes.items()
                 }
-                return learner.predict(own_BD, parts)
+                return trainer.predict(own_BD, parts)
 
-        return accuracy_of(predict, self._test_rows, learner.labels_N)
+        return accuracy_of(predict, self._test_rows, trainer.labels_N)
 
     async def _together(self, links: Links, next_step: int) -> float:
-        party, learner = self.party, self.party.learner
+        party, trainer = self.party, self.party.trainer
         count = len(self._aligned_test_rows)
         if count < self.smallest_batch:
             return math.nan  # the passives answer no smaller batch
@@ -130,11 +130,11 @@ class TvflLearner(Learner):
         correct = 0
         for index, rows_B in enumerate(self._aligned_test_rows.tensor_split(parts)):
             answers = await self.ask(links, next_step + index, rows_B, learn=False)
-            own_B = self._aligned[rows_B].to(learner.compute.device)
-            with torch.no_grad(), learner.compute.forward(self._seed, "together"):
-                own_BD = learner.encoder(learner.features_N[own_B])
-                scores_BK = learner.predict(own_BD, party.read(rows_B, answers))
-            correct += int((scores_BK.argmax(1) == learner.labels_N[own_B]).sum())
+            own_B = self._aligned[rows_B].to(trainer.compute.device)
+            with torch.no_grad(), trainer.compute.forward(self._seed, "together"):
+                own_BD = trainer.encoder(trainer.features_N[own_B])
+                scores_BK = trainer.predict(own_BD, party.read(rows_B, answers))
+            correct += int((scores_BK.argmax(1) == trainer.labels_N[own_B]).sum())
         return correct / count
 
     def tensors(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.errors import NarrowBatchWarning
-from secure_apfed.learning.apfed import ActiveLearner, ActiveNetworks, Batch
+from secure_apfed.learning.apfed import ActiveNetworks, ActiveTrainer, Batch
 from secure_apfed.learning.checks import spread_of
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
@@ -86,7 +86,7 @@ class ActiveParty(Party):
         self._releases = Releases(guard, ledger)
         self._position_N = torch.full((len(table.ids),), -1, dtype=torch.int64)
         self._position_N[alignment] = torch.arange(len(alignment))
-        self.learner = ActiveLearner(
+        self.trainer = ActiveTrainer(
             self.name, networks, features_N=table.features, labels_N=table.labels, train=train,
             compute=compute, seed=seed, defences=defences, private=private,
         )  # fmt: skip
@@ -96,7 +96,7 @@ class ActiveParty(Party):
 
     @property
     def networks(self) -> ActiveNetworks:
-        return self.learner.networks
+        return self.trainer.networks
 
     @property
     def ledger(self) -> PrivacyLedger:
@@ -120,7 +120,7 @@ class ActiveParty(Party):
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
         help_wanted = bool(self.contract.passives) and len(aligned) >= self.contract.minimum_batch
-        batch = self.learner.forward(step, rows_B, aligned if help_wanted else None)
+        batch = self.trainer.forward(step, rows_B, aligned if help_wanted else None)
         payload = None
         if batch.sent is not None:
             payload = self._release(step, position_B[aligned], batch.sent)
@@ -178,7 +178,7 @@ class ActiveParty(Party):
         if pending is not None and combined is not None:
             z_A, flat_AD = pending.z, pending.z.flatten(1)
             sum_AD = self.open_sum(combined, (len(flat_AD), flat_AD.shape[1]), pending.binding)
-        loss = self.learner.update(batch, z_A, sum_AD)
+        loss = self.trainer.update(batch, z_A, sum_AD)
         self._batch = self._pending = None
         return loss
 
@@ -191,20 +191,20 @@ class ActiveParty(Party):
         assert self.receiver is not None
         with self._refused.noting(step=binding.step, contract=self.contract.digest.hex()):
             sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
-        self.opened = sum_BD.to(self.learner.compute.dtype)
+        self.opened = sum_BD.to(self.trainer.compute.dtype)
         return sum_BD
 
     def relabel(self, labels_N: Tensor) -> None:
         """Train on these labels of its table from now on."""
-        self.learner.relabel(labels_N)
+        self.trainer.relabel(labels_N)
 
     def accuracy(self, rows: Tensor) -> float:
         """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""
-        return self.learner.accuracy(rows)
+        return self.trainer.accuracy(rows)
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.learner.tensors() | prefixed("guard", self._releases.tensors())
+        return self.trainer.tensors() | prefixed("guard", self._releases.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.learner.load_tensors(tensors)
+        self.trainer.load_tensors(tensors)
         self._releases.load_tensors(without_prefix("guard", tensors))

@@ -17,7 +17,7 @@ from protocols.sums import SumContributor
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.defences import GradientChain, Leaving
 from secure_apfed.exchange import Envelope
-from secure_apfed.learning.apfed import PassiveLearner
+from secure_apfed.learning.apfed import PassiveTrainer
 from secure_apfed.learning.checks import is_narrow
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
@@ -71,18 +71,18 @@ class PassiveParty(Party):
         self.acceptance = Acceptance(self.name, contract, allowance, aligned=len(features_N))
         everybody = torch.ones(len(features_N), dtype=torch.bool)
         self._held_N = everybody if held_N is None else held_N
-        self._learner = PassiveLearner(
+        self._trainer = PassiveTrainer(
             self.name, objective, features_N=features_N, train=train, compute=compute, seed=seed
         )
 
     @property
     def objective(self) -> nn.Module:
-        return self._learner.objective
+        return self._trainer.objective
 
     def contribute(self, envelope: Envelope) -> bytes:
         """Check the batch, take one step of its own, and answer for the aggregator.
 
-        The answer is lambda_p times the gradient of each row's own loss; see `PassiveLearner`.
+        The answer is lambda_p times the gradient of each row's own loss; see `PassiveTrainer`.
 
         Raises:
             RemoteProtocolError: the batch breaks a rule of the contract; nothing is sent, and,
@@ -153,18 +153,18 @@ class PassiveParty(Party):
         held_B, weight = self._held_N[rows_B], self.acceptance.weight
         known = int(held_B.sum())
         if known == len(rows_B):
-            return self._learner.answer(step, rows_B, sent_BD, weight=weight)
+            return self._trainer.answer(step, rows_B, sent_BD, weight=weight)
         gradient_BD, own_BD = torch.zeros_like(sent_BD), sent_BD[held_B]
         if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms.representation):
             return gradient_BD
-        gained_BD = self._learner.answer(step, rows_B[held_B], own_BD, weight=weight)
+        gained_BD = self._trainer.answer(step, rows_B[held_B], own_BD, weight=weight)
         gradient_BD[held_B] = gained_BD.to(gradient_BD.device)
         return gradient_BD
 
     def tensors(self) -> dict[str, Tensor]:
-        return self._learner.tensors() | prefixed("allowance", self.acceptance.tensors())
+        return self._trainer.tensors() | prefixed("allowance", self.acceptance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        self._learner.load_tensors(tensors)
+        self._trainer.load_tensors(tensors)
         self.acceptance.load_tensors(without_prefix("allowance", tensors), last_step=last_step)

@@ -20,7 +20,7 @@ from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.release import Releases
-from secure_apfed.learning.tvfl import EncoderLearner, HeadLearner
+from secure_apfed.learning.tvfl import EncoderTrainer, HeadTrainer
 from secure_apfed.models import Shape
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Allowance, StepGate, read_representations
@@ -59,7 +59,7 @@ class TvflActive(Party):
         assert table.labels is not None
         self._defences = defences or GradientChain()
         self._alignment = alignment
-        self.learner = HeadLearner(
+        self.trainer = HeadTrainer(
             self.name, encoder, head, features_N=table.features, labels_N=table.labels,
             passives=self.contract.names("passive"), code=code, train=train, compute=compute,
             seed=seed,
@@ -91,14 +91,14 @@ class TvflActive(Party):
             )
             if not torch.equal(got_B, rows_B):
                 raise RemoteProtocolError(f"{envelope.sender} answered for other rows than asked")
-            read[envelope.sender] = self.learner.compute.place(h_BD)
+            read[envelope.sender] = self.trainer.compute.place(h_BD)
         return read
 
     def learn(self, step: int, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, bytes]:
         """One step on the task loss; return by passive the gradient that goes there."""
-        own_B = self._alignment[rows_B].to(self.learner.compute.device)
-        self.task_loss, gradients = self.learner.learn(step, own_B, self.read(rows_B, answers))
-        labels_B = self.learner.labels_N[own_B]
+        own_B = self._alignment[rows_B].to(self.trainer.compute.device)
+        self.task_loss, gradients = self.trainer.learn(step, own_B, self.read(rows_B, answers))
+        labels_B = self.trainer.labels_N[own_B]
         leaving = {
             name: self._defences.protect(gradient_BD, Leaving(step, name, labels_B))
             for name, gradient_BD in gradients.items()
@@ -106,10 +106,10 @@ class TvflActive(Party):
         return {name: pack({"gradient": gradient_BD}) for name, gradient_BD in leaving.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.learner.tensors()
+        return self.trainer.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.learner.load_tensors(tensors)
+        self.trainer.load_tensors(tensors)
 
 
 class TvflPassive(Party):
@@ -145,7 +145,7 @@ class TvflPassive(Party):
             self.name, self.contract, aligned=len(features_N), log=answers, beyond=1
         )
         self._releases = Releases(guard, ledger)
-        self._learner = EncoderLearner(
+        self._trainer = EncoderTrainer(
             self.name, encoder, features_N=features_N, train=train, compute=compute, seed=seed,
             defences=defences,
         )  # fmt: skip
@@ -154,7 +154,7 @@ class TvflPassive(Party):
 
     @property
     def encoder(self) -> nn.Module:
-        return self._learner.encoder
+        return self._trainer.encoder
 
     @property
     def ledger(self) -> PrivacyLedger:
@@ -180,7 +180,7 @@ class TvflPassive(Party):
         self.gate.enter(envelope)
         self._sent_BD = None  # also where sending fails below
         released = self._releases.release(
-            self._learner.represent(envelope.step, rows_B, learn=learn),
+            self._trainer.represent(envelope.step, rows_B, learn=learn),
             step=envelope.step,
             rows=rows_B,
             count=lambda digest: self._allowance.take(
@@ -205,19 +205,19 @@ class TvflPassive(Party):
         tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
         if not bool(tensors["gradient"].isfinite().all()):
             raise RemoteProtocolError(f"{envelope.sender} sent a gradient that is not finite")
-        self._learner.update(self._sent_BD, tensors["gradient"])
+        self._trainer.update(self._sent_BD, tensors["gradient"])
         self._sent_BD = None
 
     def tensors(self) -> dict[str, Tensor]:
         return (
-            self._learner.tensors()
+            self._trainer.tensors()
             | prefixed("guard", self._releases.tensors())
             | prefixed("allowance", self._allowance.tensors())
         )
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        self._learner.load_tensors(tensors)
+        self._trainer.load_tensors(tensors)
         self._releases.load_tensors(without_prefix("guard", tensors))
         self._allowance.load_tensors(without_prefix("allowance", tensors))
         self.gate.last = last_step

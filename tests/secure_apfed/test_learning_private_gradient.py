@@ -111,7 +111,7 @@ def by_hand(parts: ActiveNetworks, party: ActiveParty, gradient_AD: Tensor, clip
     modules = dict(parts.named_children())
     every = [*parts.parameters()]
     total = torch.zeros(sum(one.numel() for one in every), dtype=torch.float64)
-    x_N, y_N = party.learner.features_N, party.learner.labels_N
+    x_N, y_N = party.trainer.features_N, party.trainer.labels_N
     for index, row in enumerate(BATCH.tolist()):
         h = modules["encoder"](x_N[row : row + 1])
         loss = F.cross_entropy(modules["head"](h), y_N[row : row + 1])
@@ -157,8 +157,8 @@ def test_one_record_moves_the_update_by_no_more_than_twice_the_clip(size: float)
 
     def moved(scale: float, label: int, row: Tensor) -> Tensor:
         party = active(updates(clip))
-        party.learner.features_N[9] *= scale
-        party.learner.labels_N[9] = label
+        party.trainer.features_N[9] *= scale
+        party.trainer.labels_N[9] = label
         before = parameters(party)
         play(party, torch.cat([row[None], gradient_AD[1:]]))
         return (before - parameters(party)) / TRAIN.learning_rate * len(BATCH)
@@ -177,9 +177,9 @@ def test_a_record_that_overflows_stops_nothing_and_moves_no_more_than_any_other(
         party = active(updates(clip), guard=guard)
         if overflows:
             weights_F = next(party.networks.encoder.parameters()).detach()[0]
-            party.learner.features_N[9] = 1.7e308 * weights_F.sign()
+            party.trainer.features_N[9] = 1.7e308 * weights_F.sign()
             with torch.no_grad():
-                assert not party.networks.encoder(party.learner.features_N[9:10]).isfinite().all()
+                assert not party.networks.encoder(party.trainer.features_N[9:10]).isfinite().all()
         before = parameters(party)
         sent = party.represent(0, BATCH)
         assert party._pending is not None

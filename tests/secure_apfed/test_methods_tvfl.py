@@ -61,9 +61,9 @@ class Monolith:
     def __init__(self, session: Session, data: VerticalData, settings: Config) -> None:
         passives = [party.encoder for party in passives_of(session)]
         self.encoders = nn.ModuleList(
-            copy.deepcopy([active_of(session).learner.encoder, *passives])
+            copy.deepcopy([active_of(session).trainer.encoder, *passives])
         )
-        self.head = copy.deepcopy(active_of(session).learner.head)
+        self.head = copy.deepcopy(active_of(session).trainer.head)
         train = settings.train
         self.sgd = torch.optim.SGD(
             [*self.encoders.parameters(), *self.head.parameters()], lr=train.learning_rate,
@@ -100,11 +100,11 @@ def test_steps_equal_one_autograd_graph(passives: int) -> None:
         loss = session.step(step, rows_B)
         assert loss == pytest.approx(monolith.step(people), abs=1e-10)
         ours = [
-            active_of(session).learner.encoder,
+            active_of(session).trainer.encoder,
             *(party.encoder for party in passives_of(session)),
         ]
         pairs = zip(
-            [*ours, active_of(session).learner.head],
+            [*ours, active_of(session).trainer.head],
             [*monolith.encoders, monolith.head],
             strict=True,
         )
@@ -163,13 +163,13 @@ def test_fills_take_the_place_of_the_passives(fill: str) -> None:
     data = vertical_data(2)
     session = opened(data)
     seen: list[Tensor] = []
-    active_of(session).learner.head.register_forward_pre_hook(
+    active_of(session).trainer.head.register_forward_pre_hook(
         lambda _, inputs: seen.append(inputs[0])
     )
     session.evaluate(next_step=0, final=False)
     head_input = seen[list(FILLS).index(fill)]
     own = (
-        active_of(session).learner.encoder(active_of(session).learner.features_N[TRAINED:]).detach()
+        active_of(session).trainer.encoder(active_of(session).trainer.features_N[TRAINED:]).detach()
     )
     assert torch.equal(head_input[:, :D], own)
     rest = head_input[:, D:]
@@ -197,8 +197,8 @@ def test_evaluation_changes_no_parameter_and_no_later_step(final: bool) -> None:
     assert same(state(session), before)
     assert torch.equal(torch.get_rng_state(), generator)
     assert session.evaluate(next_step=50, final=final) == first
-    assert active_of(session).learner.encoder.training
-    assert active_of(session).learner.head.training
+    assert active_of(session).trainer.encoder.training
+    assert active_of(session).trainer.head.training
     for one in (session, undisturbed):
         one.step(100, one.learner.training_rows[10:20])
     assert same(state(session), state(undisturbed))
@@ -208,7 +208,7 @@ def test_every_network_is_evaluated_without_dropout() -> None:
     session = opened(vertical_data(2))
     modes: list[bool] = []
     encoders = [party.encoder for party in passives_of(session)]
-    for module in (active_of(session).learner.encoder, active_of(session).learner.head, *encoders):
+    for module in (active_of(session).trainer.encoder, active_of(session).trainer.head, *encoders):
         module.register_forward_pre_hook(lambda module, _: modes.append(module.training))
     session.evaluate(next_step=0, final=True)
     assert len(modes) == 4 * 2 + 2  # each fill and the full inference; passives in the latter only

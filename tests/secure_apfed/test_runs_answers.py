@@ -71,7 +71,7 @@ class Probe:
 
 def _networks(party: ActiveParty | TvflActive) -> nn.Module:
     """What makes the active ask what it asks."""
-    return party.networks.encoder if isinstance(party, ActiveParty) else party.learner.encoder
+    return party.networks.encoder if isinstance(party, ActiveParty) else party.trainer.encoder
 
 
 def _rows(party: Any, envelope: Envelope) -> list[int]:
