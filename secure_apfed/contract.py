@@ -7,6 +7,7 @@ A later session of the same run (after a restart) has a contract of its own.
 
 import hashlib
 import json
+import math
 from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, PositiveInt, model_validator
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 AGGREGATOR = "aggregator"
+# Others build networks of a size that a party offers.
+_MOST_NUMBERS = 2**24
 PartyRole: TypeAlias = Literal["active", "passive", "aggregator", "dealer"]
 
 
@@ -62,12 +65,16 @@ class RepresentationTerms(Settings):
 
     shape: tuple[PositiveInt, ...] = Field(min_length=1)
     dtype: Literal["float32", "float64"]
-    minimum_norm: float = Field(ge=0)
-    maximum_norm: float = Field(gt=0)
+    minimum_norm: float = Field(ge=0, allow_inf_nan=False)
+    maximum_norm: float = Field(gt=0, allow_inf_nan=False)
     minimum_spread: float = Field(0.0, ge=0, lt=1)
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
+        if math.prod(self.shape) > _MOST_NUMBERS:
+            raise ValueError(
+                f"a row has at most {_MOST_NUMBERS} numbers, got the shape {self.shape}"
+            )
         if self.minimum_norm > self.maximum_norm:
             raise ValueError(
                 f"minimum_norm {self.minimum_norm:g} is above maximum_norm {self.maximum_norm:g}"

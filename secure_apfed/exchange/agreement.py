@@ -20,7 +20,7 @@ from protocols.errors import RemoteProtocolError
 from protocols.identity import Identity, verify
 from protocols.seal import RunKey, SealedLink, fresh_run_key
 from secure_apfed.contract import Contract, RepresentationTerms
-from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
+from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS, Envelope, Kind
 from secure_apfed.exchange.links import Links
 
 __all__ = ["Agreement", "Greeting", "agree"]
@@ -168,9 +168,14 @@ def _require_known(peer: str, identity: bytes, known: Mapping[str, bytes]) -> No
 
 def _name_of(message: Envelope) -> str:
     try:
-        return message.payload.decode("ascii")
-    except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"{message.sender} sent no name of a session") from error
+        name = message.payload.decode("ascii")
+        if not 0 < len(name) <= SESSION_LETTERS or not name.isprintable():
+            raise ValueError("empty, too long, or no letters")
+    except ValueError as error:
+        raise RemoteProtocolError(
+            f"{message.sender} sent no name of a session; it has 1 to {SESSION_LETTERS} letters"
+        ) from error
+    return name
 
 
 def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:

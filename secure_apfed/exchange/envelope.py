@@ -12,14 +12,14 @@ import msgpack
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["BEFORE_TRAINING", "SCHEMA_VERSION", "Envelope", "Kind"]
+__all__ = ["BEFORE_TRAINING", "SCHEMA_VERSION", "SESSION_LETTERS", "Envelope", "Kind"]
 
 BEFORE_TRAINING = -1
 
 SCHEMA_VERSION = 1
 _HEADER_LIMIT = 4096
 _NAME_LIMIT = 64
-_SESSION_LIMIT = 256
+SESSION_LETTERS = 256
 _NUMBER_LIMIT = 2**63
 _FIELD_TYPES = [int, str, int, str, str, str, int]
 
@@ -74,9 +74,9 @@ class Envelope:
                 )
         if self.sender == self.receiver:
             raise LocalProtocolError(f"{self.sender} cannot write to itself")
-        if not 0 < len(self.session) <= _SESSION_LIMIT:
+        if not 0 < len(self.session) <= SESSION_LETTERS:
             raise LocalProtocolError(
-                f"a session's name has 1 to {_SESSION_LIMIT} characters, got {len(self.session)}"
+                f"a session's name has 1 to {SESSION_LETTERS} characters, got {len(self.session)}"
             )
         if not (-1 <= self.step < _NUMBER_LIMIT and 0 <= self.sequence < _NUMBER_LIMIT):
             raise LocalProtocolError(

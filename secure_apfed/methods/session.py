@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from protocols.errors import RemoteProtocolError
 from protocols.identity import Identity, fresh_identity
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole
 from secure_apfed.data import VerticalData
@@ -278,6 +279,13 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
     """The contract, as every party draws it up from the settings and the greetings."""
     config = own.config
     offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
+    senders = {"active": (own.active,), "passives": own.passives, None: ()}
+    expected = senders[method.facts.representations_from]
+    if set(offers) != set(expected):
+        raise RemoteProtocolError(
+            f"{own.name}: representations are sent by {', '.join(expected) or 'nobody'} in "
+            f"{method.facts.title}; what they are was said by {', '.join(offers) or 'nobody'}"
+        )
     agreed = method.agree(own, offers, session)
     return Contract(
         session=session,

@@ -1,0 +1,177 @@
+"""A session begins with one contract that all have drawn up and signed, or it does not begin."""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgpack
+import pytest
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.identity import Identity, fresh_identity, verify
+from secure_apfed.contract import Contract
+from secure_apfed.exchange import Agreement, Envelope, Greeting, InMemory, Kind, Script, agree
+from tests.secure_apfed.seats import contract
+
+NAMES = ("active", "p1", "p2", "aggregator")
+Draw = Callable[[str, Mapping[str, Greeting]], Contract]
+
+
+def drawn(session: str, greetings: Mapping[str, Greeting], **changes: Any) -> Contract:
+    """A contract between parties that greeted so."""
+    document = contract().model_dump(mode="json") | {"session": session} | changes
+    for item in document["participants"]:
+        greeting = greetings[item["name"]]
+        item |= {"identity": greeting.identity.hex(), "public_key": greeting.run_key.hex()}
+    return Contract.model_validate(document)
+
+
+class Table:
+    """Four parties that know each other's identities."""
+
+    def __init__(self) -> None:
+        self.identities = {name: fresh_identity() for name in NAMES}
+        self.network = InMemory(NAMES)
+
+    def script(
+        self, name: str, *, draw: Draw = drawn, identity: Identity | None = None,
+        known: Mapping[str, bytes] | None = None, session: str | None = None,
+    ) -> Script[Agreement]:  # fmt: skip
+        own = identity or self.identities[name]
+        everybody = {other: one.public for other, one in self.identities.items()}
+        return agree(
+            self.network.links[name], identity=own, known={**everybody, **(known or {})},
+            active="active", session=session or ("s" if name == "active" else None),
+            greeting=lambda key: Greeting(identity=own.public, run_key=key.public), draw=draw,
+        )  # fmt: skip
+
+    def play(self, **others: Script[Any]) -> dict[str, Agreement]:
+        return self.network.complete_all(
+            {name: others[name] if name in others else self.script(name) for name in NAMES}
+        )
+
+
+def test_all_hold_one_contract_and_the_signatures_of_all() -> None:
+    table = Table()
+    held = table.play()
+    (document,) = {one.contract.document for one in held.values()}
+    first = held["active"]
+    for name, one in held.items():
+        assert one.signatures == first.signatures
+        key = bytes.fromhex(next(
+            item.public_key for item in first.contract.participants if item.name == name
+        ))  # fmt: skip
+        verify(
+            table.identities[name].public, one.signatures[name], b"contract v1", b"s", key,
+            first.contract.digest, signer=name,
+        )  # fmt: skip
+    assert b'"session":"s"' in document
+
+
+def test_afterwards_everything_is_sealed_under_it() -> None:
+    table = Table()
+    table.play()
+    seen: list[bytes] = []
+
+    def post(sender: str, receiver: str, frame: bytes) -> None:
+        seen.append(frame)
+        InMemory.post(table.network, sender, receiver, frame)
+
+    table.network.post = post  # type: ignore[method-assign]  # listens
+    table.network.links["active"].send("p1", Kind.REPRESENTATIONS, 0, b"features in the clear")
+    assert b"features in the clear" not in seen[0]
+
+    async def receive() -> Envelope:
+        return await table.network.links["p1"].receive("active", Kind.REPRESENTATIONS)
+
+    assert table.network.complete("p1", receive()).payload == b"features in the clear"
+    with pytest.raises(LocalProtocolError, match="seals its links once"):
+        table.network.links["p1"].seal("s", {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"minimum_batch": 3}, "minimum_batch"),
+        ({"epochs": 7, "batch_size": 9}, "epochs, batch_size"),
+        ({"guard": {"mechanism": "none"}}, "guard"),
+    ],
+)
+def test_other_settings_are_found_out_by_name(changes: dict[str, Any], field: str) -> None:
+    table = Table()
+    other = table.script("p2", draw=lambda s, greetings: drawn(s, greetings, **changes))
+    with pytest.raises(RemoteProtocolError, match=f"would sign different contracts.* in {field}"):
+        table.play(p2=other)
+
+
+def test_who_speaks_in_another_name_is_found_out() -> None:
+    table = Table()
+    with pytest.raises(RemoteProtocolError, match="p1 says that its identity is"):
+        table.play(p1=table.script("p1", identity=fresh_identity()))
+
+
+def test_two_sessions_told_to_two_parties_are_two_contracts() -> None:
+    class TwoFaced(InMemory):
+        def post(self, sender: str, receiver: str, frame: bytes) -> None:
+            if sender == "active" and receiver == "p2":
+                length = int.from_bytes(frame[:2], "big")
+                if Envelope.parse_header(frame[2 : 2 + length]).kind is Kind.SESSION:
+                    frame = frame[: 2 + length] + b"t"
+            super().post(sender, receiver, frame)
+
+    table = Table()
+    table.network = TwoFaced(NAMES)
+    with pytest.raises(RemoteProtocolError, match="different contracts, which differ in session"):
+        table.play()
+
+
+@pytest.mark.parametrize("kind", [Kind.GREETING, Kind.SIGNATURE, Kind.SESSION])
+def test_hostile_bytes_end_in_an_error_of_the_peer(kind: Kind) -> None:
+    draw = random.Random(5)
+    deep: Any = 0
+    for _ in range(400):
+        deep = [deep]
+    fixed = [
+        b"", b"\xc1", msgpack.packb(None), msgpack.packb([1, 2, 3]), msgpack.packb({}),
+        msgpack.packb(deep), msgpack.packb([b"k" * 32, b"k" * 31, None, []]), b"\xff\xfe",
+        msgpack.packb([b"k" * 32, b"k" * 32, {"shape": [2**63]}, []]),
+        msgpack.packb([b"s" * 64, b"h" * 32, b"[1]"]), msgpack.packb([b"s" * 64, b"h" * 32, b"{"]),
+    ]  # fmt: skip
+    for body in [*fixed, *(draw.randbytes(draw.randrange(200)) for _ in range(30))]:
+
+        class Hostile(InMemory):
+            said: bytes = body
+
+            def post(self, sender: str, receiver: str, frame: bytes) -> None:
+                length = int.from_bytes(frame[:2], "big")
+                spoken = Envelope.parse_header(frame[2 : 2 + length]).kind
+                if sender == "active" and receiver == "p1" and spoken is kind:
+                    frame = frame[: 2 + length] + self.said
+                super().post(sender, receiver, frame)
+
+        table = Table()
+        table.network = Hostile(NAMES)
+        with pytest.raises(RemoteProtocolError):
+            table.play()
+
+
+def test_an_identity_is_no_secret_of_others() -> None:
+    identity = fresh_identity()
+    assert identity.secret_bytes().hex() not in repr(identity)
+    with pytest.raises(LocalProtocolError, match="never serialised"):
+        __import__("pickle").dumps(identity)
+    assert Identity.restored(identity.secret_bytes()).public == identity.public
+    with pytest.raises(LocalProtocolError, match="32 bytes, got 31"):
+        Identity.restored(bytes(31))
+
+
+def test_a_signature_is_of_its_purpose_its_parts_and_their_cut() -> None:
+    identity = fresh_identity()
+    signature = identity.sign(b"a", b"bc", b"d")
+    verify(identity.public, signature, b"a", b"bc", b"d", signer="x")
+    for purpose, parts in ((b"a", (b"b", b"cd")), (b"ab", (b"c", b"d")), (b"a", (b"bcd",))):
+        with pytest.raises(RemoteProtocolError, match="what x signed does not fit"):
+            verify(identity.public, signature, purpose, *parts, signer="x")
+    for public in (bytes(32), bytes(31), fresh_identity().public):
+        with pytest.raises(RemoteProtocolError):
+            verify(public, signature, b"a", b"bc", b"d", signer="x")
