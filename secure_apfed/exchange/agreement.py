@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 from pydantic import ValidationError
 
-from protocols.errors import RemoteProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.identity import Identity, verify
 from protocols.seal import RunKey, SealedLink, fresh_run_key
 from secure_apfed.contract import Contract, RepresentationTerms
@@ -37,18 +37,16 @@ class Greeting:
     Attributes:
         identity: its long-term public key, 32 bytes; run_key: of its links in this session.
         offer: what a row may be of the representations that it sends; None: it sends none.
-        saved: steps before which it holds a checkpoint of the run; none where the run is new.
     """
 
     identity: bytes
     run_key: bytes
     offer: RepresentationTerms | None = None
-    saved: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
         """As a message."""
         offer = self.offer.model_dump(mode="json") if self.offer else None
-        packed: bytes = msgpack.packb([self.identity, self.run_key, offer, list(self.saved)])
+        packed: bytes = msgpack.packb([self.identity, self.run_key, offer])
         return packed
 
     @classmethod
@@ -59,18 +57,16 @@ class Greeting:
             RemoteProtocolError: anything else than a greeting.
         """
         try:
-            identity, run_key, offer, saved = msgpack.unpackb(message.payload)
+            identity, run_key, offer = msgpack.unpackb(message.payload)
             for key in (identity, run_key):
                 if type(key) is not bytes or len(key) != _KEY_BYTES:
                     raise ValueError("a key of another size")
-            if not all(type(step) is int for step in saved):
-                raise TypeError("steps that are no numbers")
             terms = None if offer is None else RepresentationTerms.model_validate(offer)
         except _MALFORMED as error:
             raise RemoteProtocolError(
                 f"{message.sender} sent something else than a greeting"
             ) from error
-        return cls(identity=identity, run_key=run_key, offer=terms, saved=tuple(saved))
+        return cls(identity=identity, run_key=run_key, offer=terms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +105,10 @@ async def agree(
     Raises:
         RemoteProtocolError: somebody else than expected, another contract, or no signature.
     """
+    if known.get(links.me) != identity.public:
+        raise LocalProtocolError(
+            f"{links.me}: the known identities name another key for {links.me} than its own"
+        )
     run_key = fresh_run_key()
     peers = [name for name in known if name != links.me]
     greetings = {links.me: greeting(run_key)}
@@ -118,6 +118,7 @@ async def agree(
         message = await links.receive(peer, Kind.GREETING, step=BEFORE_TRAINING)
         greetings[peer] = Greeting.parse(message)
         _require_known(peer, greetings[peer].identity, known)
+    _require_distinct(greetings)
     if session is None:
         session = _name_of(await links.receive(active, Kind.SESSION, step=BEFORE_TRAINING))
     else:
@@ -164,6 +165,19 @@ def _require_known(peer: str, identity: bytes, known: Mapping[str, bytes]) -> No
             f"{known[peer].hex()[:16]}...; ask {peer} which is right, and write it into the "
             "party's file"
         )
+
+
+def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
+    """Nobody is two parties: the aggregator, say, and the active."""
+    for keys in (
+        [one.identity for one in greetings.values()],
+        [one.run_key for one in greetings.values()],
+    ):
+        if len(set(keys)) < len(keys):
+            twice = [name for name, key in zip(greetings, keys, strict=True) if keys.count(key) > 1]
+            raise RemoteProtocolError(
+                f"{' and '.join(twice)} came with one key; each party has keys of its own"
+            )
 
 
 def _name_of(message: Envelope) -> str:

@@ -48,6 +48,7 @@ from secure_apfed.methods.terms import (
     passive_terms,
     projection_size,
     representation_terms,
+    require_own_terms,
 )
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives import ContrastiveSettings, ReconstructionSettings, make_objective
@@ -271,6 +272,10 @@ class ApfedAggregator(Helper):
                 message = await links.receive(name, kind, step=begun_by.step)
             except PartyLeftError as error:
                 self._let_go(name, error)
+            except RemoteProtocolError as error:
+                raise RemoteProtocolError(
+                    f"{error}; {begun_by.sender} began that step, so one of the two is to blame"
+                ) from error
             else:
                 bodies[name] = message.payload
         return {name: bodies[name] for name in self._present}
@@ -317,11 +322,13 @@ def read_sum(
             f"{message.sender} sent something else than a sum and who takes part still"
         )
     may_leave = contract.when_a_party_leaves == "recover"
-    if present != [name for name in asked if name in present or not may_leave]:
+    least = contract.secure_sum["threshold"] if may_leave else len(asked)
+    allowed = [name for name in asked if name in present or not may_leave]
+    if present != allowed or len(present) < least:
         raise RemoteProtocolError(
-            f"{message.sender} counts {', '.join(present) or 'nobody'} in the sum of step "
-            f"{message.step}; the contract allows {'only' if may_leave else 'exactly'} "
-            f"{', '.join(asked)}"
+            f"{message.sender} counts {', '.join(present)[:200] or 'nobody'} in the sum of step "
+            f"{message.step}; the contract allows {'at least' if may_leave else 'exactly'} "
+            f"{least} of {', '.join(asked)}"
         )
     return present, combined
 
@@ -349,6 +356,14 @@ class Apfed(Method):
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         representation = offers[own.active]
+        projection = projection_size(own.config, own.passives)
+        expected = representation_terms(
+            own.config,
+            representation.shape if projection is None else (projection,),
+            guard_for(own),
+            projected=projection is not None,
+        )
+        require_own_terms(own.name, own.active, representation, expected)
         parts = own.active, own.passives, representation.shape
         secure_sum, noise = noising.sum_and_noise(own.config, session, *parts)
         return Agreed(

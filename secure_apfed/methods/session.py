@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
 from protocols.identity import Identity, fresh_identity
+from protocols.randomness import fresh_key
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Agreement, Greeting, InMemory, Links, Script, Transcript, agree
@@ -72,7 +73,7 @@ class Start:
             active=data.active.name,
             passives=tuple(table.name for table in data.passives),
             seed=self.config.seed,
-            noise_key=self.noise_keys.get(name, b""),
+            noise_key=self.noise_keys.get(name) or fresh_key(),
             identity=identity,
             known=known,
             table=tables.get(name),
@@ -89,7 +90,7 @@ class Session:
         start: what they begin with.
 
     Attributes:
-        contract: of this session.
+        contract: of this session; signatures: of it, by party.
         transcript: the experimenter's record of what is sent.
         network: drives the scripts.
         alignment: by party with rows, positions in its own table, -1 where it has none; empty
@@ -127,6 +128,7 @@ class Session:
         active, links = own.name, self.network.links[own.name]
         agreement = await enter(own, links, self._method, session=self._start.session)
         self.contract = contract = agreement.contract
+        self.signatures = agreement.signatures
         helpers = [*contract.passives, *contract.names("aggregator")]
         if contract.passives and active not in self.alignment:
             rows = await align_as_active(own, links, contract.session)
@@ -157,7 +159,11 @@ class Session:
         self.helpers[name] = helper
         await helper.set_up(links)
         await meet(links, own.active)
-        await helper.help(links, lambda step: self._saved.update({name: helper.tensors()}))
+        await helper.help(links, lambda step: self._save(helper))
+
+    def _save(self, helper: Helper) -> None:
+        """Keep what a party is now; it trains on in its own tensors."""
+        self._saved[helper.name] = {key: one.clone() for key, one in helper.tensors().items()}
 
     @property
     def active(self) -> str:
@@ -302,7 +308,7 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
         passives=dict(agreed.passives),
         alignment=config.alignment.terms(),
         secure_sum=dict(agreed.secure_sum),
-        guard=config.guard.model_dump(mode="json", exclude={"noise"}),
+        guard=config.guard.model_dump(mode="json"),
         minimum_batch=config.rules.minimum_batch,
         epochs=config.train.epochs,
         batch_size=config.train.batch_size,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from protocols.errors import RemoteProtocolError
 from protocols.sums import PlainSum, SecureSum, SumAgreement
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError
@@ -20,6 +21,7 @@ __all__ = [
     "passive_terms",
     "projection_size",
     "representation_terms",
+    "require_own_terms",
     "settings_of",
 ]
 
@@ -118,6 +120,24 @@ def representation_terms(
         maximum_norm=most,
         minimum_spread=spread,
     )
+
+
+def require_own_terms(
+    me: str, sender: str, offered: RepresentationTerms, expected: RepresentationTerms
+) -> None:
+    """Refuse an offer that is not what a party's own settings say of representations.
+
+    Raises:
+        RemoteProtocolError: names the sender and what differs.
+    """
+    ours, theirs = expected.model_dump(), offered.model_dump()
+    differ = [f"{name} {theirs[name]} where {mine} is expected"
+              for name, mine in ours.items() if theirs[name] != mine]  # fmt: skip
+    if differ:
+        raise RemoteProtocolError(
+            f"{sender} offers {me} representations with {', '.join(differ)} by the settings of "
+            f"{me}; give both the same rules, guard and model"
+        )
 
 
 def passive_terms(

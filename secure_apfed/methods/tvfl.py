@@ -28,7 +28,12 @@ from secure_apfed.methods.method import (
     Save,
     keep_or_end,
 )
-from secure_apfed.methods.terms import check_passives, model_of, representation_terms
+from secure_apfed.methods.terms import (
+    check_passives,
+    model_of,
+    representation_terms,
+    require_own_terms,
+)
 from secure_apfed.models import Shape, family_for, output_shape
 from secure_apfed.parties import Compute, TvflActive, TvflPassive, accuracy_of
 from secure_apfed.privacy.guard import joint_releases_statement
@@ -193,12 +198,11 @@ class Tvfl(Method):
         check_passives(own.config, own.passives)
         if own.name == own.active:
             return None
-        shape = output_shape(_encoder(own), own.features)
-        terms = representation_terms(own.config, shape, guard_for(own), projected=False)
-        # The active answers with the gradient of its own loss: directions tell it nothing.
-        return terms.model_copy(update={"minimum_spread": 0.0})
+        return _representation(own, output_shape(_encoder(own), own.features))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        for name, offered in offers.items():
+            require_own_terms(own.name, name, offered, _representation(own, offered.shape))
         return Agreed(
             passives={
                 name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
@@ -242,6 +246,13 @@ class Tvfl(Method):
                 defences=representation_chain(config.defences, surroundings_of(own, shape)),
             )
         )
+
+
+def _representation(own: Own, shape: Shape) -> RepresentationTerms:
+    """What a row of this shape may be."""
+    terms = representation_terms(own.config, shape, guard_for(own), projected=False)
+    # The active answers with the gradient of its own loss: directions tell it nothing.
+    return terms.model_copy(update={"minimum_spread": 0.0})
 
 
 def _encoder(own: Own) -> nn.Module:

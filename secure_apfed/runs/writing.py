@@ -103,6 +103,7 @@ class RunWriter:
             {
                 "document": session.contract.model_dump(mode="json"),
                 "sha256": session.contract.digest.hex(),
+                "signatures": {name: one.hex() for name, one in session.signatures.items()},
                 "sessions": list(contracts),
             },
         )

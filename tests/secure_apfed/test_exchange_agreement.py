@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -11,7 +12,9 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.identity import Identity, fresh_identity, verify
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Agreement, Envelope, Greeting, InMemory, Kind, Script, agree
+from secure_apfed.methods import METHODS, Start
 from tests.secure_apfed.seats import contract
+from tests.secure_apfed.single_steps import random_data, step_config
 
 NAMES = ("active", "p1", "p2", "aggregator")
 Draw = Callable[[str, Mapping[str, Greeting]], Contract]
@@ -105,9 +108,10 @@ def test_other_settings_are_found_out_by_name(changes: dict[str, Any], field: st
 
 
 def test_who_speaks_in_another_name_is_found_out() -> None:
-    table = Table()
+    table, other = Table(), fresh_identity()
+    script = table.script("p1", identity=other, known={"p1": other.public})
     with pytest.raises(RemoteProtocolError, match="p1 says that its identity is"):
-        table.play(p1=table.script("p1", identity=fresh_identity()))
+        table.play(p1=script)
 
 
 def test_two_sessions_told_to_two_parties_are_two_contracts() -> None:
@@ -133,8 +137,8 @@ def test_hostile_bytes_end_in_an_error_of_the_peer(kind: Kind) -> None:
         deep = [deep]
     fixed = [
         b"", b"\xc1", msgpack.packb(None), msgpack.packb([1, 2, 3]), msgpack.packb({}),
-        msgpack.packb(deep), msgpack.packb([b"k" * 32, b"k" * 31, None, []]), b"\xff\xfe",
-        msgpack.packb([b"k" * 32, b"k" * 32, {"shape": [2**63]}, []]),
+        msgpack.packb(deep), msgpack.packb([b"k" * 32, b"k" * 31, None]), b"\xff\xfe",
+        msgpack.packb([b"k" * 32, b"k" * 32, {"shape": [2**63]}]),
         msgpack.packb([b"s" * 64, b"h" * 32, b"[1]"]), msgpack.packb([b"s" * 64, b"h" * 32, b"{"]),
     ]  # fmt: skip
     for body in [*fixed, *(draw.randbytes(draw.randrange(200)) for _ in range(30))]:
@@ -175,3 +179,44 @@ def test_a_signature_is_of_its_purpose_its_parts_and_their_cut() -> None:
     for public in (bytes(32), bytes(31), fresh_identity().public):
         with pytest.raises(RemoteProtocolError):
             verify(public, signature, b"a", b"bc", b"d", signer="x")
+
+
+def test_one_identity_is_one_party_and_its_own() -> None:
+    table = Table()
+    table.identities["aggregator"] = table.identities["active"]
+    with pytest.raises(RemoteProtocolError, match="active and aggregator came with one key"):
+        table.play()
+    with pytest.raises(LocalProtocolError, match="another key for p1 than its own"):
+        Table().play(p1=table.script("p1", known={"p1": bytes(32)}))
+
+
+@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.parametrize(
+    ("method", "changes", "field"),
+    [
+        ("apfed_c", {"rules": {"minimum_spread": 0.4}}, "minimum_spread"),
+        ("apfed_c", {"rules": {"maximum_norm": 2.0}}, "maximum_norm"),
+        ("apfed_c", {"model": {"network": "mlp", "projection": 7}}, "shape"),
+        ("tvfl", {"rules": {"maximum_norm": 2.0}}, "maximum_norm"),
+    ],
+)
+def test_nobody_takes_a_senders_word_for_its_own_rules(
+    method: str, changes: dict[str, Any], field: str
+) -> None:
+    theirs = step_config(method)
+    mine = step_config(method, **changes)
+    start = Start(
+        config=theirs, data=random_data({"passive-1": range(20), "passive-2": range(20)}),
+        noise_keys={name: bytes([at]) * 32 for at, name in enumerate(("active", "passive-1"))},
+    )  # fmt: skip
+    sender, receiver = ("active", "passive-1") if method != "tvfl" else ("passive-1", "active")
+    identity = fresh_identity()
+    offering = start.own(sender, identity, {})
+    offer = METHODS[method].offer(offering)
+    assert offer is not None
+    other = METHODS[method].offer(start.own("passive-2", identity, {}))
+    offers = {sender: offer, **({"passive-2": other} if other else {})}
+    judging = replace(start, config=mine).own(receiver, identity, {})
+    with pytest.raises(RemoteProtocolError, match=f"{sender} offers {receiver} .*{field}"):
+        METHODS[method].agree(judging, offers, "s")
+    METHODS[method].agree(start.own(receiver, identity, {}), offers, "s")
