@@ -35,12 +35,12 @@ from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Kind, Links, pack, unpack
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.methods.aligning import positions_of
-from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive, read_sum
+from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive
 from secure_apfed.methods.method import keep_or_end
 from secure_apfed.methods.terms import model_of, objective_of
 from secure_apfed.objectives import Contrastive, make_objective
 from secure_apfed.parties import ActiveParty, PassiveParty
-from secure_apfed.parties.rules import bind_step, representation_specs
+from secure_apfed.parties.rules import bind_step, read_sum, representation_specs
 from secure_apfed.seeds import shuffled
 
 __all__ = ["LiveRun"]

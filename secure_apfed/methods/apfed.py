@@ -7,10 +7,9 @@ anybody else: it trains on its own loss.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import msgpack
 import torch
 from torch import Tensor
 
@@ -53,7 +52,7 @@ from secure_apfed.methods.terms import (
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives import ContrastiveSettings, ReconstructionSettings, make_objective
 from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty, PrivateUpdates
-from secure_apfed.parties.rules import StepGate
+from secure_apfed.parties.rules import StepGate, read_sum, write_sum
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, WholeTraining
 from secure_apfed.privacy.guarantee import NOTHING_RELEASED
 from secure_apfed.seeds import seeded
@@ -67,7 +66,6 @@ __all__ = [
     "ApfedLearner",
     "ApfedPassive",
     "SingleView",
-    "read_sum",
 ]
 
 APFED = MethodFacts(
@@ -250,7 +248,7 @@ class ApfedAggregator(Helper):
                     links.send(name, Kind.SUM_REQUEST, message.step, request)
                 bodies = await self._gather(links, Kind.SUM_ANSWER, message, first=False)
             combined = self.combiner.combine(bodies)
-            links.send(active, Kind.SUM, message.step, _sum_of(self._present, combined))
+            links.send(active, Kind.SUM, message.step, write_sum(self._present, combined))
 
     def _least(self) -> int:
         """Passives without whom there is no step."""
@@ -293,44 +291,6 @@ class ApfedAggregator(Helper):
                 "threshold below the number of passives"
             ) from error
         self._present.remove(name)
-
-
-def _sum_of(present: Sequence[str], combined: bytes) -> bytes:
-    """A message of a sum: the passives that take part still, and the sum."""
-    packed: bytes = msgpack.packb([list(present), combined])
-    return packed
-
-
-def read_sum(
-    message: Envelope, asked: Sequence[str], contract: Contract
-) -> tuple[Sequence[str], bytes]:
-    """Return which of the asked passives take part still, and the sum.
-
-    Raises:
-        RemoteProtocolError: no such message, or it counts others than the contract allows.
-    """
-    try:
-        present, combined = msgpack.unpackb(message.payload)
-    except (ValueError, TypeError, msgpack.UnpackException):
-        present, combined = None, None
-    if (
-        not isinstance(present, list)
-        or not isinstance(combined, bytes)
-        or not all(isinstance(name, str) for name in present)
-    ):
-        raise RemoteProtocolError(
-            f"{message.sender} sent something else than a sum and who takes part still"
-        )
-    may_leave = contract.when_a_party_leaves == "recover"
-    least = contract.secure_sum["threshold"] if may_leave else len(asked)
-    allowed = [name for name in asked if name in present or not may_leave]
-    if present != allowed or len(present) < least:
-        raise RemoteProtocolError(
-            f"{message.sender} counts {', '.join(present)[:200] or 'nobody'} in the sum of step "
-            f"{message.step}; the contract allows {'at least' if may_leave else 'exactly'} "
-            f"{least} of {', '.join(asked)}"
-        )
-    return present, combined
 
 
 class Apfed(Method):

@@ -9,11 +9,12 @@ Letters: B batch, D numbers of a representation.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,7 +36,9 @@ __all__ = [
     "StepGate",
     "bind_step",
     "read_representations",
+    "read_sum",
     "representation_specs",
+    "write_sum",
 ]
 
 
@@ -291,3 +294,41 @@ def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBi
         rows=hashlib.sha256(rows).digest(),
         message=hashlib.sha256(payload).digest(),
     )
+
+
+def write_sum(present: Sequence[str], combined: bytes) -> bytes:
+    """A message of a sum: the passives that take part still, and the sum."""
+    packed: bytes = msgpack.packb([list(present), combined])
+    return packed
+
+
+def read_sum(
+    message: Envelope, asked: Sequence[str], contract: Contract
+) -> tuple[Sequence[str], bytes]:
+    """Return which of the asked passives take part still, and the sum.
+
+    Raises:
+        RemoteProtocolError: no such message, or it counts others than the contract allows.
+    """
+    try:
+        present, combined = msgpack.unpackb(message.payload)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        present, combined = None, None
+    if (
+        not isinstance(present, list)
+        or not isinstance(combined, bytes)
+        or not all(isinstance(name, str) for name in present)
+    ):
+        raise RemoteProtocolError(
+            f"{message.sender} sent something else than a sum and who takes part still"
+        )
+    may_leave = contract.when_a_party_leaves == "recover"
+    least = contract.secure_sum["threshold"] if may_leave else len(asked)
+    allowed = [name for name in asked if name in present or not may_leave]
+    if present != allowed or len(present) < least:
+        raise RemoteProtocolError(
+            f"{message.sender} counts {', '.join(present)[:200] or 'nobody'} in the sum of step "
+            f"{message.step}; the contract allows {'at least' if may_leave else 'exactly'} "
+            f"{least} of {', '.join(asked)}"
+        )
+    return present, combined
