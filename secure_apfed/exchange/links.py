@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from protocols.conversation import Conversation, Outgoing
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 
@@ -162,12 +162,26 @@ class Links:
         send(role.start())
         busy = list(peers)
         while not role.finished:
-            message = await self.receive(busy, kind, Kind.READY, step=BEFORE_TRAINING)
+            try:
+                message = await self.receive(busy, kind, Kind.READY, step=BEFORE_TRAINING)
+            except PartyLeftError as error:
+                raise self._blaming_the_ready(error, kind, peers, busy) from error
             if message.kind is kind:
                 send(role.receive(message.sender, message.payload))
             else:
                 busy.remove(message.sender)
                 self._early[message.sender] = message
+
+    def _blaming_the_ready(
+        self, silence: PartyLeftError, kind: Kind, peers: Sequence[str], busy: Sequence[str]
+    ) -> PartyLeftError:
+        """The silence, with those who said that they are done while messages were due."""
+        ready = [peer for peer in peers if peer not in busy]
+        if not ready:
+            return silence
+        return PartyLeftError(
+            f"{silence}; {', '.join(ready)} said before that its {kind} is over: perhaps too early"
+        )
 
     def _require_link(self, peer: str) -> None:
         if peer not in self._peers:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from protocols.conversation import Outgoing
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from protocols.seal import SEAL_OVERHEAD_BYTES
 from secure_apfed.exchange import BEFORE_TRAINING, Awaited, Envelope, InMemory, Kind
 from secure_apfed.exchange.links import Frame
@@ -290,3 +290,12 @@ def test_after_it_was_ready_a_peer_has_no_part_in_the_conversation() -> None:
     assert begun(script).senders == ("passive", "other")
     assert script.send(said(wire, "passive", Kind.READY)).senders == ("other",)
     script.close()
+
+
+def test_who_was_ready_too_early_is_named_in_the_silence_that_follows() -> None:
+    wire = Wire.of_three()
+    script = conversing(wire, Speaker(wanted=2), ("passive", "other"))
+    begun(script)
+    script.send(said(wire, "passive", Kind.READY))
+    with pytest.raises(PartyLeftError, match=r"nothing came; passive said before that .* is over"):
+        script.throw(PartyLeftError("nothing came"))
