@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from nacl.bindings import crypto_core_ed25519_is_valid_point
+from nacl.exceptions import TypeError as NaClTypeError
+from nacl.exceptions import ValueError as NaClValueError
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 
@@ -62,8 +65,11 @@ def verify(public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signe
         RemoteProtocolError: it did not; names the signer.
     """
     try:
+        # Under a key of small order one signature fits every message, and binds to none.
+        if not crypto_core_ed25519_is_valid_point(public):
+            raise ValueError("no point of the group of prime order")
         Ed25519PublicKey.from_public_bytes(public).verify(signature, _framed(purpose, parts))
-    except (InvalidSignature, ValueError) as error:
+    except (InvalidSignature, ValueError, NaClTypeError, NaClValueError) as error:
         raise RemoteProtocolError(
             f"what {signer} signed does not fit the key by which it is known: it was altered, or "
             f"somebody else speaks in its name; ask {signer} for its public identity"

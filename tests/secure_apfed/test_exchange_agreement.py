@@ -220,3 +220,10 @@ def test_nobody_takes_a_senders_word_for_its_own_rules(
     with pytest.raises(RemoteProtocolError, match=f"{sender} offers {receiver} .*{field}"):
         METHODS[method].agree(judging, offers, "s")
     METHODS[method].agree(start.own(receiver, identity, {}), offers, "s")
+
+
+@pytest.mark.parametrize("point", ["01" + "00" * 31, "ec" + "ff" * 30 + "7f", "00" * 32])
+def test_a_key_under_which_one_signature_fits_everything_is_none(point: str) -> None:
+    signature = bytes.fromhex(point) + bytes(32)  # R = A and S = 0, for a key A of small order
+    with pytest.raises(RemoteProtocolError, match="what x signed does not fit"):
+        verify(bytes.fromhex(point), signature, b"a", b"b", signer="x")
