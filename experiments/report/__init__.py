@@ -4,7 +4,7 @@ from pathlib import Path
 
 from experiments.report.audited import audit_of
 from experiments.report.contents import privacy_document
-from experiments.report.folder import FinishedRun, read_run
+from experiments.report.folder import ReportedRun, read_run
 from experiments.report.page import render
 from experiments.report.pictures import write_pictures
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -39,7 +39,7 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
     return page
 
 
-def find_reference(run: FinishedRun) -> FinishedRun | None:
+def find_reference(run: ReportedRun) -> ReportedRun | None:
     """Return a run of the active alone beside this one, on the same data and seed, if there is."""
     for result in sorted(run.path.absolute().parent.glob("*/result.json")):
         try:

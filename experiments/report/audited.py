@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scipy.special import ndtr, ndtri
 
 from experiments.report import words
-from experiments.report.folder import FinishedRun
+from experiments.report.folder import ReportedRun
 from protocols.randomness import fresh_key
 from secure_apfed.privacy import make_guard
 from secure_apfed.privacy.audit import Audit, audit_release
@@ -65,7 +65,7 @@ class Audited:
         )
 
 
-def audit_of(run: FinishedRun) -> Audited | None:
+def audit_of(run: ReportedRun) -> Audited | None:
     """Audit the run's guard; None where no guard released anything, or nothing is claimed."""
     settings, privacy = run.config.guard, run.outcome.privacy
     if settings.mechanism == "none" or not privacy.releases or not privacy.delta:

@@ -11,7 +11,7 @@ from typing import Any
 from attacks.interface import AttackResult
 from experiments.report import words
 from experiments.report.audited import Audited
-from experiments.report.folder import FinishedRun
+from experiments.report.folder import ReportedRun
 from experiments.report.who_learns import COALITIONS, LIMITS, Coalition, Role, rule_for
 from protocols.psi import SET_INTERSECTIONS
 from secure_apfed.data import find_dataset
@@ -50,7 +50,7 @@ class Learned:
     remains: str
 
 
-def headline_of(run: FinishedRun) -> str:
+def headline_of(run: ReportedRun) -> str:
     """Return in a sentence who trained, and who is needed to predict."""
     method, passives = run.facts.method, run.facts.passives
     if not method.has_passives:
@@ -63,7 +63,7 @@ def headline_of(run: FinishedRun) -> str:
     return f"{method.title}: one active party trained with {others}; {needed}."
 
 
-def warnings_of(run: FinishedRun) -> tuple[str, ...]:
+def warnings_of(run: ReportedRun) -> tuple[str, ...]:
     """Return what a reader must know before any figure: unsafe choices and made-up data."""
     facts, method = run.facts, run.facts.method
     in_clear = method.sums_gradients and run.config.secure_sum.kind.unsafe
@@ -94,7 +94,7 @@ def warnings_of(run: FinishedRun) -> tuple[str, ...]:
     return (*(sentence for holds, sentence in sentences if holds), *silent)
 
 
-def tiles_of(run: FinishedRun, reference: FinishedRun | None) -> Iterator[Tile]:
+def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
     """Yield the figures of the summary; `reference` is a run of the active alone."""
     outcome, privacy = run.outcome, run.outcome.privacy
     tested = f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
@@ -127,7 +127,7 @@ def tiles_of(run: FinishedRun, reference: FinishedRun | None) -> Iterator[Tile]:
     yield Tile("duration", words.duration(outcome.seconds), where)
 
 
-def learned_by(run: FinishedRun) -> Mapping[str, tuple[Learned, ...]]:
+def learned_by(run: ReportedRun) -> Mapping[str, tuple[Learned, ...]]:
     """Return what each party received, filled from the transcript.
 
     Parties of one role that received the same, apart from the sender's name, share an entry.
@@ -145,7 +145,7 @@ def _heading(names: list[str], role: Role) -> str:
     return f"{', '.join(names)} ({role}{each})"
 
 
-def _received(run: FinishedRun, name: str, role: Role) -> Iterator[Learned]:
+def _received(run: ReportedRun, name: str, role: Role) -> Iterator[Learned]:
     kinds = list(Kind)
     flows = sorted(
         (flow for flow in run.flows if flow.receiver == name),
@@ -167,24 +167,24 @@ def _received(run: FinishedRun, name: str, role: Role) -> Iterator[Learned]:
         )
 
 
-def alignment_leaks_of(run: FinishedRun) -> tuple[str, ...]:
+def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
     """Return what the set intersection reveals beyond its result, as it says itself."""
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
     return SET_INTERSECTIONS[run.config.alignment.protocol].leaks
 
 
-def coalitions_of(run: FinishedRun) -> tuple[Coalition, ...]:
+def coalitions_of(run: ReportedRun) -> tuple[Coalition, ...]:
     """Return what parties of this run would learn together."""
     return tuple(coalition for coalition in COALITIONS if coalition.holds(run.facts))
 
 
-def limits_of(run: FinishedRun) -> tuple[str, ...]:
+def limits_of(run: ReportedRun) -> tuple[str, ...]:
     """Return what this run does not guarantee."""
     return tuple(limit.sentence for limit in LIMITS if limit.holds(run.facts))
 
 
-def accounting_of(run: FinishedRun) -> tuple[tuple[str, str], ...]:
+def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     """Return the privacy accounting as (name, value) rows."""
     privacy = run.outcome.privacy
     rows = [
@@ -212,7 +212,7 @@ def accounting_of(run: FinishedRun) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
-def trace_of(run: FinishedRun) -> tuple[str, ...]:
+def trace_of(run: ReportedRun) -> tuple[str, ...]:
     """Return how the accountant came to epsilon_x, and what others say of it, or why not."""
     privacy = run.outcome.privacy
     return privacy.trace + tuple(
@@ -239,7 +239,7 @@ def unevenness(result: AttackResult) -> str:
     return "; ".join(parts)
 
 
-def settings_of(run: FinishedRun) -> Iterator[tuple[str, str]]:
+def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     """Yield the settings that a reader asks for first; the whole config stands below them."""
     config, outcome = run.config, run.outcome
     data, train, labels = config.data, config.train, config.labels
@@ -277,7 +277,7 @@ def settings_of(run: FinishedRun) -> Iterator[tuple[str, str]]:
         )
 
 
-def privacy_document(run: FinishedRun, audited: Audited | None = None) -> dict[str, Any]:
+def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[str, Any]:
     """Return privacy.json: the privacy report for programs, with all that the page says in words.
 
     Plain values only. "inventory" counts what each party received; "who_learns_what" says what it

@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from experiments.report import contents, words
 from experiments.report.audited import Audited
-from experiments.report.folder import FinishedRun
+from experiments.report.folder import ReportedRun
 from experiments.report.pictures import Picture
 from secure_apfed.config.file import dump_config
 
@@ -16,8 +16,8 @@ __all__ = ["fill", "inside", "render"]
 
 
 def render(
-    run: FinishedRun,
-    reference: FinishedRun | None,
+    run: ReportedRun,
+    reference: ReportedRun | None,
     pictures: Sequence[Picture],
     audited: Audited | None,
 ) -> str:

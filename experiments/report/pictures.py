@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attacks.interface import AttackResult
 from experiments.reconstructions import Reconstruction, key_of
-from experiments.report.folder import FinishedRun
+from experiments.report.folder import ReportedRun
 from experiments.report.picture_style import ATTACK, FAINT, OTHER, OURS, STYLE
 from experiments.report.words import attack_title, plain, signed
 from secure_apfed.runs.folder import own_subfolder
@@ -46,7 +46,7 @@ class Picture:
 
 
 def write_pictures(
-    run: FinishedRun, reference: FinishedRun | None, folder: Path
+    run: ReportedRun, reference: ReportedRun | None, folder: Path
 ) -> tuple[Picture, ...]:
     """Write every picture that the run has data for; return them in the order of reading.
 
@@ -78,7 +78,7 @@ def write_pictures(
     return tuple(made)
 
 
-def _learning(run: FinishedRun) -> Drawn:
+def _learning(run: ReportedRun) -> Drawn:
     if not run.epochs:
         return None
     epochs = [row.epoch for row in run.epochs]
@@ -122,7 +122,7 @@ def _label_ends(axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]]) 
         )  # fmt: skip
 
 
-def _accuracy(run: FinishedRun, reference: FinishedRun | None) -> Drawn:
+def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
     if reference is None or not run.facts.method.has_passives:
         return None
     rows = [
@@ -214,7 +214,7 @@ def _name_rows(axes: Axes, names: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def _roc(run: FinishedRun) -> Drawn:
+def _roc(run: ReportedRun) -> Drawn:
     shown = [result for result in run.attacks or () if result.roc]
     if not shown:
         return None
@@ -238,7 +238,7 @@ def _roc(run: FinishedRun) -> Drawn:
     )
 
 
-def _rebuilt(run: FinishedRun) -> Drawn:
+def _rebuilt(run: ReportedRun) -> Drawn:
     """The attacks that rebuilt images, most recovered first; None: none, or not to be shown."""
     examples = run.examples or {}
     shown = sorted(
