@@ -5,7 +5,13 @@ Run by: every role. A caller can retry after fixing a `LocalProtocolError`; a
 forged, and that the session with that peer must end.
 """
 
-__all__ = ["LocalProtocolError", "PartyLeftError", "RemoteProtocolError", "UnsafeChoiceWarning"]
+__all__ = [
+    "LocalProtocolError",
+    "PartyLeftError",
+    "RemoteProtocolError",
+    "RunStoppedError",
+    "UnsafeChoiceWarning",
+]
 
 
 class LocalProtocolError(ValueError):
@@ -21,7 +27,19 @@ class RemoteProtocolError(RuntimeError):
 
 
 class PartyLeftError(RemoteProtocolError):
-    """A peer fell silent: nothing came where its message was due."""
+    """A peer fell silent: nothing came where its message was due.
+
+    Attributes:
+        left: who, where that is known.
+    """
+
+    def __init__(self, message: str, *, left: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.left = left
+
+
+class RunStoppedError(PartyLeftError):
+    """A peer said that it stops, and perhaps why."""
 
 
 class UnsafeChoiceWarning(UserWarning):

@@ -153,14 +153,22 @@ class InMemory:
             raise LocalProtocolError("no role waits for anything, and not all have ended")
         name, first = min(waiting.items(), key=lambda named: self._patience(named[1]))
         self._due.append(name)  # what it waits for after this may have come long ago
-        self._resume(first, PartyLeftError(f"{first.awaited}; nothing came"))
+        assert first.awaited is not None
+        left = self._ended(first.awaited) if self._in_vain(first.awaited) else first.awaited.senders
+        self._resume(first, PartyLeftError(f"{first.awaited}; nothing came", left=left))
 
     def _patience(self, role: "_Role") -> int:
         """How long this role bears the silence; none where too few of the awaited are there."""
         assert role.awaited is not None
-        ended = {name for name, other in self._roles.items() if other.ended}
-        left = set(role.awaited.senders) - ended
-        return 0 if len(left) < role.awaited.least else role.awaited.patience
+        return 0 if self._in_vain(role.awaited) else role.awaited.patience
+
+    def _in_vain(self, awaited: Awaited) -> bool:
+        return len(awaited.senders) - len(self._ended(awaited)) < awaited.least
+
+    def _ended(self, awaited: Awaited) -> tuple[str, ...]:
+        """Those of the awaited whose scripts are over."""
+        ended = {name for name, role in self._roles.items() if role.ended}
+        return tuple(name for name in awaited.senders if name in ended)
 
     def _resume(self, role: "_Role", event: Frame | PartyLeftError | None) -> None:
         try:

@@ -43,6 +43,23 @@ class Kind(StrEnum):
     CHECKPOINT = "checkpoint"
     SAVED = "saved"
     END = "end"
+    ABORT = "abort"
+
+    @property
+    def phase(self) -> str:
+        """The part of a session to which such a message belongs, in a word for people."""
+        return _PHASES.get(self, "training")
+
+
+_PHASES = {
+    Kind.GREETING: "agreement",
+    Kind.SESSION: "agreement",
+    Kind.SIGNATURE: "agreement",
+    Kind.ALIGNMENT: "alignment",
+    Kind.SUM_SETUP: "set-up",
+    Kind.READY: "set-up",
+    Kind.SAVED: "checkpoint",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from protocols.conversation import Conversation, Outgoing
-from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from protocols.errors import (
+    LocalProtocolError,
+    PartyLeftError,
+    RemoteProtocolError,
+    RunStoppedError,
+)
 from protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 
@@ -21,6 +26,7 @@ __all__ = ["Awaited", "Frame", "Links", "Script"]
 
 _UNNAMED = "unnamed"
 _LENGTH_BYTES = 2
+_REASON_LETTERS = 500
 
 T = TypeVar("T")
 Frame: TypeAlias = tuple[str, bytes]
@@ -48,6 +54,11 @@ class Awaited:
 
     def __await__(self) -> Generator["Awaited", Frame, Frame]:
         return (yield self)
+
+    @property
+    def phase(self) -> str:
+        """The part of the session in which it waits."""
+        return self.kinds[0].phase
 
     def __str__(self) -> str:
         what = " or ".join(self.kinds)
@@ -115,6 +126,17 @@ class Links:
         self._record(envelope, len(frame))
         self._post(receiver, frame)
 
+    def abort(self, error: BaseException) -> None:
+        """Tell all peers that this party stops, and why.
+
+        A refusal of what a peer sent is told as it is, since such errors repeat nothing secret;
+        of any other error its kind alone is told.
+        """
+        told = isinstance(error, RemoteProtocolError)
+        reason = str(error) if told else f"{type(error).__name__}; its own log says more"
+        for peer in self._peers:
+            self.send(peer, Kind.ABORT, BEFORE_TRAINING, reason[:_REASON_LETTERS].encode())
+
     async def receive(
         self, senders: str | Sequence[str], *kinds: Kind, step: int | None = None,
         least: int = 1, patience: int = 1,
@@ -123,6 +145,7 @@ class Links:
 
         Raises:
             PartyLeftError: nothing came.
+            RunStoppedError: the sender says that it stops.
             RemoteProtocolError: something else came than what is expected here.
         """
         awaited = Awaited(
@@ -133,6 +156,11 @@ class Links:
             self._require_link(sender)
         early = next((name for name in awaited.senders if name in self._early), None)
         envelope = self._early.pop(early) if early else self._open(*await awaited)
+        if envelope.kind is Kind.ABORT:
+            raise RunStoppedError(
+                f"{awaited.phase}: {envelope.sender} stopped the run: {_plain(envelope.payload)}",
+                left=(envelope.sender,),
+            )
         if envelope.kind not in kinds or step not in (None, envelope.step):
             raise RemoteProtocolError(
                 f"{awaited}, got {envelope.kind} of step {envelope.step} from {envelope.sender}"
@@ -180,7 +208,8 @@ class Links:
         if not ready:
             return silence
         return PartyLeftError(
-            f"{silence}; {', '.join(ready)} said before that its {kind} is over: perhaps too early"
+            f"{silence}; {', '.join(ready)} said before that its {kind} is over: perhaps too early",
+            left=silence.left,
         )
 
     def _require_link(self, peer: str) -> None:
@@ -195,6 +224,12 @@ class Links:
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
         body = frame[_LENGTH_BYTES + length :]
         claimed = Envelope.parse_header(header)
+        if self._seals and claimed.kind is Kind.ABORT and claimed.session == _UNNAMED:
+            raise RunStoppedError(
+                f"agreement: {sender} stopped the run before its links were sealed, and says "
+                f"without a seal: {_plain(body)}",
+                left=(sender,),
+            )
         if (claimed.session, claimed.sender, claimed.receiver) != (self._session, sender, self.me):
             raise RemoteProtocolError(
                 f"{self.me}: a frame on the link from {sender} claims to be from {claimed.sender} "
@@ -204,3 +239,9 @@ class Links:
             seal = self._seals[sender]
             body = seal.open(body, sequence=claimed.sequence, associated=header)
         return replace(claimed, payload=body)
+
+
+def _plain(reason: bytes) -> str:
+    """What a peer says, as one line that no terminal obeys."""
+    text = reason[:_REASON_LETTERS].decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -7,7 +7,7 @@ anybody else: it trains on its own loss.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -228,10 +228,16 @@ class ApfedAggregator(Helper):
         """Add step after step."""
         active = self._contract.active
         while True:
-            message = await links.receive(
-                (active, *self._present), Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
-                least=1 + self._least(), patience=8,
-            )  # fmt: skip
+            try:
+                message = await links.receive(
+                    (active, *self._present), Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
+                    least=1 + self._least(), patience=8,
+                )  # fmt: skip
+            except PartyLeftError as error:
+                if active in error.left:
+                    raise
+                self._let_go(error, self._present)
+                continue
             if (message.kind is Kind.CONTRIBUTION) is (message.sender == active):
                 raise RemoteProtocolError(
                     f"{message.sender} sent {message.kind}, which only "
@@ -263,34 +269,42 @@ class ApfedAggregator(Helper):
     ) -> dict[str, bytes]:
         """One body of each passive that sends, beginning with the message that came first."""
         bodies = {begun_by.sender: begun_by.payload} if first else {}
-        for name in tuple(self._present):
-            if name in bodies:
-                continue
+        while missing := [name for name in self._present if name not in bodies]:
             try:
-                message = await links.receive(name, kind, step=begun_by.step)
+                message = await links.receive(
+                    missing, kind, step=begun_by.step, least=len(missing)
+                )
             except PartyLeftError as error:
-                self._let_go(name, error)
+                self._let_go(error, missing)
             except RemoteProtocolError as error:
                 raise RemoteProtocolError(
                     f"{error}; {begun_by.sender} began that step, so one of the two is to blame"
                 ) from error
             else:
-                bodies[name] = message.payload
+                bodies[message.sender] = message.payload
         return {name: bodies[name] for name in self._present}
 
-    def _let_go(self, name: str, error: PartyLeftError) -> None:
-        """Go on without this passive where the contract says so.
+    def _let_go(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
+        """Go on without those who left where the contract says so.
 
         Raises:
-            PartyLeftError: it says to stop.
+            PartyLeftError: it says to stop, or too few are left.
         """
+        gone = [name for name in error.left or awaited if name in self._present]
         if self._contract.when_a_party_leaves == "abort":
             raise PartyLeftError(
                 f"{error}; the contract says to stop when a party leaves: resume once "
-                f"{name} is back, or agree on recoverable masks (secure_sum.masks) with a "
-                "threshold below the number of passives"
+                f"{' and '.join(gone)} is back, or agree on recoverable masks (secure_sum.masks) "
+                "with a threshold below the number of passives",
+                left=tuple(gone),
             ) from error
-        self._present.remove(name)
+        self._present = [name for name in self._present if name not in gone]
+        if not gone or len(self._present) < self._least():
+            raise PartyLeftError(
+                f"{error}; {len(self._present)} passives are left, and this sum needs "
+                f"{self._least()}: resume once {' and '.join(gone)} is back",
+                left=tuple(gone),
+            ) from error
 
 
 class Apfed(Method):
