@@ -300,9 +300,11 @@ class ApfedAggregator(Helper):
             ) from error
         self._present = [name for name in self._present if name not in gone]
         if not gone or len(self._present) < self._least():
+            every = tuple(self._contract.passives)
+            missing = ", ".join(name for name in every if name not in self._present)
             raise PartyLeftError(
-                f"{error}; {len(self._present)} passives are left, and this sum needs "
-                f"{self._least()}: resume once {' and '.join(gone)} is back",
+                f"{error}; this sum needs at least {self._least()} of {len(every)} passives, "
+                f"missing: {missing}; resume once they are back",
                 left=tuple(gone),
             ) from error
 
