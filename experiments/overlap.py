@@ -84,6 +84,7 @@ def config_of(dataset: str, *, mode: str | None, seed: int, epochs: int) -> Conf
         {
             "name": f"overlap-{dataset}",
             "seed": seed,
+            "party_seeds": "shared_for_comparison",
             "method": "apfed_c" if mode else "single_view",
             "data": settings["data"],
             "model": settings["model"],

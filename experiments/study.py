@@ -32,7 +32,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
-from secure_apfed.runs import RunFolder, run
+from secure_apfed.runs import RunFolder, resumable, run
 from secure_apfed.runs.folder import own_subfolder, write_atomically
 
 __all__ = [
@@ -92,7 +92,12 @@ class Trial:
 
     @property
     def config(self) -> Config:
-        return self.point.config.model_copy(update={"name": self.name, "seed": self.seed})
+        """Its seed decides everything: a study compares, and whoever repeats it finds the same."""
+        return self.point.config.model_copy(
+            update={
+                "name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison",
+            }
+        )  # fmt: skip
 
     @property
     def keeps_figures(self) -> bool:
@@ -120,7 +125,7 @@ class Trial:
                 _read_figures(self)
             return
         folder = RunFolder(self.path)
-        begun = folder.result.exists() or folder.checkpoint.exists()
+        begun = folder.result.exists() or resumable(self.path, self.config)
         if begun and folder.load_config() != self.config:
             raise CheckpointError(
                 f"{self.path} holds a run with other settings; remove it, or choose another folder"
@@ -147,7 +152,7 @@ def finish(trial: Trial) -> FinishedRun:
             return _read_figures(trial)
         folder = RunFolder(trial.path)
         if not folder.result.exists():
-            run(trial.config, trial.path, resume=folder.checkpoint.exists())
+            run(trial.config, trial.path, resume=resumable(trial.path, trial.config))
         if not (trial.path / "attacks.json").exists():
             mount_attacks(trial.path)
     return read_finished_run(trial.path)

@@ -104,6 +104,7 @@ class Contract(Settings):
         when_a_party_leaves: in the middle of a step, "abort": the run stops for all; "recover":
             it goes on without a passive that fell silent, while no fewer than the secure sum's
             threshold are left.
+        from_step: where all go on, each from its own checkpoint; null: from the start.
     """
 
     schema_version: Literal[1] = 1
@@ -119,6 +120,7 @@ class Contract(Settings):
     batch_size: int = Field(ge=1)
     spare_answers: int = Field(0, ge=0)
     when_a_party_leaves: Literal["abort", "recover"] = "abort"
+    from_step: int | None = Field(None, ge=0)
 
     @model_validator(mode="after")
     def _parties_fit(self) -> Self:

@@ -24,7 +24,7 @@ from secure_apfed.errors import ConfigError
 
 __all__ = [
     "RESERVED", "UPDATES", "ByParty", "Name", "PartyName", "RunName", "check_name", "check_parties",
-    "log_file",
+    "log_file", "own_file",
 ]  # fmt: skip
 
 _T = TypeVar("_T")
@@ -99,8 +99,17 @@ def log_file(folder: Path, kind: str, name: str, suffix: str) -> Path:
     Raises:
         ConfigError: the name could reach another file than its own.
     """
+    own_file(folder, name.removesuffix(UPDATES))
+    return folder / f"{kind}-{name}.{suffix}"
+
+
+def own_file(folder: Path, name: str) -> Path:
+    """Return `folder/NAME` for a party's name.
+
+    Raises:
+        ConfigError: the name could reach another file than its own.
+    """
     try:
-        check_name(name.removesuffix(UPDATES))
+        return folder / check_name(name)
     except ValueError as error:
         raise ConfigError(f"no file of {folder} can be named so: {error}") from None
-    return folder / f"{kind}-{name}.{suffix}"

@@ -15,7 +15,7 @@ from attacks.interface import AttackError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Script
-from secure_apfed.methods import Learner, Session, open_session
+from secure_apfed.methods import Learner, Simulation, open_session
 from secure_apfed.methods.method import batches_of
 from secure_apfed.runs import Recording
 
@@ -50,7 +50,7 @@ class LiveSession(Generic[OfMethod]):
     ) -> None:
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
-        self.session: Session = open_session(config, self.data, alignment=alignment)
+        self.session: Simulation = open_session(config, self.data, alignment=alignment)
         if not isinstance(self.session.learner, role) or not self.session.contract.passives:
             raise AttackError(
                 f"passives that help {role.__name__} are attacked here, not in {config.method}"

@@ -13,7 +13,7 @@ from attacks.run import mount
 from experiments.leaks.sessions import VICTIM, Row, live_config, over_seeds
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.runs.session import run
+from secure_apfed.runs import run
 
 __all__ = [
     "Reversed",

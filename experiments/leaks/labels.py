@@ -13,8 +13,7 @@ from attacks.run import mount
 from experiments.leaks.sessions import Row, over_seeds
 from experiments.study import base_config
 from secure_apfed.config import AttackChoice, Config
-from secure_apfed.runs import Recording
-from secure_apfed.runs.session import run
+from secure_apfed.runs import Recording, run
 
 __all__ = ["labels", "labels_config", "read_labels"]
 
@@ -40,7 +39,9 @@ def labels() -> Iterator[Row]:
 
 def labels_config(name: str, noise: str, seed: int) -> Config:
     """The main job's run with another guard; its sum is plain, which changes no result here."""
-    settings = base_config(name).model_dump(mode="json") | {"seed": seed, "guard": _GUARDS[noise]}
+    settings = base_config(name).model_dump(mode="json") | {
+        "seed": seed, "party_seeds": "shared_for_comparison", "guard": _GUARDS[noise],
+    }  # fmt: skip
     settings["transcript"]["keep"] = "all"
     settings["secure_sum"] |= {"scheme": "plain", "masks": "none"}
     return Config.model_validate(settings)

@@ -15,7 +15,7 @@ from attacks.features.decoder_extraction import DecoderExtraction
 from attacks.live.unprotected import ALL_RULES
 from experiments.leaks.questions import read_features, read_sum
 from experiments.leaks.sessions import Row, open_run, over_seeds, sum_for
-from secure_apfed.runs.session import run
+from secure_apfed.runs import run
 
 __all__ = ["noise"]
 

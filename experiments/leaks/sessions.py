@@ -67,6 +67,7 @@ def live_config(
         {
             "name": f"leaks-{data}",
             "seed": seed,
+            "party_seeds": "shared_for_comparison",
             "method": method,
             "data": _DATA[data],
             "model": {

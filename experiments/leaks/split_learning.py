@@ -125,6 +125,7 @@ def split_learning() -> Iterator[Row]:
                 "client sends": case.name,
                 "iterations": case.iterations,
                 "seed": seed,
+                "party_seeds": "shared_for_comparison",
                 "mse in [-1, 1]": found.mse,
                 "over the published": found.mse / PUBLISHED,
                 "mean of the outsiders": found.mean,

@@ -119,7 +119,8 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
         # The first line of a ledger says what it is.
         charges={
             ledger.stem.removeprefix("ledger-"): count_lines(ledger) - 1
-            for ledger in sorted(path.glob("ledger-*.jsonl"))
+            for ledger in files.logs()
+            if ledger.name.startswith("ledger-")
         },
         examples=read_examples(path) if examples else None,
         rebuilt=(path / FILE).is_file(),

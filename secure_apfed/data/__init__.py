@@ -8,7 +8,7 @@ from secure_apfed.data.files import default_folder
 from secure_apfed.data.image_encoding import ImageEncoding
 from secure_apfed.data.inputs import load_features
 from secure_apfed.data.loading import load_data
-from secure_apfed.data.records import PartyTable, VerticalData
+from secure_apfed.data.records import OwnData, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings, PartySettings
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "DataSettings",
     "FeatureEncoding",
     "ImageEncoding",
+    "OwnData",
     "PartySettings",
     "PartyTable",
     "Progress",

@@ -16,6 +16,7 @@ from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.seeds import derive_seed
 
 __all__ = [
+    "BUILT_IN_ACTIVE",
     "Holdings",
     "cut_columns",
     "cut_strips",
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 Rows = NDArray[np.int64]
+
+BUILT_IN_ACTIVE = "active"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +72,7 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
 
 def party_names(views: int) -> tuple[str, ...]:
     """Return "active", "passive-1", ... for m views."""
-    return ("active", *(f"passive-{at}" for at in range(1, views)))
+    return (BUILT_IN_ACTIVE, *(f"passive-{at}" for at in range(1, views)))
 
 
 def shared_rows(rows: int, overlap: float) -> int:

@@ -12,7 +12,9 @@ from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.errors import DataError
 from secure_apfed.names import check_parties
 
-__all__ = ["PartyTable", "VerticalData", "check_distinct"]
+__all__ = ["OwnData", "PartyTable", "VerticalData", "check_distinct"]
+
+_NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,22 @@ class PartyTable:
         )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnData:
+    """What one party holds of a run's data.
+
+    Attributes:
+        table: its rows.
+        train_rows, test_rows: of the table, at the party with the labels; empty elsewhere.
+        classes: names of the labels, at the party that has them.
+    """
+
+    table: PartyTable
+    train_rows: torch.Tensor = field(default_factory=lambda: _NO_ROWS, repr=False)
+    test_rows: torch.Tensor = field(default_factory=lambda: _NO_ROWS, repr=False)
+    classes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class VerticalData:
     """All parties of one run, for simulation: across organisations each holds its own table.
@@ -89,6 +107,15 @@ class VerticalData:
     def tables(self) -> tuple[PartyTable, ...]:
         """Of all parties, the active's first."""
         return (self.active, *self.passives)
+
+    def own(self, name: str) -> OwnData | None:
+        """What the party of this name holds; None where it holds nothing (an aggregator)."""
+        if name == self.active.name:
+            return OwnData(
+                table=self.active, train_rows=self.train_rows, test_rows=self.test_rows,
+                classes=self.classes,
+            )  # fmt: skip
+        return next((OwnData(table=one) for one in self.passives if one.name == name), None)
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]

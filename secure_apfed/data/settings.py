@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.data.catalogue import TABLES, find_dataset
 from secure_apfed.data.column_encoding import Missing
+from secure_apfed.data.partition import BUILT_IN_ACTIVE
 from secure_apfed.errors import ConfigError
 from secure_apfed.names import ByParty, PartyName
 from secure_apfed.settings import Settings
@@ -78,6 +79,11 @@ class DataSettings(Settings):
     id_column: str | tuple[str, ...] = "id"
     label_column: str = "label"
     classes: tuple[str, ...] | None = Field(None, min_length=2)
+
+    @property
+    def active_name(self) -> str:
+        """The active party's name: built-in sets have parties of their own."""
+        return self.active if self.dataset == TABLES else BUILT_IN_ACTIVE
 
     @field_validator("dataset")
     @classmethod

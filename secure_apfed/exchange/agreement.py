@@ -37,16 +37,18 @@ class Greeting:
     Attributes:
         identity: its long-term public key, 32 bytes; run_key: of its links in this session.
         offer: what a row may be of the representations that it sends; None: it sends none.
+        from_step: where it would go on, at the active; None: from the start.
     """
 
     identity: bytes
     run_key: bytes
     offer: RepresentationTerms | None = None
+    from_step: int | None = None
 
     def pack(self) -> bytes:
         """As a message."""
         offer = self.offer.model_dump(mode="json") if self.offer else None
-        packed: bytes = msgpack.packb([self.identity, self.run_key, offer])
+        packed: bytes = msgpack.packb([self.identity, self.run_key, offer, self.from_step])
         return packed
 
     @classmethod
@@ -57,7 +59,9 @@ class Greeting:
             RemoteProtocolError: anything else than a greeting.
         """
         try:
-            identity, run_key, offer = msgpack.unpackb(message.payload)
+            identity, run_key, offer, from_step = msgpack.unpackb(message.payload)
+            if from_step is not None and (type(from_step) is not int or from_step < 0):
+                raise ValueError("no step")
             for key in (identity, run_key):
                 if type(key) is not bytes or len(key) != _KEY_BYTES:
                     raise ValueError("a key of another size")
@@ -66,7 +70,7 @@ class Greeting:
             raise RemoteProtocolError(
                 f"{message.sender} sent something else than a greeting"
             ) from error
-        return cls(identity=identity, run_key=run_key, offer=terms)
+        return cls(identity=identity, run_key=run_key, offer=terms, from_step=from_step)
 
 
 @dataclass(frozen=True, kw_only=True)

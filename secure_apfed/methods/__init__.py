@@ -10,28 +10,58 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from secure_apfed.data import VerticalData
-from secure_apfed.methods.accounts import noise_keys
+from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.apfed import APFED, APFED_C, APFED_R, Apfed, SingleView
-from secure_apfed.methods.method import Course, Helper, Learner, Method, Own
-from secure_apfed.methods.session import PartyTensors, Session, Start
+from secure_apfed.methods.method import (
+    Brought,
+    Course,
+    Helper,
+    Keeper,
+    Learner,
+    Method,
+    Own,
+    PartyState,
+    Role,
+)
+from secure_apfed.methods.session import (
+    Entered,
+    PartyTensors,
+    Session,
+    Simulation,
+    Start,
+    assist,
+    lead,
+    new_session,
+    roles_of,
+)
 from secure_apfed.methods.tvfl import Tvfl
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "METHODS",
     "Apfed",
+    "Brought",
     "Course",
+    "Entered",
     "Helper",
+    "Keeper",
     "Learner",
     "Method",
     "Own",
+    "PartyState",
     "PartyTensors",
+    "Role",
     "Session",
+    "Simulation",
     "SingleView",
     "Start",
     "Tvfl",
-    "noise_keys",
+    "assist",
+    "freshly_brought",
+    "lead",
+    "new_session",
     "open_session",
+    "roles_of",
 ]
 
 METHODS: Mapping[str, Method] = {
@@ -45,14 +75,13 @@ METHODS: Mapping[str, Method] = {
 
 def open_session(
     config: RunSettings, data: VerticalData, *, alignment: Mapping[str, Tensor] | None = None
-) -> Session:
-    """Open a session of the config's method with new noise keys, its ledgers in memory.
+) -> Simulation:
+    """Open a session of the config's method with new secrets, its ledgers in memory.
 
     Args:
         config: of the run.
         data: of the run.
         alignment: of an earlier session with the same data; None: intersect now.
     """
-    keys = noise_keys(config, data)
-    start = Start(config=config, data=data, noise_keys=keys, alignment=alignment)
-    return Session(METHODS[config.method], start)
+    start = Start(config=config, data=data, alignment=alignment)
+    return Simulation(METHODS[config.method], start)

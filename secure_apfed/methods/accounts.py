@@ -6,9 +6,9 @@ Run by: each party for what it sends itself. Its noise key is a secret of its ow
 import hashlib
 from pathlib import Path
 
+from protocols.identity import Identity, fresh_identity
 from protocols.randomness import fresh_key
-from secure_apfed.data import VerticalData
-from secure_apfed.methods.method import Own
+from secure_apfed.methods.method import Brought, Keeper, Own
 from secure_apfed.names import UPDATES, log_file
 from secure_apfed.parties import PrivateUpdates, RefusedSums
 from secure_apfed.privacy import (
@@ -25,9 +25,9 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "answers_log",
+    "freshly_brought",
     "guard_for",
     "ledger_for",
-    "noise_keys",
     "open_ledger",
     "private_updates",
     "refused_sums",
@@ -36,9 +36,23 @@ __all__ = [
 ]
 
 
-def noise_keys(config: RunSettings, data: VerticalData) -> dict[str, bytes]:
-    """Each party's fresh secret, or one from the run's seed where the configuration insists."""
-    return {table.name: _noise_key(config, table.name) for table in data.tables}
+def freshly_brought(
+    config: RunSettings,
+    name: str,
+    *,
+    identity: Identity | None = None,
+    keeper: Keeper | None = None,
+    logs: Path | None = None,
+) -> Brought:
+    """What a party brings that begins: fresh secrets, or what the configuration derives."""
+    seed = int.from_bytes(fresh_key()[:8], "big") >> 1
+    return Brought(
+        identity=identity or fresh_identity(),
+        noise_key=_noise_key(config, name),
+        seed=seed if config.party_seeds == "secret" else config.seed,
+        keeper=keeper,
+        logs=logs,
+    )
 
 
 def _noise_key(config: RunSettings, party: str) -> bytes:

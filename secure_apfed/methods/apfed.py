@@ -271,9 +271,7 @@ class ApfedAggregator(Helper):
         bodies = {begun_by.sender: begun_by.payload} if first else {}
         while missing := [name for name in self._present if name not in bodies]:
             try:
-                message = await links.receive(
-                    missing, kind, step=begun_by.step, least=len(missing)
-                )
+                message = await links.receive(missing, kind, step=begun_by.step, least=len(missing))
             except PartyLeftError as error:
                 self._let_go(error, missing)
             except RemoteProtocolError as error:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-import torch
 from torch import Tensor, nn
 
 from protocols.errors import LocalProtocolError, PartyLeftError
 from protocols.identity import Identity
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
-from secure_apfed.data import PartyTable
+from secure_apfed.data import OwnData, PartyTable
 from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.parties import ActiveNetworks
@@ -26,11 +25,15 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "Agreed",
+    "Brought",
     "Course",
     "Helper",
+    "Keeper",
     "Learner",
     "Method",
     "Own",
+    "PartyState",
+    "Role",
     "Save",
     "batches_of",
     "end_all",
@@ -45,41 +48,129 @@ Save: TypeAlias = Callable[[int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartyState:
+    """What one party is before a step; with its own secrets, all that it needs to go on.
+
+    Attributes:
+        step: the next one.
+        rows: of its table by position of the alignment; empty where it has none.
+        tensors: of its role; ledgers: state of its accounts, by name.
+        notes: what else it must remember, plain.
+    """
+
+    step: int
+    rows: Tensor = field(repr=False)
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    ledgers: Mapping[str, Mapping[str, Tensor]] = field(repr=False)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Keeper(Protocol):
+    """One party's own folder: what it agreed to, what it is, and how its part ended."""
+
+    def agreed(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
+        """Keep the contract that all have signed."""
+        ...
+
+    def latest(self, until: int | None = None) -> PartyState | None:
+        """The newest state, or the newest that is not after this step; None: there is none."""
+        ...
+
+    def save(self, state: PartyState) -> None:
+        """Keep this state, and the one before it."""
+        ...
+
+    def ended(self, contract: Contract, role: "Role") -> None:
+        """Note how this party's part ended, and let go of what it needed to go on."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brought:
+    """What one party brings of its own, besides its data.
+
+    Attributes:
+        identity: its long-term key pair.
+        noise_key: 32 bytes, its secret.
+        seed: of its weights and dropout.
+        keeper: of its checkpoints; None: it keeps none.
+        logs: folder of its write-ahead logs; None: keep them in memory.
+    """
+
+    identity: Identity
+    noise_key: bytes = field(repr=False)
+    seed: int = field(repr=False)
+    keeper: Keeper | None = None
+    logs: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Own:
-    """What one party brings to a session; all of it stays with that party.
+    """One party before a session; all of it but the public settings stays with that party.
 
     Attributes:
         config: the run's public settings, the same at all parties.
         name: the party's; active, passives: who takes part, public.
-        seed: of its weights and dropout.
-        noise_key: 32 bytes, its secret.
-        identity: its long-term key pair; known: by party, the public identities that it knows from
-            outside, its own too.
-        table: its rows; None where it has none (aggregator, dealer).
-        train_rows, test_rows: of the table, at the party with the labels; empty elsewhere.
-        classes: names of the labels, at the party that has them.
-        logs: folder of its write-ahead logs; None: keep them in memory.
+        brought: keys, seed and folder.
+        known: by party, the public identities that it knows from outside, its own too.
+        data: what it holds of the run's data; None where it holds none (aggregator, dealer).
+        aligned: rows of its table by position, of an earlier session; None: intersect now.
     """
 
     config: RunSettings
     name: str
     active: str
     passives: tuple[str, ...]
-    seed: int = field(repr=False)
-    noise_key: bytes = field(repr=False)
-    identity: Identity
+    brought: Brought
     known: Mapping[str, bytes]
-    table: PartyTable | None = field(default=None, repr=False)
-    train_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    test_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    classes: tuple[str, ...] = ()
-    logs: Path | None = None
+    data: OwnData | None = field(default=None, repr=False)
+    aligned: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def identity(self) -> Identity:
+        """Its long-term key pair."""
+        return self.brought.identity
+
+    @property
+    def noise_key(self) -> bytes:
+        """Its secret, 32 bytes."""
+        return self.brought.noise_key
+
+    @property
+    def seed(self) -> int:
+        """Of its weights and dropout."""
+        return self.brought.seed
+
+    @property
+    def logs(self) -> Path | None:
+        """Where its write-ahead logs lie."""
+        return self.brought.logs
+
+    @property
+    def held(self) -> OwnData:
+        """What it holds of the data, where it must hold some."""
+        assert self.data is not None
+        return self.data
 
     @property
     def rows(self) -> PartyTable:
         """Its table, where it must have one."""
-        assert self.table is not None
-        return self.table
+        return self.held.table
+
+    @property
+    def train_rows(self) -> Tensor:
+        """Of its table, at the party with the labels."""
+        return self.held.train_rows
+
+    @property
+    def test_rows(self) -> Tensor:
+        """Of its table, at the party with the labels."""
+        return self.held.test_rows
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the labels, at the party that has them."""
+        return self.held.classes
 
     @property
     def features(self) -> tuple[int, ...]:
@@ -120,7 +211,7 @@ class Course(Protocol):
         ...
 
 
-class _Role:
+class Role:
     """A party's part in a session, set up; its state is its own.
 
     Attributes:
@@ -143,7 +234,7 @@ class _Role:
         """Restore what `tensors` returned before step `next_step`."""
 
 
-class Helper(_Role, ABC):
+class Helper(Role, ABC):
     """The part of a party that helps: a passive, or the aggregator."""
 
     @abstractmethod
@@ -155,7 +246,7 @@ class Helper(_Role, ABC):
         return None
 
 
-class Learner(_Role, ABC):
+class Learner(Role, ABC):
     """The part of the party that learns a model and says when the session ends.
 
     Attributes:

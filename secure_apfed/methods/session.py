@@ -1,24 +1,25 @@
-"""One session of a method with all parties in this process: the way to try out and to measure.
+"""A session of a method: the whole scripts of its parties, and all of them played in one process.
 
-Run by: the experimenter. Every party is built from its own data and keys and plays its own script
-over sealed links; only the experimenter's record of what they sent is of all of them.
+`lead` is the active's script up to the first step, `assist` a helper's from greeting to end; both
+run the same whether one process plays one party or all. `Simulation` plays all: the way to try out
+and to measure. Each party is built there from its own data and keys, too; only the experimenter's
+record of what they sent is of all of them.
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
-from protocols.identity import Identity, fresh_identity
-from protocols.randomness import fresh_key
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole
 from secure_apfed.data import VerticalData
+from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Agreement, Greeting, InMemory, Links, Script, Transcript, agree
+from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.aligning import (
     DEALER,
     align_as_active,
@@ -26,144 +27,210 @@ from secure_apfed.methods.aligning import (
     deal,
     needs_dealer,
 )
-from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own, meet, meet_all
+from secure_apfed.methods.method import (
+    Agreed,
+    Brought,
+    Helper,
+    Learner,
+    Method,
+    Own,
+    PartyState,
+    Role,
+    meet,
+    meet_all,
+)
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["PartyTensors", "Session", "Start", "enter", "roles_of"]
+__all__ = [
+    "Entered",
+    "PartyTensors",
+    "Session",
+    "Simulation",
+    "Start",
+    "assist",
+    "enter",
+    "lead",
+    "new_session",
+    "roles_of",
+]
 
 T = TypeVar("T")
 PartyTensors = Mapping[str, Mapping[str, Tensor]]
-"""Tensors of a checkpoint, by party and name."""
+"""Tensors of roles, by party and name."""
+
+
+def new_session() -> str:
+    """A name that no other session has."""
+    return secrets.token_hex(16)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """What a session begins with.
+class Entered:
+    """A party in a session, once it has agreed and knows whose row is whose.
 
     Attributes:
-        config, data: of the run.
-        noise_keys: by party, 32 bytes; secrets of their parties.
-        identities: by party, its long-term key pair; fresh ones for those without.
-        session: unique; names this session in every message.
-        alignment: by party, from an earlier session of the run; None: intersect now.
-        logs: folder of the ledgers' write-ahead logs; None: keep them in memory.
+        own: what it brings; contract, signatures: of the session.
+        rows: of its table by position of the alignment; empty where it has none.
+        role: what it plays from here.
     """
 
-    config: RunSettings
-    data: VerticalData
-    noise_keys: Mapping[str, bytes] = field(repr=False)
-    identities: Mapping[str, Identity] = field(default_factory=dict)
-    session: str = field(default_factory=lambda: secrets.token_hex(16))
-    alignment: Mapping[str, Tensor] | None = None
-    logs: Path | None = None
+    own: Own
+    contract: Contract
+    signatures: Mapping[str, bytes]
+    rows: Tensor = field(repr=False)
+    role: Role
 
-    def own(self, name: str, identity: Identity, known: Mapping[str, bytes]) -> Own:
-        """What the party of this name brings, and nothing of anybody else's."""
-        data = self.data
-        tables = {table.name: table for table in data.tables}
-        labelled: dict[str, Any] = {}
-        if name == data.active.name:
-            labelled = {
-                "train_rows": data.train_rows, "test_rows": data.test_rows, "classes": data.classes
-            }  # fmt: skip
-        return Own(
-            config=self.config,
-            name=name,
-            active=data.active.name,
-            passives=tuple(table.name for table in data.passives),
-            seed=self.config.seed,
-            noise_key=self.noise_keys.get(name) or fresh_key(),
-            identity=identity,
-            known=known,
-            table=tables.get(name),
-            logs=self.logs,
-            **labelled,
+    def keep(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
+        """Save what this party is before `step`, with more tensors and notes of its own."""
+        if self.own.brought.keeper is None:
+            return
+        role = self.role
+        state = PartyState(
+            step=step,
+            rows=self.rows,
+            tensors={**role.tensors(), **tensors},
+            ledgers={name: ledger.state_dict() for name, ledger in role.ledgers.items()},
+            notes=notes,
         )
+        self.own.brought.keeper.save(state)
+
+    def end(self) -> None:
+        """Note that this party's part is over."""
+        if self.own.brought.keeper is not None:
+            self.own.brought.keeper.ended(self.contract, self.role)
 
 
-class Session:
-    """All parties of one session, set up and ready to train.
-
-    Args:
-        method: what they play.
-        start: what they begin with.
-
-    Attributes:
-        contract: of this session; signatures: of it, by party.
-        transcript: the experimenter's record of what is sent.
-        network: drives the scripts.
-        alignment: by party with rows, positions in its own table, -1 where it has none; empty
-            where nothing is aligned.
-        learner: the active's role; helpers: the others', by name.
+async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple[Entered, Learner]:
+    """The active's script up to the first step: agree, align, set up, and stand where it goes on.
 
     Raises:
-        ConfigError, DataError, ModelError: settings, tables or networks that do not fit.
+        ConfigError, DataError, ModelError: settings, table or networks that do not fit.
         CheckpointError: the active refused more sums of this run than it may go on after.
         IntersectionTooSmallError: fewer common IDs than agreed.
     """
-
-    def __init__(self, method: Method, start: Start) -> None:
-        self.headline, self._method, self._start = method.headline, method, start
-        active = start.data.active.name
-        names = tuple(table.name for table in start.data.passives)
-        roles = roles_of(method, start.config, active, names)
-        self.transcript = Transcript(start.config.transcript)
-        self.network = InMemory(roles, self.transcript.record)
-        self.alignment: dict[str, Tensor] = dict(start.alignment or {})
-        self.helpers: dict[str, Helper] = {}
-        self._saved: dict[str, dict[str, Tensor]] = {}
-        identities = {name: start.identities.get(name) or fresh_identity() for name in roles}
-        known = {name: identity.public for name, identity in identities.items()}
-        for name, role in roles.items():
-            if role != "active":
-                own = start.own(name, identities[name], known)
-                self.network.begin(name, self._take_part(own, role))
-        self.learner: Learner = self.network.complete(
-            active, self._set_up(start.own(active, identities[active], known))
-        )
-
-    async def _set_up(self, own: Own) -> Learner:
-        """The active's script up to the first step."""
-        active, links = own.name, self.network.links[own.name]
-        agreement = await enter(own, links, self._method, session=self._start.session)
-        self.contract = contract = agreement.contract
-        self.signatures = agreement.signatures
-        helpers = [*contract.passives, *contract.names("aggregator")]
-        if contract.passives and active not in self.alignment:
-            rows = await align_as_active(own, links, contract.session)
-            self.alignment[active] = rows
-            await meet_all(links, helpers)
-        rows = self.alignment.get(active, torch.empty(0, dtype=torch.int64))
-        learner = self._method.learner(own, contract, rows)
-        await learner.set_up(links)
+    agreement = await enter(own, links, method, session=session)
+    contract = agreement.contract
+    helpers = [*contract.passives, *contract.names("aggregator")]
+    state, rows = _standing(own, contract)
+    if contract.passives and rows is None:
+        rows = await align_as_active(own, links, contract.session)
         await meet_all(links, helpers)
-        return learner
+    rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
+    learner = method.learner(own, contract, rows)
+    await learner.set_up(links)
+    await meet_all(links, helpers)
+    entered = Entered(
+        own=own, contract=contract, signatures=agreement.signatures, rows=rows, role=learner
+    )
+    _restore(learner, state)
+    return entered, learner
 
-    async def _take_part(self, own: Own, role: PartyRole) -> None:
-        """The whole script of a party that helps."""
-        name, links, aligned = own.name, self.network.links[own.name], own.active in self.alignment
-        contract = (await enter(own, links, self._method)).contract
-        if role == "dealer":
-            if not aligned:
-                await deal(own, links, contract.session)
-            return
-        if role == "passive" and not aligned:
-            self.alignment[name] = await align_as_passive(own, links, contract.session)
-        if not aligned:
-            await meet(links, own.active)
-        if role == "aggregator":
-            helper = self._method.aggregator(own, contract)
-        else:
-            helper = self._method.passive(own, contract, self.alignment[name])
-        self.helpers[name] = helper
-        await helper.set_up(links)
+
+async def assist(
+    own: Own,
+    links: Links,
+    method: Method,
+    role: PartyRole,
+    *,
+    entered: Callable[[Entered], None] = lambda entered: None,
+) -> None:
+    """The whole script of a party that helps, until the active ends it.
+
+    Args:
+        own: what the party brings.
+        links: its own.
+        method: that is played.
+        role: what it plays.
+        entered: told when it is set up.
+
+    Raises: as `lead`.
+    """
+    agreement = await enter(own, links, method)
+    contract = agreement.contract
+    state, rows = _standing(own, contract)
+    if role == "dealer":
+        if rows is None:
+            await deal(own, links, contract.session)
+        return
+    if rows is None:
+        rows = torch.empty(0, dtype=torch.int64)
+        if role == "passive":
+            rows = await align_as_passive(own, links, contract.session)
         await meet(links, own.active)
-        await helper.help(links, lambda step: self._save(helper))
+    if role == "aggregator":
+        helper = method.aggregator(own, contract)
+    else:
+        helper = method.passive(own, contract, rows)
+    here = Entered(
+        own=own, contract=contract, signatures=agreement.signatures, rows=rows, role=helper
+    )
+    await helper.set_up(links)
+    _restore(helper, state)
+    here.keep(contract.from_step or 0, tensors={})  # before the active, who saves once all are here
+    await meet(links, own.active)
+    entered(here)
+    await helper.help(links, lambda step: here.keep(step, tensors={}))
+    here.end()
 
-    def _save(self, helper: Helper) -> None:
-        """Keep what a party is now; it trains on in its own tensors."""
-        self._saved[helper.name] = {key: one.clone() for key, one in helper.tensors().items()}
+
+def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor | None]:
+    """What this party goes on from, and the rows it knows by position; None: it intersects now.
+
+    Raises:
+        CheckpointError: the session goes on where this party cannot.
+    """
+    step, keeper = contract.from_step, own.brought.keeper
+    if step is None:
+        return None, own.aligned
+    if own.data is None:
+        return None, torch.empty(0, dtype=torch.int64)  # it holds nothing of a step
+    state = keeper.latest(until=step) if keeper else None
+    # Who fell silent and is back has an older one, where the run went on without it.
+    if state is None or (state.step != step and contract.when_a_party_leaves == "abort"):
+        held = f"step {state.step}" if state else "no step before it"
+        raise CheckpointError(
+            f"{own.name}: {contract.active} goes on from step {step}, and the folder of {own.name} "
+            f"holds {held}; put its checkpoint back, or begin a new run"
+        )
+    return state, state.rows
+
+
+def _restore(role: Role, state: PartyState | None) -> None:
+    """Make a role that is set up what it was before the step of this state."""
+    if state is None:
+        return
+    role.load_tensors(state.tensors, next_step=state.step)
+    for name, ledger in role.ledgers.items():
+        ledger.load_state_dict(dict(state.ledgers[name]))
+
+
+class Session:
+    """What can be read of a session by whoever plays the active, and perhaps others.
+
+    Args:
+        entered: of the active, set up.
+        learner: the active's role.
+        links: the active's.
+        transcript: of what the parties sent that are played here.
+
+    Attributes:
+        contract: of this session; signatures: of it, by party.
+        alignment: by party that is played here and has rows, positions in its own table, -1 where
+            it has none; empty where nothing is aligned.
+        helpers: the other roles that are played here, by name.
+    """
+
+    def __init__(
+        self, entered: Entered, learner: Learner, links: Links, transcript: Transcript
+    ) -> None:
+        self.entered, self.learner, self.links = entered, learner, links
+        self.transcript, self.headline = transcript, ""
+        self.contract, self.signatures = entered.contract, entered.signatures
+        self.helpers: dict[str, Helper] = {}
+        self.alignment: dict[str, Tensor] = {}
+        if entered.contract.passives:
+            self.alignment[learner.name] = entered.rows
 
     @property
     def active(self) -> str:
@@ -173,35 +240,13 @@ class Session:
     @property
     def present(self) -> list[str]:
         """The parties that help and have not fallen silent."""
-        return [name for name in self.helpers if name not in self.learner.left]
-
-    def play(self, script: Script[T]) -> T:
-        """Play a script of the active to its end, and the others as far as they get meanwhile."""
-        return self.network.complete(self.active, script)
-
-    def step(self, step: int, rows_B: Tensor) -> float:
-        """Play one training step of all parties; return the task loss."""
-        return self.play_step(step, self.learner.step(self.links, step, rows_B))
-
-    def play_step(self, step: int, script: Script[T]) -> T:
-        """Play a script of the active as this step; keep the sum that it opens."""
-        result = self.play(script)
-        self.keep_opened(step)
-        return result
+        helping = (*self.contract.passives, *self.contract.names("aggregator"))
+        return [name for name in helping if name not in self.learner.left]
 
     def keep_opened(self, step: int) -> None:
         """Record what the active decoded in this step, where it did."""
         if self.learner.opened is not None:
             self.transcript.keep_opened(step, self.learner.opened)
-
-    def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
-        """Test accuracy by inference variant; see `Learner`."""
-        return self.play(self.learner.evaluate(self.links, next_step=next_step, final=final))
-
-    @property
-    def links(self) -> Links:
-        """The active's."""
-        return self.network.links[self.active]
 
     @property
     def ledgers(self) -> dict[str, PrivacyLedger]:
@@ -233,12 +278,8 @@ class Session:
         return {name: network for name, network in sent.items() if network is not None}
 
     def tensors(self) -> PartyTensors:
-        """State of all parties that hold any, each as it saved it last, or as it is."""
-        return {
-            role.name: self._saved.get(role.name) or role.tensors()
-            for role in self._parts()
-            if role.name != AGGREGATOR
-        }
+        """State of all parties that are played here and hold any."""
+        return {role.name: role.tensors() for role in self._parts() if role.name != AGGREGATOR}
 
     def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
         """Restore what `tensors` returned before step `next_step`."""
@@ -248,6 +289,103 @@ class Session:
 
     def _parts(self) -> tuple[Learner | Helper, ...]:
         return (self.learner, *self.helpers.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a simulation begins with.
+
+    Attributes:
+        config, data: of the run.
+        brought: by party, what it brings of its own; fresh secrets for those without.
+        session: unique; names this session in every message.
+        alignment: by party, from an earlier session of the run; None: intersect now.
+    """
+
+    config: RunSettings
+    data: VerticalData
+    brought: Mapping[str, Brought] = field(default_factory=dict)
+    session: str = field(default_factory=new_session)
+    alignment: Mapping[str, Tensor] | None = None
+
+    def own(self, name: str, brought: Brought, known: Mapping[str, bytes]) -> Own:
+        """What the party of this name brings, and nothing of anybody else's."""
+        aligned = None
+        if self.alignment is not None:
+            aligned = self.alignment.get(name, torch.empty(0, dtype=torch.int64))
+        return Own(
+            config=self.config,
+            name=name,
+            active=self.data.active.name,
+            passives=tuple(table.name for table in self.data.passives),
+            brought=brought,
+            known=known,
+            data=self.data.own(name),
+            aligned=aligned,
+        )
+
+
+class Simulation(Session):
+    """All parties of one session in this process, set up and ready to train.
+
+    Args:
+        method: what they play.
+        start: what they begin with.
+
+    Attributes:
+        network: drives the scripts.
+
+    Raises: as `lead`.
+    """
+
+    def __init__(self, method: Method, start: Start) -> None:
+        data, config = start.data, start.config
+        active, passives = data.active.name, tuple(table.name for table in data.passives)
+        roles = roles_of(method, config, active, passives)
+        transcript = Transcript(config.transcript)
+        self.network = InMemory(roles, transcript.record)
+        brought = {name: start.brought.get(name) or freshly_brought(config, name) for name in roles}
+        known = {name: one.identity.public for name, one in brought.items()}
+        helping: dict[str, Entered] = {}
+        for name, role in roles.items():
+            if role != "active":
+                own, links = start.own(name, brought[name], known), self.network.links[name]
+                script = assist(own, links, method, role, entered=_register(helping))
+                self.network.begin(name, script)
+        own = start.own(active, brought[active], known)
+        links = self.network.links[active]
+        entered, learner = self.network.complete(
+            active, lead(own, links, method, session=start.session)
+        )
+        super().__init__(entered, learner, links, transcript)
+        self.headline = method.headline
+        for name, one in helping.items():
+            assert isinstance(one.role, Helper)
+            self.helpers[name] = one.role
+            if name in passives:
+                self.alignment[name] = one.rows
+
+    def play(self, script: Script[T]) -> T:
+        """Play a script of the active to its end, and the others as far as they get meanwhile."""
+        return self.network.complete(self.active, script)
+
+    def step(self, step: int, rows_B: Tensor) -> float:
+        """Play one training step of all parties; return the task loss."""
+        return self.play_step(step, self.learner.step(self.links, step, rows_B))
+
+    def play_step(self, step: int, script: Script[T]) -> T:
+        """Play a script of the active as this step; keep the sum that it opens."""
+        result = self.play(script)
+        self.keep_opened(step)
+        return result
+
+    def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
+        """Test accuracy by inference variant; see `Learner`."""
+        return self.play(self.learner.evaluate(self.links, next_step=next_step, final=final))
+
+
+def _register(helping: dict[str, Entered]) -> Callable[[Entered], None]:
+    return lambda entered: helping.update({entered.own.name: entered})
 
 
 def roles_of(
@@ -266,7 +404,7 @@ def roles_of(
 
 async def enter(own: Own, links: Links, method: Method, *, session: str | None = None) -> Agreement:
     """Agree on the contract of a session, which the active names; see `agree`."""
-    return await agree(
+    agreement = await agree(
         links,
         identity=own.identity,
         known=own.known,
@@ -275,10 +413,22 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
         greeting=lambda run_key: Greeting(
             identity=own.identity.public,
             run_key=run_key.public,
-            offer=method.offer(own) if own.table is not None else None,
+            offer=method.offer(own) if own.data is not None else None,
+            from_step=_from_step(own),
         ),
         draw=lambda name, greetings: _draw(own, method, name, greetings),
     )
+    if own.brought.keeper is not None:
+        own.brought.keeper.agreed(agreement.contract, agreement.signatures)
+    return agreement
+
+
+def _from_step(own: Own) -> int | None:
+    """Where the active would go on; it alone says so."""
+    if own.name != own.active or own.brought.keeper is None:
+        return None
+    state = own.brought.keeper.latest()
+    return state.step if state else None
 
 
 def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeting]) -> Contract:
@@ -314,6 +464,7 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
         batch_size=config.train.batch_size,
         spare_answers=config.rules.spare_answers,
         when_a_party_leaves=_when_a_party_leaves(agreed),
+        from_step=greetings[own.active].from_step,
     )
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protocols.randomness import fresh_key
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import Flow, Links, TranscriptSettings
-from secure_apfed.methods import METHODS, Learner, Session, Start
+from secure_apfed.methods import METHODS, Learner, Simulation, Start
 from secure_apfed.privacy import PrivacyLedger
 
 __all__ = ["STEPS", "Rehearsal", "rehearse"]
@@ -62,8 +61,7 @@ def rehearse(config: Config, like: VerticalData, *, batch: int, aligned: float) 
         }
     )
     data = _random_data(like, batch * STEPS, aligned)
-    keys = {table.name: fresh_key() for table in data.tables}
-    session = Session(METHODS[config.method], Start(config=quiet, data=data, noise_keys=keys))
+    session = Simulation(METHODS[config.method], Start(config=quiet, data=data))
     setup = session.transcript.flows
     course = _Course(batch)
     session.play(session.learner.learn(session.links, course))

@@ -1,9 +1,15 @@
 """A run from configuration to folder: session, checkpoints, model, recording."""
 
+from collections.abc import Callable
+from pathlib import Path
+
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Progress, RunResult
+from secure_apfed.runs.party_folder import resumable
 from secure_apfed.runs.recording import Recording, load_recording
-from secure_apfed.runs.session import run
+from secure_apfed.runs.session import run_in_memory
 from secure_apfed.runs.solo import SoloModel, load_model
 
 __all__ = [
@@ -14,5 +20,33 @@ __all__ = [
     "SoloModel",
     "load_model",
     "load_recording",
+    "resumable",
     "run",
 ]
+
+
+def run(
+    config: Config,
+    folder: Path | None,
+    *,
+    data: VerticalData | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> RunResult:
+    """Train, evaluate and write one run.
+
+    Args:
+        config: of the run.
+        folder: of the run; made where missing. None: write nothing.
+        data: of the run, where it is loaded already.
+        resume: go on from the checkpoints in `folder`.
+        on_progress: called after every step, and again after an evaluation.
+
+    Raises:
+        ConfigError, DataError, ModelError: what does not fit, before anything is sent.
+        CheckpointError: nothing to resume, the folder holds a run already, or the active refused
+            more sums of it than `rules.refused_sums`.
+        BudgetExhaustedError: the privacy budget is spent; the checkpoints stay.
+        ProtocolError: a party broke the protocol; the run stops for all.
+    """
+    return run_in_memory(config, folder, data=data, resume=resume, on_progress=on_progress)

@@ -1,14 +1,16 @@
-"""Checkpoints: all that a run needs to go on as if nothing had happened, at an epoch's end.
+"""Checkpoints: all that one party needs to go on as if nothing had happened, at an epoch's end.
 
-Holds private state of all simulated parties (models, momenta, noise keys), so the file is
-readable by its owner only. Random generators need no state (see `secure_apfed.seeds`);
-keys of links and sums are not kept: a resumed run is a new session under a new contract.
+Run by: each party in its own folder; nobody's checkpoint holds anything of another's. It has
+private state (model, momenta, noise key, seed), so its owner alone reads it. Random generators need
+no state (see `secure_apfed.seeds`); keys of links and sums are not kept: a resumed run is a new
+session under a new contract. The active saves last, so whatever its newest checkpoint is, the
+others hold one of the same step; they keep the one before, too.
 Layout: msgpack, tensors as safetensors inside, and a SHA-256 of it all at the end.
 """
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,114 +20,174 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from secure_apfed.config import Config
-from secure_apfed.data import PartyTable, VerticalData
+from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.methods import PartyTensors
+from secure_apfed.methods import Brought, PartyState
 from secure_apfed.runs.folder import read_sealed, write_sealed
 
-__all__ = ["Checkpoint", "config_digest", "load_tensors", "save_tensors", "table_digests"]
+__all__ = [
+    "Checkpoints",
+    "Steps",
+    "config_digest",
+    "load_tensors",
+    "save_tensors",
+    "table_digest",
+]
 
-_VERSION = 3
+_VERSION = 4
+_KEPT = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """State after a whole number of epochs.
+class Steps:
+    """The newest files of one kind in a folder, one a step: `checkpoint-12.bin`."""
 
-    Attributes:
-        config: digest of the run's configuration; another one is refused.
-        tables: by party, digest of who stands in which row; others are refused.
-        epoch, step: the next ones.
-        noise_keys: by party; secrets.
-        parties: tensors by party; alignment: positions by party.
-        ledgers: state by party; transcript: its state.
-        seconds: of training so far; contracts: digests (hex) of the sessions so far.
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._folder, self._kind = folder, kind
+
+    def found(self) -> list[int]:
+        """Steps of which there is a file, ascending."""
+        steps = [path.stem.removeprefix(f"{self._kind}-") for path in self._paths()]
+        return sorted(int(step) for step in steps if step.isdecimal())
+
+    def path(self, step: int) -> Path:
+        """Of the file of this step."""
+        return self._folder / f"{self._kind}-{step}.bin"
+
+    def read(self, step: int) -> bytes:
+        """What `write` wrote; see `read_sealed`."""
+        return read_sealed(self.path(step))
+
+    def write(self, step: int, content: bytes) -> None:
+        """Write this step's in one move; then let go of all but the newest two, and of later ones.
+
+        Later ones are of a session that was broken off and is played again.
+        """
+        write_sealed(self.path(step), content)
+        found = self.found()
+        for old in found:
+            if old > step or old in found[: found.index(step) + 1 - _KEPT]:
+                self.path(old).unlink()
+
+    def clear(self) -> None:
+        """Remove all of them."""
+        for path in self._paths():
+            path.unlink()
+
+    def _paths(self) -> list[Path]:
+        return list(self._folder.glob(f"{self._kind}-*.bin"))
+
+
+class Checkpoints:
+    """One party's checkpoints, with its secrets.
+
+    Args:
+        steps: its files.
+        name: of the party; config, data: of the run, its own.
     """
 
-    config: str
-    tables: Mapping[str, str]
-    epoch: int
-    step: int
-    noise_keys: Mapping[str, bytes] = field(repr=False)
-    parties: PartyTensors = field(repr=False)
-    alignment: Mapping[str, Tensor] = field(repr=False)
-    ledgers: Mapping[str, Any] = field(repr=False)
-    transcript: Mapping[str, Any] = field(repr=False)
-    seconds: float
-    contracts: tuple[str, ...]
+    def __init__(self, steps: Steps, name: str, config: Config, data: OwnData) -> None:
+        self.steps = steps
+        self._name, self._config, self._data = name, config, data
+        self._secrets: tuple[bytes, int] | None = None
 
-    def write(self, path: Path) -> None:
-        """Replace the checkpoint at `path` in one step."""
-        content = {
-            "version": _VERSION,
-            **{name: getattr(self, name) for name in ("config", "epoch", "step", "seconds")},
-            "tables": dict(self.tables),
-            "noise_keys": dict(self.noise_keys),
-            "parties": {name: save_tensors(tensors) for name, tensors in self.parties.items()},
-            "alignment": save_tensors(self.alignment),
-            "ledgers": dict(self.ledgers),
-            "transcript": dict(self.transcript),
-            "contracts": list(self.contracts),
-        }
-        write_sealed(path, msgpack.packb(content))
+    def secrets(self, fresh: Brought) -> Brought:
+        """The same with the secrets of the newest checkpoint, where there is one.
 
-    @classmethod
-    def read(cls, path: Path, config: Config) -> "Checkpoint":
-        """Read the checkpoint of a run with this configuration.
+        Raises: as `latest`.
+        """
+        content = self._content(None)
+        if content:
+            fresh = replace(fresh, noise_key=content["noise_key"], seed=content["seed"])
+        self._secrets = fresh.noise_key, fresh.seed
+        return fresh
+
+    def latest(self, until: int | None = None) -> PartyState | None:
+        """The newest state, or the newest that is not after this step; None: there is none.
 
         Raises:
-            CheckpointError: missing, truncated, altered, or of another run or version.
+            CheckpointError: truncated, altered, or of another run, table or version.
         """
+        content = self._content(until)
+        if content is None:
+            return None
+        return PartyState(
+            step=content["step"],
+            rows=content["rows"],
+            tensors=content["tensors"],
+            ledgers=content["ledgers"],
+            notes=content["notes"],
+        )
+
+    def save(self, state: PartyState) -> None:
+        """Keep this state beside the party's secrets."""
+        assert self._secrets is not None
+        noise_key, seed = self._secrets
+        content = {
+            "version": _VERSION,
+            "config": config_digest(self._config),
+            "table": table_digest(self._data),
+            "noise_key": noise_key,
+            "seed": seed,
+            "step": state.step,
+            "rows": save_tensors({"rows": state.rows}),
+            "tensors": save_tensors(state.tensors),
+            "ledgers": {name: save_tensors(one) for name, one in state.ledgers.items()},
+            "notes": dict(state.notes),
+        }
+        self.steps.write(state.step, msgpack.packb(content))
+
+    def _content(self, until: int | None) -> dict[str, Any] | None:
+        """The newest file that is not after this step, read; None where there is none."""
+        found = [step for step in self.steps.found() if until is None or step <= until]
+        if not found:
+            return None
+        path = self.steps.path(found[-1])
         try:
             content = msgpack.unpackb(read_sealed(path), strict_map_key=False)
-            if content.pop("version") != _VERSION:
+            if content["version"] != _VERSION:
                 raise CheckpointError(f"{path} was written by another version of this library")
-            content["parties"] = {
-                name: load_tensors(body) for name, body in content["parties"].items()
-            }
-            content["alignment"] = load_tensors(content["alignment"])
-            content["contracts"] = tuple(content["contracts"])
-            checkpoint = cls(**content)
+            content["rows"] = load_tensors(content["rows"])["rows"]
+            content["tensors"] = load_tensors(content["tensors"])
+            content["ledgers"] = {name: load(one) for name, one in content["ledgers"].items()}
+            digests = content["config"], content["table"]
+            for name in ("noise_key", "seed", "step", "notes"):
+                content[name]
         except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path} is not a checkpoint of a run: {error}") from error
-        if checkpoint.config != config_digest(config):
-            raise CheckpointError(
-                f"{path} belongs to a run with another configuration; resume with the "
-                "config.yaml that lies beside it"
-            )
-        return checkpoint
+        self._check(path, *digests)
+        checked: dict[str, Any] = content
+        return checked
 
-    def check_tables(self, data: VerticalData) -> None:
-        """Refuse to go on with other people, or the same in other places.
+    def _check(self, path: Path, config: str, table: str) -> None:
+        """Refuse to go on with other settings, or with other people, or the same elsewhere.
 
         Alignment, ledgers and frozen rows speak of positions: in another table they would be
         of other people, whose releases nobody would have counted.
-
-        Raises:
-            CheckpointError: names the party.
         """
-        for name, digest in table_digests(data).items():
-            if self.tables.get(name) != digest:
-                raise CheckpointError(
-                    f"the table of {name} is not the one that the run began with: its IDs, their "
-                    "order, its labels or the split into training and test rows are others, and "
-                    "the run counts by positions; put the table back, or begin a new run"
-                )
+        if config != config_digest(self._config):
+            raise CheckpointError(
+                f"{path} belongs to a run with another configuration; resume with the "
+                "config.yaml of that run"
+            )
+        if table != table_digest(self._data):
+            raise CheckpointError(
+                f"the table of {self._name} is not the one that the run began with: its IDs, their "
+                "order, its labels or the split into training and test rows are others, and "
+                "the run counts by positions; put the table back, or begin a new run"
+            )
 
 
-def table_digests(data: VerticalData) -> dict[str, str]:
-    """SHA-256 (hex) by party of its IDs in order and, at the active, of labels and split.
+def table_digest(data: OwnData) -> str:
+    """SHA-256 (hex) of a party's IDs in order and, at the active, of labels and split.
 
     Features are left out: they may differ in the last bits on another machine, and steps that
     are played again with others are charged again.
     """
-    split = save_tensors({"train": data.train_rows, "test": data.test_rows})
-    return {table.name: _digest_of(table, split) for table in data.tables}
-
-
-def _digest_of(table: PartyTable, split: bytes) -> str:
-    labels = [] if table.labels is None else [table.labels.numpy().astype("<i8").tobytes(), split]
-    return hashlib.sha256(msgpack.packb([table.ids, *labels])).hexdigest()
+    labels: list[bytes] = []
+    if data.table.labels is not None:
+        split = save_tensors({"train": data.train_rows, "test": data.test_rows})
+        labels = [data.table.labels.numpy().astype("<i8").tobytes(), split]
+    return hashlib.sha256(msgpack.packb([data.table.ids, *labels])).hexdigest()
 
 
 def config_digest(config: Config) -> str:

@@ -16,23 +16,29 @@ from typing import Any
 
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
+from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import open_plain, read_bytes, read_text
+from secure_apfed.names import own_file
 from secure_apfed.plain_json import to_json
 from secure_apfed.regular_file import open_regular
 
 __all__ = [
     "RunFolder",
+    "logs_in",
     "make_private",
     "no_checkpoint",
     "own_subfolder",
     "read_sealed",
+    "readable",
+    "signed",
     "write_atomically",
     "write_sealed",
 ]
 
 _DIGEST_BYTES = 32
-_OURS = ("config.yaml", "result.json", "study.yaml")  # of a run, or of a study of runs
+# Of a run, of a study of runs, of a party.
+_OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem")
 
 
 class RunFolder:
@@ -55,12 +61,15 @@ class RunFolder:
         self.result = path / "result.json"
         self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"
-        self.lock = path / ".lock"
-        self.checkpoint = path / "checkpoint.bin"
+        self.parties = path / "parties"
+
+    def party(self, name: str) -> Path:
+        """The folder of one party, where all parties' lie below this one."""
+        return own_file(self.parties, name)
 
     def write_json(self, path: Path, content: Any) -> None:
         """Write JSON that people can read."""
-        write_atomically(path, _readable(content))
+        write_atomically(path, readable(content))
 
     def load_config(self) -> Config:
         """Read the configuration.
@@ -73,8 +82,8 @@ class RunFolder:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Note digests of what the run wrote, then write `result.json`: the run is finished."""
-        content = _readable(result)
-        noted = {file.name: _digest(file) for file in self._written() if file.exists()}
+        content = readable(result)
+        noted = {self._name(file): _digest(file) for file in self._written() if file.exists()}
         noted[self.result.name] = hashlib.sha256(content).hexdigest()
         lines = [f"{digest}  {name}\n" for name, digest in noted.items()]
         write_atomically(self.digests, "".join(lines).encode())
@@ -92,19 +101,22 @@ class RunFolder:
             return
         try:
             lines = read_text(self.digests).splitlines()
-            noted = {_plain(name): digest for digest, name in (line.split("  ") for line in lines)}
+            noted = {_inside(name): digest for digest, name in (line.split("  ") for line in lines)}
         except ValueError:
             raise CheckpointError(
                 f"{self.digests} holds other lines than sha256sum writes; restore it "
                 "from a copy, or remove it to go on without this check"
             ) from None
-        for name in (file.name for file in files) if files else noted:
+        for name in map(self._name, files) if files else noted:
             if name in noted and _digest(self.path / name) != noted[name]:
                 raise CheckpointError(
                     f"{self.path / name} is not as the run left it: its SHA-256 is not the one in "
                     f"{self.digests.name}; restore it from a copy, or, if you changed it on "
                     f"purpose, put the output of `sha256sum {name}` there"
                 )
+
+    def _name(self, file: Path) -> str:
+        return file.relative_to(self.path).as_posix()
 
     def _written(self) -> tuple[Path, ...]:
         """What a run writes before its result, where it writes it at all."""
@@ -114,9 +126,9 @@ class RunFolder:
         )  # fmt: skip
 
     def logs(self) -> tuple[Path, ...]:
-        """Ledgers, counts of what passives answered, refused sums, digests of label answers."""
-        kinds = ("ledger-*.jsonl", "answers-*.jsonl", "refused-*.jsonl", "labels-*.log")
-        return tuple(log for kind in kinds for log in sorted(self.path.glob(kind)))
+        """The logs of all parties whose folders lie here, or of the one whose folder this is."""
+        below = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
+        return tuple(log for folder in (self.path, *below) for log in logs_in(folder))
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to the metrics."""
@@ -145,7 +157,8 @@ class RunFolder:
         write_atomically(self.metrics, b"".join(lines))
 
 
-def _readable(content: Any) -> bytes:
+def readable(content: Any) -> bytes:
+    """JSON that people can read."""
     return to_json(content, indent=2).encode() + b"\n"
 
 
@@ -155,11 +168,29 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _plain(name: str) -> str:
-    """The name of a file in the folder; ValueError for a path that leads elsewhere."""
-    if name in ("", ".", "..") or name != Path(name).name or "\x00" in name:
+def _inside(name: str) -> str:
+    """The name of a file in the folder or in a party's; ValueError for a path that leads out."""
+    *above, file = name.split("/")
+    if (above and (len(above) != 2 or above[0] != "parties")) or "\x00" in name:
+        raise ValueError("no name of a file")
+    if any(part in ("", ".", "..") for part in (*above, file)):
         raise ValueError("no name of a file")
     return name
+
+
+def logs_in(folder: Path) -> tuple[Path, ...]:
+    """Ledgers, counts of what passives answered, refused sums, digests of label answers."""
+    kinds = ("ledger-*.jsonl", "answers-*.jsonl", "refused-*.jsonl", "labels-*.log")
+    return tuple(log for kind in kinds for log in sorted(folder.glob(kind)))
+
+
+def signed(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any]:
+    """A contract and who signed it, for JSON."""
+    return {
+        "document": contract.model_dump(mode="json"),
+        "sha256": contract.digest.hex(),
+        "signatures": {name: one.hex() for name, one in signatures.items()},
+    }
 
 
 def make_private(folder: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from secure_apfed.privacy import PrivacySpent
-from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.recording import Recording, no_recording
 
 __all__ = ["Progress", "RunResult"]
 
@@ -39,11 +39,23 @@ class RunResult:
     Attributes:
         accuracy: on the test rows, by inference variant.
         privacy: what was spent by the party that spent most.
+        recorded: what the experimenter holds, where one process played all parties.
     """
 
     method: str
     accuracy: Mapping[str, float]
     wire_bytes: int
     privacy: PrivacySpent
-    recording: Recording
     folder: Path | None
+    recorded: Recording | None = None
+
+    @property
+    def recording(self) -> Recording:
+        """What the experimenter holds.
+
+        Raises:
+            CheckpointError: nobody holds it, since each party ran in a process of its own.
+        """
+        if self.recorded is None:
+            raise no_recording(self.folder)
+        return self.recorded

@@ -19,7 +19,7 @@ from secure_apfed.runs.encoders import load_encoders
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.solo import load_model
 
-__all__ = ["Recording", "load_recording"]
+__all__ = ["Recording", "load_recording", "no_recording"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,8 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
         raise CheckpointError(f"{path} holds no finished run: {folder.result.name} is missing")
     folder.check()
     config = folder.load_config()
+    if not folder.transcript.exists():
+        raise no_recording(path)
     transcript = Transcript(config.transcript)
     try:
         transcript.load_state_dict(
@@ -85,4 +87,12 @@ def load_recording(path: Path, *, data: VerticalData | None = None) -> Recording
         transcript=transcript,
         model=load_model(path).network if folder.model.exists() else None,
         encoders=load_encoders(folder, config, data),
+    )
+
+
+def no_recording(path: Path | None) -> CheckpointError:
+    """What to raise where an experimenter's record is asked for and there is none."""
+    return CheckpointError(
+        f"{path or 'this run'} has no record of what all parties sent: each ran in a process of "
+        "its own, and none holds it; run it with --transport memory to mount attacks"
     )

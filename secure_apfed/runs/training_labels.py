@@ -1,8 +1,8 @@
 """The labels that a run trains on: what the active's label mechanism answered, and nothing else.
 
-Run by: the active, in its own process; here the session does it for all methods alike. Every
-method is opened with `data()`, in which the training labels are replaced and the test labels,
-which only measure, are not: no true training label reaches any party's code.
+Run by: the active, for all methods alike. Every role is built on `data()`, in which the training
+labels are replaced and the test labels, which only measure, are not: no true training label reaches
+a method's code.
 
 Each label is answered once. The answers lie in the active's own checkpoint, saved before
 anything is trained on them, so a resumed run finds them there and draws no others. A checkpoint
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from protocols.randomness import derive_key
 from secure_apfed.config import Config
-from secure_apfed.data import VerticalData
+from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.folder_files import read_text
 from secure_apfed.parties import ActiveNetworks, Compute
@@ -41,19 +41,22 @@ class TrainingLabels:
     """Answers for the training labels, stage by stage.
 
     Args:
-        config, data: of the run; `data` holds the true labels.
+        config: of the run; data: the active's, with the true labels.
         key: the active's noise key.
         log: file that keeps a keyed digest of each stage's answers; None keeps none.
+
+    Attributes:
+        held: the active's data, with the true labels.
 
     Raises:
         ConfigError: more stages than epochs or than training rows.
     """
 
     def __init__(
-        self, config: Config, data: VerticalData, *, key: bytes, log: Path | None = None
+        self, config: Config, data: OwnData, *, key: bytes, log: Path | None = None
     ) -> None:
         self.mechanism = make_label_mechanism(config.labels, classes=len(data.classes))
-        self._config, self._data, self._key, self._log = config, data, key, log
+        self._config, self.held, self._key, self._log = config, data, key, log
         stages, rows = self.mechanism.stages, len(data.train_rows)
         if stages > 1 and stages > min(config.train.epochs, rows):
             raise ConfigError(
@@ -85,11 +88,11 @@ class TrainingLabels:
             CheckpointError: this stage was answered before, and otherwise.
         """
         part = self._parts[self._stage]
-        rows = self._data.train_rows[part]
+        rows = self.held.train_rows[part]
         prior_NK = None if networks is None else self._prior(networks, rows)
         key = derive_key(self._key, b"labels", self._stage.to_bytes(4, "big"))
-        assert self._data.active.labels is not None
-        true_N = self._data.active.labels[rows]
+        assert self.held.table.labels is not None
+        true_N = self.held.table.labels[rows]
         answers = self.mechanism.answer(true_N, key=key, prior_NK=prior_NK)
         if self._log and not self.mechanism.unsafe:
             self._write_ahead(self._log, answers)
@@ -120,27 +123,27 @@ class TrainingLabels:
             module.eval()
         with torch.no_grad(), compute.forward(self._config.seed, "label prior"):
             scores = [
-                networks.head(networks.encoder(compute.place(self._data.active.features[some])))
+                networks.head(networks.encoder(compute.place(self.held.table.features[some])))
                 for some in rows.split(_BATCH)
             ]
         for module in modules:
             module.train()
         return torch.cat(scores).double().softmax(1).cpu()
 
-    def data(self) -> VerticalData:
-        """The run's data with the answers in place of the labels, and the answered rows only."""
+    def data(self) -> OwnData:
+        """The active's data with the answers in place of the labels, and the answered rows only."""
         if self.mechanism.unsafe:
-            return self._data
-        active, train_rows = self._data.active, self._data.train_rows
-        assert active.labels is not None
+            return self.held
+        table, train_rows = self.held.table, self.held.train_rows
+        assert table.labels is not None
         answered = self._answers_N != _OPEN
         # Labels that are not answered yet become the first class, and their rows are left out.
-        labels = torch.zeros_like(active.labels)
-        labels[self._data.test_rows] = active.labels[self._data.test_rows]
+        labels = torch.zeros_like(table.labels)
+        labels[self.held.test_rows] = table.labels[self.held.test_rows]
         labels[train_rows[answered]] = self._answers_N[answered]
         return replace(
-            self._data,
-            active=replace(active, labels=labels),
+            self.held,
+            table=replace(table, labels=labels),
             train_rows=train_rows[answered],
         )
 
@@ -164,7 +167,7 @@ class TrainingLabels:
         while sound and stage < len(self._parts) and bool(answered[self._parts[stage]].all()):
             stage += 1
         done = sum(len(part) for part in self._parts[:stage])
-        inside = (answers_N[answered] >= 0) & (answers_N[answered] < len(self._data.classes))
+        inside = (answers_N[answered] >= 0) & (answers_N[answered] < len(self.held.classes))
         if not sound or not stage or int(answered.sum()) != done or not bool(inside.all()):
             raise CheckpointError(
                 f"the checkpoint does not hold answers for {len(self._answers_N)} training "

@@ -1,8 +1,7 @@
 """Writing a run folder: configuration, contract, versions, metrics, model, transcript, result."""
 
-import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import metadata
@@ -11,24 +10,25 @@ from typing import Any, Self
 
 import msgpack
 import torch
-from filelock import FileLock, Timeout
 from torch.utils.tensorboard import SummaryWriter
 
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
+from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import Session
-from secure_apfed.regular_file import open_regular
-from secure_apfed.runs.checkpoint import save_tensors
+from secure_apfed.privacy import PrivacySpent
+from secure_apfed.runs.checkpoint import Steps, save_tensors
 from secure_apfed.runs.encoders import save_encoders
 from secure_apfed.runs.folder import (
     RunFolder,
     make_private,
     no_checkpoint,
     own_subfolder,
+    signed,
     write_atomically,
 )
-from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.party_folder import PartyFolder, only_here
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import save_model
 
@@ -78,35 +78,35 @@ class RunWriter:
             yield None
             return
         folder = RunFolder(path)
+        active = PartyFolder(folder.party(config.data.active_name))
         if resume:
-            _refuse_nothing_to_resume(folder)
+            _refuse_nothing_to_resume(folder, active)
         make_private(path)
-        with _only_here(folder):
+        with only_here(path):
             if not resume:
-                _clear(folder)
+                _clear(folder, active)
+            own_subfolder(folder.parties)
             yield cls(folder, config)
 
-    def begin(self, session: Session, contracts: tuple[str, ...], *, epoch: int) -> None:
+    def begin(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
         """Write what is known before training."""
         folder, config = self.folder, self._config
         write_atomically(folder.config, dump_config(config).encode())
-        self.agree(session, contracts)
-        folder.write_json(folder.seeds, {"seed": config.seed, "noise": config.guard.noise})
+        folder.write_json(
+            folder.contract,
+            {**signed(session.contract, session.signatures), "sessions": list(contracts)},
+        )
+        folder.write_json(
+            folder.seeds,
+            {
+                "seed": config.seed,
+                "parties": config.party_seeds,
+                "noise": config.guard.noise,
+            },
+        )
         folder.write_json(folder.versions, versions())
         folder.keep_metrics(epoch)
         self._board = SummaryWriter(str(own_subfolder(folder.tensorboard)), purge_step=epoch + 1)
-
-    def agree(self, session: Session, contracts: tuple[str, ...]) -> None:
-        """Write the contract of the session that begins."""
-        self.folder.write_json(
-            self.folder.contract,
-            {
-                "document": session.contract.model_dump(mode="json"),
-                "sha256": session.contract.digest.hex(),
-                "signatures": {name: one.hex() for name, one in session.signatures.items()},
-                "sessions": list(contracts),
-            },
-        )
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Add one epoch to the metrics and the TensorBoard file."""
@@ -118,59 +118,59 @@ class RunWriter:
                 self._board.add_scalar(name, value, record["epoch"])
 
     def finish(
-        self, session: Session, result: RunResult, *, guarantee: str, seconds: float
+        self,
+        session: Session,
+        *,
+        data: OwnData,
+        accuracy: Mapping[str, float],
+        privacy: PrivacySpent,
+        guarantee: str,
+        seconds: float,
     ) -> None:
         """Write the results; `result.json` comes last and marks the run as finished."""
-        folder, recording = self.folder, result.recording
+        folder, transcript = self.folder, session.transcript
         if self._board is not None:
             self._board.close()
-        card = self._card(session, result, guarantee)
+        card = self._card(session, data, accuracy, privacy, guarantee)
         save_model(folder, session.learner.solo(), card, self._config.model)
-        self._keep(recording)
-        folder.write_json(folder.flows, [asdict(flow) for flow in recording.transcript.flows])
-        aligned = recording.alignment.get(recording.data.active.name)
+        folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
+        aligned = session.alignment.get(session.active)
         folder.finish(
             {
                 "method": self._config.method,
-                "accuracy": dict(result.accuracy),
-                "wire_bytes": result.wire_bytes,
-                "privacy": asdict(result.privacy),
+                "accuracy": dict(accuracy),
+                "wire_bytes": transcript.wire_bytes,
+                "privacy": asdict(privacy),
                 "contributions": {
                     passive: ledger.account() for passive, ledger in session.contributions.items()
                 },
                 "seconds": seconds,
                 "aligned_rows": 0 if aligned is None else len(aligned),
-                "train_rows": len(recording.data.train_rows),
-                "test_rows": len(recording.data.test_rows),
+                "train_rows": len(data.train_rows),
+                "test_rows": len(data.test_rows),
                 "sum": dict(session.secure_sum),
                 "attendance": dict(session.attendance()),
                 "guarantee": guarantee,
             },
         )
-        # A finished run needs no checkpoint, and the noise keys in it should not outlive it.
-        folder.checkpoint.unlink()
 
-    def cross_check(self, accountants: Mapping[str, float | str]) -> None:
-        """Write what other accountants say of epsilon_x; the run is finished already."""
-        self.folder.write_json(self.folder.accountants, dict(accountants))
-
-    def _keep(self, recording: Recording) -> None:
-        """Write what only the experimenter holds, for attacks on the finished run."""
-        folder, transcript = self.folder, msgpack.packb(recording.transcript.state_dict())
-        save_encoders(folder, recording.encoders)
-        write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
-        write_atomically(folder.transcript, transcript, private=True)
-
-    def _card(self, session: Session, result: RunResult, guarantee: str) -> dict[str, Any]:
-        data, privacy = result.recording.data, result.privacy
+    def _card(
+        self,
+        session: Session,
+        data: OwnData,
+        accuracy: Mapping[str, float],
+        privacy: PrivacySpent,
+        guarantee: str,
+    ) -> dict[str, Any]:
+        """What there is to know of the model."""
         return {
             "method": self._config.method,
             "run": self._config.name,
             "dataset": self._config.data.dataset,
-            "party": data.active.name,
+            "party": data.table.name,
             "classes": list(data.classes),
-            "encoding": data.active.encoding.model_dump(mode="json"),
-            "accuracy": dict(result.accuracy),
+            "encoding": data.table.encoding.model_dump(mode="json"),
+            "accuracy": dict(accuracy),
             "guarantee": guarantee,
             "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
                         "model": privacy.epsilon_model, "delta": privacy.delta,
@@ -178,39 +178,29 @@ class RunWriter:
             "contract": session.contract.digest.hex(),
         }  # fmt: skip
 
+    def cross_check(self, accountants: Mapping[str, float | str]) -> None:
+        """Write what other accountants say of epsilon_x; the run is finished already."""
+        self.folder.write_json(self.folder.accountants, dict(accountants))
 
-@contextmanager
-def _only_here(folder: RunFolder) -> Iterator[None]:
-    """Keep other processes out of the folder.
-
-    Raises:
-        CheckpointError: another process is in it, or no regular file lies in the lock's place.
-    """
-    os.close(open_regular(folder.lock, create=True))
-    lock = FileLock(folder.lock)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise CheckpointError(
-            f"another process is running in {folder.path}; wait for it, or choose another folder"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+    def keep(self, recording: Recording) -> None:
+        """Write what only the experimenter holds, for attacks on the finished run."""
+        folder, transcript = self.folder, msgpack.packb(recording.transcript.state_dict())
+        save_encoders(folder, recording.encoders)
+        write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
+        write_atomically(folder.transcript, transcript, private=True)
 
 
-def _refuse_nothing_to_resume(folder: RunFolder) -> None:
-    if folder.checkpoint.exists():
+def _refuse_nothing_to_resume(folder: RunFolder, active: PartyFolder) -> None:
+    if active.steps.found():
         return
     if folder.result.exists():
         raise CheckpointError(f"{folder.path} holds a finished run; there is nothing to resume")
-    raise no_checkpoint(folder.checkpoint)
+    raise no_checkpoint(active.path)
 
 
-def _clear(folder: RunFolder) -> None:
-    """Make room for a new run; a run that sent anything has a checkpoint or a result."""
-    if folder.checkpoint.exists():
+def _clear(folder: RunFolder, active: PartyFolder) -> None:
+    """Make room for a new run; a run that trained has a checkpoint of the active, or a result."""
+    if active.steps.found():
         raise CheckpointError(
             f"{folder.path} holds a run already; resume it, or choose another folder"
         )
@@ -218,11 +208,6 @@ def _clear(folder: RunFolder) -> None:
         raise CheckpointError(
             f"{folder.path} holds a run already, which is finished; choose another folder"
         )
-    for log in folder.logs():
-        try:
-            log.unlink()
-        except OSError as error:
-            raise CheckpointError(
-                f"{log} lies in the place of a log and cannot be removed ({error.strerror}); "
-                "remove it, or choose another folder"
-            ) from error
+    Steps(folder.path, "recording").clear()
+    for party in folder.parties.iterdir() if folder.parties.is_dir() else ():
+        PartyFolder(party).steps.clear()  # of a start that was broken off before anything was sent

@@ -7,7 +7,7 @@ validates them.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -42,7 +42,10 @@ class RunSettings(Settings, ABC):
 
     Attributes:
         name: of the run, of its folder and its report.
-        seed: of everything reproducible (initial weights, batches, partition), never of keys.
+        seed: of everything reproducible and public (batches, partition), never of keys.
+        party_seeds: of initial weights and dropout: "secret" draws one for each party, which
+            it alone knows; "shared_for_comparison" takes `seed` for all, so that a run repeats
+            figure for figure, and whoever knows it knows everybody's initial weights.
         method: a key of `METHODS`: apfed (every passive says its objective), apfed_r and apfed_c
             (the paper's two), tvfl (joint training, joint inference) or single_view (the active
             alone).
@@ -53,6 +56,7 @@ class RunSettings(Settings, ABC):
 
     name: RunName
     seed: int = Field(0, ge=0)
+    party_seeds: Literal["secret", "shared_for_comparison"] = "secret"
     method: str
     data: DataSettings
     model: ModelSettings = ModelSettings()

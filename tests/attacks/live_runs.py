@@ -17,6 +17,7 @@ def live_config(method: str, *, views: int = 4, **changes: dict[str, Any]) -> Co
     """Digits of 240 people, in strips; a plain sum without clip. `data` changes as a whole."""
     base: dict[str, Any] = {
         "name": "live",
+        "party_seeds": "shared_for_comparison",
         "method": method,
         "data": {"dataset": "digits", "views": views, "overlap": 1.0, "limit": 240},
         "model": {"hidden": [32], "representation": 32, "projection": 64, "dropout": 0.2},

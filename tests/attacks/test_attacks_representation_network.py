@@ -12,8 +12,7 @@ from attacks.recorded import reveal_encoder
 from attacks.run import mount
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import CheckpointError
-from secure_apfed.runs import load_recording
-from secure_apfed.runs.session import run
+from secure_apfed.runs import load_recording, run
 from tests.attacks.live_runs import TWO_TABLES, live_config
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protocols.identity import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.methods import Own, Session, Start
+from secure_apfed.methods import Own, Session, Start, freshly_brought
 from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
 from secure_apfed.parties import ActiveParty, PassiveParty
 
@@ -57,6 +56,7 @@ def step_config(method: str, **changes: Any) -> Config:
     settings: dict[str, Any] = {
         "name": "test",
         "method": method,
+        "party_seeds": "shared_for_comparison",
         "data": {"dataset": "digits"},
         "model": {"network": "mlp", "hidden": [6], "representation": 4, "projection": 4},
         "train": {"precision": "float64", "learning_rate": 0.1, "device": "cpu", "batch_size": 16},
@@ -80,5 +80,5 @@ def passives_of(session: Session) -> list[PassiveParty]:
 
 def own_of(start: Start, name: str) -> Own:
     """What the party of this name brings to a session."""
-    identity = fresh_identity()
-    return start.own(name, identity, {name: identity.public})
+    brought = start.brought.get(name) or freshly_brought(start.config, name)
+    return start.own(name, brought, {name: brought.identity.public})

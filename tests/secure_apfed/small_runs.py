@@ -16,6 +16,7 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
     settings: dict[str, Any] = {
         "name": "test",
         "method": method,
+        "party_seeds": "shared_for_comparison",
         "data": {"dataset": "breast_cancer", "overlap": 0.8},
         "model": {"hidden": [8], "representation": 4, "projection": 4},
         "train": {"epochs": 4, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},

@@ -107,7 +107,7 @@ def test_an_interrupted_run_says_how_to_resume_and_then_ends_the_same(
 
     arguments = ["run", str(config_file), "--output", str(tmp_path / "r")]
     # Secret noise would differ between the two runs that are compared.
-    open_noise = ["--set", "guard={mechanism: none}"]
+    open_noise = ["--set", "guard={mechanism: none}", "--set", "party_seeds=shared_for_comparison"]
     assert execute([*arguments[:2], "--output", str(tmp_path / "whole"), *open_noise]) == 0
     with monkeypatch.context() as patch:
         patch.setattr(progress_bars, "watching", stops_in_epoch_2)

@@ -43,6 +43,7 @@ def around(classes: int = 2, size: int = 4) -> Surroundings:
 def config_of(method: str, dataset: str = "breast_cancer", **changes: object) -> Config:
     settings = {
         "name": "test",
+        "party_seeds": "shared_for_comparison",
         "method": method,
         "data": {"dataset": dataset, "overlap": 1.0},
         "model": {"hidden": [16], "representation": 8, "projection": 8},

@@ -33,6 +33,7 @@ def config(**secure_sum: Any) -> Config:
         {
             "name": "ahead",
             "method": "apfed_c",
+            "party_seeds": "shared_for_comparison",
             "data": {"dataset": "digits", "views": 4, "limit": 200},
             "model": {"hidden": [8], "representation": 8, "projection": 8},
             "train": {"epochs": 1, "batch_size": 64, "device": "cpu"},

@@ -12,7 +12,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.identity import Identity, fresh_identity, verify
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Agreement, Envelope, Greeting, InMemory, Kind, Script, agree
-from secure_apfed.methods import METHODS, Start
+from secure_apfed.methods import METHODS, Start, freshly_brought
 from tests.secure_apfed.seats import contract
 from tests.secure_apfed.single_steps import random_data, step_config
 
@@ -205,21 +205,18 @@ def test_nobody_takes_a_senders_word_for_its_own_rules(
 ) -> None:
     theirs = step_config(method)
     mine = step_config(method, **changes)
-    start = Start(
-        config=theirs, data=random_data({"passive-1": range(20), "passive-2": range(20)}),
-        noise_keys={name: bytes([at]) * 32 for at, name in enumerate(("active", "passive-1"))},
-    )  # fmt: skip
+    start = Start(config=theirs, data=random_data({"passive-1": range(20), "passive-2": range(20)}))
     sender, receiver = ("active", "passive-1") if method != "tvfl" else ("passive-1", "active")
-    identity = fresh_identity()
-    offering = start.own(sender, identity, {})
+    brought = freshly_brought(theirs, sender)
+    offering = start.own(sender, brought, {})
     offer = METHODS[method].offer(offering)
     assert offer is not None
-    other = METHODS[method].offer(start.own("passive-2", identity, {}))
+    other = METHODS[method].offer(start.own("passive-2", brought, {}))
     offers = {sender: offer, **({"passive-2": other} if other else {})}
-    judging = replace(start, config=mine).own(receiver, identity, {})
+    judging = replace(start, config=mine).own(receiver, brought, {})
     with pytest.raises(RemoteProtocolError, match=f"{sender} offers {receiver} .*{field}"):
         METHODS[method].agree(judging, offers, "s")
-    METHODS[method].agree(start.own(receiver, identity, {}), offers, "s")
+    METHODS[method].agree(start.own(receiver, brought, {}), offers, "s")
 
 
 @pytest.mark.parametrize("point", ["01" + "00" * 31, "ec" + "ff" * 30 + "7f", "00" * 32])

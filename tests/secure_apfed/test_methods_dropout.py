@@ -15,7 +15,13 @@ from protocols.sums.interface import FloatArray, IntArray, StepBinding
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, InMemory, Kind
-from secure_apfed.methods import METHODS, Session, Start, open_session
+from secure_apfed.methods import (
+    METHODS,
+    Simulation,
+    Start,
+    freshly_brought,
+    open_session,
+)
 from secure_apfed.parties import PassiveParty
 from secure_apfed.runs import RunResult, run
 from tests.secure_apfed.single_steps import active_of, passives_of
@@ -61,7 +67,7 @@ class Recorder:
         self.integers: dict[int, Any] = {}
 
     @classmethod
-    def into(cls, passive: PassiveParty, session: Session) -> "Recorder":
+    def into(cls, passive: PassiveParty, session: Simulation) -> "Recorder":
         """Put one into this passive."""
         recorder = cls(passive.contributor, fixed_point_of(session))
         passive.contributor = recorder  # type: ignore[assignment]  # is set up already
@@ -77,7 +83,7 @@ class Recorder:
         return self._inner.answer(request)
 
 
-def fixed_point_of(session: Session) -> FixedPoint:
+def fixed_point_of(session: Simulation) -> FixedPoint:
     agreed: Any = session.contract.secure_sum
     noise = agreed["noise"]
     return FixedPoint(
@@ -88,7 +94,7 @@ def fixed_point_of(session: Session) -> FixedPoint:
     )
 
 
-def recovering(passives: int, threshold: int | None) -> Session:
+def recovering(passives: int, threshold: int | None) -> Simulation:
     sums = {"scheme": "plain", "masks": "recoverable", "clip": 0.5, "threshold": threshold}
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     return open_session(config, vertical_data(passives))
@@ -137,9 +143,7 @@ def test_too_few_answers_stop_the_run(deaths: dict[str, tuple[int, Kind]]) -> No
     session = recovering(4, 3)
     deaths["passive-1"] = deaths["passive-2"] = (1, BEFORE_ANSWERING)
     session.step(0, torch.arange(16))
-    with pytest.raises(
-        RemoteProtocolError, match=r"one answer of at least 3 of .*missing: passive"
-    ):
+    with pytest.raises(RemoteProtocolError, match=r"at least 3 of .*missing: passive-1, passive-2"):
         session.step(1, torch.arange(16))
 
 
@@ -208,6 +212,7 @@ def digits(threshold: int | None, *, epochs: int = 2, limit: int | None = EPOCH 
     settings: dict[str, Any] = {
         "name": "dropout",
         "method": "apfed_c",
+        "party_seeds": "shared_for_comparison",
         "data": {"dataset": "digits", "views": 4, "limit": limit},
         "model": {"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
         "train": {"epochs": epochs, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
@@ -269,15 +274,15 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     data = vertical_data(4)
     names = [data.active.name, *(table.name for table in data.passives)]
-    keys = {name: bytes([index]) * 32 for index, name in enumerate(names)}
-    sessions: list[Session] = []
+    brought = {name: freshly_brought(config, name, logs=tmp_path) for name in names}
+    sessions: list[Simulation] = []
     opened, recorded = [], []
     for again in (False, True):
         if again and threshold == 3:
             deaths["passive-4"] = (0, BEFORE_CONTRIBUTING)
         alignment = sessions[0].alignment if again else None
-        start = Start(config=config, data=data, noise_keys=keys, logs=tmp_path, alignment=alignment)
-        session = Session(METHODS[config.method], start)
+        start = Start(config=config, data=data, brought=brought, alignment=alignment)
+        session = Simulation(METHODS[config.method], start)
         noise: Any = session.secure_sum["noise"]
         assert noise["honest"] == threshold  # a sum may lack the others'
         recorder = Recorder.into(passives_of(session)[-1], session)

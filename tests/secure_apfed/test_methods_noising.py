@@ -16,7 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods import Start, noising, open_session
+from secure_apfed.methods import Start, freshly_brought, noising, open_session
 from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
@@ -138,12 +138,11 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
     """The write-ahead log remembers what was sent, whatever checkpoint is loaded."""
     config = config_of(noise={"epsilon": 4.0})
     result = result_of(config, tmp_path)
-    agreed = result["sum"]["noise"]
+    agreed, folder = result["sum"]["noise"], tmp_path / "parties" / "passive-1"
     start = Start(
         config=config,
         data=load_data(config.data, seed=config.seed),
-        noise_keys={"passive-1": bytes(32)},
-        logs=tmp_path,
+        brought={"passive-1": freshly_brought(config, "passive-1", logs=folder)},
     )
     noise = noising.contribution_noise(
         own_of(start, "passive-1"),

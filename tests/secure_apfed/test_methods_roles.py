@@ -13,7 +13,7 @@ import torch
 import secure_apfed.methods.session as session_module
 from protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, InMemory, Kind, Links
-from secure_apfed.methods import Session, open_session
+from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.method import meet, meet_all
 from tests.secure_apfed.seats import network
@@ -52,8 +52,8 @@ class Crossing(InMemory):
 
 
 def opened(
-    method: str = "apfed_c", *, alignment_of: Session | None = None, **changes: Any
-) -> Session:
+    method: str = "apfed_c", *, alignment_of: Simulation | None = None, **changes: Any
+) -> Simulation:
     """A session of three passives; it aligns anew, and goes on with the rows of another one."""
     config, data = step_config(method, **changes), random_data(dict.fromkeys(PASSIVES, range(ROWS)))
     session = open_session(config, data)

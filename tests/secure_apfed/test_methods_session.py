@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from protocols.errors import PartyLeftError, RemoteProtocolError
+from protocols.identity import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData
 from secure_apfed.exchange import InMemory, Kind, Transcript
-from secure_apfed.methods import METHODS, Own, Session, Start, open_session
+from secure_apfed.methods import METHODS, Brought, Own, Session, Simulation, Start, open_session
 from secure_apfed.runs import RunResult, run
 from tests.secure_apfed.single_steps import ROWS, own_of, passives_of, random_data, step_config
 from tests.secure_apfed.small_runs import small_config
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWa
 BATCH = torch.arange(16)
 NAMES = ("active", "passive-1", "passive-2")
 KEYS = {name: bytes([at]) * 32 for at, name in enumerate(NAMES)}
+SEEDS = {name: 2**60 + at for at, name in enumerate(NAMES)}
 GUARD = {"mechanism": "gaussian", "sigma": 2.0}
 NOISE = {"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 0.1}}
 
@@ -33,22 +35,27 @@ def tables() -> VerticalData:
 
 
 def start_of(config: Config) -> Start:
-    return Start(config=config, data=tables(), noise_keys=KEYS)
+    brought = {
+        name: Brought(identity=fresh_identity(), noise_key=KEYS[name], seed=SEEDS[name])
+        for name in NAMES
+    }
+    return Start(config=config, data=tables(), brought=brought)
 
 
 def test_a_party_brings_its_own_and_nothing_of_another() -> None:
     start = start_of(step_config("apfed_c"))
     for name, table in zip(NAMES, start.data.tables, strict=True):
         own = own_of(start, name)
-        assert own.table is table
-        assert own.noise_key == KEYS[name]
+        assert own.rows is table
+        assert (own.noise_key, own.seed) == (KEYS[name], SEEDS[name])
         labelled = name == "active"
         assert (len(own.train_rows) + len(own.test_rows) == ROWS) is labelled
         assert (own.classes == start.data.classes) is labelled
         assert (own.rows.labels is not None) is labelled
     aggregator = own_of(start, AGGREGATOR)
-    assert aggregator.table is None
-    assert aggregator.noise_key not in start.noise_keys.values()
+    assert aggregator.data is None
+    assert aggregator.noise_key not in KEYS.values()
+    assert aggregator.seed not in SEEDS.values()
 
 
 def held_by(party: object) -> Iterator[object]:
@@ -72,7 +79,7 @@ def held_by(party: object) -> Iterator[object]:
 )  # fmt: skip
 def test_no_party_holds_what_is_anothers(method: str, changes: dict[str, Any]) -> None:
     """Neither its table nor its noise key, nor anything that would lead to them."""
-    session = Session(METHODS[method], start_of(step_config(method, guard=GUARD, **changes)))
+    session = Simulation(METHODS[method], start_of(step_config(method, guard=GUARD, **changes)))
     session.step(0, BATCH)
     for name, role in {session.active: session.learner, **session.helpers}.items():
         found = list(held_by(role))
@@ -82,10 +89,12 @@ def test_no_party_holds_what_is_anothers(method: str, changes: dict[str, Any]) -
         assert {it.name for it in found if isinstance(it, PartyTable | Own)} <= {name}
         keys = {it for it in found if isinstance(it, bytes)} & set(KEYS.values())
         assert keys <= {KEYS.get(name)}
+        seeds = {it for it in found if isinstance(it, int)} & set(SEEDS.values())
+        assert seeds == {SEEDS[name]} if name in SEEDS else not seeds
 
 
 def test_the_walk_finds_what_a_party_should_not_hold() -> None:
-    session = Session(METHODS["apfed_c"], start_of(step_config("apfed_c", guard=GUARD)))
+    session = Simulation(METHODS["apfed_c"], start_of(step_config("apfed_c", guard=GUARD)))
     party, secret = passives_of(session)[0], own_of(start_of(step_config("apfed_c")), "passive-2")
     vars(party)["_waiting"] = lambda: secret
     found = list(held_by(session.helpers["passive-1"]))

@@ -94,6 +94,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setitem(cast("dict[str, Method]", METHODS), "one_exchange", OneExchange())
     settings: dict[str, Any] = {
         "name": "toy",
+        "party_seeds": "shared_for_comparison",
         "method": "one_exchange",
         "data": {"dataset": "digits", "limit": 300},
         "model": {"network": "mlp", "hidden": [16], "representation": 8},

@@ -12,7 +12,7 @@ from protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.methods import Session, open_session
+from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.aligning import positions_of
 from secure_apfed.methods.tvfl import FILLS, TvflHelper, TvflLearner
 from secure_apfed.parties import TvflActive, TvflPassive
@@ -33,22 +33,22 @@ def config(**changes: Any) -> Config:
     return step_config("tvfl", **{"model": model, **changes})
 
 
-def opened(data: VerticalData, settings: Config | None = None) -> Session:
+def opened(data: VerticalData, settings: Config | None = None) -> Simulation:
     return open_session(settings or config(), data)
 
 
-def active_of(session: Session) -> TvflActive:
+def active_of(session: Simulation) -> TvflActive:
     assert isinstance(session.learner, TvflLearner)
     return session.learner.party
 
 
-def passives_of(session: Session) -> list[TvflPassive]:
+def passives_of(session: Simulation) -> list[TvflPassive]:
     """In the contract's order."""
     helpers = [session.helpers[name] for name in session.contract.passives]
     return [helper.party for helper in helpers if isinstance(helper, TvflHelper)]
 
 
-def state(session: Session) -> dict[str, Tensor]:
+def state(session: Simulation) -> dict[str, Tensor]:
     """What all parties have learned, without the passives' counts of their answers."""
     every = session.tensors()
     flat = {f"{p}/{key}": v for p, own in every.items() for key, v in own.items()}
@@ -58,7 +58,7 @@ def state(session: Session) -> dict[str, Tensor]:
 class Monolith:
     """All encoders and the head as one graph with one loss."""
 
-    def __init__(self, session: Session, data: VerticalData, settings: Config) -> None:
+    def __init__(self, session: Simulation, data: VerticalData, settings: Config) -> None:
         passives = [party.encoder for party in passives_of(session)]
         self.encoders = nn.ModuleList(
             copy.deepcopy([active_of(session).trainer.encoder, *passives])
@@ -257,7 +257,7 @@ def learned(party: TvflPassive) -> dict[str, Tensor]:
 
 
 def envelope_of(
-    session: Session,
+    session: Simulation,
     kind: Kind,
     payload: bytes,
     *,
@@ -371,7 +371,7 @@ def test_only_a_plain_true_asks_to_learn(learn: object) -> None:
     asked.refuses(asked.gradient(torch.ones(3, D).double(), step=4), "waits for none")
 
 
-def answers(session: Session, rows: Tensor) -> list[Envelope]:
+def answers(session: Simulation, rows: Tensor) -> list[Envelope]:
     request = active_of(session).request(rows)
     return [
         envelope_of(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.methods import Session, open_session
+from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive
 from secure_apfed.parties import PassiveParty
 from tests.secure_apfed.single_steps import ROWS as PEOPLE
@@ -19,7 +19,7 @@ ROWS = torch.arange(B)
 PASSIVES = ("passive-1", "passive-2")
 
 
-def opened(weight: float = 1.0) -> Session:
+def opened(weight: float = 1.0) -> Simulation:
     config = step_config(
         "apfed_c",
         model={"network": "mlp", "hidden": [6], "representation": D, "projection": D},
@@ -30,14 +30,14 @@ def opened(weight: float = 1.0) -> Session:
     return open_session(config, random_data(dict.fromkeys(PASSIVES, range(PEOPLE))))
 
 
-def party(session: Session, name: str = PASSIVES[0]) -> PassiveParty:
+def party(session: Simulation, name: str = PASSIVES[0]) -> PassiveParty:
     role = session.helpers[name]
     assert isinstance(role, ApfedPassive)
     return role.party
 
 
 @pytest.fixture
-def session() -> Session:
+def session() -> Simulation:
     return opened()
 
 
@@ -47,7 +47,7 @@ def honest(rows: int = B) -> Tensor:
 
 
 def written(
-    session: Session, z: Tensor, rows: Tensor = ROWS, *, to: str = PASSIVES[0], **more: Any
+    session: Simulation, z: Tensor, rows: Tensor = ROWS, *, to: str = PASSIVES[0], **more: Any
 ) -> Envelope:
     """What a malicious active writes instead of its own representations."""
     return Envelope(
@@ -73,7 +73,7 @@ LINE = torch.linspace(-2, 3, B, dtype=torch.float64)[:, None] * torch.ones(D)
     ],
 )
 def test_a_chosen_batch_is_refused_before_anything_is_computed(
-    session: Session, z: Tensor, rows: Tensor, message: str
+    session: Simulation, z: Tensor, rows: Tensor, message: str
 ) -> None:
     passive = party(session)
     before = {name: tensor.clone() for name, tensor in passive.tensors().items()}
@@ -82,19 +82,19 @@ def test_a_chosen_batch_is_refused_before_anything_is_computed(
     assert all(torch.equal(tensor, before[name]) for name, tensor in passive.tensors().items())
 
 
-def test_a_step_is_answered_once(session: Session) -> None:
+def test_a_step_is_answered_once(session: Simulation) -> None:
     party(session).contribute(written(session, honest()))
     with pytest.raises(RemoteProtocolError, match="a step is never answered twice"):
         party(session).contribute(written(session, 2 * honest()))
 
 
-def test_a_message_cannot_carry_another_lambda(session: Session) -> None:
+def test_a_message_cannot_carry_another_lambda(session: Simulation) -> None:
     with pytest.raises(RemoteProtocolError, match="expected \\['rows', 'z'\\]"):
         party(session).contribute(written(session, honest(), weight=torch.zeros(1)))
 
 
 @pytest.mark.parametrize("factor", [1.0000001, 1e3, 1e6])
-def test_an_active_that_tells_two_stories_gets_no_sum(session: Session, factor: float) -> None:
+def test_an_active_that_tells_two_stories_gets_no_sum(session: Simulation, factor: float) -> None:
     most = party(session).terms.representation.maximum_norm
     stories = dict(zip(PASSIVES, (honest() / 10, honest() / 10 * factor), strict=True))
     sent = {name: written(session, z, to=name) for name, z in stories.items()}

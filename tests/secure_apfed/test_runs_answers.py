@@ -102,7 +102,7 @@ def break_off(config: Config, folder: Path, *, times: int) -> None:
 
 def answers_in(folder: Path) -> dict[str, int]:
     """How many answers each passive has counted."""
-    logs = folder.glob("answers-*.jsonl")
+    logs = folder.glob("parties/*/answers-*.jsonl")
     return {log.name: len(log.read_bytes().splitlines()) - 1 for log in logs}
 
 
@@ -127,7 +127,7 @@ def test_an_honest_run_that_breaks_off_often_gives_the_same_answers_again(
 def test_a_log_of_answers_that_was_removed_is_missed(method: str, tmp_path: Path) -> None:
     config = bare(method, secure_sum={"scheme": "plain", "masks": "pairwise"})
     interrupted(config, tmp_path, at_step=9)
-    log = tmp_path / "answers-passive-1.jsonl"
+    log = tmp_path / "parties" / "passive-1" / "answers-passive-1.jsonl"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     log.unlink()
     with pytest.raises(CheckpointError, match=r"answers-passive-1.jsonl misses"):

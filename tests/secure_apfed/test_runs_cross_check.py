@@ -10,7 +10,7 @@ import torch
 from secure_apfed.privacy import ACCOUNTANTS, GaussianRelease, PrivacyLedger
 from secure_apfed.privacy.accountants import MAX_GRID_POINTS, GridTooLargeError
 from secure_apfed.privacy.gdp import calibrate_sigma
-from secure_apfed.runs import load_model, run
+from secure_apfed.runs import load_model, resumable, run
 from secure_apfed.runs.folder import RunFolder
 from tests.secure_apfed.small_runs import small_config
 
@@ -131,6 +131,6 @@ def test_a_process_that_ends_in_the_cross_check_leaves_the_finished_run(
     folder.check()
     load_model(folder.path)
     assert 7.9 < json.loads(folder.result.read_bytes())["privacy"]["epsilon_x"] <= 8.0
-    assert (folder.path / "ledger-active.jsonl").stat().st_size > 0
-    assert not folder.checkpoint.exists()
+    assert (folder.party("active") / "ledger-active.jsonl").stat().st_size > 0
+    assert not resumable(folder.path, small_config())
     assert not folder.accountants.exists()

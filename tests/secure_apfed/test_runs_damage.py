@@ -60,7 +60,8 @@ def test_attacks_are_mounted_on_no_altered_recording(
     noted = (finished[method] / "SHA256SUMS").read_text().splitlines()
     names = {line.split("  ")[1] for line in noted}
     kinds = ("ledger-*", "answers-*")
-    logs = {path.name for kind in kinds for path in finished[method].glob(kind)}
+    folder = finished[method]
+    logs = {path.relative_to(folder).as_posix() for kind in kinds for path in folder.rglob(kind)}
     own = {"encoders.safetensors"} if method == "tvfl" else {"model.safetensors"}
     assert names == OF_ALL | own | logs
     for name in names:

@@ -194,8 +194,14 @@ def test_only_plain_files_are_read_to_resume_a_run(kind: str, tmp_path: Path) ->
     labels = {"mechanism": "randomised_response", "epsilon": 1.0}
     config = small_config(labels=labels)
     interrupted(config, tmp_path, at_step=9)
-    for name in ("metrics.jsonl", "labels-active.log", "checkpoint.bin"):
-        path = tmp_path / name
+    party = tmp_path / "parties" / "active"
+    for path in (
+        tmp_path / "metrics.jsonl",
+        party / "labels-active.log",
+        max(party.glob("checkpoint-*.bin")),
+        party / "identity.pem",
+    ):
+        name = path.name
         whole = path.read_bytes()
         _in_place_of(path, kind)
         with pytest.raises(CheckpointError, match=f"{name}"):

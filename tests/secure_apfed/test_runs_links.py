@@ -9,9 +9,9 @@ from experiments.report import write_report
 from experiments.study import Point, finish
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.methods import Start
+from secure_apfed.methods import Start, freshly_brought
 from secure_apfed.methods.accounts import answers_log
-from secure_apfed.runs import run
+from secure_apfed.runs import RunFolder, run
 from secure_apfed.runs.folder import own_subfolder
 from tests.secure_apfed.single_steps import own_of
 from tests.secure_apfed.small_runs import interrupted, small_config
@@ -98,20 +98,27 @@ def test_the_lock_is_a_plain_file(kind: str, tmp_path: Path, elsewhere: Path) ->
     assert not (elsewhere / "absent").exists()
 
 
-@pytest.mark.parametrize("name", ["ledger-x.jsonl", "answers-passive-1.jsonl", "labels-active.log"])
+@pytest.mark.parametrize(
+    "name", ["ledger-active.jsonl", "answers-passive-1.jsonl", "labels-active.log"]
+)
 def test_a_folder_in_place_of_a_log_is_named(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "sent"
     folder.mkdir(mode=0o700)
-    (folder / name).mkdir()
+    party = folder / "parties" / name.partition(".")[0].partition("-")[2]
+    (folder / "parties").mkdir()
+    party.mkdir(mode=0o700)
+    (party / name).mkdir()
     with pytest.raises(CheckpointError, match=f"{name} lies in the place of a log"):
         run(small_config(train=ONE_EPOCH), folder)
 
 
 def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     config = small_config()
-    start = Start(
-        config=config, data=load_data(config.data, seed=0), noise_keys={}, logs=tmp_path / "run"
-    )
-    assert answers_log(own_of(start, "shop")) == tmp_path / "run" / "answers-shop.jsonl"
+    folder = tmp_path / "run"
+    brought = {name: freshly_brought(config, name, logs=folder) for name in ("shop", "../shop")}
+    start = Start(config=config, data=load_data(config.data, seed=0), brought=brought)
+    assert answers_log(own_of(start, "shop")) == folder / "answers-shop.jsonl"
     with pytest.raises(ConfigError, match="no file of"):
         answers_log(own_of(start, "../shop"))
+    with pytest.raises(ConfigError, match="no file of"):
+        RunFolder(folder).party("../shop")

@@ -36,6 +36,7 @@ def write_tables(folder: Path) -> None:
 def config_of(folder: Path, guard: dict[str, Any]) -> Config:
     settings: dict[str, Any] = {
         "name": "test",
+        "party_seeds": "shared_for_comparison",
         "method": "apfed_c",
         "data": {
             "dataset": "tables", "folder": folder, "active": "bank",

@@ -80,7 +80,7 @@ def test_a_run_goes_on_after_refused_sums_only_as_often_as_its_user_allows(tmp_p
     refused_at(12, allowing(1), folder, resume=True)
     with pytest.raises(CheckpointError, match=r"refused 2 sums of this run.*refused_sums is 1"):
         run(allowing(1), folder, resume=True)
-    noted = folder / "refused-active.jsonl"
+    noted = folder / "parties" / "active" / "refused-active.jsonl"
     assert noted.stat().st_mode & 0o777 == 0o600
     lines = [json.loads(line) for line in noted.read_text().splitlines() if line]
     assert [line["step"] for line in lines] == [9, 12]
@@ -96,7 +96,7 @@ def test_a_note_that_nobody_can_read_counts_as_a_refused_sum(
     """Torn by a kill, or damaged: it was written since a sum was refused."""
     config = small_config()
     interrupted(config, tmp_path / "run", at_step=3)
-    (tmp_path / "run" / "refused-active.jsonl").write_bytes(content)
+    (tmp_path / "run" / "parties" / "active" / "refused-active.jsonl").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"refused 1 sum "):
         run(config, tmp_path / "run", resume=True)
 
@@ -104,7 +104,7 @@ def test_a_note_that_nobody_can_read_counts_as_a_refused_sum(
 def test_an_interrupted_run_refused_nothing_and_goes_on(tmp_path: Path) -> None:
     config = small_config()
     interrupted(config, tmp_path / "run", at_step=3)
-    assert not (tmp_path / "run" / "refused-active.jsonl").exists()
+    assert not list((tmp_path / "run").rglob("refused-active.jsonl"))
     run(config, tmp_path / "run", resume=True)
 
 

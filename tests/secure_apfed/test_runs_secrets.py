@@ -34,7 +34,7 @@ def test_no_secret_of_a_session_is_written(
 
     def spy(_: object) -> None:
         secrets.update(secrets_alive())
-        written.add((folder / "checkpoint.bin").read_bytes())
+        written.update(file.read_bytes() for file in folder.rglob("checkpoint-*.bin"))
 
     with caplog.at_level(logging.NOTSET):
         run(Config.model_validate(settings), folder, on_progress=spy)

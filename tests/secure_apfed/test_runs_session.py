@@ -24,6 +24,7 @@ from secure_apfed.errors import (
     ModelError,
     NoHelpWarning,
 )
+from secure_apfed.exchange import Kind
 from secure_apfed.plain_json import to_json
 from secure_apfed.privacy import BudgetExhaustedError
 from secure_apfed.runs import RunResult, load_model, load_recording, run
@@ -90,8 +91,12 @@ def test_private_training_resumes_bit_for_bit_and_refunds_nothing(
     config = small_config(method, **PRIVATE)
     run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "run", at_step=15)
-    lines = (tmp_path / "run" / "ledger-active+updates.jsonl").read_text().splitlines()
-    assert len(lines) == 1 + 15  # charged beyond the checkpoint, which lies at step 14
+    lines = (
+        (tmp_path / "run" / "parties" / "active" / "ledger-active+updates.jsonl")
+        .read_text()
+        .splitlines()
+    )
+    assert len(lines) == 1 + 15  # charged beyond the checkpoint, which lies at step 12
     run(config, tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "whole", tmp_path / "run")
     spent = json.loads((tmp_path / "run" / "result.json").read_bytes())["privacy"]
@@ -107,13 +112,18 @@ def test_private_training_that_resumes_with_other_noise_is_charged_again(tmp_pat
     config = small_config(**PRIVATE, guard={**noise, "noise": "reproducible_insecure"})
     folder = tmp_path / "run"
     interrupted(config, folder, at_step=15)
-    ledger = folder / "ledger-active+updates.jsonl"
+    party = folder / "parties" / "active"
+    ledger, checkpoint = party / "ledger-active+updates.jsonl", party / "checkpoint-12.bin"
     before = ledger.read_bytes()
-    content = msgpack.unpackb(read_sealed(folder / "checkpoint.bin"), strict_map_key=False)
-    content["noise_keys"]["active"] = bytes(32)
+    content = msgpack.unpackb(read_sealed(checkpoint), strict_map_key=False)
+    content["noise_key"] = bytes(32)
     changed = small_config(**PRIVATE, guard=noise)
     content["config"] = config_digest(changed)
-    write_sealed(folder / "checkpoint.bin", msgpack.packb(content))
+    write_sealed(checkpoint, msgpack.packb(content))
+    for name in ("passive-1", "passive-2"):
+        other = folder / "parties" / name / "checkpoint-12.bin"
+        content = msgpack.unpackb(read_sealed(other), strict_map_key=False)
+        write_sealed(other, msgpack.packb({**content, "config": config_digest(changed)}))
     with pytest.raises(BudgetExhaustedError, match="training would cost one record epsilon"):
         run(changed, folder, resume=True)
     assert ledger.read_bytes().startswith(before)
@@ -169,7 +179,8 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
     assert card["accuracy"] == result.accuracy
     assert list((folder / "tensorboard").iterdir())
     recording = load_recording(folder)
-    assert recording.transcript.flows == result.recording.transcript.flows
+    sent = [flow for flow in result.recording.transcript.flows if flow.kind is not Kind.END]
+    assert list(recording.transcript.flows) == sent  # the end follows the result
     assert set(recording.transcript.kept) == {0, 3}
     epsilon = json.loads((folder / "result.json").read_bytes())["privacy"]
     assert 7.9 < epsilon["epsilon_x"] <= 8.0
@@ -179,9 +190,14 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
 def test_secrets_are_their_owners_and_go_with_the_run(tmp_path: Path) -> None:
     config = small_config(guard={"mechanism": "gaussian", "epsilon": 8.0})
     interrupted(config, tmp_path / "run", at_step=9)
-    assert (tmp_path / "run" / "checkpoint.bin").stat().st_mode & 0o077 == 0
+    for name in ("active", "passive-1", "passive-2"):
+        party = tmp_path / "run" / "parties" / name
+        assert (party / "checkpoint-6.bin").stat().st_mode & 0o077 == 0
+        assert (party / "identity.pem").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "run" / "recording-6.bin").stat().st_mode & 0o077 == 0
     run(config, tmp_path / "run", resume=True)
-    assert not (tmp_path / "run" / "checkpoint.bin").exists()
+    assert not list((tmp_path / "run").rglob("checkpoint-*"))
+    assert not list((tmp_path / "run").rglob("recording-*"))
     for name in ("transcript.msgpack", "alignment.safetensors"):
         assert (tmp_path / "run" / name).stat().st_mode & 0o077 == 0
 
@@ -213,9 +229,9 @@ def test_a_tvfl_run_has_no_model_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [0, 10, 1000, -1])
 def test_a_truncated_checkpoint_is_named(cut: int, tmp_path: Path) -> None:
     interrupted(small_config(), tmp_path / "run", at_step=9)
-    path = tmp_path / "run" / "checkpoint.bin"
+    path = tmp_path / "run" / "parties" / "passive-1" / "checkpoint-6.bin"
     path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(CheckpointError, match=r"checkpoint\.bin is truncated or altered"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-6\.bin is truncated or altered"):
         run(small_config(), tmp_path / "run", resume=True)
 
 
@@ -249,7 +265,8 @@ def test_a_flipped_bit_in_a_checkpoint_is_seen(tmp_path: Path) -> None:
 
 def test_sealed_nonsense_is_no_checkpoint(tmp_path: Path) -> None:
     interrupted(small_config(), tmp_path / "run", at_step=9)
-    write_sealed(tmp_path / "run" / "checkpoint.bin", b"\x93\x01\x02\x03")
+    path = tmp_path / "run" / "parties" / "active" / "checkpoint-6.bin"
+    write_sealed(path, b"\x93\x01\x02\x03")
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         run(small_config(), tmp_path / "run", resume=True)
 
@@ -265,7 +282,10 @@ def test_a_start_that_failed_before_anything_was_sent_is_no_run(tmp_path: Path) 
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").write_text("name: half written")
-    (folder / "ledger-active.jsonl").write_text("{}")
+    folder.chmod(0o700)
+    (folder / "parties").mkdir()
+    (folder / "parties" / "active").mkdir(mode=0o700)
+    (folder / "parties" / "active" / "ledger-active.jsonl").write_text("{}")
     assert run(small_config(), folder).accuracy
     assert (folder / "result.json").exists()
 

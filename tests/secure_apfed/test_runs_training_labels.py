@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 from pydantic import ValidationError
@@ -17,13 +18,14 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract
-from secure_apfed.data import load_data
+from secure_apfed.data import OwnData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.methods import METHODS, Learner, Method, Own
 from secure_apfed.privacy import LabelResponse, MultiStageResponse
 from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.runs import load_model, run
-from secure_apfed.runs.checkpoint import Checkpoint
+from secure_apfed.runs.checkpoint import load_tensors, save_tensors
+from secure_apfed.runs.folder import read_sealed, write_sealed
 from secure_apfed.runs.training_labels import TrainingLabels
 from tests.secure_apfed.small_runs import interrupted, small_config
 
@@ -32,6 +34,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWa
 KEY = bytes(range(32))
 RESPONSE = {"mechanism": "randomised_response", "epsilon": 1.0}
 STAGES = {"mechanism": "lp_mst", "epsilon": 1.0, "stages": 2}
+
+
+def held_of(config: Config) -> OwnData:
+    """What the active holds of the run's data."""
+    held = load_data(config.data, seed=0).own("active")
+    assert held is not None
+    return held
 
 
 def config_of(method: str = "apfed_c", **changes: Any) -> Config:
@@ -229,8 +238,9 @@ def test_later_stages_are_answered_once_and_saved_before_they_train(
     interrupted(config, tmp_path / "run", at_step=9)
     rows = len(load_data(config.data, seed=0).train_rows)
     assert answered == [rows - rows // 2, rows // 2]
-    kept = Checkpoint.read(tmp_path / "run" / "checkpoint.bin", config)
-    assert bool((kept.parties["active"]["labels.answers"] >= 0).all())
+    path = max((tmp_path / "run" / "parties" / "active").glob("checkpoint-*.bin"))
+    tensors = load_tensors(msgpack.unpackb(read_sealed(path))["tensors"])
+    assert bool((tensors["labels.answers"] >= 0).all())
     run(config, tmp_path / "run", resume=True)
     assert len(answered) == 2
 
@@ -285,7 +295,7 @@ def test_more_stages_than_epochs_are_refused() -> None:
 
 def test_a_model_that_diverged_gives_no_prior() -> None:
     config = config_of("single_view", labels=STAGES)
-    labels = TrainingLabels(config, load_data(config.data, seed=0), key=KEY)
+    labels = TrainingLabels(config, held_of(config), key=KEY)
     labels.answer(None)
     broken = torch.nn.Linear(10, 2)
     torch.nn.init.constant_(broken.weight, float("nan"))
@@ -297,28 +307,33 @@ def test_a_model_that_diverged_gives_no_prior() -> None:
 def test_an_older_checkpoint_draws_the_same_answers_or_none(tmp_path: Path) -> None:
     """Put back from before the second stage: the same bits go on, other bits are refused."""
     config = config_of(labels=STAGES, guard={"mechanism": "none"})
-    old = tmp_path / "old.bin"
+    old, new = tmp_path / "old", tmp_path / "run"
 
     def copy_then_stop(progress: Any) -> None:
         if progress.step == 2:
-            shutil.copy(tmp_path / "run" / "checkpoint.bin", old)
+            shutil.copytree(new, old)
         if progress.step == 14:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "run", on_progress=copy_then_stop)
-    log = tmp_path / "run" / "labels-active.log"
+    log = tmp_path / "run" / "parties" / "active" / "labels-active.log"
     assert len(log.read_text().split()) == 2
-    shutil.copy(old, tmp_path / "run" / "checkpoint.bin")
+    for file in new.rglob("*.bin"):
+        file.unlink()
+    for file in old.rglob("*.bin"):
+        shutil.copy(file, new / file.relative_to(old))
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     run(config, tmp_path / "run", resume=True)
     assert len(log.read_text().split()) == 2
 
-    before = Checkpoint.read(old, config)
-    for name, value in before.parties["active"].items():
+    path = tmp_path / "other" / "parties" / "active" / "checkpoint-0.bin"
+    content = msgpack.unpackb(read_sealed(path))
+    tensors = load_tensors(content["tensors"])
+    for name, value in tensors.items():
         if name.startswith("head."):
             value.mul_(-3.0)
-    before.write(tmp_path / "other" / "checkpoint.bin")
+    write_sealed(path, msgpack.packb({**content, "tensors": save_tensors(tensors)}))
     with pytest.raises(CheckpointError, match=r"other answers for stage 2 .* epsilon_y twice"):
         run(config, tmp_path / "other", resume=True)
 
@@ -326,7 +341,7 @@ def test_an_older_checkpoint_draws_the_same_answers_or_none(tmp_path: Path) -> N
 @pytest.mark.parametrize("damage", ["short", "type", "class", "torn", "none"])
 def test_answers_that_are_not_of_this_run_are_refused(damage: str) -> None:
     config = config_of(labels=STAGES)
-    labels = TrainingLabels(config, load_data(config.data, seed=0), key=KEY)
+    labels = TrainingLabels(config, held_of(config), key=KEY)
     labels.answer(None)
     good = labels.tensors()["answers"].clone()
     bad = good.clone()
@@ -358,9 +373,9 @@ def test_a_fast_audit_of_the_labels_that_reach_a_method(factor: float, caught: b
     true = data.active.labels[data.train_rows]
     said = torch.zeros(2, 2)
     for at in range(100):
-        labels = TrainingLabels(config, data, key=at.to_bytes(32, "big"))
+        labels = TrainingLabels(config, held_of(config), key=at.to_bytes(32, "big"))
         labels.answer(None)
-        given = labels.data().active.labels
+        given = labels.data().table.labels
         assert given is not None
         for label in (0, 1):
             said[label] += torch.bincount(given[data.train_rows][true == label], minlength=2)

@@ -1,0 +1,210 @@
+"""The course that the active's script follows: epochs, batches, evaluation, checkpoints, result.
+
+Run by: the active, in the process that plays it, whatever else that process plays. It is the same
+for every method, which trains by it or by a course of its own (`Learner.learn`).
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from secure_apfed.config import Config
+from secure_apfed.errors import NoHelpWarning
+from secure_apfed.exchange import Kind, Links
+from secure_apfed.learning.descent import prefixed
+from secure_apfed.methods import Learner, PartyState, Session
+from secure_apfed.methods.method import batches_of, end_all, save_all
+from secure_apfed.privacy import PrivacySpent
+from secure_apfed.runs.outcome import Progress
+from secure_apfed.runs.spending import guarantee_text, spent_in, worst_of
+from secure_apfed.runs.training_labels import TrainingLabels
+from secure_apfed.runs.writing import RunWriter
+
+__all__ = ["Course"]
+
+
+class Course:
+    """One session's course, and where it stands; see `secure_apfed.methods.Course`.
+
+    Args:
+        config: of the run.
+        session: set up; labels: that it trains on.
+        writer: of the folder of whoever plays the active; None: nothing is written.
+        on_progress: told after every step, and again after an evaluation.
+        state: of the active, where the session goes on from one.
+        before_result: called before the result is written.
+
+    Attributes:
+        accuracy: on the test rows, by inference variant, of the last evaluation.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        session: Session,
+        labels: TrainingLabels,
+        writer: RunWriter | None,
+        on_progress: Callable[[Progress], None],
+        state: PartyState | None,
+        before_result: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.session, self._config, self._labels = session, config, labels
+        self._writer, self._on_progress = writer, on_progress
+        self._before_result = before_result
+        notes = state.notes if state else {}
+        self._epoch, self._step = notes.get("epoch", 0), state.step if state else 0
+        self._steps = self._of_epoch = 0
+        self._loss = 0.0
+        self.accuracy: dict[str, float] = {}
+        self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
+        self._before: float = notes.get("seconds", 0.0)
+        self._began = time.monotonic()
+        if writer:
+            writer.begin(session, self._contracts, epoch=self._epoch)
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of all sessions of this run."""
+        return self._before + time.monotonic() - self._began
+
+    async def play(self, learner: Learner, links: Links) -> None:
+        """The active's script from the first step to the end of the session."""
+        self.session.transcript.begin_epoch(self._epoch)  # a method may send before its first one
+        self._keep()
+        await learner.learn(links, self)
+        if not self.accuracy:
+            self.accuracy = await learner.evaluate(links, next_step=self._step, final=True)
+        # First the result, then the end: until then everybody could go on.
+        if self._writer:
+            self._before_result()
+            self._writer.finish(
+                self.session,
+                data=self._labels.held,
+                accuracy=self.accuracy,
+                privacy=self.privacy(),
+                guarantee=guarantee_text(self._config, self.session, self._labels.mechanism),
+                seconds=self.seconds,
+            )
+        end_all(links, self.session.present, self._step)
+        self.session.entered.end()
+
+    def epochs(self) -> Iterator[int]:
+        """See `Course`; the transcript is told of each."""
+        for epoch in range(self._epoch, self._config.train.epochs):
+            self.session.transcript.begin_epoch(epoch)
+            yield epoch
+
+    def batches(self, learner: Learner, epoch: int) -> Iterator[tuple[int, Tensor]]:
+        """See `Course`; a last batch that is too small is left out."""
+        batches = batches_of(learner, self._config, epoch)
+        self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
+        self._of_epoch, self._loss = 0, 0.0
+        for rows_B in batches:
+            yield self._step, rows_B
+
+    def stepped(self, loss: float) -> None:
+        """See `Course`."""
+        self.session.keep_opened(self._step)
+        self._loss += loss
+        self._of_epoch += 1
+        self._step += 1
+        self._tell(self._epoch + 1)
+
+    async def finish_epoch(self, learner: Learner, links: Links) -> None:
+        """See `Course`."""
+        config = self._config.train
+        if self._epoch == 0:
+            self._warn_without_help()
+        self._epoch += 1
+        last = self._epoch == config.epochs
+        evaluated = last or self._epoch % config.evaluate_every == 0
+        if evaluated:
+            self.accuracy = await learner.evaluate(links, next_step=self._step, final=last)
+            self._tell(self._epoch)
+        if self._writer:
+            self._writer.record(self._metrics(evaluated=evaluated))
+        if self._labels.due(self._epoch):
+            self._labels.answer(learner.solo())
+            data = self._labels.data()
+            assert data.table.labels is not None
+            learner.relabel(data.table.labels, data.train_rows)
+        await self._save(links)
+
+    async def _save(self, links: Links) -> None:
+        """Let all that help save what they are, then save what the active is."""
+        session, contract = self.session, self.session.contract
+        if session.entered.own.brought.keeper is None:
+            return
+        may_leave = contract.passives if contract.when_a_party_leaves == "recover" else ()
+        silent = await save_all(links, session.present, self._step, may_leave=may_leave)
+        session.learner.left |= dict.fromkeys(silent, self._step)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Save what the active is; the answers to labels are part of it."""
+        self.session.entered.keep(
+            self._step,
+            tensors=prefixed("labels", self._labels.tensors()),
+            epoch=self._epoch,
+            seconds=self.seconds,
+            contracts=self._contracts,
+        )
+
+    def _metrics(self, *, evaluated: bool) -> dict[str, Any]:
+        """One line of metrics.jsonl."""
+        spent, passive = self.privacy(), worst_of(self.session.contributions.values())
+        return {
+            "epoch": self._epoch,
+            "step": self._step,
+            "loss": self._mean_loss,
+            "accuracy": self.accuracy if evaluated else None,
+            "epsilon": spent.epsilon_x,
+            "epsilon_y": spent.epsilon_y,
+            "epsilon_model": spent.epsilon_model,
+            "delta": spent.delta,
+            "releases": spent.releases,
+            # Of the passive that spent most on noise under the sum; null without.
+            "epsilon_passives": passive.epsilon_x if passive else None,
+            "delta_passives": passive.delta if passive else None,
+            "releases_passives": passive.releases if passive else None,
+            "wire_bytes": self.session.transcript.wire_bytes,
+            "seconds": self.seconds,
+        }
+
+    @property
+    def _mean_loss(self) -> float:
+        """Of the steps of this epoch."""
+        return self._loss / max(1, self._of_epoch)
+
+    def _warn_without_help(self) -> None:
+        """Say it where training alone would pass for training with others."""
+        contract, flows = self.session.contract, self.session.transcript.flows
+        if contract.passives and all(flow.kind is not Kind.REPRESENTATIONS for flow in flows):
+            warnings.warn(
+                "an epoch passed without help, so the active trains alone: no batch held the "
+                f"{contract.minimum_batch} aligned rows that rules.minimum_batch asks for; raise "
+                "train.batch_size or data.overlap",
+                NoHelpWarning,
+                stacklevel=2,
+            )
+
+    def _tell(self, epoch: int) -> None:
+        self._on_progress(
+            Progress(
+                epoch=epoch,
+                epochs=self._config.train.epochs,
+                step=self._step,
+                steps=self._steps,
+                loss=self._mean_loss,
+                accuracy=self.accuracy.get(self.session.headline),
+                epsilon=self.privacy().epsilon_x,
+                wire_bytes=self.session.transcript.wire_bytes,
+            )
+        )
+
+    def privacy(self) -> PrivacySpent:
+        """What the party that spent most has spent."""
+        return spent_in(self.session, self._labels.mechanism, delta=self._config.guard.delta)

@@ -1,0 +1,208 @@
+"""One party's own folder: its identity, checkpoints, write-ahead logs, and how its part ended.
+
+Run by: each party, alone in its folder. Nothing in it is another party's but what is public (the
+contract, public identities). Where one process plays all parties, the folders lie below the
+run's, `parties/NAME`, and each is used as if it were on a machine of its own.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Self
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from filelock import FileLock, Timeout
+
+from protocols.identity import Identity, fresh_identity
+from secure_apfed.config import Config
+from secure_apfed.contract import Contract
+from secure_apfed.data import OwnData
+from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import read_bytes
+from secure_apfed.methods import Brought, PartyState, Role, freshly_brought
+from secure_apfed.regular_file import open_regular
+from secure_apfed.runs.checkpoint import Checkpoints, Steps, save_tensors
+from secure_apfed.runs.folder import (
+    RunFolder,
+    logs_in,
+    make_private,
+    readable,
+    signed,
+    write_atomically,
+)
+from secure_apfed.runs.spending import worst_of
+
+__all__ = ["PartyFolder", "PartyKeeper", "only_here", "resumable"]
+
+_KEY_BYTES_AT_MOST = 4096
+
+
+class PartyFolder:
+    """Paths of one party's files.
+
+    Attributes:
+        path: of the folder; contract: of its last session, with everybody's signature; ended:
+            written when its part is over.
+        steps: its checkpoints.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ended, self.contract = path / "ended.json", path / "contract.json"
+        self.steps = Steps(path, "checkpoint")
+        self._key = path / "identity.pem"
+
+    @classmethod
+    @contextmanager
+    def open(cls, path: Path, *, resume: bool) -> Iterator[Self]:
+        """Hold the folder for one session.
+
+        Raises:
+            CheckpointError: a run lies there that is not resumed, or is over; another process is in
+                it; or others may read what lies there.
+        """
+        folder = cls(path)
+        make_private(path)
+        with only_here(path):
+            if folder.ended.exists():
+                raise CheckpointError(
+                    f"{path} holds a party's part of a finished run; choose another folder"
+                )
+            if not resume:
+                folder._clear()
+            yield folder
+
+    def identity(self) -> Identity:
+        """The party's long-term key pair; made where there is none yet.
+
+        Raises:
+            CheckpointError: the file holds no Ed25519 private key.
+        """
+        if not self._key.exists():
+            private = Ed25519PrivateKey.from_private_bytes(fresh_identity().secret_bytes())
+            pem = private.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            )
+            write_atomically(self._key, pem, private=True)
+        try:
+            key = serialization.load_pem_private_key(
+                read_bytes(self._key)[:_KEY_BYTES_AT_MOST], password=None
+            )
+            if not isinstance(key, Ed25519PrivateKey):
+                raise TypeError("a key of another kind")
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{self._key} holds no Ed25519 private key in PEM ({error}); put it back, or "
+                "remove it and tell the others the new public identity"
+            ) from error
+        return Identity.restored(key.private_bytes_raw())
+
+    def logs(self) -> tuple[Path, ...]:
+        """Ledgers, counts of what passives answered, refused sums, digests of label answers."""
+        return logs_in(self.path)
+
+    def _clear(self) -> None:
+        """Make room for a new part; a party that was asked anything has a checkpoint."""
+        if self.steps.found():
+            raise CheckpointError(
+                f"{self.path} holds a run already; resume it, or choose another folder"
+            )
+        for log in self.logs():
+            try:
+                log.unlink()
+            except OSError as error:
+                raise CheckpointError(
+                    f"{log} lies in the place of a log and cannot be removed ({error.strerror}); "
+                    "remove it, or choose another folder"
+                ) from error
+
+
+def resumable(path: Path, config: Config) -> bool:
+    """Whether the run of this configuration in this folder can be gone on with."""
+    return bool(PartyFolder(RunFolder(path).party(config.data.active_name)).steps.found())
+
+
+class PartyKeeper:
+    """A party in its folder; see `secure_apfed.methods.Keeper`.
+
+    Args:
+        folder: of the party, held.
+        name: of the party; config: of the run; data: what the party holds of it.
+
+    Attributes:
+        brought: keys and seed: fresh, or as at its newest checkpoint.
+        before_save: told of the step whose state is about to be saved.
+
+    Raises:
+        CheckpointError: a checkpoint that is damaged, or of another run or table.
+    """
+
+    def __init__(
+        self, folder: PartyFolder, name: str, config: Config, data: OwnData | None
+    ) -> None:
+        self._folder, self._name = folder, name
+        self._kept = Checkpoints(folder.steps, name, config, data) if data else None
+        fresh = freshly_brought(
+            config, name, identity=folder.identity(), keeper=self, logs=folder.path
+        )
+        self.brought: Brought = self._kept.secrets(fresh) if self._kept else fresh
+        self.before_save: Callable[[int], None] = lambda step: None
+
+    def agreed(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
+        """See `Keeper`."""
+        write_atomically(self._folder.contract, readable(signed(contract, signatures)))
+
+    def latest(self, until: int | None = None) -> PartyState | None:
+        """See `Keeper`.
+
+        Raises:
+            CheckpointError: truncated, altered, or of another run, table or version.
+        """
+        return self._kept.latest(until) if self._kept else None
+
+    def save(self, state: PartyState) -> None:
+        """See `Keeper`; a party without data has nothing to go on from."""
+        self.before_save(state.step)
+        if self._kept:
+            self._kept.save(state)
+
+    def ended(self, contract: Contract, role: Role) -> None:
+        """See `Keeper`; the secrets of the checkpoints should not outlive the run."""
+        spent = worst_of(one for one in role.ledgers.values() if one is not role.contributions)
+        content = {
+            "party": self._name,
+            "contract": contract.digest.hex(),
+            "state_sha256": hashlib.sha256(save_tensors(role.tensors())).hexdigest(),
+            "privacy": asdict(spent) if spent else None,
+            "contributions": role.contributions.account() if role.contributions else None,
+        }
+        write_atomically(self._folder.ended, readable(content))
+        self._folder.steps.clear()
+
+
+@contextmanager
+def only_here(folder: Path) -> Iterator[None]:
+    """Keep other processes out of the folder.
+
+    Raises:
+        CheckpointError: another process is in it, or no regular file lies in the lock's place.
+    """
+    path = folder / ".lock"
+    os.close(open_regular(path, create=True))
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise CheckpointError(
+            f"another process is running in {folder}; wait for it, or choose another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
