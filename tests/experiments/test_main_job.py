@@ -64,7 +64,7 @@ def test_variants_differ_only_in_method_and_protection(name: str) -> None:
     base = base_config(name)
     for point in points_of(base, Path("out")):
         variant, config = point.variant, point.trial(3).config
-        same = {"seed", "name", "method", "guard", "secure_sum"}
+        same = {"seed", "party_seeds", "name", "method", "guard", "secure_sum"}
         assert config.model_dump(exclude=same) == base.model_dump(exclude=same)
         assert config.seed == 3
         assert (config.guard == base.guard) == bool(variant.protected)
