@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress_bars, terminal
-from secure_apfed.commands import AsJson, Overrides, RunFolder, leakage, plan
+from secure_apfed.commands import AsJson, Overrides, RunFolder, leakage, party, plan
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from secure_apfed.runs import RunResult
 
 __all__ = ["app", "execute", "main"]
+
+
+class TransportName(StrEnum):
+    """How the parties of a run reach each other; the keys of `secure_apfed.runs.TRANSPORTS`."""
+
+    memory = "memory"
+    local = "local"
+
 
 app = typer.Typer(
     name="secure-apfed", no_args_is_help=True, add_completion=False, rich_markup_mode="rich",
@@ -38,6 +47,7 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
 app.add_typer(data_app, name="data")
 app.command()(plan.plan)
+app.command()(party.party)
 app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
 
@@ -56,6 +66,19 @@ def run(
     config_file: ConfigFile,
     output: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME unless given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    transport: Annotated[
+        TransportName,
+        typer.Option(help="memory: one process plays all; local: one process a party."),
+    ] = TransportName.memory,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of patience with a silent party; local only.")
+    ] = 60.0,
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare", help="Make the parties' folders and files for `party`; start none of them."
+        ),
+    ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -64,13 +87,27 @@ def run(
 
     config = load_config(config_file, overrides=overrides or ())
     folder = output or Path("runs", config.name)
+    if prepare:
+        _prepare(config, folder, timeout)
+        return
     _check_attacks(config)
-    result = _train(config, folder, resume=resume, quiet=as_json)
-    results, page = _finish(config, folder, quiet=as_json)
+    how = {"transport": transport.value, "timeout_s": timeout}
+    result = _train(config, folder, resume=resume, quiet=as_json, how=how)
+    results, page = _finish(config, folder, result, quiet=as_json)
     if as_json:
         terminal.print_json(_as_json(result, results, page))
     else:
         _show_result(result, results, page)
+
+
+def _prepare(config: "Config", folder: Path, timeout: float) -> None:
+    """Make what each party needs to be run by hand, and say how."""
+    from secure_apfed.runs.folder import make_private
+    from secure_apfed.runs.local import prepare_parties
+
+    make_private(folder)
+    for file in prepare_parties(config, folder, timeout_s=timeout).values():
+        typer.echo(f"secure-apfed party --config {file}")
 
 
 def _check_attacks(config: "Config") -> None:
@@ -81,15 +118,19 @@ def _check_attacks(config: "Config") -> None:
         prepare(choice)
 
 
-def _train(config: "Config", folder: Path, *, resume: bool, quiet: bool) -> "RunResult":
+def _train(
+    config: "Config", folder: Path, *, resume: bool, quiet: bool, how: "dict[str, Any]"
+) -> "RunResult":
     from secure_apfed import runs
 
     try:
         with progress_bars.watching(config.name, quiet=quiet) as on_progress:
-            return runs.run(config, folder, resume=resume, on_progress=on_progress)
+            return runs.run(config, folder, resume=resume, on_progress=on_progress, **how)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.
         again = f"secure-apfed run {folder / 'config.yaml'} --output {folder} --resume"
+        if how["transport"] != "memory":
+            again += f" --transport {how['transport']}"
         raise _InterruptedRun(f"Interrupted. Continue with: {again}") from None
 
 
@@ -98,11 +139,18 @@ class _InterruptedRun(Exception):  # noqa: N818 - it is no error
 
 
 def _finish(
-    config: "Config", folder: Path, *, quiet: bool
+    config: "Config", folder: Path, result: "RunResult", *, quiet: bool
 ) -> "tuple[tuple[AttackResult, ...], Path | None]":
     """Mount the attacks and write the report; pictures need an extra, which may be absent."""
     from experiments.finish import mount_attacks
 
+    if result.recorded is None:
+        if config.attacks and not quiet:
+            terminal.show_note(
+                "no attacks are mounted: each party ran in a process of its own, and nobody holds "
+                "what all of them sent; run it with --transport memory to measure leakage"
+            )
+        return (), leakage.report_if_possible(folder)
     if config.attacks and not quiet:
         terminal.show_note(f"mounting {', '.join(choice.name for choice in config.attacks)}")
     return mount_attacks(folder), leakage.report_if_possible(folder)
@@ -257,6 +305,11 @@ def execute(arguments: Sequence[str]) -> int:
             failure = terminal.Failure(
                 code=2, title="Usage", kind="UsageError", message=error.format_message()
             )
+        except KeyboardInterrupt:
+            failure = terminal.Failure(
+                code=terminal.INTERRUPTED, title="Stopped", kind="Interrupted",
+                message="interrupted",
+            )  # fmt: skip
         except _InterruptedRun as stop:
             failure = terminal.Failure(
                 code=terminal.INTERRUPTED, title="Stopped", kind="Interrupted", message=str(stop)

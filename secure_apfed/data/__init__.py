@@ -8,8 +8,10 @@ from secure_apfed.data.files import default_folder
 from secure_apfed.data.image_encoding import ImageEncoding
 from secure_apfed.data.inputs import load_features
 from secure_apfed.data.loading import load_data
+from secure_apfed.data.prepared import pack_own, read_own
 from secure_apfed.data.records import OwnData, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings, PartySettings
+from secure_apfed.data.tables import load_own_tables
 
 __all__ = [
     "DATASETS",
@@ -29,5 +31,8 @@ __all__ = [
     "find_dataset",
     "load_data",
     "load_features",
+    "load_own_tables",
+    "pack_own",
     "parse_encoding",
+    "read_own",
 ]

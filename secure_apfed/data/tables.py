@@ -19,12 +19,12 @@ from secure_apfed.data.column_encoding import ColumnEncoding, fit_columns
 from secure_apfed.data.encoding import parse_encoding
 from secure_apfed.data.frames import is_numeric, read_frame, to_texts
 from secure_apfed.data.partition import generator, split_rows
-from secure_apfed.data.records import PartyTable, VerticalData, check_distinct
+from secure_apfed.data.records import OwnData, PartyTable, VerticalData, check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings
-from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.folder_files import read_json
 
-__all__ = ["load_active", "load_passive", "load_tables"]
+__all__ = ["load_active", "load_own_tables", "load_passive", "load_tables"]
 
 # Between the parts of an ID of several columns; no text file holds it by accident.
 _JOINT = "\x1f"
@@ -87,6 +87,29 @@ def load_active(
     features = encoding.encode(raw.features, source=name)
     table = PartyTable(name, raw.ids, features, torch.from_numpy(labels), encoding)
     return table, classes, np.flatnonzero(is_train), np.flatnonzero(~is_train)
+
+
+def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
+    """Return what one party holds, of its own file alone.
+
+    Raises:
+        ConfigError: the settings name no file for it.
+        DataError: as `load_tables`.
+    """
+    if name not in _parties(settings):
+        raise ConfigError(
+            f"data.parties: there is no file of {name!r}; name its own file there (dataset: "
+            "tables), or let the party's file say which prepared table is its own"
+        )
+    if name != settings.active:
+        return OwnData(table=load_passive(settings, name))
+    table, classes, train_rows, test_rows = load_active(settings, seed=seed)
+    return OwnData(
+        table=table,
+        train_rows=torch.from_numpy(train_rows),
+        test_rows=torch.from_numpy(test_rows),
+        classes=classes,
+    )
 
 
 def load_passive(settings: DataSettings, name: str) -> PartyTable:

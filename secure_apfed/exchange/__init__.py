@@ -1,10 +1,11 @@
-"""How parties exchange anything: envelope, codec, links, drivers, transcript."""
+"""How parties exchange anything: envelope, codec, links, drivers, sockets, transcript."""
 
 from secure_apfed.exchange.agreement import Agreement, Greeting, agree
 from secure_apfed.exchange.codec import TensorSpec, pack, unpack
-from secure_apfed.exchange.drivers import InMemory
+from secure_apfed.exchange.drivers import InMemory, Transport, play_one
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 from secure_apfed.exchange.links import Awaited, Links, Script
+from secure_apfed.exchange.sockets import Sockets
 from secure_apfed.exchange.transcript import Flow, Transcript, TranscriptSettings
 
 __all__ = [
@@ -18,10 +19,13 @@ __all__ = [
     "Kind",
     "Links",
     "Script",
+    "Sockets",
     "TensorSpec",
     "Transcript",
     "TranscriptSettings",
+    "Transport",
     "agree",
     "pack",
+    "play_one",
     "unpack",
 ]

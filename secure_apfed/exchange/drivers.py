@@ -1,4 +1,4 @@
-"""Who drives roles: all of a session in this process (and, over a transport, one of them).
+"""Who drives roles: all of a session in this process, or one of them over a transport.
 
 The protocol is written once, as one script a role (see `secure_apfed.exchange.links`); a driver
 only carries frames, and tells a waiting script when a party left.
@@ -6,16 +6,69 @@ only carries frames, and tells a waiting script when a party left.
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from protocols.errors import LocalProtocolError, PartyLeftError
 from protocols.seal import RunKey, SealedLink
 from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.exchange.links import Awaited, Frame, Links, Script
 
-__all__ = ["InMemory"]
+__all__ = ["InMemory", "Transport", "play_one"]
 
 T = TypeVar("T")
+
+
+class Transport(Protocol):
+    """Carries one party's frames to and from its peers, each link in order."""
+
+    def post(self, receiver: str, frame: bytes) -> None:
+        """Send a frame, without waiting for it to arrive."""
+        ...
+
+    def take(self, awaited: Awaited, timeout_s: float) -> Frame:
+        """Wait for a frame of one of the awaited.
+
+        Raises:
+            PartyLeftError: fewer of them than `awaited.least` are there still, or nothing came.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let the peers have what was sent, and end."""
+        ...
+
+
+def play_one(script: Script[T], links: Links, transport: Transport, *, timeout_s: float) -> T:
+    """Play one role to its end; where it fails, tell the peers that it stops.
+
+    Args:
+        script: of the role.
+        links: which it uses, over the transport.
+        transport: closed in the end.
+        timeout_s: one unit of patience (see `Awaited`).
+
+    Raises:
+        Exception: whatever the script raised.
+    """
+    role = _Role(script)
+    event: Frame | PartyLeftError | None = None
+    try:
+        while not role.ended:
+            role.resume(event)
+            if role.awaited is None:
+                break
+            try:
+                event = transport.take(role.awaited, timeout_s * role.awaited.patience)
+            except PartyLeftError as error:
+                event = error
+    except BaseException as error:
+        role.close()
+        links.abort(error)
+        raise
+    finally:
+        transport.close()
+    result: T = role.result
+    return result
 
 
 class InMemory:

@@ -1,18 +1,23 @@
 """A run from configuration to folder: session, checkpoints, model, recording."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
+from secure_apfed.errors import ConfigError
 from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.local import run_locally
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party_folder import resumable
 from secure_apfed.runs.recording import Recording, load_recording
 from secure_apfed.runs.session import run_in_memory
 from secure_apfed.runs.solo import SoloModel, load_model
+from secure_apfed.settings import unknown_name
 
 __all__ = [
+    "TRANSPORTS",
     "Progress",
     "Recording",
     "RunFolder",
@@ -24,6 +29,11 @@ __all__ = [
     "run",
 ]
 
+TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
+    "memory": run_in_memory,
+    "local": run_locally,
+}
+
 
 def run(
     config: Config,
@@ -32,6 +42,8 @@ def run(
     data: VerticalData | None = None,
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    transport: str = "memory",
+    **options: Any,
 ) -> RunResult:
     """Train, evaluate and write one run.
 
@@ -40,7 +52,11 @@ def run(
         folder: of the run; made where missing. None: write nothing.
         data: of the run, where it is loaded already.
         resume: go on from the checkpoints in `folder`.
-        on_progress: called after every step, and again after an evaluation.
+        on_progress: called after every step, and again after an evaluation; after every epoch
+            where parties run apart.
+        transport: a key of `TRANSPORTS`: "memory", one process plays all; "local", one process a
+            party, over loopback.
+        options: of the transport: `timeout_s`, seconds of patience with a silent party.
 
     Raises:
         ConfigError, DataError, ModelError: what does not fit, before anything is sent.
@@ -49,4 +65,7 @@ def run(
         BudgetExhaustedError: the privacy budget is spent; the checkpoints stay.
         ProtocolError: a party broke the protocol; the run stops for all.
     """
-    return run_in_memory(config, folder, data=data, resume=resume, on_progress=on_progress)
+    if transport not in TRANSPORTS:
+        raise ConfigError(f"transport: {unknown_name(transport, TRANSPORTS)}")
+    play = TRANSPORTS[transport]
+    return play(config, folder, data=data, resume=resume, on_progress=on_progress, **options)

@@ -16,6 +16,7 @@ from typing import Self
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from protocols.identity import Identity, fresh_identity
 from secure_apfed.config import Config
@@ -39,6 +40,7 @@ from secure_apfed.runs.spending import worst_of
 __all__ = ["PartyFolder", "PartyKeeper", "only_here", "resumable"]
 
 _KEY_BYTES_AT_MOST = 4096
+_BY_POSITION = ("allowance.", "guard.")
 
 
 class PartyFolder:
@@ -178,12 +180,20 @@ class PartyKeeper:
         content = {
             "party": self._name,
             "contract": contract.digest.hex(),
-            "state_sha256": hashlib.sha256(save_tensors(role.tensors())).hexdigest(),
+            "model_sha256": _model_digest(role.tensors()),
             "privacy": asdict(spent) if spent else None,
             "contributions": role.contributions.account() if role.contributions else None,
         }
         write_atomically(self._folder.ended, readable(content))
         self._folder.steps.clear()
+
+
+def _model_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hex) of a role's parameters, without what counts by position of the alignment,
+    whose order is another one in each run.
+    """
+    model = {name: one for name, one in tensors.items() if not name.startswith(_BY_POSITION)}
+    return hashlib.sha256(save_tensors(model)).hexdigest()
 
 
 @contextmanager

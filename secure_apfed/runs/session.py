@@ -50,8 +50,12 @@ def run_in_memory(
     data: VerticalData | None = None,
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
+    timeout_s: float = 60.0,
 ) -> RunResult:
-    """Train, evaluate and write one run; see `secure_apfed.runs.run`."""
+    """Train, evaluate and write one run; see `secure_apfed.runs.run`.
+
+    `timeout_s` means nothing here: silence needs no clock where one process plays all.
+    """
     data = data or load_data(config.data, seed=config.seed)
     with ExitStack() as stack:
         stack.callback(close_workers)

@@ -1,0 +1,200 @@
+"""One party of a run in a process of its own: its folder, its rows, its script, its sockets.
+
+Run by: each party, from its own file of settings. Nothing is loaded here but what is this party's;
+what the others hold it learns from their messages, as the contract says, and not at all otherwise.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from pydantic import Field
+
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config, load_settings_text, read_text
+from secure_apfed.contract import PartyRole
+from secure_apfed.data import OwnData, load_own_tables, read_own
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import (
+    Links,
+    Sockets,
+    Transcript,
+    TranscriptSettings,
+    Transport,
+    play_one,
+)
+from secure_apfed.exchange.sockets import listen_at, parse_address
+from secure_apfed.methods import (
+    METHODS,
+    Own,
+    Session,
+    assist,
+    lead,
+    new_session,
+    roles_of,
+)
+from secure_apfed.methods.workers import close_workers
+from secure_apfed.names import Name, PartyName
+from secure_apfed.runs.course import Course
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.outcome import Progress
+from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
+from secure_apfed.runs.session import answered_labels, require_rows
+from secure_apfed.runs.spending import cross_checked
+from secure_apfed.runs.writing import RunWriter
+from secure_apfed.settings import Settings
+
+__all__ = ["PartyFile", "Peer", "play_party"]
+
+
+class Peer(Settings):
+    """Another party: where it listens, and by which key it is known.
+
+    Attributes:
+        address: "host:port".
+        identity: its Ed25519 public key, hex.
+    """
+
+    address: str
+    identity: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class PartyFile(Settings):
+    """All that one party needs to take part, in one YAML file of its own.
+
+    Paths that are relative start at the file's folder.
+
+    Attributes:
+        party: its name; active, passives: who is who.
+        config: YAML of the run; what the parties agree on must be the same in everybody's.
+        folder: its own, for keys, checkpoints and logs.
+        listen: "host:port" where the others reach it.
+        peers: the others, by name.
+        table: its rows as prepared for a trial; null reads its own file of `data.parties`.
+        timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
+            waits for somebody's answer to others is patient for up to eight of them.
+    """
+
+    party: Name
+    active: PartyName
+    passives: tuple[PartyName, ...]
+    config: Path
+    folder: Path = Path()
+    listen: str
+    peers: dict[Name, Peer]
+    table: Path | None = None
+    timeout_s: float = Field(60.0, gt=0)
+
+    @classmethod
+    def read(cls, path: Path) -> "PartyFile":
+        """Read one, with its paths resolved.
+
+        Raises:
+            ConfigError: no such file, or settings that do not hold.
+        """
+        told = load_settings_text(cls, read_text(path), source=str(path))
+        below = path.parent
+        table = None if told.table is None else below / told.table
+        return told.model_copy(
+            update={"config": below / told.config, "folder": below / told.folder, "table": table}
+        )
+
+
+def play_party(
+    path: Path,
+    *,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    over: Callable[[Transport], Transport] = lambda transport: transport,
+) -> None:
+    """Play one party's part of a run to its end.
+
+    Args:
+        path: of its file.
+        resume: go on from the checkpoint in its folder.
+        on_progress: at the active, called after every step.
+        over: what the frames go through besides the sockets.
+
+    Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
+    """
+    told = PartyFile.read(path)
+    config = load_config(told.config)
+    role = _role_of(told, config)
+    with ExitStack() as stack:
+        stack.callback(close_workers)
+        folder = stack.enter_context(PartyFolder.open(told.folder, resume=resume))
+        data = _own_data(told, config, role)
+        keeper = PartyKeeper(folder, told.party, config, data)
+        known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
+        known[told.party] = keeper.brought.identity.public
+        # Payloads are kept nowhere: each party's are its own business.
+        transcript = Transcript(TranscriptSettings(keep="none"))
+        own = Own(
+            config=config, name=told.party, active=told.active, passives=told.passives,
+            brought=keeper.brought, known=known, data=data,
+        )  # fmt: skip
+        addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
+        transport = over(
+            Sockets.meet(
+                told.party, listen_at(parse_address(told.listen)), addresses,
+                identity=keeper.brought.identity, known=known, timeout_s=told.timeout_s,
+            )
+        )  # fmt: skip
+        links = Links(told.party, list(told.peers), transport.post, transcript.record)
+        if role == "active":
+            script = _active(own, links, transcript, RunFolder(told.folder), on_progress)
+        else:
+            script = assist(own, links, METHODS[config.method], role)
+        play_one(script, links, transport, timeout_s=told.timeout_s)
+        if role != "active":  # whose own are among its results
+            flows = [asdict(flow) for flow in transcript.flows]
+            RunFolder(told.folder).write_json(RunFolder(told.folder).flows, flows)
+
+
+async def _active(
+    own: Own,
+    links: Links,
+    transcript: Transcript,
+    folder: RunFolder,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    """The active's whole script: what `assist` is for the others, with a course and a result."""
+    config, method = own.config, METHODS[own.config.method]
+    assert isinstance(config, Config)
+    labels, state = answered_labels(config, own.held, own.brought)
+    own = replace(own, data=labels.data())
+    entered, learner = await lead(own, links, method, session=new_session())
+    require_rows(learner)
+    session = Session(entered, learner, links, transcript)
+    session.headline = method.headline
+    writer = RunWriter(folder, config)
+    course = Course(config, session, labels, writer, on_progress, state)
+    await course.play(learner, links)
+    writer.cross_check(cross_checked(course.privacy(), session).accountants)
+
+
+def _role_of(told: PartyFile, config: Config) -> PartyRole:
+    """The role of this party.
+
+    Raises:
+        ConfigError: its file names others than the run needs.
+    """
+    roles = roles_of(METHODS[config.method], config, told.active, told.passives)
+    named = {told.party, *told.peers}
+    if named != set(roles):
+        raise ConfigError(
+            f"{told.party}: a run of {config.method} with these settings is of "
+            f"{', '.join(roles)}; the file of {told.party} names {', '.join(sorted(named))}: "
+            "correct party, active, passives and peers"
+        )
+    return roles[told.party]
+
+
+def _own_data(told: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
+    """This party's rows, and nobody else's."""
+    if role in ("aggregator", "dealer"):
+        return None
+    if told.table is not None:
+        return read_own(told.table, told.party)
+    return load_own_tables(config.data, told.party, seed=config.seed)
