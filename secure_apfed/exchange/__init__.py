@@ -4,7 +4,7 @@ from secure_apfed.exchange.agreement import Agreement, Greeting, agree
 from secure_apfed.exchange.codec import TensorSpec, pack, unpack
 from secure_apfed.exchange.drivers import InMemory, Transport, play_one
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
-from secure_apfed.exchange.links import Awaited, Links, Script
+from secure_apfed.exchange.links import Awaited, Frame, Links, Script
 from secure_apfed.exchange.sockets import Sockets
 from secure_apfed.exchange.transcript import Flow, Transcript, TranscriptSettings
 
@@ -14,6 +14,7 @@ __all__ = [
     "Awaited",
     "Envelope",
     "Flow",
+    "Frame",
     "Greeting",
     "InMemory",
     "Kind",
