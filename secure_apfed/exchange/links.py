@@ -191,7 +191,9 @@ class Links:
         busy = list(peers)
         while not role.finished:
             try:
-                message = await self.receive(busy, kind, Kind.READY, step=BEFORE_TRAINING)
+                message = await self.receive(
+                    busy, kind, Kind.READY, step=BEFORE_TRAINING, least=len(busy)
+                )
             except PartyLeftError as error:
                 raise self._blaming_the_ready(error, kind, peers, busy) from error
             if message.kind is kind:

@@ -105,6 +105,10 @@ async def deal(own: Own, links: Links, session: str) -> None:
     for name, members in _intersections(own, session):
         dealer = _protocol(own, name).dealer(own.active, members)
         await links.converse(Kind.ALIGNMENT, dealer, (own.active, *members))
+        for member in members:
+            links.send(member, Kind.READY, BEFORE_TRAINING)
+    # Who says that it is done may leave: nobody waits for it any more.
+    links.send(own.active, Kind.READY, BEFORE_TRAINING)
 
 
 def _intersections(own: Own, session: str) -> list[tuple[str, Sequence[str]]]:

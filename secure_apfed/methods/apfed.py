@@ -289,9 +289,10 @@ class ApfedAggregator(Helper):
             PartyLeftError: it says to stop, or too few are left.
         """
         gone = [name for name in error.left or awaited if name in self._present]
+        unasked = f"{error}; or {self._contract.active} did not ask for it"
         if self._contract.when_a_party_leaves == "abort":
             raise PartyLeftError(
-                f"{error}; the contract says to stop when a party leaves: resume once "
+                f"{unasked}; the contract says to stop when a party leaves: resume once "
                 f"{' and '.join(gone)} is back, or agree on recoverable masks (secure_sum.masks) "
                 "with a threshold below the number of passives",
                 left=tuple(gone),
@@ -301,7 +302,7 @@ class ApfedAggregator(Helper):
             every = tuple(self._contract.passives)
             missing = ", ".join(name for name in every if name not in self._present)
             raise PartyLeftError(
-                f"{error}; this sum needs at least {self._least()} of {len(every)} passives, "
+                f"{unasked}; this sum needs at least {self._least()} of {len(every)} passives, "
                 f"missing: {missing}; resume once they are back",
                 left=tuple(gone),
             ) from error

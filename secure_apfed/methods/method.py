@@ -336,8 +336,12 @@ async def meet_all(links: Links, helpers: Sequence[str]) -> None:
     Messages of a later part never overtake those of an earlier one then: between two parties they
     stay in order anyhow, among several only so.
     """
-    for name in helpers:
-        await links.receive(name, Kind.READY, step=BEFORE_TRAINING, patience=8)
+    waiting = list(helpers)
+    while waiting:
+        message = await links.receive(
+            waiting, Kind.READY, step=BEFORE_TRAINING, least=len(waiting), patience=4
+        )
+        waiting.remove(message.sender)
     for name in helpers:
         links.send(name, Kind.READY, BEFORE_TRAINING)
 

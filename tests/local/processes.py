@@ -84,7 +84,7 @@ def _play(file: Path, resume: bool, harm: Harm | None) -> None:
     )
     try:
         play_party(file, resume=resume, over=over)
-        said = {"kind": None}
+        said: dict[str, str | None] = {"kind": None}
     except BaseException as error:  # noqa: BLE001 - a test reads it
         said = {"kind": type(error).__name__, "message": str(error)}
     (file.parent / "said.json").write_text(json.dumps(said))
@@ -113,7 +113,9 @@ class Parties:
         for name, file in files.items():
             (file.parent / "said.json").unlink(missing_ok=True)
             harm = (harms or {}).get(name)
-            process = _CONTEXT.Process(target=_play, args=(file, resume, harm), daemon=True)
+            process: BaseProcess = _CONTEXT.Process(
+                target=_play, args=(file, resume, harm), daemon=True
+            )
             process.start()
             self.processes[name] = process
         try:

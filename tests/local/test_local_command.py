@@ -1,0 +1,204 @@
+"""`run --transport local` and `party`: what they print and leave behind, and how they fail."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_apfed.cli import execute
+from secure_apfed.config.file import dump_config, load_config
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.runs import load_recording, run
+from tests.local.processes import model_digests
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+LONG = {"epochs": 4000, "batch_size": 64, "learning_rate": 0.01, "device": "cpu"}
+
+
+def command(config: Path, folder: Path, *more: str) -> list[str]:
+    arguments = ["run", str(config), "--output", str(folder), "--transport", "local"]
+    return [sys.executable, "-m", "secure_apfed.cli", *arguments, *more]
+
+
+def processes_of(folder: Path) -> dict[str, int]:
+    """Process IDs by party, of those whose command line names its file in this folder."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except (OSError, UnicodeDecodeError):
+                continue
+            files = [Path(word) for word in words if word.endswith("/party.yaml")]
+            if files and folder in files[0].parents and state != "Z":
+                found[files[0].parent.name] = int(entry.name)
+    return found
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
+    """A long run in processes, which has begun to train."""
+    config, folder = tmp_path / "run.yaml", tmp_path / "run"
+    config.write_text(dump_config(small_config(train=LONG)))
+    process = subprocess.Popen(
+        command(config, folder, "--timeout", "5", "--json"), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    deadline = time.monotonic() + 90
+    metrics = folder / "parties" / "active" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    yield folder, process
+    process.kill()
+    process.communicate()
+
+
+def gone_within(folder: Path, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while processes_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not processes_of(folder)
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
+def test_a_killed_launcher_leaves_no_process(
+    training: tuple[Path, "subprocess.Popen[bytes]"],
+) -> None:
+    folder, launcher = training
+    assert set(processes_of(folder)) == {"active", "passive-1", "passive-2", "aggregator"}
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    assert gone_within(folder, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
+@pytest.mark.parametrize("name", ["passive-2", "aggregator", "active"])
+def test_a_killed_party_is_named_and_nothing_is_left_running(
+    name: str, training: tuple[Path, "subprocess.Popen[bytes]"]
+) -> None:
+    folder, launcher = training
+    os.kill(processes_of(folder)[name], signal.SIGKILL)
+    out, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 4
+    message = json.loads(out)["error"]["message"]
+    assert f"{name}: its process was ended by SIGKILL" in message
+    assert f"{name} closed its link" in message or f"the link to {name} broke" in message
+    assert gone_within(folder, 1)
+
+
+@pytest.mark.slow
+def test_an_interrupted_launcher_says_how_to_go_on(
+    training: tuple[Path, "subprocess.Popen[bytes]"],
+) -> None:
+    folder, launcher = training
+    launcher.send_signal(signal.SIGINT)
+    out, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130
+    assert json.loads(out)["error"]["message"].endswith("--resume --transport local")
+    assert gone_within(folder, 1)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in processes, by the command."""
+    config = tmp_path_factory.mktemp("local") / "run.yaml"
+    attacks: Any = ({"name": "model_completion"},)
+    config.write_text(dump_config(small_config(attacks=attacks)))
+    assert execute(command(config, config.parent / "run")[3:]) == 0
+    return config.parent / "run"
+
+
+def test_it_leaves_a_run_folder_as_memory_does(finished: Path, tmp_path: Path) -> None:
+    run(load_config(finished / "config.yaml"), tmp_path / "memory")
+    assert model_digests(finished) == model_digests(tmp_path / "memory")
+    results = [
+        json.loads((folder / "result.json").read_bytes())
+        for folder in (finished, tmp_path / "memory")
+    ]
+    for result in results:
+        assert result.pop("seconds") > 0
+    assert results[0].pop("wire_bytes") == pytest.approx(results[1].pop("wire_bytes"), rel=0.01)
+    assert results[0] == results[1]
+    assert (finished / "report.html").exists()
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=finished, check=True)
+    active = finished / "parties" / "active"
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=active, check=True)
+    assert not list(finished.rglob("checkpoint-*"))
+
+
+def test_it_holds_no_record_for_attacks_and_says_so(finished: Path) -> None:
+    assert not (finished / "attacks.json").exists()
+    with pytest.raises(CheckpointError, match="each ran in a process of its own"):
+        load_recording(finished)
+
+
+def test_a_finished_part_is_not_begun_again(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = finished / "parties" / "passive-1" / "party.yaml"
+    assert execute(["party", "--config", str(file), "--resume"]) == 3
+    assert "part of a finished run" in " ".join(capsys.readouterr().err.replace("│", "").split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"listen": "nowhere"}, "an address is host:port"),
+        ({"party": "passive-9"}, "correct party, active, passives and peers"),
+        ({"table": "elsewhere.safetensors"}, "holds no prepared rows"),
+        ({"table": "../passive-2/table.safetensors"}, "holds the rows of passive-2"),
+        ({"table": None}, "there is no file of 'passive-1'"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"listen": "127.0.0.1:1", "timeout_s": 0.3}, ""),
+    ],
+)
+def test_a_wrong_file_of_a_party_is_told(
+    changes: dict[str, Any], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, folder = tmp_path / "run.yaml", tmp_path / "run"
+    config.write_text(dump_config(small_config()))
+    assert execute(["run", str(config), "--output", str(folder), "--prepare"]) == 0
+    files = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
+    assert len(files) == 4
+    file = folder / "parties" / "passive-1" / "party.yaml"
+    lines = file.read_text().splitlines()
+    for name, value in changes.items():
+        kept = [line for line in lines if not line.startswith(f"{name}:")]
+        lines = [*kept, f"{name}: {json.dumps(value)}"]
+    file.write_text("\n".join(lines))
+    assert execute(["party", "--config", str(file)]) in (2, 3, 4)
+    assert told in " ".join(capsys.readouterr().err.replace("│", "").split())
+
+
+def test_parties_apart_need_a_folder_and_a_transport_that_there_is() -> None:
+    with pytest.raises(ConfigError, match="name a run folder"):
+        run(small_config(), None, transport="local")
+    with pytest.raises(ConfigError, match="transport: 'lokal' is unknown; did you mean 'local'"):
+        run(small_config(), None, transport="lokal")
+
+
+def test_nobody_comes_and_the_party_says_whom_it_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, folder = tmp_path / "run.yaml", tmp_path / "run"
+    config.write_text(dump_config(small_config()))
+    arguments = ["run", str(config), "--output", str(folder), "--prepare", "--timeout", "0.5"]
+    assert execute(arguments) == 0
+    capsys.readouterr()
+    for name, told in (("active", "did not come to active"), ("passive-2", "reached nobody as")):
+        file = folder / "parties" / name / "party.yaml"
+        assert execute(["party", "--config", str(file)]) == 4
+        assert told in " ".join(capsys.readouterr().err.replace("│", "").split())

@@ -1,0 +1,171 @@
+"""A party that is killed or stopped in any phase: the others end and say who, or go on without it.
+
+And then: resuming gives the models of a run that nothing befell.
+"""
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_apfed.config import Config
+from secure_apfed.exchange import Kind
+from tests.local.processes import Harm, Parties, model_digests
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+TRAIN = {"epochs": 3, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
+# Every role and every kind of message that it sends, and which of them it never comes to send.
+SENT: dict[tuple[str, Kind], int] = {
+    ("active", Kind.GREETING): 1,
+    ("active", Kind.SESSION): 0,
+    ("active", Kind.SIGNATURE): 2,
+    ("active", Kind.ALIGNMENT): 1,
+    ("active", Kind.SUM_SETUP): 0,
+    ("active", Kind.READY): 3,
+    ("active", Kind.REPRESENTATIONS): 7,
+    ("active", Kind.CHECKPOINT): 4,
+    ("active", Kind.END): 0,
+    ("passive-1", Kind.GREETING): 0,
+    ("passive-1", Kind.SIGNATURE): 1,
+    ("passive-1", Kind.ALIGNMENT): 1,
+    ("passive-1", Kind.SUM_SETUP): 0,
+    ("passive-1", Kind.READY): 0,
+    ("passive-1", Kind.CONTRIBUTION): 4,
+    ("passive-1", Kind.SAVED): 0,
+    ("aggregator", Kind.GREETING): 3,
+    ("aggregator", Kind.SIGNATURE): 0,
+    ("aggregator", Kind.READY): 1,
+    ("aggregator", Kind.SUM): 5,
+    ("aggregator", Kind.SAVED): 1,
+    ("dealer", Kind.GREETING): 0,
+    ("dealer", Kind.SIGNATURE): 3,
+    ("dealer", Kind.ALIGNMENT): 1,
+    ("dealer", Kind.READY): 1,
+}
+STOPPED = [
+    ("active", Kind.ALIGNMENT), ("active", Kind.REPRESENTATIONS), ("passive-1", Kind.SIGNATURE),
+    ("passive-1", Kind.CONTRIBUTION), ("passive-1", Kind.SAVED), ("aggregator", Kind.SUM),
+    ("aggregator", Kind.READY), ("dealer", Kind.ALIGNMENT),
+]  # fmt: skip
+PHASES = {"agreement", "alignment", "set-up", "training", "checkpoint"}
+
+
+def config_of() -> Config:
+    return small_config(
+        train=TRAIN,
+        guard={"mechanism": "none", "noise": "reproducible_insecure"},
+        alignment={"protocol": "circuit"},
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    said = Parties(config_of(), folder).play()
+    assert not {name: one for name, one in said.items() if one["kind"]}
+    return folder
+
+
+def test_every_kind_of_message_of_every_role_is_harmed_once(whole: Path) -> None:
+    sent = set()
+    for party in (whole / "parties").iterdir():
+        for flow in json.loads((party / "transcript.json").read_bytes()):
+            sent.add((flow["sender"], Kind(flow["kind"])))
+    sent = {(name, kind) for name, kind in sent if name != "passive-2"} | {("active", Kind.END)}
+    assert sent == set(SENT)
+
+
+def the_others_say_who_and_when(said: dict[str, dict[str, Any]], harmed: str) -> None:
+    for name, one in said.items():
+        if one["kind"] is None:
+            # A dealer is done before training, and an end may have been told to some already.
+            continue
+        assert one["kind"] in ("PartyLeftError", "RunStoppedError"), (name, one)
+        assert harmed in one["message"], (name, one)
+        assert any(f"{phase}: " in one["message"] for phase in PHASES), (name, one)
+
+
+@pytest.mark.parametrize(("name", "kind"), SENT)
+def test_who_is_killed_is_named_and_the_run_resumes_the_same(
+    name: str, kind: Kind, whole: Path, tmp_path: Path
+) -> None:
+    parties = Parties(config_of(), tmp_path / "run")
+    said = parties.play({name: Harm(kind, SENT[name, kind])})
+    assert len(said) == len(model_digests(whole))  # all but one, and the dealer has none
+    the_others_say_who_and_when(said, name)
+    assert kind is Kind.END or any(one["kind"] for one in said.values())
+    if kind is Kind.END and said["passive-1"]["kind"] is None:
+        return
+    again = parties.play(resume=True)
+    assert not {name: one for name, one in again.items() if one["kind"]}
+    assert model_digests(parties.run.path) == model_digests(whole)
+    assert not [path for path in parties.run.path.rglob(".*") if path.name != ".lock"]
+
+
+@pytest.mark.parametrize(("name", "kind"), STOPPED)
+def test_who_falls_silent_is_named_within_the_deadline(
+    name: str, kind: Kind, whole: Path, tmp_path: Path
+) -> None:
+    parties, began = Parties(config_of(), tmp_path / "run", timeout_s=2.0), time.monotonic()
+    said = parties.play({name: Harm(kind, SENT[name, kind], signal.SIGSTOP)}, within_s=45.0)
+    assert time.monotonic() - began < 40.0
+    the_others_say_who_and_when(said, name)
+    assert said["passive-2"]["kind"]
+    parties = Parties(config_of(), tmp_path / "run")
+    assert not {one: told for one, told in parties.play(resume=True).items() if told["kind"]}
+    assert model_digests(tmp_path / "run") == model_digests(whole)
+
+
+def recovering() -> Config:
+    settings: dict[str, Any] = {
+        "name": "recovering", "method": "apfed_c", "party_seeds": "shared_for_comparison",
+        "data": {"dataset": "digits", "views": 4, "limit": 512},
+        "model": {"network": "mlp", "hidden": [16], "representation": 8, "projection": 8},
+        "train": {"epochs": 3, "batch_size": 128, "learning_rate": 0.1, "device": "cpu"},
+        "secure_sum": {"scheme": "plain", "masks": "recoverable", "threshold": 2},
+        "guard": {"mechanism": "none"}, "rules": {"minimum_spread": 0.0},
+    }  # fmt: skip
+    return Config.model_validate(settings)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("kind", "at", "step"), [(Kind.CONTRIBUTION, 2, 2), (Kind.SAVED, 0, 4)])
+def test_the_others_go_on_where_the_sum_recovers(
+    kind: Kind, at: int, step: int, number: int, tmp_path: Path
+) -> None:
+    parties = Parties(recovering(), tmp_path / "run", timeout_s=2.0)
+    said = parties.play({"passive-2": Harm(kind, at, number)})
+    assert not {name: one for name, one in said.items() if one["kind"]}
+    active = parties.run.party("active")
+    attendance = json.loads((active / "result.json").read_bytes())["attendance"]
+    assert attendance["left"] == {"passive-2": step}
+
+
+def test_who_left_comes_back_when_the_run_is_resumed(tmp_path: Path) -> None:
+    """Its checkpoint is an older one; the others' are of where the run went on without it."""
+    parties = Parties(recovering(), tmp_path / "run")
+    harms = {"passive-2": Harm(Kind.CONTRIBUTION, 5), "active": Harm(Kind.REPRESENTATIONS, 29)}
+    parties.play(harms)
+    held = [sorted(parties.run.party(name).glob("checkpoint-*")) for name in harms]
+    assert [path.name for path in held[0]] == ["checkpoint-0.bin", "checkpoint-4.bin"]
+    assert [path.name for path in held[1]] == ["checkpoint-4.bin", "checkpoint-8.bin"]
+    said = parties.play(resume=True)
+    assert not {name: one for name, one in said.items() if one["kind"]}
+    result = json.loads((parties.run.party("active") / "result.json").read_bytes())
+    assert result["attendance"] == {"left": {}, "steps_without_all": 0}
+
+
+def test_a_checkpoint_that_was_lost_is_named_by_its_party(tmp_path: Path) -> None:
+    parties = Parties(config_of(), tmp_path / "run")
+    parties.play({"active": Harm(Kind.REPRESENTATIONS, 7)})
+    for path in parties.run.party("passive-2").glob("checkpoint-*"):
+        path.unlink()
+    said = parties.play(resume=True)
+    assert said["passive-2"]["kind"] == "CheckpointError"
+    assert "passive-2 holds no step before it" in said["passive-2"]["message"]
+    assert "passive-2 stopped the run: CheckpointError" in said["active"]["message"]

@@ -1,0 +1,174 @@
+"""What is a party's own is nowhere else: not in another's folder, memory at start, or messages."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+import torch
+from cryptography.hazmat.primitives import serialization
+
+from secure_apfed.config import Config
+from secure_apfed.data import PartyTable, VerticalData, load_data
+from secure_apfed.exchange import Kind, Links
+from secure_apfed.runs import Progress, run
+from secure_apfed.runs.checkpoint import load_tensors
+from secure_apfed.runs.folder import read_sealed
+from tests.local.processes import Harm, Parties
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+NAMES = ("active", "passive-1", "passive-2")
+
+
+def config_of(method: str) -> Config:
+    train = {"epochs": 3, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"}
+    return small_config(
+        method, party_seeds="secret", train=train, guard={"mechanism": "gaussian", "sigma": 1.0}
+    )
+
+
+def named_anew(config: Config) -> VerticalData:
+    """The run's data with IDs that are long, and nobody else's: they can be searched for."""
+    data = load_data(config.data, seed=0)
+    common = set(data.active.ids).intersection(*(one.ids for one in data.passives))
+
+    def renamed(table: PartyTable) -> PartyTable:
+        ids = tuple(
+            f"everybody-knows-{one}" if one in common else f"only-{table.name}-knows-{one}"
+            for one in table.ids
+        )
+        return PartyTable(table.name, ids, table.features, table.labels, table.encoding)
+
+    return VerticalData(
+        renamed(data.active), tuple(map(renamed, data.passives)), data.classes, data.train_rows,
+        data.test_rows,
+    )  # fmt: skip
+
+
+def secrets_of(parties: Parties, data: VerticalData, name: str) -> dict[str, bytes]:
+    """What the party alone may hold, as bytes that would be found."""
+    folder = parties.run.party(name)
+    pem = (folder / "identity.pem").read_bytes()
+    key = serialization.load_pem_private_key(pem, password=None)
+    raw = key.private_bytes(
+        serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
+    )
+    found = {"identity": raw, "identity in PEM": pem.splitlines()[1]}
+    if (table := next((one for one in data.tables if one.name == name), None)) is not None:
+        found["an ID"] = f"only-{name}-knows".encode()
+        found["features"] = table.features[7].numpy().tobytes()
+        found["features in float64"] = table.features[7].double().numpy().tobytes()
+        if table.labels is not None:
+            found["labels"] = table.labels[:40].numpy().tobytes()
+        for path in folder.glob("checkpoint-*"):
+            content = msgpack.unpackb(read_sealed(path), strict_map_key=False)
+            found["noise key"] = content["noise_key"]
+            found["seed"] = msgpack.packb(content["seed"])
+            found["parameters"] = max(
+                (one.numpy().tobytes() for one in tensors_in(content["tensors"])), key=len
+            )[:64]
+    return found
+
+
+def tensors_in(body: bytes) -> Iterator[torch.Tensor]:
+    for name, tensor in load_tensors(body).items():
+        if name.endswith("weight") and tensor.numel() >= 16:
+            yield tensor
+
+
+@pytest.mark.parametrize("method", ["apfed_c", "tvfl"])
+def test_no_folder_holds_what_is_anothers(method: str, tmp_path: Path) -> None:
+    """In the middle of a run, when checkpoints hold all that a party is."""
+    config = config_of(method)
+    data = named_anew(config)
+    parties = Parties(config, tmp_path / "run", data=data)
+    kind = Kind.REPRESENTATIONS if method == "apfed_c" else Kind.REQUEST
+    parties.play({"active": Harm(kind, 25)})
+    names = [path.name for path in parties.run.parties.iterdir()]
+    every = {name: secrets_of(parties, data, name) for name in names}
+    assert all(len(every[name]) >= 8 for name in NAMES)
+    for name in names:
+        files = [path for path in parties.run.party(name).rglob("*") if path.is_file()]
+        written = {path: path.read_bytes() for path in files}
+        for other, secrets in every.items():
+            for what, secret in secrets.items():
+                holders = [path.name for path, content in written.items() if secret in content]
+                assert bool(holders) is (other == name) or (
+                    # Written in another form, if at all: then at least not at anybody else's.
+                    other == name and what in ("features in float64", "identity", "labels")
+                ), (name, other, what, holders)
+
+
+def memory_of(pid: int) -> bytes:
+    """What a process of ours holds that comes from no file, as it is now."""
+    parts = []
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            place, access, _, _, inode, *_ = line.split()
+            if access.startswith("rw") and inode == "0":
+                begin, end = place.split("-")
+                memory.seek(int(begin, 16))
+                parts.append(memory.read(int(end, 16) - int(begin, 16)))
+    return b"".join(parts)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="reads memory as Linux shows it")
+def test_no_party_begins_with_what_is_anothers_in_memory(tmp_path: Path) -> None:
+    """Each process, its rows loaded and its links open, just before its script begins."""
+    config = config_of("apfed_c")
+    data = named_anew(config)
+    parties = Parties(config, tmp_path / "run", data=data)
+    harms = {name: Harm(None, 0, signal.SIGSTOP) for name in (*NAMES, "aggregator")}
+    with parties.started(harms):
+        pids = {name: one.pid or 0 for name, one in parties.processes.items()}
+        deadline = time.monotonic() + 30
+        while not all(" T " in Path(f"/proc/{pid}/stat").read_text() for pid in pids.values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        every = {name: secrets_of(parties, data, name) for name in parties.processes}
+        for name, pid in pids.items():
+            held = memory_of(pid)
+            for other, secrets in every.items():
+                for what in ("identity", "an ID", "features", "labels"):
+                    if what in secrets and (other != name or what == "an ID"):
+                        assert (secrets[what] in held) is (other == name), (name, other, what)
+            os.kill(pid, signal.SIGCONT)
+        for name, process in parties.processes.items():
+            process.join(30)
+            said = json.loads((parties.run.party(name) / "said.json").read_bytes())
+            assert said["kind"] is None, said
+
+
+@pytest.mark.parametrize("method", ["apfed_c", "tvfl"])
+def test_no_message_holds_what_is_its_senders_alone(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its receiver reads it, once the seal is off."""
+    config, sent = config_of(method), list[tuple[str, Kind, bytes]]()
+    data, genuine = named_anew(config), Links.send
+
+    def told(self: Links, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+        sent.append((self.me, kind, payload))
+        genuine(self, receiver, kind, step, payload)
+
+    monkeypatch.setattr(Links, "send", told)
+    found: dict[str, dict[str, bytes]] = {}
+
+    def look(progress: Progress) -> None:
+        if progress.step == 10:
+            parties = Parties(config, tmp_path / "run", data=data)
+            found.update({name: secrets_of(parties, data, name) for name in NAMES})
+
+    run(config, tmp_path / "run", data=data, on_progress=look)
+    assert all(len(found[name]) >= 8 for name in NAMES)
+    assert {kind for _, kind, _ in sent} >= {Kind.GREETING, Kind.ALIGNMENT, Kind.REPRESENTATIONS}
+    for sender, kind, payload in sent:
+        for name, secrets in found.items():
+            for what, secret in secrets.items():
+                assert secret not in payload, (sender, kind, name, what)
