@@ -13,7 +13,7 @@ from protocols.seal import RunKey, SealedLink
 from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.exchange.links import Awaited, Frame, Links, Script
 
-__all__ = ["InMemory", "Transport", "play_one"]
+__all__ = ["InMemory", "Transport", "drive", "play_one"]
 
 T = TypeVar("T")
 
@@ -50,23 +50,29 @@ def play_one(script: Script[T], links: Links, transport: Transport, *, timeout_s
     Raises:
         Exception: whatever the script raised.
     """
-    role = _Role(script)
-    event: Frame | PartyLeftError | None = None
     try:
-        while not role.ended:
-            role.resume(event)
-            if role.awaited is None:
-                break
-            try:
-                event = transport.take(role.awaited, timeout_s * role.awaited.patience)
-            except PartyLeftError as error:
-                event = error
+        return drive(script, transport, timeout_s=timeout_s)
     except BaseException as error:
-        role.close()
         links.abort(error)
         raise
     finally:
         transport.close()
+
+
+def drive(script: Script[T], transport: Transport, *, timeout_s: float) -> T:
+    """Play a script to its end over a transport that stays open; see `play_one`."""
+    role = _Role(script)
+    event: Frame | PartyLeftError | None = None
+    try:
+        role.resume(event)
+        while role.awaited is not None:
+            try:
+                event = transport.take(role.awaited, timeout_s * role.awaited.patience)
+            except PartyLeftError as error:
+                event = error
+            role.resume(event)
+    finally:
+        role.close()
     result: T = role.result
     return result
 

@@ -35,7 +35,7 @@ from secure_apfed.runs.party import PartyFile, Peer
 from secure_apfed.runs.party_folder import PartyFolder
 from secure_apfed.runs.writing import RunWriter
 
-__all__ = ["prepare_parties", "run_locally"]
+__all__ = ["free_addresses", "prepare_parties", "run_locally"]
 
 _LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.05
@@ -98,7 +98,7 @@ def prepare_parties(
     names = tuple(roles_of(METHODS[config.method], config, active, passives))
     run = RunFolder(folder)
     write_atomically(run.config, dump_config(config).encode())
-    addresses = dict(zip(names, _free_addresses(len(names)), strict=True))
+    addresses = dict(zip(names, free_addresses(len(names)), strict=True))
     identities = {}
     for name in names:
         make_private(run.party(name))
@@ -123,7 +123,7 @@ def prepare_parties(
     return files
 
 
-def _free_addresses(count: int) -> list[str]:
+def free_addresses(count: int) -> list[str]:
     """Addresses of loopback where nobody listens now."""
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(socket.create_server((_LOOPBACK, 0))) for _ in range(count)]
