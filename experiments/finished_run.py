@@ -84,6 +84,7 @@ class Outcome(Written):
     sum: Mapping[str, Any] = {}
     attendance: Attendance = Attendance()
     guarantee: str | None = None
+    apart: bool = False
     contributions: Mapping[str, Contributions] = {}
 
 

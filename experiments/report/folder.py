@@ -82,6 +82,8 @@ class ReportedRun(FinishedRun):
             private=config.dp_sgd is not None,
             noisy=config.secure_sum.noise is not None,
             defended=bool(config.defences),
+            apart=self.outcome.apart,
+            shared_seeds=config.party_seeds == "shared_for_comparison",
         )
 
     def title_of(self, variant: str) -> str:

@@ -47,6 +47,8 @@ from secure_apfed.settings import Settings
 
 __all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]
 
+_TO_MEET = 8  # units of patience: a process takes longer to start than to answer
+
 
 class Peer(Settings):
     """Another party: where it listens, and by which key it is known.
@@ -168,7 +170,7 @@ def joined(
         transport = over(
             Sockets.meet(
                 told.party, listen_at(parse_address(told.listen)), addresses,
-                identity=brought.identity, known=known, timeout_s=told.timeout_s,
+                identity=brought.identity, known=known, timeout_s=_TO_MEET * told.timeout_s,
             )
         )  # fmt: skip
         # Payloads are kept nowhere: each party's are its own business.
@@ -196,7 +198,7 @@ async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progre
     require_rows(learner)
     session = Session(entered, learner, links, here.transcript)
     session.headline = method.headline
-    writer = RunWriter(folder, config)
+    writer = RunWriter(folder, config, apart=True)
     course = Course(config, session, labels, writer, on_progress, state)
     await course.play(learner, links)
     writer.cross_check(cross_checked(course.privacy(), session).accountants)

@@ -57,10 +57,16 @@ def versions() -> dict[str, str]:
 
 
 class RunWriter:
-    """Writes one run's folder while it runs."""
+    """Writes one run's folder while it runs.
 
-    def __init__(self, folder: RunFolder, config: Config) -> None:
-        self.folder, self._config = folder, config
+    Args:
+        folder: of the run, or of the active where it runs apart from the others.
+        config: of the run.
+        apart: whether it does.
+    """
+
+    def __init__(self, folder: RunFolder, config: Config, *, apart: bool = False) -> None:
+        self.folder, self._config, self._apart = folder, config, apart
         self._board: SummaryWriter | None = None
 
     @classmethod
@@ -151,6 +157,7 @@ class RunWriter:
                 "sum": dict(session.secure_sum),
                 "attendance": dict(session.attendance()),
                 "guarantee": guarantee,
+                "apart": self._apart,
             },
         )
 
