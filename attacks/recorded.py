@@ -26,7 +26,7 @@ from attacks.view import (
 )
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Flow
-from secure_apfed.methods.aligning import positions_of, rows_among
+from secure_apfed.methods.alignment import positions_of, rows_among
 from secure_apfed.methods.terms import objective_of, settings_of
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import derive_seed, shuffled

@@ -18,19 +18,18 @@ from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.defences import gradient_chain, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
-from secure_apfed.methods import noising
 from secure_apfed.methods.accounts import (
     answers_log,
     guard_for,
     ledger_for,
     private_updates,
     refused_sums,
+    surroundings_of,
     update_ledgers,
     whole_training,
 )
 from secure_apfed.methods.ahead import waiting_of, worker_for
-from secure_apfed.methods.aligning import rows_among
-from secure_apfed.methods.defending import surroundings_of
+from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import (
     Agreed,
     Helper,
@@ -39,6 +38,12 @@ from secure_apfed.methods.method import (
     Own,
     Save,
     keep_or_end,
+)
+from secure_apfed.methods.sum_noise import (
+    NoisePlan,
+    contribution_noise,
+    parameters_of,
+    sum_and_noise,
 )
 from secure_apfed.methods.terms import (
     check_passives,
@@ -336,12 +341,12 @@ class Apfed(Method):
         )
         require_own_terms(own.name, own.active, representation, expected)
         parts = own.active, own.passives, representation.shape
-        secure_sum, noise = noising.sum_and_noise(own.config, session, *parts)
+        secure_sum, noise = sum_and_noise(own.config, session, *parts)
         return Agreed(
             passives={
                 name: passive_terms(own.config, name, representation) for name in own.passives
             },
-            secure_sum=noising.parameters_of(own.config, secure_sum, noise),
+            secure_sum=parameters_of(own.config, secure_sum, noise),
         )
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
@@ -371,7 +376,7 @@ class Apfed(Method):
             seed=own.seed,
             answers=answers_log(own),
             held_N=rows >= 0,
-            noise=noising.contribution_noise(own, shape, plan=noise, aligned=len(rows)),
+            noise=contribution_noise(own, shape, plan=noise, aligned=len(rows)),
             waiting=waiting_of(
                 config.secure_sum, contributor, (config.train.batch_size, math.prod(shape)),
                 worker_for(config.secure_sum),
@@ -420,11 +425,11 @@ def _learner(
     )
 
 
-def _sum_of_contract(own: Own, contract: Contract) -> tuple[SecureSum, noising.NoisePlan | None]:
+def _sum_of_contract(own: Own, contract: Contract) -> tuple[SecureSum, NoisePlan | None]:
     """The agreed sum, as each party describes it for itself."""
     names = tuple(contract.passives)
     shape = contract.passives[names[0]].representation.shape
-    return noising.sum_and_noise(own.config, contract.session, contract.active, names, shape)
+    return sum_and_noise(own.config, contract.session, contract.active, names, shape)
 
 
 def _active_networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, Shape]:
