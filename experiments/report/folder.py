@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.finished_run import Epsilon, FinishedRun, Written, read_finished_run
+from experiments.finished_run import FinishedRun, read_finished_run
 from experiments.reconstructions import FILE, Reconstruction, read_examples
 from experiments.report.who_learns import Role, RunFacts
 from secure_apfed.exchange import Flow
 from secure_apfed.folder_files import count_lines, read_json, read_json_lines
 from secure_apfed.runs import RunFolder
+from secure_apfed.runs.record import Epsilon, Written
 
 __all__ = ["EpochMetrics", "ReportedRun", "read_run"]
 
