@@ -71,7 +71,10 @@ def run(
         typer.Option(help="memory: one process plays all; local: one process a party."),
     ] = TransportName.memory,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds of patience with a silent party; local only.")
+        float,
+        typer.Option(
+            min=0.1, max=86_400, help="Seconds of patience with a silent party; local only."
+        ),
     ] = 60.0,
     prepare: Annotated[
         bool,
@@ -88,7 +91,7 @@ def run(
     config = load_config(config_file, overrides=overrides or ())
     folder = output or Path("runs", config.name)
     if prepare:
-        _prepare(config, folder, timeout)
+        _prepare(config, folder, timeout, as_json=as_json)
         return
     _check_attacks(config)
     how = {"transport": transport.value, "timeout_s": timeout}
@@ -100,14 +103,18 @@ def run(
         _show_result(result, results, page)
 
 
-def _prepare(config: "Config", folder: Path, timeout: float) -> None:
+def _prepare(config: "Config", folder: Path, timeout: float, *, as_json: bool) -> None:
     """Make what each party needs to be run by hand, and say how."""
     from secure_apfed.runs.local import prepare_parties
     from secure_apfed.runs.writing import RunWriter
 
     with RunWriter.open(folder, config, resume=False):
-        for file in prepare_parties(config, folder, timeout_s=timeout).values():
-            typer.echo(f"secure-apfed party --config {file}")
+        files = prepare_parties(config, folder, timeout_s=timeout)
+    if as_json:
+        terminal.print_json({"parties": {name: str(file) for name, file in files.items()}})
+        return
+    for file in files.values():
+        typer.echo(f"secure-apfed party --config {file}")
 
 
 def _check_attacks(config: "Config") -> None:

@@ -105,6 +105,7 @@ class Contract(Settings):
             it goes on without a passive that fell silent, while no fewer than the secure sum's
             threshold are left.
         from_step: where all go on, each from its own checkpoint; null: from the start.
+        run: digest of the contract of the run's first session, hex; null in the first.
     """
 
     schema_version: Literal[1] = 1
@@ -121,6 +122,13 @@ class Contract(Settings):
     spare_answers: int = Field(0, ge=0)
     when_a_party_leaves: Literal["abort", "recover"] = "abort"
     from_step: int | None = Field(None, ge=0)
+    run: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+
+    @model_validator(mode="after")
+    def _run_fits(self) -> Self:
+        if (self.run is None) is not (self.from_step is None):
+            raise ValueError("a session that goes on names the run and the step, another neither")
+        return self
 
     @model_validator(mode="after")
     def _parties_fit(self) -> Self:

@@ -90,7 +90,10 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
         }})  # fmt: skip
         return
     panel = Panel(
-        Text(failure.message), title=failure.title, title_align="left", border_style="red"
+        Text(_printable(failure.message)),
+        title=failure.title,
+        title_align="left",
+        border_style="red",
     )
     Console(stderr=True).print(panel)
 
@@ -102,7 +105,12 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def show_note(text: str) -> None:
     """Print something worth knowing on stderr."""
-    Console(stderr=True).print(Text(text, style="dim"))
+    Console(stderr=True).print(Text(_printable(text), style="dim"))
+
+
+def _printable(text: str) -> str:
+    """The same without what a terminal would obey: a peer may have chosen some of the words."""
+    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
 
 
 def show_warning(

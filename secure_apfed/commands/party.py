@@ -13,8 +13,9 @@ import typer
 
 from secure_apfed import progress_bars
 from secure_apfed.commands import AsJson
+from secure_apfed.errors import ApfedError
 
-__all__ = ["party"]
+__all__ = ["Terminated", "party"]
 
 _LAST_WORDS_S = 10.0
 
@@ -39,9 +40,13 @@ def party(
         play_party(config, resume=resume, on_progress=on_progress)
 
 
+class Terminated(ApfedError):  # noqa: N818 - it is no error
+    """Whoever runs the machine ended this process."""
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End as Ctrl-C does: the others are told, and what was written is whole."""
-    raise KeyboardInterrupt
+    """End as an error does: the others are told, and what was written is whole."""
+    raise Terminated("ended by SIGTERM")
 
 
 def _watch() -> None:

@@ -26,6 +26,7 @@ from secure_apfed.exchange.links import Links
 __all__ = ["Agreement", "Greeting", "agree"]
 
 _KEY_BYTES = 32
+_DIGEST_LETTERS = 64
 _PURPOSE = b"contract v1"
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, RecursionError)
 
@@ -38,17 +39,21 @@ class Greeting:
         identity: its long-term public key, 32 bytes; run_key: of its links in this session.
         offer: what a row may be of the representations that it sends; None: it sends none.
         from_step: where it would go on, at the active; None: from the start.
+        run: of which run, hex, where it would go on.
     """
 
     identity: bytes
     run_key: bytes
     offer: RepresentationTerms | None = None
     from_step: int | None = None
+    run: str | None = None
 
     def pack(self) -> bytes:
         """As a message."""
         offer = self.offer.model_dump(mode="json") if self.offer else None
-        packed: bytes = msgpack.packb([self.identity, self.run_key, offer, self.from_step])
+        packed: bytes = msgpack.packb(
+            [self.identity, self.run_key, offer, self.from_step, self.run]
+        )
         return packed
 
     @classmethod
@@ -59,9 +64,11 @@ class Greeting:
             RemoteProtocolError: anything else than a greeting.
         """
         try:
-            identity, run_key, offer, from_step = msgpack.unpackb(message.payload)
+            identity, run_key, offer, from_step, run = msgpack.unpackb(message.payload)
             if from_step is not None and (type(from_step) is not int or from_step < 0):
                 raise ValueError("no step")
+            if run is not None and (type(run) is not str or len(run) != _DIGEST_LETTERS):
+                raise ValueError("no digest")
             for key in (identity, run_key):
                 if type(key) is not bytes or len(key) != _KEY_BYTES:
                     raise ValueError("a key of another size")
@@ -70,7 +77,7 @@ class Greeting:
             raise RemoteProtocolError(
                 f"{message.sender} sent something else than a greeting"
             ) from error
-        return cls(identity=identity, run_key=run_key, offer=terms, from_step=from_step)
+        return cls(identity=identity, run_key=run_key, offer=terms, from_step=from_step, run=run)
 
 
 @dataclass(frozen=True, kw_only=True)

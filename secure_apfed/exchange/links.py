@@ -129,10 +129,10 @@ class Links:
     def abort(self, error: BaseException) -> None:
         """Tell all peers that this party stops, and why.
 
-        A refusal of what a peer sent is told as it is, since such errors repeat nothing secret;
-        of any other error its kind alone is told.
+        Who left or stopped is told as it is; of any other error its kind alone, since refusals
+        repeat figures that are between two parties.
         """
-        told = isinstance(error, RemoteProtocolError)
+        told = isinstance(error, PartyLeftError)
         reason = str(error) if told else f"{type(error).__name__}; its own log says more"
         for peer in self._peers:
             self.send(peer, Kind.ABORT, BEFORE_TRAINING, reason[:_REASON_LETTERS].encode())
@@ -225,7 +225,10 @@ class Links:
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
         body = frame[_LENGTH_BYTES + length :]
-        claimed = Envelope.parse_header(header)
+        try:
+            claimed = Envelope.parse_header(header)
+        except RemoteProtocolError as error:
+            raise RemoteProtocolError(f"{self.me}, on the link from {sender}: {error}") from error
         if self._seals and claimed.kind is Kind.ABORT and claimed.session == _UNNAMED:
             raise RunStoppedError(
                 f"agreement: {sender} stopped the run before its links were sealed, and says "
@@ -234,8 +237,8 @@ class Links:
             )
         if (claimed.session, claimed.sender, claimed.receiver) != (self._session, sender, self.me):
             raise RemoteProtocolError(
-                f"{self.me}: a frame on the link from {sender} claims to be from {claimed.sender} "
-                f"to {claimed.receiver} in session {claimed.session!r}"
+                f"{self.me}: a frame on the link from {sender} claims to be from "
+                f"{claimed.sender!r} to {claimed.receiver!r} in session {claimed.session!r}"
             )
         if self._seals:
             seal = self._seals[sender]

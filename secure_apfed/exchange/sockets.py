@@ -8,6 +8,7 @@ a peer that left; links between machines need more than that.
 """
 
 import contextlib
+import itertools
 import selectors
 import socket
 import struct
@@ -32,8 +33,10 @@ Address = tuple[str, int]
 _LENGTH = struct.Struct(">I")
 _MOST_FRAME = 2**30
 _MOST_HELD = 2**28  # bytes of a peer that nobody has asked for yet; then TCP holds it back
+_FRAME_COST = 256
 _CHUNK = 2**20
 _CHALLENGE_BYTES = 32
+_WELCOME = b"+"
 _PURPOSE = b"connection v1"
 _HELLO_BYTES = 256
 _MOST_STRANGERS = 64
@@ -64,7 +67,7 @@ class Sockets:
         self._peers = {name: _Peer(name, one) for name, one in connections.items()}
         for peer in self._peers.values():
             self._selector.register(peer.socket, selectors.EVENT_READ, peer)
-        self._inbox: deque[Frame] = deque()
+        self._arrivals = itertools.count()
 
     @classmethod
     def meet(
@@ -91,7 +94,7 @@ class Sockets:
             PartyLeftError: names those who did not come.
         """
         deadline = time.monotonic() + timeout_s
-        dialled = [name for name in addresses if name < me]
+        dialled = sorted(name for name in addresses if name < me)
         awaited = {name: known[name] for name in addresses if name > me}
         connections: dict[str, socket.socket] = {}
         try:
@@ -118,12 +121,10 @@ class Sockets:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            for index, (sender, _) in enumerate(self._inbox):
-                if sender in awaited.senders:
-                    frame = self._inbox[index]
-                    del self._inbox[index]
-                    self._forgo(sender, len(frame[1]))
-                    return frame
+            waiting = [one for name in awaited.senders if (one := self._peers[name]).inbox]
+            if waiting:
+                first = min(waiting, key=lambda peer: peer.inbox[0][0])
+                return first.name, self._hand_over(first)
             gone = tuple(name for name in awaited.senders if self._peers[name].closed)
             if len(awaited.senders) - len(gone) < awaited.least:
                 why = "; ".join(self._peers[name].closed for name in gone)
@@ -141,17 +142,19 @@ class Sockets:
         for key, _ in self._selector.select(timeout_s):
             peer: _Peer = key.data
             for frame in peer.read():
-                self._inbox.append((peer.name, frame))
-                peer.held += len(frame)
+                peer.inbox.append((next(self._arrivals), frame))
+                peer.held += len(frame) + _FRAME_COST
             if peer.closed or peer.held > _MOST_HELD:
                 self._selector.unregister(peer.socket)
 
-    def _forgo(self, sender: str, size: int) -> None:
-        peer = self._peers[sender]
+    def _hand_over(self, peer: "_Peer") -> bytes:
+        """The oldest frame of this peer; where it was held back, it may go on."""
+        _, frame = peer.inbox.popleft()
         full = peer.held > _MOST_HELD
-        peer.held -= size
+        peer.held -= len(frame) + _FRAME_COST
         if full and peer.held <= _MOST_HELD and not peer.closed:
             self._selector.register(peer.socket, selectors.EVENT_READ, peer)
+        return frame
 
     def close(self) -> None:
         """Let the peers have what was sent, and end; waits a few seconds at most."""
@@ -175,7 +178,8 @@ class _Peer:
 
     Attributes:
         closed: why nothing more comes; empty while something may.
-        held: bytes of frames that came and were not asked for yet.
+        inbox: frames that came and were not asked for yet, by number of arrival.
+        held: what these take in memory, about, in bytes.
     """
 
     def __init__(self, name: str, connection: socket.socket) -> None:
@@ -183,6 +187,7 @@ class _Peer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.name, self.socket = name, connection
         self.closed, self.held = "", 0
+        self.inbox: deque[tuple[int, bytes]] = deque()
         self._buffer = bytearray()
         self._changed = threading.Condition()
         self._unsent: deque[memoryview] = deque()
@@ -275,12 +280,12 @@ def _dial(
     me: str, peer: str, address: Address, identity: Identity, deadline: float
 ) -> socket.socket:
     """Connect to who listens there, and prove who dials."""
-    why = "nothing listened"
+    why, sent_away = "it closed at once", ""
     while (left := deadline - time.monotonic()) > 0:
         try:
             connection = socket.create_connection(address, timeout=left)
-        except OSError as error:
-            why = error.strerror or str(error)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or str(error)
             time.sleep(_PAUSE_S)
             continue
         try:
@@ -290,15 +295,17 @@ def _dial(
                 signature = identity.sign(_PURPOSE, challenge, me.encode(), peer.encode())
                 hello = msgpack.packb([me, signature])
                 connection.sendall(_LENGTH.pack(len(hello)) + hello)
-                return connection
-            why = "it closed at once"
+                if connection.recv(len(_WELCOME)) == _WELCOME:
+                    return connection
+                sent_away = f"it sent {me} away: its file names another key for {me}"
         except OSError as error:
             why = error.strerror or str(error)
         connection.close()
         time.sleep(_PAUSE_S)
     host, port = address
     raise PartyLeftError(
-        f"agreement: {me} reached nobody as {peer} at {host}:{port} ({why}); start {peer}, or "
+        f"agreement: {me} reached nobody as {peer} at {host}:{port} ({sent_away or why}); start "
+        f"{peer}, or "
         "correct its address",
         left=(peer,),
     )
@@ -316,6 +323,7 @@ class _Door:
         self._me, self._listener, self._awaited = me, listener, dict(awaited)
         self._strangers: dict[socket.socket, tuple[bytes, bytearray]] = {}
         self._came: dict[str, socket.socket] = {}
+        self._unproved: set[str] = set()
 
     def open(self, deadline: float) -> dict[str, socket.socket]:
         """Wait for all of them; connections by name.
@@ -342,9 +350,14 @@ class _Door:
     def _too_late(self, missing: list[str]) -> PartyLeftError:
         for connection in (*self._strangers, *self._came.values()):
             connection.close()
+        unproved = [name for name in missing if name in self._unproved]
+        told = (
+            f"; somebody came as {' and '.join(unproved)} with another key than the one in the "
+            f"file of {self._me}: correct that, if it was right"
+        )
         return PartyLeftError(
             f"agreement: {' and '.join(missing)} did not come to {self._me} in time; start it, or "
-            f"correct the address of {self._me} in its file",
+            f"correct the address of {self._me} in its file{told if unproved else ''}",
             left=tuple(missing),
         )
 
@@ -391,9 +404,12 @@ class _Door:
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             raise RemoteProtocolError("no hello of anybody who is awaited") from error
         parts = (challenge, name.encode(), self._me.encode())
-        verify(public, signature, _PURPOSE, *parts, signer=name)
         if name in self._came:
             raise RemoteProtocolError(f"{name} is here already")
+        self._unproved.add(name)
+        verify(public, signature, _PURPOSE, *parts, signer=name)
+        self._unproved.discard(name)
+        stranger.send(_WELCOME)
         selector.unregister(stranger)
         del self._strangers[stranger]
         self._came[name] = stranger

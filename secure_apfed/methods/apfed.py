@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from protocols.errors import PartyLeftError, RemoteProtocolError
+from protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
 from protocols.sums import SecureSum, SumCombiner
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.defences import gradient_chain, representation_chain
@@ -290,6 +290,8 @@ class ApfedAggregator(Helper):
             PartyLeftError: it says to stop, or too few are left.
         """
         gone = [name for name in error.left or awaited if name in self._present]
+        if isinstance(error, RunStoppedError) and self._contract.when_a_party_leaves == "abort":
+            raise error
         unasked = f"{error}; or {self._contract.active} did not ask for it"
         if self._contract.when_a_party_leaves == "abort":
             raise PartyLeftError(

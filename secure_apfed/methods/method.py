@@ -52,12 +52,14 @@ class PartyState:
     """What one party is before a step; with its own secrets, all that it needs to go on.
 
     Attributes:
+        run: digest of the contract of its first session, hex: which run, with which alignment.
         step: the next one.
         rows: of its table by position of the alignment; empty where it has none.
         tensors: of its role; ledgers: state of its accounts, by name.
         notes: what else it must remember, plain.
     """
 
+    run: str
     step: int
     rows: Tensor = field(repr=False)
     tensors: Mapping[str, Tensor] = field(repr=False)
@@ -257,6 +259,7 @@ class Learner(Role, ABC):
         rounding: the largest error of one number of a sum; None where there is no sum.
         left: who fell silent in this session, and in which step.
         steps_without_all: steps that were finished without somebody.
+        asks_for_releases: whether passives release representations to it.
     """
 
     training_rows: Tensor
@@ -265,6 +268,7 @@ class Learner(Role, ABC):
     training: WholeTraining | None = None
     rounding: float | None = None
     steps_without_all: int = 0
+    asks_for_releases: bool = False
 
     def __init__(self) -> None:
         self.left: dict[str, int] = {}

@@ -87,6 +87,7 @@ class Entered:
             return
         role = self.role
         state = PartyState(
+            run=self.contract.run or self.contract.digest.hex(),
             step=step,
             rows=self.rows,
             tensors={**role.tensors(), **tensors},
@@ -181,17 +182,28 @@ def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor |
         CheckpointError: the session goes on where this party cannot.
     """
     step, keeper = contract.from_step, own.brought.keeper
+    state = keeper.latest(until=step) if keeper else None
     if step is None:
+        if state and state.step > 0 and own.name != own.active:
+            raise CheckpointError(
+                f"{own.name}: {contract.active} begins anew, and the folder of {own.name} holds "
+                f"step {state.step} of a run; resume that run, or choose another folder"
+            )
         return None, own.aligned
     if own.data is None:
         return None, torch.empty(0, dtype=torch.int64)  # it holds nothing of a step
-    state = keeper.latest(until=step) if keeper else None
     # Who fell silent and is back has an older one, where the run went on without it.
     if state is None or (state.step != step and contract.when_a_party_leaves == "abort"):
         held = f"step {state.step}" if state else "no step before it"
         raise CheckpointError(
             f"{own.name}: {contract.active} goes on from step {step}, and the folder of {own.name} "
             f"holds {held}; put its checkpoint back, or begin a new run"
+        )
+    if state.run != contract.run:
+        raise CheckpointError(
+            f"{own.name}: {contract.active} goes on with the run {contract.run}, and the "
+            f"checkpoint of {own.name} is of {state.run}, whose rows stand in another order; put "
+            "the checkpoints of one run back at all parties"
         )
     return state, state.rows
 
@@ -414,7 +426,7 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
             identity=own.identity.public,
             run_key=run_key.public,
             offer=method.offer(own) if own.data is not None else None,
-            from_step=_from_step(own),
+            **_going_on(own),
         ),
         draw=lambda name, greetings: _draw(own, method, name, greetings),
     )
@@ -423,12 +435,12 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
     return agreement
 
 
-def _from_step(own: Own) -> int | None:
-    """Where the active would go on; it alone says so."""
+def _going_on(own: Own) -> dict[str, Any]:
+    """Where the active would go on, and with which run; it alone says so."""
     if own.name != own.active or own.brought.keeper is None:
-        return None
+        return {}
     state = own.brought.keeper.latest()
-    return state.step if state else None
+    return {"from_step": state.step, "run": state.run} if state else {}
 
 
 def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeting]) -> Contract:
@@ -465,6 +477,7 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
         spare_answers=config.rules.spare_answers,
         when_a_party_leaves=_when_a_party_leaves(agreed),
         from_step=greetings[own.active].from_step,
+        run=greetings[own.active].run,
     )
 
 

@@ -64,13 +64,13 @@ class Steps:
         """
         write_sealed(self.path(step), content)
         found = self.found()
-        for old in found:
-            if old > step or old in found[: found.index(step) + 1 - _KEPT]:
-                self.path(old).unlink()
+        at = found.index(step)
+        for old in (*found[: max(0, at + 1 - _KEPT)], *found[at + 1 :]):
+            self.path(old).unlink()
 
     def clear(self) -> None:
-        """Remove all of them."""
-        for path in self._paths():
+        """Remove all of them, and what a process left that was killed while it wrote one."""
+        for path in (*self._paths(), *self._folder.glob(f".{self._kind}-*")):
             path.unlink()
 
     def _paths(self) -> list[Path]:
@@ -83,10 +83,13 @@ class Checkpoints:
     Args:
         steps: its files.
         name: of the party; config, data: of the run, its own.
+        identity: its public key.
     """
 
-    def __init__(self, steps: Steps, name: str, config: Config, data: OwnData) -> None:
-        self.steps = steps
+    def __init__(
+        self, steps: Steps, name: str, config: Config, data: OwnData, *, identity: bytes
+    ) -> None:
+        self.steps, self._identity = steps, identity
         self._name, self._config, self._data = name, config, data
         self._secrets: tuple[bytes, int] | None = None
 
@@ -111,6 +114,7 @@ class Checkpoints:
         if content is None:
             return None
         return PartyState(
+            run=content["run"],
             step=content["step"],
             rows=content["rows"],
             tensors=content["tensors"],
@@ -124,6 +128,9 @@ class Checkpoints:
         noise_key, seed = self._secrets
         content = {
             "version": _VERSION,
+            "party": self._name,
+            "identity": self._identity,
+            "run": state.run,
             "config": config_digest(self._config),
             "table": table_digest(self._data),
             "noise_key": noise_key,
@@ -149,27 +156,31 @@ class Checkpoints:
             content["rows"] = load_tensors(content["rows"])["rows"]
             content["tensors"] = load_tensors(content["tensors"])
             content["ledgers"] = {name: load(one) for name, one in content["ledgers"].items()}
-            digests = content["config"], content["table"]
-            for name in ("noise_key", "seed", "step", "notes"):
+            for name in ("noise_key", "seed", "step", "run", "notes"):
                 content[name]
+            self._check(path, content)
         except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path} is not a checkpoint of a run: {error}") from error
-        self._check(path, *digests)
         checked: dict[str, Any] = content
         return checked
 
-    def _check(self, path: Path, config: str, table: str) -> None:
-        """Refuse to go on with other settings, or with other people, or the same elsewhere.
+    def _check(self, path: Path, content: Mapping[str, Any]) -> None:
+        """Refuse another party's, and to go on with other settings or people, or these elsewhere.
 
         Alignment, ledgers and frozen rows speak of positions: in another table they would be
         of other people, whose releases nobody would have counted.
         """
-        if config != config_digest(self._config):
+        if (content["party"], content["identity"]) != (self._name, self._identity):
+            raise CheckpointError(
+                f"{path} is of {content['party']!r} with another identity than that of "
+                f"{self._name} here; put the party's own checkpoint and identity.pem back"
+            )
+        if content["config"] != config_digest(self._config):
             raise CheckpointError(
                 f"{path} belongs to a run with another configuration; resume with the "
                 "config.yaml of that run"
             )
-        if table != table_digest(self._data):
+        if content["table"] != table_digest(self._data):
             raise CheckpointError(
                 f"the table of {self._name} is not the one that the run began with: its IDs, their "
                 "order, its labels or the split into training and test rows are others, and "

@@ -77,7 +77,7 @@ class Course:
         await learner.learn(links, self)
         if not self.accuracy:
             self.accuracy = await learner.evaluate(links, next_step=self._step, final=True)
-        # First the result, then the end: until then everybody could go on.
+        # First the result, then the end: until then everybody can go on.
         if self._writer:
             self._before_result()
             self._writer.finish(
@@ -88,8 +88,8 @@ class Course:
                 guarantee=guarantee_text(self._config, self.session, self._labels.mechanism),
                 seconds=self.seconds,
             )
-        end_all(links, self.session.present, self._step)
         self.session.entered.end()
+        end_all(links, self.session.present, self._step)
 
     def epochs(self) -> Iterator[int]:
         """See `Course`; the transcript is told of each."""

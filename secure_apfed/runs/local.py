@@ -8,12 +8,14 @@ processes are of one user: this tries out how parties run apart, and protects no
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,14 +28,16 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
-from secure_apfed.folder_files import read_json, read_json_lines
+from secure_apfed.folder_files import read_json
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.privacy import BudgetExhaustedError
-from secure_apfed.runs.folder import RunFolder, make_private, write_atomically
+from secure_apfed.regular_file import open_regular
+from secure_apfed.runs.checkpoint import Steps, config_digest
+from secure_apfed.runs.folder import RunFolder, make_private, own_subfolder, write_atomically
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party import PartyFile, Peer
 from secure_apfed.runs.party_folder import PartyFolder
-from secure_apfed.runs.record import Privacy, read_outcome, write_outcome
+from secure_apfed.runs.record import Outcome, Privacy, read_outcome, write_outcome
 from secure_apfed.runs.writing import RunWriter
 
 __all__ = ["free_addresses", "prepare_parties", "run_locally"]
@@ -41,6 +45,7 @@ __all__ = ["free_addresses", "prepare_parties", "run_locally"]
 _LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.05
 _GRACE_S = 10.0
+_MEET_S = 60.0  # at least: a process takes longer to start than to answer
 _PARTY, _TABLE, _LOG = "party.yaml", "table.safetensors", "log.txt"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
 _ERRORS: tuple[type[Exception], ...] = (
@@ -72,13 +77,50 @@ def run_locally(
         raise ConfigError("parties that run apart need a folder each; name a run folder")
     with RunWriter.open(folder, config, resume=resume) as writer:
         assert writer
-        files = prepare_parties(config, folder, data=data, timeout_s=timeout_s)
-        active = config.data.active_name
-        with _started(files, resume=resume) as processes:
-            _wait(processes, active, RunFolder(folder.joinpath("parties", active)), on_progress,
-                  config.train.epochs, timeout_s)  # fmt: skip
-        _raise_what_failed(processes)
-        return _gather(config, writer.folder, active)
+        led = RunFolder(writer.folder.party(config.data.active_name))
+        if resume:
+            _refuse_another_run(config, writer.folder)
+        if not (resume and led.result.exists()):  # then what is left to do is to gather
+            _play(config, writer.folder, led, data, resume, on_progress, timeout_s)
+        return _gather(config, writer.folder, led)
+
+
+def _play(
+    config: Config,
+    run: RunFolder,
+    led: RunFolder,
+    data: VerticalData | None,
+    resume: bool,
+    on_progress: Callable[[Progress], None],
+    timeout_s: float,
+) -> None:
+    """Start the parties and wait for them; where the active has a result, the others may fail."""
+    files = prepare_parties(config, run.path, data=data, timeout_s=timeout_s, resume=resume)
+    shown = _Shown(led, config.train.epochs, on_progress)
+    with _started(files, resume=resume) as processes:
+        _wait(processes, config.data.active_name, led, shown, timeout_s)
+    failed = _failures(processes)
+    if failed is not None and not led.result.exists():
+        raise failed
+    if failed is not None:
+        warnings.warn(f"the run is finished, but not at all parties:\n{failed}", stacklevel=3)
+
+
+def _refuse_another_run(config: Config, run: RunFolder) -> None:
+    """Go on only with what lies there, and as it was begun.
+
+    Raises:
+        CheckpointError: other settings, or a run that one process played.
+    """
+    if Steps(run.path, "recording").found():
+        raise CheckpointError(
+            f"{run.path} holds a run that one process played; resume with --transport memory"
+        )
+    # What may be other when a run is resumed is left out of the digest.
+    if run.config.exists() and config_digest(run.load_config()) != config_digest(config):
+        raise CheckpointError(
+            f"{run.path} belongs to a run with another configuration; resume with its config.yaml"
+        )
 
 
 def prepare_parties(
@@ -87,6 +129,7 @@ def prepare_parties(
     *,
     data: VerticalData | None = None,
     timeout_s: float = 60.0,
+    resume: bool = False,
 ) -> dict[str, Path]:
     """Make each party's folder, key, rows and file of settings; return the files by party.
 
@@ -102,10 +145,11 @@ def prepare_parties(
     addresses = dict(zip(names, free_addresses(len(names)), strict=True))
     identities = {}
     for name in names:
-        make_private(run.party(name))
+        make_private(own_subfolder(run.party(name)))
         identities[name] = PartyFolder(run.party(name)).identity().public.hex()
-        if (held := data.own(name)) is not None:
-            write_atomically(run.party(name) / _TABLE, pack_own(held), private=True)
+        table = run.party(name) / _TABLE
+        if (held := data.own(name)) is not None and not (resume and table.exists()):
+            write_atomically(table, pack_own(held), private=True)
     peers = {name: Peer(address=addresses[name], identity=identities[name]) for name in names}
     files = {}
     for name in names:
@@ -118,6 +162,7 @@ def prepare_parties(
             peers={peer: peers[peer] for peer in names if peer != name},
             table=Path(_TABLE) if data.own(name) is not None else None,
             timeout_s=timeout_s,
+            meet_s=max(_MEET_S, timeout_s),
         )
         files[name] = run.party(name) / _PARTY
         write_atomically(files[name], dump_settings(told).encode())
@@ -164,7 +209,7 @@ def _started(files: Mapping[str, Path], *, resume: bool) -> Iterator[Sequence[_P
         for name, file in files.items():
             command = [sys.executable, "-m", "secure_apfed.cli", "party", "--config", str(file)]
             command += ["--json", "--end-with-stdin", *(["--resume"] if resume else [])]
-            with (file.parent / _LOG).open("ab") as log:
+            with os.fdopen(open_regular(file.parent / _LOG, create=True), "ab") as log:
                 started = subprocess.Popen(  # noqa: S603 - this very program
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
                 )
@@ -190,26 +235,26 @@ def _end(processes: Sequence[_Process]) -> None:
 
 
 def _wait(
-    processes: Sequence[_Process],
-    active: str,
-    folder: RunFolder,
-    on_progress: Callable[[Progress], None],
-    epochs: int,
-    timeout_s: float,
+    processes: Sequence[_Process], active: str, led: RunFolder, shown: "_Shown", timeout_s: float
 ) -> None:
-    """Wait until the active has ended, and the others soon after it."""
-    shown, before = 0, _signed_at(folder)
+    """Wait until the active has ended, and the others soon after it; for none of them for ever."""
+    before = _signed_at(led)
     leading = next(one for one in processes if one.name == active)
+    others = [one for one in processes if one is not leading]
+    alone_since: float | None = None
     while leading.code is None:
         time.sleep(_LOOK_S)
-        shown = _show(folder, shown, epochs, on_progress)
-        failed = any(one.code in _OWN_FAULTS for one in processes)
-        if failed and _signed_at(folder) == before:
+        shown.look()
+        if any(one.code in _OWN_FAULTS for one in processes) and _signed_at(led) == before:
             return  # it never began, and the others would wait for it
-    _show(folder, shown, epochs, on_progress)
+        if others and all(one.code is not None for one in others):
+            alone_since = alone_since or time.monotonic()
+            if time.monotonic() - alone_since > 8 * timeout_s + _GRACE_S:
+                return  # whatever it waits for, nobody is there any more
+    shown.look()
     # The others need no more than to hear of the end, or to notice that it came without a word.
     deadline = time.monotonic() + (_GRACE_S if leading.code == 0 else 8 * timeout_s)
-    while any(one.code is None for one in processes) and time.monotonic() < deadline:
+    while any(one.code is None for one in others) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
 
 
@@ -218,43 +263,65 @@ def _signed_at(folder: RunFolder) -> int:
     return folder.contract.stat().st_mtime_ns if folder.contract.exists() else 0
 
 
-def _show(
-    folder: RunFolder, shown: int, epochs: int, on_progress: Callable[[Progress], None]
-) -> int:
-    """Tell of the epochs that the active has written since; return how many are told."""
-    if not folder.metrics.exists():
-        return shown
-    lines = read_json_lines(folder.metrics, dict[str, Any])
-    for line in lines[shown:]:
-        steps = line["step"] * epochs // line["epoch"]
-        accuracy = next(iter((line["accuracy"] or {}).values()), None)
-        on_progress(
+class _Shown:
+    """The epochs that the active has written, told as they come."""
+
+    def __init__(
+        self, led: RunFolder, epochs: int, on_progress: Callable[[Progress], None]
+    ) -> None:
+        self._path, self._epochs, self._on_progress = led.metrics, epochs, on_progress
+        self._read = 0
+
+    def look(self) -> None:
+        """Tell of the lines that are whole since the last look."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for text in whole.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # only a display
+                self._tell(json.loads(text))
+
+    def _tell(self, line: Mapping[str, Any]) -> None:
+        self._on_progress(
             Progress(
-                epoch=line["epoch"], epochs=epochs, step=line["step"], steps=steps,
-                loss=line["loss"], accuracy=accuracy, epsilon=float(line["epsilon"]),
+                epoch=line["epoch"],
+                epochs=self._epochs,
+                step=line["step"],
+                steps=line["step"] * self._epochs // line["epoch"],
+                loss=line["loss"],
+                accuracy=next(iter((line["accuracy"] or {}).values()), None),
+                epsilon=float(line["epsilon"]),
                 wire_bytes=line["wire_bytes"],
             )
-        )  # fmt: skip
-    return len(lines)
+        )
 
 
-def _raise_what_failed(processes: Sequence[_Process]) -> None:
-    """Raise the error from which the others follow, with what each party said."""
+def _failures(processes: Sequence[_Process]) -> Exception | None:
+    """The error from which the others follow, with what each party said; None: all went well."""
     failed = [one for one in processes if one.code != 0]
+    if not failed:
+        return None
     leading = next((one for one in failed if one.said and not _follows(one)), None)
-    if not any(one.said for one in failed) and not failed:
-        return
     lines = [f"{one.name}: {_why(one)}" for one in failed]
     if leading is not None:
         lines.insert(0, lines.pop(failed.index(leading)))
     kinds = {kind.__name__: kind for kind in _ERRORS}
     kind = kinds.get(leading.said.get("kind", ""), PartyLeftError) if leading else PartyLeftError
-    raise kind("\n".join(lines))
+    return kind("\n".join(lines))
 
 
 def _follows(one: _Process) -> bool:
     """Whether it stopped for what another did."""
-    return one.said.get("kind") in ("RunStoppedError", "PartyLeftError", "Interrupted")
+    return one.said.get("kind") in (
+        "RunStoppedError",
+        "PartyLeftError",
+        "Interrupted",
+        "Terminated",
+    )
 
 
 def _why(one: _Process) -> str:
@@ -266,45 +333,47 @@ def _why(one: _Process) -> str:
     return f"its process ended with code {code}; its {_LOG} says more"
 
 
-def _gather(config: Config, run: RunFolder, active: str) -> RunResult:
+def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     """Put the parties' results together as one run's."""
-    led = RunFolder(run.party(active))
-    for name in ("contract", "seeds", "versions", "metrics", "model", "card", "accountants"):
+    for name in ("contract", "seeds", "versions", "metrics", "model", "accountants"):
         source: Path = getattr(led, name)
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
-    names = [path.name for path in sorted(run.parties.iterdir()) if path.is_dir()]
-    folders = {name: PartyFolder(run.party(name)) for name in names}
-    ended = {name: one.read_end() for name, one in folders.items() if one.ended.exists()}
+    parties = [path for path in sorted(run.parties.iterdir()) if path.is_dir()]
+    folders = [PartyFolder(path) for path in parties if path != led.path]
+    ended = [one.read_end() for one in folders if one.ended.exists()]
     flows: list[Any] = []
-    for name in names:
-        flows += read_json(RunFolder(run.party(name)).flows, list[Any])
+    for path in parties:
+        if RunFolder(path).flows.exists():
+            flows += read_json(RunFolder(path).flows, list[Any])
     run.write_json(run.flows, flows)
-    led_to = read_outcome(led)
-    others = [one for name, one in ended.items() if name != active]
-    outcome = led_to.model_copy(
+    alone = read_json(led.result, Outcome)
+    outcome = alone.model_copy(
         update={
             "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
-            "privacy": _worst(led_to.privacy, [one.privacy for one in others if one.privacy]),
+            "privacy": _worst(alone.privacy, [one.privacy for one in ended if one.privacy]),
             "contributions": {
-                one.party: one.contributions for one in others if one.contributions is not None
+                one.party: one.contributions for one in ended if one.contributions is not None
             },
         }
     )
+    card, privacy = read_json(led.card, dict[str, Any]), outcome.privacy
+    card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
+    run.write_json(run.card, card)
     write_outcome(run, outcome)
     return RunResult(
         method=config.method,
         accuracy=outcome.accuracy,
         wire_bytes=outcome.wire_bytes,
-        privacy=outcome.privacy.spent(),
+        privacy=read_outcome(run).privacy.spent(),
         folder=run.path,
     )
 
 
 def _worst(active: Privacy, others: Sequence[Privacy]) -> Privacy:
     """The account of the party that spent most on representations, with the active's of labels."""
-    released = max(others, key=lambda one: one.epsilon_x, default=active)
-    if active.epsilon_x >= released.epsilon_x:
+    released = max(others, key=lambda one: one.epsilon_x, default=None)
+    if released is None or active.releases:
         return active
     of_labels = {"epsilon_y": active.epsilon_y, "epsilon_model": active.epsilon_model}
     trace = (*released.trace, *active.trace[1:])  # its first line says: nothing sent

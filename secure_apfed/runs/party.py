@@ -4,6 +4,7 @@ Run by: each party, from its own file of settings. Nothing is loaded here but wh
 what the others hold it learns from their messages, as the contract says, and not at all otherwise.
 """
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +38,7 @@ from secure_apfed.methods import (
 from secure_apfed.methods.workers import close_workers
 from secure_apfed.names import Name, PartyName
 from secure_apfed.runs.course import Course
-from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.folder import RunFolder, no_checkpoint
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.session import answered_labels, require_rows
@@ -46,8 +47,6 @@ from secure_apfed.runs.writing import RunWriter
 from secure_apfed.settings import Settings
 
 __all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]
-
-_TO_MEET = 8  # units of patience: a process takes longer to start than to answer
 
 
 class Peer(Settings):
@@ -76,6 +75,7 @@ class PartyFile(Settings):
         table: its rows as prepared for a trial; null reads its own file of `data.parties`.
         timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
             waits for somebody's answer to others is patient for up to eight of them.
+        meet_s: how long to wait until all others are connected.
     """
 
     party: Name
@@ -86,7 +86,8 @@ class PartyFile(Settings):
     listen: str
     peers: dict[Name, Peer]
     table: Path | None = None
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: float = Field(60.0, gt=0, le=86_400)
+    meet_s: float = Field(60.0, gt=0, le=86_400)
 
     @classmethod
     def read(cls, path: Path) -> "PartyFile":
@@ -162,6 +163,8 @@ def joined(
     with ExitStack() as stack:
         stack.callback(close_workers)
         folder = stack.enter_context(PartyFolder.open(told.folder, resume=resume))
+        if resume and role == "active" and not folder.steps.found():
+            raise no_checkpoint(folder.path)
         data = _own_data(told, config, role)
         brought = PartyKeeper(folder, told.party, config, data).brought
         known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
@@ -169,8 +172,8 @@ def joined(
         addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
         transport = over(
             Sockets.meet(
-                told.party, listen_at(parse_address(told.listen)), addresses,
-                identity=brought.identity, known=known, timeout_s=_TO_MEET * told.timeout_s,
+                told.party, _listening(told), addresses, identity=brought.identity, known=known,
+                timeout_s=told.meet_s,
             )
         )  # fmt: skip
         # Payloads are kept nowhere: each party's are its own business.
@@ -202,6 +205,21 @@ async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progre
     course = Course(config, session, labels, writer, on_progress, state)
     await course.play(learner, links)
     writer.cross_check(cross_checked(course.privacy(), session).accountants)
+
+
+def _listening(told: PartyFile) -> socket.socket:
+    """Where the others reach this party.
+
+    Raises:
+        ConfigError: it cannot listen there.
+    """
+    try:
+        return listen_at(parse_address(told.listen))
+    except OSError as error:
+        raise ConfigError(
+            f"listen: {told.party} cannot listen at {told.listen} ({error.strerror or error}); end "
+            "who does, or name another port there and in the others' files"
+        ) from error
 
 
 def _role_of(told: PartyFile, config: Config) -> PartyRole:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from filelock import FileLock, Timeout
@@ -91,6 +92,8 @@ class PartyFolder:
                 raise CheckpointError(
                     f"{path} holds a party's part of a finished run; choose another folder"
                 )
+            for torn in path.glob(".checkpoint-*"):
+                torn.unlink()  # of a process that was killed while it wrote
             if not resume:
                 folder._clear()
             yield folder
@@ -115,7 +118,7 @@ class PartyFolder:
             )
             if not isinstance(key, Ed25519PrivateKey):
                 raise TypeError("a key of another kind")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise CheckpointError(
                 f"{self._key} holds no Ed25519 private key in PEM ({error}); put it back, or "
                 "remove it and tell the others the new public identity"
@@ -174,9 +177,12 @@ class PartyKeeper:
         self, folder: PartyFolder, name: str, config: Config, data: OwnData | None
     ) -> None:
         self._folder, self._name = folder, name
-        self._kept = Checkpoints(folder.steps, name, config, data) if data else None
-        fresh = freshly_brought(
-            config, name, identity=folder.identity(), keeper=self, logs=folder.path
+        identity = folder.identity()
+        fresh = freshly_brought(config, name, identity=identity, keeper=self, logs=folder.path)
+        self._kept = (
+            Checkpoints(folder.steps, name, config, data, identity=identity.public)
+            if data
+            else None
         )
         self.brought: Brought = self._kept.secrets(fresh) if self._kept else fresh
         self.before_save: Callable[[int], None] = lambda step: None

@@ -15,7 +15,7 @@ import msgpack
 
 from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, load_data
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.learning.descent import without_prefix
 from secure_apfed.methods import (
     METHODS,
@@ -32,6 +32,7 @@ from secure_apfed.names import log_file
 from secure_apfed.runs.checkpoint import Steps
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.encoders import encoders_of
+from secure_apfed.runs.folder import own_subfolder
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.recording import Recording
@@ -74,7 +75,7 @@ def _brought(
     roles = roles_of(METHODS[config.method], config, data.active.name, passives)
     found = {}
     for name in roles:
-        folder = stack.enter_context(PartyFolder.open(parties / name, resume=resume))
+        folder = stack.enter_context(PartyFolder.open(own_subfolder(parties / name), resume=resume))
         found[name] = PartyKeeper(folder, name, config, data.own(name)).brought
     return found
 
@@ -138,6 +139,12 @@ class _Experimenter:
         assert isinstance(keeper, PartyKeeper)
         keeper.before_save = lambda step: files.write(step, msgpack.packb(transcript.state_dict()))
         if state:
+            if state.step not in files.found():
+                raise CheckpointError(
+                    f"{self._writer.folder.path if self._writer else ''} holds no record of what "
+                    "all parties sent: each ran in a process of its own; resume with --transport "
+                    "local"
+                )
             transcript.resume(msgpack.unpackb(files.read(state.step), strict_map_key=False))
 
     def recording(self) -> Recording:

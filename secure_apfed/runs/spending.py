@@ -23,9 +23,18 @@ def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> Priva
 
     `delta` is stated where no party releases any.
     """
-    released = worst_of(_releasing(session)) or PrivacySpent.nothing(delta=delta)
+    released = worst_of(_releasing(session)) or _of_nobody_here(session, delta)
     spent = session.learner.training.account(released) if session.learner.training else released
     return spent if labels.unsafe else spent.with_labels(labels)
+
+
+def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
+    """Nothing; or, where passives release and none is played here, what only they can tell."""
+    nothing = PrivacySpent.nothing(delta=delta)
+    if session.contract.passives and session.learner.asks_for_releases and not session.helpers:
+        trace = ("each passive counts what it releases, in its own folder",)
+        return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=trace)
+    return nothing
 
 
 def cross_checked(spent: PrivacySpent, session: Session) -> PrivacySpent:
@@ -57,7 +66,7 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     """All that was on, with what each part gives and what none gives, in words for people."""
     seeded, learner = config.guard.noise != "secret", session.learner
     also = statements(config.defences, config.facts)
-    if session.contributions:
+    if session.contract.secure_sum.get("noise"):
         also.insert(0, contributions_statement(config.secure_sum.kind.leaks.single, seeded=seeded))
     return guarantee_of(
         learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,

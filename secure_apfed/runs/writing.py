@@ -194,7 +194,8 @@ class RunWriter:
 
     def cross_check(self, accountants: Mapping[str, float | str]) -> None:
         """Write what other accountants say of epsilon_x; the run is finished already."""
-        self.folder.write_json(self.folder.accountants, dict(accountants))
+        if accountants:
+            self.folder.write_json(self.folder.accountants, dict(accountants))
 
     def keep(self, recording: Recording) -> None:
         """Write what only the experimenter holds, for attacks on the finished run."""
@@ -205,7 +206,8 @@ class RunWriter:
 
 
 def _refuse_nothing_to_resume(folder: RunFolder, active: PartyFolder) -> None:
-    if active.steps.found():
+    led = RunFolder(active.path).result.exists()  # apart from the others, and not gathered yet
+    if active.steps.found() or (led and not folder.result.exists()):
         return
     if folder.result.exists():
         raise CheckpointError(f"{folder.path} holds a finished run; there is nothing to resume")
@@ -223,5 +225,7 @@ def _clear(folder: RunFolder, active: PartyFolder) -> None:
             f"{folder.path} holds a run already, which is finished; choose another folder"
         )
     Steps(folder.path, "recording").clear()
-    for party in folder.parties.iterdir() if folder.parties.is_dir() else ():
-        PartyFolder(party).steps.clear()  # of a start that was broken off before anything was sent
+    parties = folder.parties.iterdir() if folder.parties.is_dir() else ()
+    for party in parties:
+        if not party.is_symlink():
+            PartyFolder(party).steps.clear()  # of a start that was broken off before training

@@ -111,10 +111,13 @@ class Parties:
             self.config, self.run.path, data=self._data, timeout_s=self._timeout_s
         )
         for name, file in files.items():
+            file.write_text(file.read_text().replace("meet_s: 60.0", "meet_s: 15.0"))
             (file.parent / "said.json").unlink(missing_ok=True)
             harm = (harms or {}).get(name)
+            # An active that was harmed before its first checkpoint begins anew.
+            goes_on = resume and (name != "active" or any(file.parent.glob("checkpoint-*")))
             process: BaseProcess = _CONTEXT.Process(
-                target=_play, args=(file, resume, harm), daemon=True
+                target=_play, args=(file, goes_on, harm), daemon=True
             )
             process.start()
             self.processes[name] = process

@@ -157,13 +157,15 @@ def test_a_finished_part_is_not_begun_again(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
+        ({"timeout_s": 1e300}, "timeout_s"),
         ({"listen": "nowhere"}, "an address is host:port"),
         ({"party": "passive-9"}, "correct party, active, passives and peers"),
         ({"table": "elsewhere.safetensors"}, "holds no prepared rows"),
         ({"table": "../passive-2/table.safetensors"}, "holds the rows of passive-2"),
         ({"table": None}, "there is no file of 'passive-1'"),
         ({"timeout_s": 0}, "timeout_s"),
-        ({"listen": "127.0.0.1:1", "timeout_s": 0.1}, ""),
+        ({"listen": "192.0.2.1:47001"}, "passive-1 cannot listen at 192.0.2.1:47001"),
+        ({"meet_s": 0.3}, "reached nobody as active"),
     ],
 )
 def test_a_wrong_file_of_a_party_is_told(
@@ -196,10 +198,10 @@ def test_nobody_comes_and_the_party_says_whom_it_waited_for(
 ) -> None:
     config, folder = tmp_path / "run.yaml", tmp_path / "run"
     config.write_text(dump_config(small_config()))
-    arguments = ["run", str(config), "--output", str(folder), "--prepare", "--timeout", "0.1"]
-    assert execute(arguments) == 0
+    assert execute(["run", str(config), "--output", str(folder), "--prepare"]) == 0
     capsys.readouterr()
     for name, told in (("active", "did not come to active"), ("passive-2", "reached nobody as")):
         file = folder / "parties" / name / "party.yaml"
+        file.write_text(file.read_text().replace("meet_s: 60.0", "meet_s: 0.3"))
         assert execute(["party", "--config", str(file)]) == 4
         assert told in " ".join(capsys.readouterr().err.replace("│", "").split())

@@ -98,8 +98,13 @@ def test_who_is_killed_is_named_and_the_run_resumes_the_same(
     said = parties.play({name: Harm(kind, SENT[name, kind])})
     assert len(said) == len(model_digests(whole))  # all but one, and the dealer has none
     the_others_say_who_and_when(said, name)
-    assert kind is Kind.END or any(one["kind"] for one in said.values())
-    if kind is Kind.END and said["passive-1"]["kind"] is None:
+    if (name, kind) == ("dealer", Kind.READY):  # by then everybody has what it needs
+        assert not any(one["kind"] for one in said.values())
+        assert model_digests(parties.run.path) == model_digests(whole)
+        return
+    assert any(one["kind"] for one in said.values())
+    if kind is Kind.END:  # the result is complete, and nobody needs to go on
+        assert (parties.run.party("active") / "ended.json").exists()
         return
     again = parties.play(resume=True)
     assert not {name: one for name, one in again.items() if one["kind"]}
@@ -158,6 +163,58 @@ def test_who_left_comes_back_when_the_run_is_resumed(tmp_path: Path) -> None:
     assert not {name: one for name, one in said.items() if one["kind"]}
     result = json.loads((parties.run.party("active") / "result.json").read_bytes())
     assert result["attendance"] == {"left": {}, "steps_without_all": 0}
+
+
+def test_who_was_ahead_by_a_checkpoint_is_resumed_again_and_again(
+    whole: Path, tmp_path: Path
+) -> None:
+    parties = Parties(config_of(), tmp_path / "run")
+    parties.play({"passive-1": Harm(Kind.SAVED, 1)})
+    ahead = sorted(path.name for path in parties.run.party("passive-2").glob("checkpoint-*"))
+    behind = sorted(path.name for path in parties.run.party("active").glob("checkpoint-*"))
+    assert ahead > behind
+    for _ in range(2):
+        parties.play({"active": Harm(Kind.REPRESENTATIONS, 3)}, resume=True)
+        for name in ("active", "passive-1", "passive-2"):
+            assert list(parties.run.party(name).glob("checkpoint-*")), name
+    assert not {name: one for name, one in parties.play(resume=True).items() if one["kind"]}
+    assert model_digests(parties.run.path) == model_digests(whole)
+
+
+def test_checkpoints_of_another_run_or_party_are_refused(tmp_path: Path) -> None:
+    """Of the same settings and people, but with the rows in another order; or of a peer."""
+    one, other = (Parties(config_of(), tmp_path / name) for name in ("one", "other"))
+    for parties in (one, other):
+        parties.play({"active": Harm(Kind.REPRESENTATIONS, 0)})
+    mine = one.run.party("passive-1") / "checkpoint-0.bin"
+    kept = mine.read_bytes()
+    mine.write_bytes((other.run.party("passive-1") / "checkpoint-0.bin").read_bytes())
+    said = one.play(resume=True)
+    assert "with another identity than that of passive-1" in said["passive-1"]["message"]
+    key = one.run.party("passive-1") / "identity.pem"
+    own = key.read_bytes()
+    key.write_bytes((other.run.party("passive-1") / "identity.pem").read_bytes())
+    said = one.play(resume=True)
+    assert "whose rows stand in another order" in said["passive-1"]["message"]
+    key.write_bytes(own)
+    mine.write_bytes((one.run.party("passive-2") / "checkpoint-0.bin").read_bytes())
+    said = one.play(resume=True)
+    assert "is of 'passive-2' with another identity" in said["passive-1"]["message"]
+    mine.write_bytes(kept)
+    assert not {name: told for name, told in one.play(resume=True).items() if told["kind"]}
+
+
+def test_nobody_begins_anew_over_what_others_hold(tmp_path: Path) -> None:
+    parties = Parties(config_of(), tmp_path / "run")
+    parties.play({"active": Harm(Kind.REPRESENTATIONS, 7)})
+    held = {path: path.read_bytes() for path in parties.run.path.rglob("checkpoint-*")}
+    for path in parties.run.party("active").glob("checkpoint-*"):
+        path.unlink()
+    said = parties.play(resume=True)  # the active begins anew, since it has nothing to go on from
+    assert "begins anew, and the folder of passive-1 holds step" in said["passive-1"]["message"]
+    for path, content in held.items():
+        if path.parent.name != "active":
+            assert path.read_bytes() == content
 
 
 def test_a_checkpoint_that_was_lost_is_named_by_its_party(tmp_path: Path) -> None:

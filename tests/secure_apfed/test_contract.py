@@ -59,7 +59,7 @@ def parties(**changes: Any) -> list[dict[str, Any]]:
 DIFFERENT: list[dict[str, Any]] = [
     {"session": "session2"},
     {"method": "apfed_c"},
-    {"from_step": 3},
+    {"from_step": 3, "run": "ab" * 32},
     {"participants": parties(name="p3"), "passives": {"p3": passive(), "p2": passive()}},
     {"participants": parties(role="dealer"), "passives": {"p2": passive()}},
     {"participants": parties(public_key=KEY[::-1])},

@@ -152,7 +152,7 @@ def test_a_frame_of_another_link_is_refused() -> None:
     wire = Wire.of_three()
     wire.send(to="other")
     foreign = wire.carried["active", "other"][0]
-    with pytest.raises(RemoteProtocolError, match="claims to be from active to other"):
+    with pytest.raises(RemoteProtocolError, match="claims to be from 'active' to 'other'"):
         given(wire.links["passive"].receive("active", Kind.SUM), ("active", foreign))
     wire.send()
     for me, claimed in (("active", "passive"), ("passive", "other")):  # reflected, or relabelled
@@ -172,8 +172,8 @@ def rewritten(frame: bytes, change: Callable[[Envelope], Envelope]) -> bytes:
     ("changes", "message"),
     [
         ({"session": "t"}, "in session 't'"),
-        ({"sender": "other"}, "claims to be from other"),
-        ({"receiver": "other"}, "claims to be from active to other"),
+        ({"sender": "other"}, "claims to be from 'other'"),
+        ({"receiver": "other"}, "claims to be from 'active' to 'other'"),
         ({"step": 1}, "does not authenticate"),
         ({"kind": Kind.REQUEST}, "does not authenticate"),
         ({"sequence": 1}, "expected message 0 of active, got 1"),

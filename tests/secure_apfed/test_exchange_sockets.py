@@ -232,6 +232,27 @@ def test_a_flood_is_held_back_and_not_held(place: Place, monkeypatch: pytest.Mon
         assert came["ann"].take(awaiting("ann", "bob"), 10) == ("bob", frame)
 
 
+def test_a_flood_of_empty_frames_is_held_back_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_HELD", 100_000)
+    came = place.all_come()
+    peer = vars(came["bob"])["_peers"]["ann"]
+    peer.write(bytes(4) * 200_000)
+    for _ in range(20):
+        with pytest.raises(PartyLeftError):
+            came["ann"].take(awaiting("ann", "cid"), 0.01)
+    assert len(vars(came["ann"])["_peers"]["bob"].inbox) < 300_000
+
+
+def test_who_comes_with_another_key_is_told_from_who_does_not_come(place: Place) -> None:
+    place.identities["bob"] = fresh_identity()
+    for thread in [place.come(name, timeout_s=1.0) for name in NAMES]:
+        thread.join()
+    assert "somebody came as bob with another key" in str(place.failed["ann"])
+    assert "its file names another key for bob" in str(place.failed["bob"])
+
+
 def test_a_script_that_fails_tells_the_others_why(place: Place) -> None:
     came = place.all_come()
     links = {name: Links(name, [one for one in NAMES if one != name], came[name].post)
