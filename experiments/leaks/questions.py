@@ -1,10 +1,17 @@
-"""A6 and A7 in live runs: an active that chooses what it sends, with rules and without.
+"""A6 and A7 in live runs: an active that chooses what it sends, with rules, without, under noise.
+
+Under noise all rules hold; three passives of digits add discrete Gaussian noise to their
+contributions. The active gets round the rule against near-constant batches with decoys, and asks
+about everybody once, or as often as the contract's epochs allow and averages.
 
 Letters: N people, D numbers of a representation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -18,52 +25,49 @@ from attacks.live.unprotected import ALL_RULES, Rule
 from attacks.metrics import explained
 from attacks.recorded import reveal_features, truth_of, view_of
 from attacks.view import Budget, Knowledge, Played
-from experiments.leaks.sessions import (
-    UNPROTECTED,
-    VICTIM,
-    Row,
-    features_of,
-    open_run,
-    over_seeds,
-    sum_for,
-)
-from protocols.errors import RemoteProtocolError
+from experiments.finished_run import read_finished_run
+from experiments.leaks.sessions import UNPROTECTED, VICTIM, features_of, open_run, sum_for
+from experiments.summary import Row, Setting
+from secure_apfed.config import Config
+from secure_apfed.objectives import ReconstructionSettings
+from secure_apfed.runs import run
 
-__all__ = ["chosen", "decoder", "read_features", "read_sum"]
+__all__ = ["chosen", "decoder", "noise"]
 
-_SEEDS = range(1)
+_SEEDS = range(5)  # under noise
+_PASSIVES = 3
+_DECOYS = 0.52
+_STRENGTHS: tuple[Mapping[str, float] | None, ...] = (
+    None, {"sigma": 0.01}, {"sigma": 0.1}, {"epsilon": 8.0},
+)  # fmt: skip
 
 
-def chosen() -> Iterator[Row]:
+def chosen() -> Iterator[Setting]:
     """A6: directions that the active chose; what it reads of the sum of z, both centred."""
-    ways: tuple[tuple[str, frozenset[Rule], Row], ...] = (
-        ("no rules", UNPROTECTED, {"people": 128}),
-        ("all rules", ALL_RULES, {}),
-        ("all rules", ALL_RULES, {"spread": 0.02}),
-        ("all rules", ALL_RULES, {"spread": 0.06}),
-        ("all rules", ALL_RULES, {"spread": 0.3}),
-        ("all rules", ALL_RULES, {"decoys": 0.52}),
+    ways: tuple[tuple[str, frozenset[Rule], int, Row], ...] = (
+        # rules, people whose z is read, how rows differ
+        ("no rules", UNPROTECTED, 128, {}),
+        ("all rules", ALL_RULES, 30, {}),
+        ("all rules", ALL_RULES, 30, {"spread": 0.02}),
+        ("all rules", ALL_RULES, 30, {"spread": 0.06}),
+        ("all rules", ALL_RULES, 30, {"spread": 0.3}),
+        ("all rules", ALL_RULES, 30, {"decoys": 0.52}),
     )
     for data, passives in product(("digits-in-6", "fashion_mnist-in-6"), (1, 2, 5)):
-        for rules_name, rules, options in ways:
-            attack = ChosenRepresentations(people=options.get("people", 30), **_without(options))
-            run = open_run(sum_for(data, "apfed_c", passives, rules), passives, rules)
-            row: Row = {
-                "data": data.removesuffix("-in-6"), "M": passives, "rules": rules_name,
-                **_without(options),
-            }  # fmt: skip
-            try:
-                yield {**row, **read_sum(run, attack)}
-            except RemoteProtocolError as refusal:
-                yield {**row, "refused": str(refusal)}
+        for title, rules, people, options in ways:
+            columns = {"data": data.removesuffix("-in-6"), "M": passives, "rules": title}
+            config_of = partial(sum_for, data, "apfed_c", passives, rules)
+            attack = ChosenRepresentations(people=people, **options)
+            measure = partial(_read_sum, config_of, passives, rules, attack)
+            yield Setting(columns={**columns, **options}, measure=measure)
 
 
-def read_sum(run: LiveRun, attack: ChosenRepresentations) -> Row:
-    """Largest error of a row and R^2 of the sum of the passives' z, both centred.
-
-    Raises:
-        RemoteProtocolError: a party refused.
-    """
+def _read_sum(
+    config_of: Callable[..., Config], passives: int, rules: frozenset[Rule],
+    attack: ChosenRepresentations, seed: int,
+) -> Row:  # fmt: skip
+    """Largest error of a row and R^2 of the sum of the passives' z, both centred."""
+    run = open_run(config_of(seed=seed), passives, rules)
     everybody = torch.arange(len(run.alignment[run.data.active.name]))
     truth = torch.stack([run.representations(name, everybody) for name in run.passives])
     people, found = _read(run, attack)
@@ -73,10 +77,6 @@ def read_sum(run: LiveRun, attack: ChosenRepresentations) -> Row:
         "largest error": float((found - total).norm(dim=1).max()),
         "r2": explained(found.numpy(), total.numpy()),
     }
-
-
-def _without(options: Row) -> Row:
-    return {name: value for name, value in options.items() if name != "people"}
 
 
 def _read(run: LiveRun, attack: ChosenRepresentations) -> tuple[Tensor, Tensor]:
@@ -90,7 +90,7 @@ def _read(run: LiveRun, attack: ChosenRepresentations) -> tuple[Tensor, Tensor]:
     )  # fmt: skip
 
 
-def decoder() -> Iterator[Row]:
+def decoder() -> Iterator[Setting]:
     """A7: one point for all, against linear and other decoders."""
     everything: tuple[tuple[str, frozenset[Rule], Row], ...] = (
         ("no rules", UNPROTECTED, {}),
@@ -109,29 +109,30 @@ def decoder() -> Iterator[Row]:
         ("digits", 3, 16, 60, everything),
     )
     for name, passives, size, pairs, ways in cases:
-        for hidden, (rules_name, rules, options) in product(([], [64]), ways):
-            rows = []
-            for seed in _SEEDS:
-                config = sum_for(
-                    name, "apfed_r", passives, rules, seed=seed, hidden=hidden, projection=size
-                )
-                run = open_run(config, passives, rules)
-                attack = DecoderExtraction(people=pairs + 68, shadow_rows=pairs, **options)
-                rows.append(read_features(run, attack))
-            yield {
+        for hidden, (title, rules, options) in product(([], [64]), ways):
+            config_of = partial(
+                sum_for, name, "apfed_r", passives, rules, hidden=hidden, projection=size
+            )
+            attack = DecoderExtraction(people=pairs + 68, shadow_rows=pairs, **options)
+            columns = {
                 "data": name, "M": passives, "D": size,
                 "decoder": "one hidden layer" if hidden else "linear", "pairs": pairs,
-                "rules": rules_name, **options, **over_seeds(rows, same=()),
+                "rules": title,
             }  # fmt: skip
+            measure = partial(_read_features, config_of, passives, rules, attack)
+            yield Setting(columns={**columns, **options}, measure=measure)
 
 
-def read_features(run: LiveRun, attack: DecoderExtraction) -> Row:
+def _read_features(
+    config_of: Callable[..., Config], passives: int, rules: frozenset[Rule],
+    attack: DecoderExtraction, seed: int,
+) -> Row:  # fmt: skip
     """What it reads of the victim's features, beside the error that its known pairs leave.
 
     Known pairs say nothing of what they do not vary in, as a pixel that is black in all of them:
     "floor" is the mean squared distance of the others from the affine hull of the pairs.
     """
-    seed = run.config.seed
+    run = open_run(config_of(seed=seed), passives, rules)
     shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
     asked = people_to_ask(run, Knowledge(classes=10, shadow=shadow), attack.people)
     result = play_from(run, attack, VICTIM, seed=seed)
@@ -151,3 +152,60 @@ def _beyond(known_NF: Tensor, others_NF: Tensor) -> float:
     inside = axes[sizes > 1e-9 * sizes[0]]
     away_NF = others_NF - middle_F
     return float((away_NF - away_NF @ inside.T @ inside).square().mean())
+
+
+def noise() -> Iterator[Setting]:
+    """What is read in one round of questions and in many; epsilon and accuracy of 20 epochs.
+
+    The noise is fresh in every run, so that the seeds differ in it, too; some runs are shaken
+    off their way by it, which the least and the greatest accuracy show.
+    """
+    for method, strength in product(("apfed_r", "apfed_c"), _STRENGTHS):
+        config_of = partial(sum_for, method=method, passives=_PASSIVES, rules=ALL_RULES,
+                            noise=strength)  # fmt: skip
+        facts = config_of("digits").facts
+        decodes = isinstance(facts.own_objective, ReconstructionSettings)
+        told = strength and " ".join(f"{name} {value:g}" for name, value in strength.items())
+        yield Setting(
+            columns={
+                "method": method, "noise": told or "none",
+                "reads": "x of one passive" if decodes else "sum of z",
+            },
+            measure=partial(_under_noise, _decoded if decodes else _summed, config_of),
+            seeds=_SEEDS, ends=("accuracy",),
+        )  # fmt: skip
+
+
+def _under_noise(
+    read: Callable[[Callable[..., Config], int], Row], config_of: Callable[..., Config], seed: int
+) -> Row:
+    """What is read, and of an honest run the accuracy and what it costs each passive."""
+    found = read(config_of, seed)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        run(config_of("digits", seed=seed), path)
+        told = read_finished_run(path).outcome
+    spent = max((one.epsilon for one in told.contributions.values()), default=None)
+    return {**found, "epsilon": spent, "accuracy": told.accuracy[told.method]}
+
+
+def _decoded(config_of: Callable[..., Config], seed: int) -> Row:
+    row: Row = {}
+    linear = partial(config_of, "digits", hidden=[])
+    for repeats in (1, 16):
+        attack = DecoderExtraction(people=128, shadow_rows=60, decoys=_DECOYS, repeats=repeats)
+        found = _read_features(linear, _PASSIVES, ALL_RULES, attack, seed)
+        row[f"r2, asked {repeats} times"] = found["r2 of x"]
+        row[f"mse, asked {repeats} times"] = found["mse of x"]
+        row["baseline r2"] = found["its r2"]
+    return row
+
+
+def _summed(config_of: Callable[..., Config], seed: int) -> Row:
+    row: Row = {}
+    for repeats in (1, 8):  # of two questions each
+        attack = ChosenRepresentations(people=30, decoys=_DECOYS, repeats=repeats)
+        in_6 = partial(config_of, "digits-in-6")
+        found = _read_sum(in_6, _PASSIVES, ALL_RULES, attack, seed)
+        row[f"r2, asked {2 * repeats} times"] = found["r2"]
+    return row
