@@ -48,15 +48,11 @@ def _accuracies(data: str, clip: float | None, strength: float | None, seed: int
         positions = cohort.nonzero().flatten()
         run.hand_over(VICTIM, CohortDegradation(positions, strength=strength))
     run.train(_EPOCHS)
-    aligned = run.alignment[run.data.active.name]
+    aligned, test = run.alignment[run.data.active.name], run.data.test_rows
     return {
-        who: run.learner.party.accuracy(_both(aligned[inside], run.data.test_rows))
+        who: run.learner.party.accuracy(test[torch.isin(test, aligned[inside])])
         for who, inside in (("cohort", cohort), ("others", ~cohort))
     }
-
-
-def _both(rows: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    return rows[torch.isin(rows, part)]
 
 
 def _cohort(run: LiveRun) -> torch.Tensor:

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +27,8 @@ from attacks.metrics import explained
 from attacks.recorded import reveal_features, truth_of, view_of
 from attacks.view import Budget, Knowledge, Played
 from experiments.finished_run import read_finished_run
-from experiments.leaks.sessions import UNPROTECTED, VICTIM, features_of, open_run, sum_for
+from experiments.leaks.sessions import UNPROTECTED, VICTIM, features_of, open_sum, sum_for
 from experiments.summary import Row, Setting
-from secure_apfed.config import Config
 from secure_apfed.objectives import ReconstructionSettings
 from secure_apfed.runs import run
 
@@ -56,21 +56,18 @@ def chosen() -> Iterator[Setting]:
     for data, passives in product(("digits-in-6", "fashion_mnist-in-6"), (1, 2, 5)):
         for title, rules, people, options in ways:
             columns = {"data": data.removesuffix("-in-6"), "M": passives, "rules": title}
-            config_of = partial(sum_for, data, "apfed_c", passives, rules)
+            opened = partial(open_sum, data, "apfed_c", passives, rules)
             attack = ChosenRepresentations(people=people, **options)
-            measure = partial(_read_sum, config_of, passives, rules, attack)
+            measure = partial(_read_sum, opened, attack)
             yield Setting(columns={**columns, **options}, measure=measure)
 
 
-def _read_sum(
-    config_of: Callable[..., Config], passives: int, rules: frozenset[Rule],
-    attack: ChosenRepresentations, seed: int,
-) -> Row:  # fmt: skip
+def _read_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int) -> Row:
     """Largest error of a row and R^2 of the sum of the passives' z, both centred."""
-    run = open_run(config_of(seed=seed), passives, rules)
-    everybody = torch.arange(len(run.alignment[run.data.active.name]))
-    truth = torch.stack([run.representations(name, everybody) for name in run.passives])
-    people, found = _read(run, attack)
+    live = opened(seed=seed)
+    everybody = torch.arange(len(live.alignment[live.data.active.name]))
+    truth = torch.stack([live.representations(name, everybody) for name in live.passives])
+    people, found = _read(live, attack)
     total = truth[:, people].sum(dim=0)
     found, total = found - found.mean(dim=0), total - total.mean(dim=0)
     return {
@@ -79,13 +76,13 @@ def _read_sum(
     }
 
 
-def _read(run: LiveRun, attack: ChosenRepresentations) -> tuple[Tensor, Tensor]:
-    active = run.data.active.name
-    shadow = reveal_features(run.recording, VICTIM, 2, 0)
+def _read(live: LiveRun, attack: ChosenRepresentations) -> tuple[Tensor, Tensor]:
+    active = live.data.active.name
+    shadow = reveal_features(live.recording, VICTIM, 2, 0)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
-    played = Played(attack.name, attack.play(run, knowledge, 0))
+    played = Played(attack.name, attack.play(live, knowledge, 0))
     return attack.representations(
-        view_of(run.recording, [active], knowledge=knowledge, budget=Budget(iterations=500),
+        view_of(live.recording, [active], knowledge=knowledge, budget=Budget(iterations=500),
                 played=played)
     )  # fmt: skip
 
@@ -110,8 +107,8 @@ def decoder() -> Iterator[Setting]:
     )
     for name, passives, size, pairs, ways in cases:
         for hidden, (title, rules, options) in product(([], [64]), ways):
-            config_of = partial(
-                sum_for, name, "apfed_r", passives, rules, hidden=hidden, projection=size
+            opened = partial(
+                open_sum, name, "apfed_r", passives, rules, hidden=hidden, projection=size
             )
             attack = DecoderExtraction(people=pairs + 68, shadow_rows=pairs, **options)
             columns = {
@@ -119,27 +116,24 @@ def decoder() -> Iterator[Setting]:
                 "decoder": "one hidden layer" if hidden else "linear", "pairs": pairs,
                 "rules": title,
             }  # fmt: skip
-            measure = partial(_read_features, config_of, passives, rules, attack)
+            measure = partial(_read_features, opened, attack)
             yield Setting(columns={**columns, **options}, measure=measure)
 
 
-def _read_features(
-    config_of: Callable[..., Config], passives: int, rules: frozenset[Rule],
-    attack: DecoderExtraction, seed: int,
-) -> Row:  # fmt: skip
+def _read_features(opened: Callable[..., LiveRun], attack: DecoderExtraction, seed: int) -> Row:
     """What it reads of the victim's features, beside the error that its known pairs leave.
 
     Known pairs say nothing of what they do not vary in, as a pixel that is black in all of them:
     "floor" is the mean squared distance of the others from the affine hull of the pairs.
     """
-    run = open_run(config_of(seed=seed), passives, rules)
-    shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
-    asked = people_to_ask(run, Knowledge(classes=10, shadow=shadow), attack.people)
-    result = play_from(run, attack, VICTIM, seed=seed)
+    live = opened(seed=seed)
+    shadow = reveal_features(live.recording, VICTIM, attack.shadow_rows, seed)
+    asked = people_to_ask(live, Knowledge(classes=10, shadow=shadow), attack.people)
+    result = play_from(live, attack, VICTIM, seed=seed)
     row = features_of(result)
     if not result.applicable:
         return row
-    truth = truth_of(run.recording).features[VICTIM].flatten(1).double()
+    truth = truth_of(live.recording).features[VICTIM].flatten(1).double()
     others = truth[asked[~torch.isin(asked, shadow.positions)]]
     floor = _beyond(truth[shadow.positions], others)
     return {**row, "floor": floor, "mse less floor": row["mse of x"] - floor}
@@ -161,51 +155,50 @@ def noise() -> Iterator[Setting]:
     off their way by it, which the least and the greatest accuracy show.
     """
     for method, strength in product(("apfed_r", "apfed_c"), _STRENGTHS):
-        config_of = partial(sum_for, method=method, passives=_PASSIVES, rules=ALL_RULES,
-                            noise=strength)  # fmt: skip
-        facts = config_of("digits").facts
-        decodes = isinstance(facts.own_objective, ReconstructionSettings)
+        settings: Row = {
+            "method": method, "passives": _PASSIVES, "rules": ALL_RULES, "noise": strength,
+        }  # fmt: skip
+        objective = sum_for("digits", **settings).facts.own_objective
+        decodes = isinstance(objective, ReconstructionSettings)
         told = strength and " ".join(f"{name} {value:g}" for name, value in strength.items())
         yield Setting(
             columns={
                 "method": method, "noise": told or "none",
                 "reads": "x of one passive" if decodes else "sum of z",
             },
-            measure=partial(_under_noise, _decoded if decodes else _summed, config_of),
+            measure=partial(_under_noise, _decoded if decodes else _summed, settings),
             seeds=_SEEDS, ends=("accuracy",),
         )  # fmt: skip
 
 
 def _under_noise(
-    read: Callable[[Callable[..., Config], int], Row], config_of: Callable[..., Config], seed: int
+    read: Callable[[Callable[..., LiveRun], int], Row], settings: Mapping[str, Any], seed: int
 ) -> Row:
     """What is read, and of an honest run the accuracy and what it costs each passive."""
-    found = read(config_of, seed)
+    found = read(partial(open_sum, **settings), seed)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        run(config_of("digits", seed=seed), path)
+        run(sum_for("digits", seed=seed, **settings), path)
         told = read_finished_run(path).outcome
     spent = max((one.epsilon for one in told.contributions.values()), default=None)
     return {**found, "epsilon": spent, "accuracy": told.accuracy[told.method]}
 
 
-def _decoded(config_of: Callable[..., Config], seed: int) -> Row:
+def _decoded(opened: Callable[..., LiveRun], seed: int) -> Row:
     row: Row = {}
-    linear = partial(config_of, "digits", hidden=[])
     for repeats in (1, 16):
         attack = DecoderExtraction(people=128, shadow_rows=60, decoys=_DECOYS, repeats=repeats)
-        found = _read_features(linear, _PASSIVES, ALL_RULES, attack, seed)
+        found = _read_features(partial(opened, "digits", hidden=[]), attack, seed)
         row[f"r2, asked {repeats} times"] = found["r2 of x"]
         row[f"mse, asked {repeats} times"] = found["mse of x"]
         row["baseline r2"] = found["its r2"]
     return row
 
 
-def _summed(config_of: Callable[..., Config], seed: int) -> Row:
+def _summed(opened: Callable[..., LiveRun], seed: int) -> Row:
     row: Row = {}
     for repeats in (1, 8):  # of two questions each
         attack = ChosenRepresentations(people=30, decoys=_DECOYS, repeats=repeats)
-        in_6 = partial(config_of, "digits-in-6")
-        found = _read_sum(in_6, _PASSIVES, ALL_RULES, attack, seed)
+        found = _read_sum(partial(opened, "digits-in-6"), attack, seed)
         row[f"r2, asked {2 * repeats} times"] = found["r2"]
     return row

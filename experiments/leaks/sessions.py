@@ -20,7 +20,7 @@ from secure_apfed.data import VerticalData, load_data
 
 __all__ = [
     "UNPROTECTED", "VICTIM", "centred_cosine", "cosine", "features_of", "live_config", "open_run",
-    "protected", "sum_for",
+    "open_sum", "protected", "sum_for",
 ]  # fmt: skip
 
 VICTIM = "passive-1"
@@ -110,6 +110,13 @@ def sum_for(
     if rules != ALL_RULES:
         return live_config(data, method, masks="none", clip=None, **changes)
     return live_config(data, method, **protected(passives), **changes)
+
+
+def open_sum(
+    data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
+) -> LiveRun:
+    """A session under `sum_for` these."""
+    return open_run(sum_for(data, method, passives, rules, **changes), passives, rules)
 
 
 def protected(passives: int) -> dict[str, Any]:

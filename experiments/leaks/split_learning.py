@@ -81,13 +81,12 @@ class Outcome:
         mse: of what the server decodes from what the client sent; own: of what it decodes from
             its own representations of the same images, which no attack gets below; mean: of the
             outsiders' mean.
-        original, rebuilt: (n, 1, 28, 28).
+        rebuilt: the first private images, (n, 1, 28, 28).
     """
 
     mse: float
     own: float
     mean: float
-    original: Tensor
     rebuilt: Tensor
 
 
@@ -169,7 +168,6 @@ def _outcome(encoder: nn.Module, server: Hijack, private: Tensor, outsiders: Ten
         mse=float(F.mse_loss(rebuilt, private)),
         own=float(F.mse_loss(own, private)),
         mean=float((outsiders.mean(dim=0) - private).square().mean()),
-        original=private,
         rebuilt=rebuilt,
     )
 
