@@ -26,7 +26,7 @@ from attacks.view import (
 )
 from secure_apfed.data import PartyTable
 from secure_apfed.exchange import Flow
-from secure_apfed.methods.aligning import positions_of, training_rows
+from secure_apfed.methods.alignment import positions_of, rows_among
 from secure_apfed.methods.terms import objective_of, settings_of
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import derive_seed, shuffled
@@ -195,7 +195,8 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
     data, config = recording.data, recording.config
     aligned = recording.alignment.get(data.active.name, torch.empty(0, dtype=torch.int64))
     helped = config.facts.has_passives
-    trained = training_rows(data.train_rows, aligned, config.train) if helped else data.train_rows
+    only = aligned if helped and not config.train.use_unaligned else None
+    trained = rows_among(data.train_rows, only)
     count = min(most // 2, len(trained), len(data.test_rows))
     if count < 2 or data.active.labels is None:
         raise AttackError(

@@ -22,7 +22,7 @@ from joblib import Parallel, delayed
 
 from experiments.centralised import centralise
 from experiments.finish import mount_attacks
-from experiments.finished_run import FinishedRun, Outcome, Privacy, Written, read_finished_run
+from experiments.finished_run import FinishedRun, read_finished_run
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
@@ -32,6 +32,7 @@ from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs import RunFolder, resumable, run
 from secure_apfed.runs.folder import own_subfolder, write_atomically
+from secure_apfed.runs.record import Outcome, Privacy, Written
 
 __all__ = [
     "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial", "base_config",

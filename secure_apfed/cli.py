@@ -102,12 +102,12 @@ def run(
 
 def _prepare(config: "Config", folder: Path, timeout: float) -> None:
     """Make what each party needs to be run by hand, and say how."""
-    from secure_apfed.runs.folder import make_private
     from secure_apfed.runs.local import prepare_parties
+    from secure_apfed.runs.writing import RunWriter
 
-    make_private(folder)
-    for file in prepare_parties(config, folder, timeout_s=timeout).values():
-        typer.echo(f"secure-apfed party --config {file}")
+    with RunWriter.open(folder, config, resume=False):
+        for file in prepare_parties(config, folder, timeout_s=timeout).values():
+            typer.echo(f"secure-apfed party --config {file}")
 
 
 def _check_attacks(config: "Config") -> None:

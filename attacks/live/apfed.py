@@ -34,7 +34,7 @@ from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Kind, Links, pack, unpack
 from secure_apfed.learning.descent import without_prefix
-from secure_apfed.methods.aligning import positions_of
+from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.apfed import ApfedAggregator, ApfedLearner, ApfedPassive
 from secure_apfed.methods.method import keep_or_end
 from secure_apfed.methods.terms import model_of, objective_of

@@ -28,7 +28,7 @@ from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.objectives import ContrastiveSettings, make_objective
 from secure_apfed.seeds import shuffled
 
-__all__ = ["bench"]
+__all__ = ["bench", "whole_batches"]
 
 _BATCH, _SENT = 256, 64
 _CASE = "apfed_c/fmnist/2-1/b256"
@@ -60,7 +60,7 @@ def _our_step(config: Config, data: VerticalData) -> tuple[Callable[[], float], 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         session = open_session(config, data)
-    batches = _batches(session.learner.training_rows)
+    batches = whole_batches(session.learner.training_rows)
     steps = itertools.count()
     session.transcript.begin_epoch(0)
     return lambda: session.step(next(steps), next(batches)), session
@@ -84,7 +84,7 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     partner_N = torch.tensor([row_of.get(identity, 0) for identity in active.ids])
     assert active.labels is not None
     labels_N = active.labels
-    batches = _batches(data.train_rows)
+    batches = whole_batches(data.train_rows)
 
     def step() -> float:
         rows_B = next(batches)
@@ -100,7 +100,7 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     return step
 
 
-def _batches(rows: Tensor) -> Iterator[Tensor]:
+def whole_batches(rows: Tensor) -> Iterator[Tensor]:
     """Whole batches without end."""
     for epoch in itertools.count():
         order = shuffled(rows, 0, "bench", epoch)

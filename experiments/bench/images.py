@@ -1,4 +1,4 @@
-"""The run that benches of training share: APFed-C on Fashion-MNIST 2-1, or on MNIST."""
+"""The run that benches of training share: APFed-C on strips of Fashion-MNIST, or of MNIST."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ __all__ = ["image_run"]
 
 
 def image_run(
-    name: str, *, batch: int, secure_sum: dict[str, Any]
+    name: str, *, batch: int, secure_sum: dict[str, Any], views: int = 2
 ) -> tuple[Config, VerticalData, str]:
     """Return a run, its data, and which images they are.
 
@@ -20,19 +20,19 @@ def image_run(
         DataError: neither is there; says what to run.
     """
     try:
-        return _loaded(name, "fashion_mnist", batch, secure_sum)
+        return _loaded(name, "fashion_mnist", batch, secure_sum, views)
     except DataError:
-        return _loaded(name, "mnist", batch, secure_sum)
+        return _loaded(name, "mnist", batch, secure_sum, views)
 
 
 def _loaded(
-    name: str, dataset: str, batch: int, secure_sum: dict[str, Any]
+    name: str, dataset: str, batch: int, secure_sum: dict[str, Any], views: int
 ) -> tuple[Config, VerticalData, str]:
     config = Config.model_validate(
         {
             "name": name,
             "method": "apfed_c",
-            "data": {"dataset": dataset, "views": 2, "limit": 4 * batch},
+            "data": {"dataset": dataset, "views": views, "limit": 4 * batch},
             "train": {"batch_size": batch, "device": "cpu"},
             "secure_sum": {**secure_sum, "allow_single_passive": True},
             "guard": {"mechanism": "none"},

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.finished_run import Epsilon, FinishedRun, Written, read_finished_run
+from experiments.finished_run import FinishedRun, read_finished_run
 from experiments.reconstructions import FILE, Reconstruction, read_examples
 from experiments.report.who_learns import Role, RunFacts
 from secure_apfed.exchange import Flow
 from secure_apfed.folder_files import count_lines, read_json, read_json_lines
 from secure_apfed.runs import RunFolder
+from secure_apfed.runs.record import Epsilon, Written
 
 __all__ = ["EpochMetrics", "ReportedRun", "read_run"]
 
@@ -82,6 +83,8 @@ class ReportedRun(FinishedRun):
             private=config.dp_sgd is not None,
             noisy=config.secure_sum.noise is not None,
             defended=bool(config.defences),
+            apart=self.outcome.apart,
+            shared_seeds=config.party_seeds == "shared_for_comparison",
         )
 
     def title_of(self, variant: str) -> str:

@@ -44,6 +44,8 @@ class RunFacts:
         private: whether the active trained by DP-SGD.
         noisy: whether every passive adds noise under the sum.
         defended: whether defences without a guarantee were on.
+        apart: whether each party ran in a process of its own.
+        shared_seeds: whether all parties' initial weights follow from the run's seed.
     """
 
     method: MethodFacts
@@ -55,6 +57,8 @@ class RunFacts:
     private: bool = False
     noisy: bool = False
     defended: bool = False
+    apart: bool = False
+    shared_seeds: bool = False
 
 
 Fact = Callable[[RunFacts], bool]
@@ -83,6 +87,9 @@ FACTS: Mapping[str, Fact] = {
     "alignment pairwise": lambda run: run.pairwise,
     "alignment of all": lambda run: run.method.has_passives and not run.pairwise,
     "defences on": lambda run: run.method.has_passives and run.defended,
+    "in one process": lambda run: run.method.has_passives and not run.apart,
+    "in processes": lambda run: run.method.has_passives and run.apart,
+    "shared seeds": lambda run: run.method.has_passives and run.shared_seeds,
     "M = 1": lambda run: run.passives == 1,
     "M = 2": lambda run: run.passives == 2,
     "M >= 2": lambda run: run.passives >= 2,

@@ -2,7 +2,7 @@
 
 from secure_apfed.exchange.agreement import Agreement, Greeting, agree
 from secure_apfed.exchange.codec import TensorSpec, pack, unpack
-from secure_apfed.exchange.drivers import InMemory, Transport, play_one
+from secure_apfed.exchange.drivers import InMemory, Transport, drive, play_one
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 from secure_apfed.exchange.links import Awaited, Frame, Links, Script
 from secure_apfed.exchange.sockets import Sockets
@@ -26,6 +26,7 @@ __all__ = [
     "TranscriptSettings",
     "Transport",
     "agree",
+    "drive",
     "pack",
     "play_one",
     "unpack",

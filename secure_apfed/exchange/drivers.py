@@ -13,7 +13,7 @@ from protocols.seal import RunKey, SealedLink
 from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.exchange.links import Awaited, Frame, Links, Script
 
-__all__ = ["InMemory", "Transport", "play_one"]
+__all__ = ["InMemory", "Transport", "drive", "play_one"]
 
 T = TypeVar("T")
 
@@ -50,32 +50,39 @@ def play_one(script: Script[T], links: Links, transport: Transport, *, timeout_s
     Raises:
         Exception: whatever the script raised.
     """
-    role = _Role(script)
-    event: Frame | PartyLeftError | None = None
     try:
-        while not role.ended:
-            role.resume(event)
-            if role.awaited is None:
-                break
-            try:
-                event = transport.take(role.awaited, timeout_s * role.awaited.patience)
-            except PartyLeftError as error:
-                event = error
+        return drive(script, transport, timeout_s=timeout_s)
     except BaseException as error:
-        role.close()
         links.abort(error)
         raise
     finally:
         transport.close()
+
+
+def drive(script: Script[T], transport: Transport, *, timeout_s: float) -> T:
+    """Play a script to its end over a transport that stays open; see `play_one`."""
+    role = _Role(script)
+    event: Frame | PartyLeftError | None = None
+    try:
+        role.resume(event)
+        while role.awaited is not None:
+            try:
+                event = transport.take(role.awaited, timeout_s * role.awaited.patience)
+            except PartyLeftError as error:
+                event = error
+            role.resume(event)
+    finally:
+        role.close()
     result: T = role.result
     return result
 
 
 class InMemory:
-    """All roles of a session in one process: first in, first out, deterministic, no clock.
+    """All roles of a session in one process: deterministic, without a clock.
 
-    A role that waits for good notices silence as it would between machines: whoever has the least
-    patience is told first that a party left.
+    Each link is first in, first out, and so is what one party gets. A role that waits for good
+    notices silence as it would between machines: whoever has the least patience is told first that
+    a party left.
 
     Args:
         names: of all parties.
@@ -123,19 +130,26 @@ class InMemory:
         self._inboxes[receiver].append((sender, frame))
         self._due.append(receiver)
 
-    def begin(self, name: str, script: Script[Any]) -> None:
+    def begin(self, name: str, script: Script[Any]) -> "_Role":
         """Let this party play `script` from now on, beside those that `complete` plays.
 
         Raises:
             LocalProtocolError: it plays another one.
         """
-        self._begin(name, script)
+        standing = self._roles.get(name)
+        if standing is not None and not standing.ended:
+            script.close()
+            raise LocalProtocolError(f"{name} plays a script already, which has not ended")
+        self._roles[name] = role = _Role(script)
+        self._resume(role, None)
+        self._due.append(name)  # something may have come for it before
+        return role
 
     def replace(self, name: str, script: Script[Any]) -> None:
         """End the script of this party where it waits, and let it play another one."""
         if name in self._roles:
             self._roles[name].close()
-        self._begin(name, script)
+        self.begin(name, script)
 
     def complete(self, name: str, script: Script[T]) -> T:
         """Play this party's script to its end, and the others as far as its messages take them.
@@ -147,7 +161,7 @@ class InMemory:
             LocalProtocolError: the party plays another script.
             Exception: whatever any of the scripts raised; none of them goes on then.
         """
-        role = self._begin(name, script)
+        role = self.begin(name, script)
         while not role.ended:
             self._go_on()
         while self._hand_over():
@@ -163,7 +177,7 @@ class InMemory:
         left = dict(scripts)
         try:
             for name in scripts:
-                self._begin(name, left.pop(name))
+                self.begin(name, left.pop(name))
         finally:
             for script in left.values():
                 script.close()  # one before it failed, so it never began
@@ -175,16 +189,6 @@ class InMemory:
         """End every script where it waits."""
         for role in self._roles.values():
             role.close()
-
-    def _begin(self, name: str, script: Script[Any]) -> "_Role":
-        standing = self._roles.get(name)
-        if standing is not None and not standing.ended:
-            script.close()
-            raise LocalProtocolError(f"{name} plays a script already, which has not ended")
-        self._roles[name] = role = _Role(script)
-        self._resume(role, None)
-        self._due.append(name)  # something may have come for it before
-        return role
 
     def _hand_over(self) -> bool:
         """Hand over the oldest frame that somebody waits for; False where there is none."""

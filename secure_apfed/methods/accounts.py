@@ -4,11 +4,14 @@ Run by: each party for what it sends itself. Its noise key is a secret of its ow
 """
 
 import hashlib
+import math
 from pathlib import Path
 
 from protocols.identity import Identity, fresh_identity
-from protocols.randomness import fresh_key
+from protocols.randomness import derive_key, fresh_key
+from secure_apfed.defences import NoiseSource, Surroundings
 from secure_apfed.methods.method import Brought, Keeper, Own
+from secure_apfed.models import Shape
 from secure_apfed.names import UPDATES, log_file
 from secure_apfed.parties import PrivateUpdates, RefusedSums
 from secure_apfed.privacy import (
@@ -31,6 +34,7 @@ __all__ = [
     "open_ledger",
     "private_updates",
     "refused_sums",
+    "surroundings_of",
     "update_ledgers",
     "whole_training",
 ]
@@ -168,4 +172,16 @@ def whole_training(
         delta=config.guard.delta,
         budget=config.dp_sgd.epsilon,
         seeded=config.guard.noise != "secret",
+    )
+
+
+def surroundings_of(own: Own, shape: Shape) -> Surroundings:
+    """What the defences of one party are built for; `shape` is of one row that they protect."""
+    key = derive_key(own.noise_key, b"secure-apfed defences v1")
+    return Surroundings(
+        party=own.name,
+        seed=own.seed,
+        noise=NoiseSource(key, secret=own.config.guard.noise == "secret"),
+        classes=len(own.classes),
+        size=math.prod(shape),
     )

@@ -8,9 +8,8 @@ anybody else: it trains on its own loss.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from protocols.errors import PartyLeftError, RemoteProtocolError
@@ -19,19 +18,18 @@ from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.defences import gradient_chain, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
-from secure_apfed.methods import noising
 from secure_apfed.methods.accounts import (
     answers_log,
     guard_for,
     ledger_for,
     private_updates,
     refused_sums,
+    surroundings_of,
     update_ledgers,
     whole_training,
 )
 from secure_apfed.methods.ahead import waiting_of, worker_for
-from secure_apfed.methods.aligning import training_rows
-from secure_apfed.methods.defending import surroundings_of
+from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import (
     Agreed,
     Helper,
@@ -40,6 +38,12 @@ from secure_apfed.methods.method import (
     Own,
     Save,
     keep_or_end,
+)
+from secure_apfed.methods.sum_noise import (
+    NoisePlan,
+    contribution_noise,
+    parameters_of,
+    sum_and_noise,
 )
 from secure_apfed.methods.terms import (
     check_passives,
@@ -86,7 +90,7 @@ class ApfedLearner(Learner):
     Args:
         party: the active, set up; test_rows: of its table.
         ledgers, training, guarantee, rounding: see `Learner`.
-        training_rows: of its table, aligned or not.
+        train_rows: of its table, aligned or not.
         headline: what its accuracy is called.
         only: rows of its table beside which it trains on none; None: it may train on all.
     """
@@ -100,14 +104,14 @@ class ApfedLearner(Learner):
         training: WholeTraining | None,
         guarantee: str,
         rounding: float | None,
-        training_rows: Tensor,
+        train_rows: Tensor,
         test_rows: Tensor,
         only: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.name, self.party, self._only = party.name, party, only
         self.ledgers, self.training, self.guarantee = ledgers, training, guarantee
-        self.rounding, self.training_rows = rounding, training_rows
+        self.rounding, self.training_rows = rounding, rows_among(train_rows, self._only)
         self._headline, self._test_rows = headline, test_rows
 
     @property
@@ -141,10 +145,7 @@ class ApfedLearner(Learner):
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
         self.party.relabel(labels_N)
-        only = self._only
-        self.training_rows = (
-            train_rows if only is None else train_rows[torch.isin(train_rows, only)]
-        )
+        self.training_rows = rows_among(train_rows, self._only)
 
     def solo(self) -> ActiveNetworks | None:
         """The active's own networks: that is the point of the method."""
@@ -340,30 +341,17 @@ class Apfed(Method):
         )
         require_own_terms(own.name, own.active, representation, expected)
         parts = own.active, own.passives, representation.shape
-        secure_sum, noise = noising.sum_and_noise(own.config, session, *parts)
+        secure_sum, noise = sum_and_noise(own.config, session, *parts)
         return Agreed(
             passives={
                 name: passive_terms(own.config, name, representation) for name in own.passives
             },
-            secure_sum=noising.parameters_of(own.config, secure_sum, noise),
+            secure_sum=parameters_of(own.config, secure_sum, noise),
         )
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         secure_sum, _ = _sum_of_contract(own, contract)
-        parts = _Private.of(own)
-        party = _active_party(own, contract, parts, rows, secure_sum)
-        training = whole_training(own.config, party.ledger, parts.updates)
-        return ApfedLearner(
-            party,
-            headline=self.headline,
-            only=None if own.config.train.use_unaligned else rows,
-            ledgers={party.name: party.ledger, **update_ledgers(party.name, parts.updates)},
-            training=training,
-            guarantee=training.statement(parts.guard) if training else parts.guard.statement(),
-            rounding=secure_sum.rounding(),
-            training_rows=training_rows(own.train_rows, rows, own.config.train),
-            test_rows=own.test_rows,
-        )
+        return _learner(own, contract, rows, secure_sum, self.headline)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         config, terms = own.config, contract.passives[own.name]
@@ -388,7 +376,7 @@ class Apfed(Method):
             seed=own.seed,
             answers=answers_log(own),
             held_N=rows >= 0,
-            noise=noising.contribution_noise(own, shape, plan=noise, aligned=len(rows)),
+            noise=contribution_noise(own, shape, plan=noise, aligned=len(rows)),
             waiting=waiting_of(
                 config.secure_sum, contributor, (config.train.batch_size, math.prod(shape)),
                 worker_for(config.secure_sum),
@@ -411,39 +399,37 @@ class SingleView(Method):
     )
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        parts = _Private.of(own)
-        party = _active_party(own, contract, parts, rows, None)
-        training = whole_training(own.config, party.ledger, parts.updates)
-        return ApfedLearner(
-            party,
-            headline=self.headline,
-            ledgers=update_ledgers(party.name, parts.updates),
-            training=training,
-            guarantee=training.statement(None) if training else NOTHING_RELEASED,
-            rounding=None,
-            training_rows=own.train_rows,
-            test_rows=own.test_rows,
-        )
+        return _learner(own, contract, rows, None, self.headline)
 
 
-@dataclass(frozen=True)
-class _Private:
-    """What protects the active's releases and updates."""
+def _learner(
+    own: Own, contract: Contract, rows: Tensor, secure_sum: SecureSum | None, headline: str
+) -> ApfedLearner:
+    """The active's role; without a sum it trains alone, and nothing is released."""
+    guard = guard_for(own)
+    updates = private_updates(own, guard)
+    party = _active_party(own, contract, guard, updates, rows, secure_sum)
+    training = whole_training(own.config, party.ledger, updates)
+    released = {party.name: party.ledger} if secure_sum else {}
+    guarantee = guard.statement() if secure_sum else NOTHING_RELEASED
+    return ApfedLearner(
+        party,
+        headline=headline,
+        ledgers={**released, **update_ledgers(party.name, updates)},
+        training=training,
+        guarantee=training.statement(guard if secure_sum else None) if training else guarantee,
+        rounding=secure_sum.rounding() if secure_sum else None,
+        train_rows=own.train_rows,
+        test_rows=own.test_rows,
+        only=rows if secure_sum and not own.config.train.use_unaligned else None,
+    )
 
-    guard: RepresentationGuard
-    updates: PrivateUpdates | None
 
-    @classmethod
-    def of(cls, own: Own) -> "_Private":
-        guard = guard_for(own)
-        return cls(guard, private_updates(own, guard))
-
-
-def _sum_of_contract(own: Own, contract: Contract) -> tuple[SecureSum, noising.NoisePlan | None]:
+def _sum_of_contract(own: Own, contract: Contract) -> tuple[SecureSum, NoisePlan | None]:
     """The agreed sum, as each party describes it for itself."""
     names = tuple(contract.passives)
     shape = contract.passives[names[0]].representation.shape
-    return noising.sum_and_noise(own.config, contract.session, contract.active, names, shape)
+    return sum_and_noise(own.config, contract.session, contract.active, names, shape)
 
 
 def _active_networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, Shape]:
@@ -464,7 +450,8 @@ def _active_networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, 
 def _active_party(
     own: Own,
     contract: Contract,
-    private: _Private,
+    guard: RepresentationGuard,
+    updates: PrivateUpdates | None,
     rows: Tensor,
     secure_sum: SecureSum | None,
 ) -> ActiveParty:
@@ -477,13 +464,13 @@ def _active_party(
         table=own.rows,
         alignment=rows,
         networks=networks,
-        guard=private.guard,
-        ledger=ledger_for(own, private.guard, aligned=len(rows)),
+        guard=guard,
+        ledger=ledger_for(own, guard, aligned=len(rows)),
         receiver=secure_sum.receiver() if secure_sum else None,
         refused=refused_sums(own),
         train=config.train,
         compute=Compute.of(config.train),
         seed=own.seed,
-        private=private.updates,
+        private=updates,
         defences=representation_chain(config.defences, surroundings_of(own, shape)),
     )

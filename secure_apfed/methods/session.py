@@ -20,7 +20,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Agreement, Greeting, InMemory, Links, Script, Transcript, agree
 from secure_apfed.methods.accounts import freshly_brought
-from secure_apfed.methods.aligning import (
+from secure_apfed.methods.alignment import (
     DEALER,
     align_as_active,
     align_as_passive,

@@ -16,9 +16,8 @@ from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.defences import gradient_chain, label_code, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
-from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for
-from secure_apfed.methods.aligning import positions_of
-from secure_apfed.methods.defending import surroundings_of
+from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
+from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.method import (
     Agreed,
     Helper,

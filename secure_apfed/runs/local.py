@@ -28,14 +28,15 @@ from secure_apfed.data import VerticalData, load_data, pack_own
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.folder_files import read_json, read_json_lines
 from secure_apfed.methods import METHODS, roles_of
-from secure_apfed.privacy import BudgetExhaustedError, PrivacySpent
+from secure_apfed.privacy import BudgetExhaustedError
 from secure_apfed.runs.folder import RunFolder, make_private, write_atomically
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party import PartyFile, Peer
 from secure_apfed.runs.party_folder import PartyFolder
+from secure_apfed.runs.record import Privacy, read_outcome, write_outcome
 from secure_apfed.runs.writing import RunWriter
 
-__all__ = ["prepare_parties", "run_locally"]
+__all__ = ["free_addresses", "prepare_parties", "run_locally"]
 
 _LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.05
@@ -98,7 +99,7 @@ def prepare_parties(
     names = tuple(roles_of(METHODS[config.method], config, active, passives))
     run = RunFolder(folder)
     write_atomically(run.config, dump_config(config).encode())
-    addresses = dict(zip(names, _free_addresses(len(names)), strict=True))
+    addresses = dict(zip(names, free_addresses(len(names)), strict=True))
     identities = {}
     for name in names:
         make_private(run.party(name))
@@ -123,7 +124,7 @@ def prepare_parties(
     return files
 
 
-def _free_addresses(count: int) -> list[str]:
+def free_addresses(count: int) -> list[str]:
     """Addresses of loopback where nobody listens now."""
     with contextlib.ExitStack() as stack:
         taken = [stack.enter_context(socket.create_server((_LOOPBACK, 0))) for _ in range(count)]
@@ -230,16 +231,11 @@ def _show(
         on_progress(
             Progress(
                 epoch=line["epoch"], epochs=epochs, step=line["step"], steps=steps,
-                loss=line["loss"], accuracy=accuracy, epsilon=_number(line["epsilon"]),
+                loss=line["loss"], accuracy=accuracy, epsilon=float(line["epsilon"]),
                 wire_bytes=line["wire_bytes"],
             )
         )  # fmt: skip
     return len(lines)
-
-
-def _number(told: float | str) -> float:
-    """A figure of a JSON file, where infinity is a text."""
-    return float(told)
 
 
 def _raise_what_failed(processes: Sequence[_Process]) -> None:
@@ -278,47 +274,38 @@ def _gather(config: Config, run: RunFolder, active: str) -> RunResult:
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
     names = [path.name for path in sorted(run.parties.iterdir()) if path.is_dir()]
-    ended = {name: read_json(PartyFolder(run.party(name)).ended, dict[str, Any]) for name in names
-             if PartyFolder(run.party(name)).ended.exists()}  # fmt: skip
+    folders = {name: PartyFolder(run.party(name)) for name in names}
+    ended = {name: one.read_end() for name, one in folders.items() if one.ended.exists()}
     flows: list[Any] = []
     for name in names:
         flows += read_json(RunFolder(run.party(name)).flows, list[Any])
     run.write_json(run.flows, flows)
-    result = read_json(led.result, dict[str, Any])
-    others = {name: one for name, one in ended.items() if name != active}
-    result["wire_bytes"] = sum(flow["wire_bytes"] for flow in flows)
-    result["privacy"] = _worst(result["privacy"], [one["privacy"] for one in others.values()])
-    result["contributions"] = {
-        name: one["contributions"] for name, one in others.items() if one["contributions"]
-    }
-    run.finish(result)
+    led_to = read_outcome(led)
+    others = [one for name, one in ended.items() if name != active]
+    outcome = led_to.model_copy(
+        update={
+            "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
+            "privacy": _worst(led_to.privacy, [one.privacy for one in others if one.privacy]),
+            "contributions": {
+                one.party: one.contributions for one in others if one.contributions is not None
+            },
+        }
+    )
+    write_outcome(run, outcome)
     return RunResult(
         method=config.method,
-        accuracy=result["accuracy"],
-        wire_bytes=result["wire_bytes"],
-        privacy=_spent(result["privacy"]),
+        accuracy=outcome.accuracy,
+        wire_bytes=outcome.wire_bytes,
+        privacy=outcome.privacy.spent(),
         folder=run.path,
     )
 
 
-def _worst(active: dict[str, Any], others: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+def _worst(active: Privacy, others: Sequence[Privacy]) -> Privacy:
     """The account of the party that spent most on representations, with the active's of labels."""
-    released = max(
-        (one for one in others if one), key=lambda one: _number(one["epsilon_x"]), default=None
-    )
-    if released is None or _number(active["epsilon_x"]) >= _number(released["epsilon_x"]):
+    released = max(others, key=lambda one: one.epsilon_x, default=active)
+    if active.epsilon_x >= released.epsilon_x:
         return active
-    of_labels = {name: active[name] for name in ("epsilon_y", "epsilon_model")}
-    trace = [*released["trace"], *active["trace"][1:]]  # its first line says: nothing sent
-    return {**released, **of_labels, "trace": trace}
-
-
-def _spent(told: Mapping[str, Any]) -> PrivacySpent:
-    numbers = ("epsilon_x", "epsilon_y", "epsilon_model", "delta", "mu")
-    return PrivacySpent(
-        **{
-            **told,
-            **{name: _number(told[name]) for name in numbers},
-            "trace": tuple(told["trace"]),
-        }
-    )
+    of_labels = {"epsilon_y": active.epsilon_y, "epsilon_model": active.epsilon_model}
+    trace = (*released.trace, *active.trace[1:])  # its first line says: nothing sent
+    return released.model_copy(update={**of_labels, "trace": trace})

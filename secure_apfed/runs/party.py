@@ -4,9 +4,9 @@ Run by: each party, from its own file of settings. Nothing is loaded here but wh
 what the others hold it learns from their messages, as the contract says, and not at all otherwise.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
@@ -45,7 +45,9 @@ from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.writing import RunWriter
 from secure_apfed.settings import Settings
 
-__all__ = ["PartyFile", "Peer", "play_party"]
+__all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]
+
+_TO_MEET = 8  # units of patience: a process takes longer to start than to answer
 
 
 class Peer(Settings):
@@ -119,56 +121,84 @@ def play_party(
     Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
     """
     told = PartyFile.read(path)
+    with joined(told, resume=resume, over=over) as here:
+        if here.role == "active":
+            script = _active(here, RunFolder(told.folder), on_progress)
+        else:
+            method = METHODS[here.own.config.method]
+            script = assist(here.own, here.links, method, here.role)
+        play_one(script, here.links, here.transport, timeout_s=told.timeout_s)
+        if here.role != "active":  # whose own are among its results
+            flows = [asdict(flow) for flow in here.transcript.flows]
+            RunFolder(told.folder).write_json(RunFolder(told.folder).flows, flows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """A party that is connected to all others.
+
+    Attributes:
+        own: what it brings; role: what it plays.
+        links, transport: to the others; transcript: of what it sends, without payloads.
+    """
+
+    own: Own
+    role: PartyRole
+    links: Links
+    transport: Transport
+    transcript: Transcript
+
+
+@contextmanager
+def joined(
+    told: PartyFile,
+    *,
+    resume: bool = False,
+    over: Callable[[Transport], Transport] = lambda transport: transport,
+) -> Iterator[Joined]:
+    """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     config = load_config(told.config)
     role = _role_of(told, config)
     with ExitStack() as stack:
         stack.callback(close_workers)
         folder = stack.enter_context(PartyFolder.open(told.folder, resume=resume))
         data = _own_data(told, config, role)
-        keeper = PartyKeeper(folder, told.party, config, data)
+        brought = PartyKeeper(folder, told.party, config, data).brought
         known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
-        known[told.party] = keeper.brought.identity.public
-        # Payloads are kept nowhere: each party's are its own business.
-        transcript = Transcript(TranscriptSettings(keep="none"))
-        own = Own(
-            config=config, name=told.party, active=told.active, passives=told.passives,
-            brought=keeper.brought, known=known, data=data,
-        )  # fmt: skip
+        known[told.party] = brought.identity.public
         addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
         transport = over(
             Sockets.meet(
                 told.party, listen_at(parse_address(told.listen)), addresses,
-                identity=keeper.brought.identity, known=known, timeout_s=told.timeout_s,
+                identity=brought.identity, known=known, timeout_s=_TO_MEET * told.timeout_s,
             )
         )  # fmt: skip
-        links = Links(told.party, list(told.peers), transport.post, transcript.record)
-        if role == "active":
-            script = _active(own, links, transcript, RunFolder(told.folder), on_progress)
-        else:
-            script = assist(own, links, METHODS[config.method], role)
-        play_one(script, links, transport, timeout_s=told.timeout_s)
-        if role != "active":  # whose own are among its results
-            flows = [asdict(flow) for flow in transcript.flows]
-            RunFolder(told.folder).write_json(RunFolder(told.folder).flows, flows)
+        # Payloads are kept nowhere: each party's are its own business.
+        transcript = Transcript(TranscriptSettings(keep="none"))
+        yield Joined(
+            own=Own(
+                config=config, name=told.party, active=told.active, passives=told.passives,
+                brought=brought, known=known, data=data,
+            ),
+            role=role,
+            links=Links(told.party, list(told.peers), transport.post, transcript.record),
+            transport=transport,
+            transcript=transcript,
+        )  # fmt: skip
 
 
-async def _active(
-    own: Own,
-    links: Links,
-    transcript: Transcript,
-    folder: RunFolder,
-    on_progress: Callable[[Progress], None],
-) -> None:
+async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progress], None]) -> None:
     """The active's whole script: what `assist` is for the others, with a course and a result."""
+    own, links = here.own, here.links
     config, method = own.config, METHODS[own.config.method]
     assert isinstance(config, Config)
     labels, state = answered_labels(config, own.held, own.brought)
     own = replace(own, data=labels.data())
     entered, learner = await lead(own, links, method, session=new_session())
     require_rows(learner)
-    session = Session(entered, learner, links, transcript)
+    session = Session(entered, learner, links, here.transcript)
     session.headline = method.headline
-    writer = RunWriter(folder, config)
+    writer = RunWriter(folder, config, apart=True)
     course = Course(config, session, labels, writer, on_progress, state)
     await course.play(learner, links)
     writer.cross_check(cross_checked(course.privacy(), session).accountants)

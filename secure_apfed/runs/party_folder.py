@@ -9,7 +9,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +22,7 @@ from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.folder_files import read_bytes
+from secure_apfed.folder_files import read_bytes, read_json
 from secure_apfed.methods import Brought, PartyState, Role, freshly_brought
 from secure_apfed.regular_file import open_regular
 from secure_apfed.runs.checkpoint import Checkpoints, Steps, save_tensors
@@ -35,12 +34,30 @@ from secure_apfed.runs.folder import (
     signed,
     write_atomically,
 )
+from secure_apfed.runs.record import Contributions, Privacy, Written
 from secure_apfed.runs.spending import worst_of
 
-__all__ = ["PartyFolder", "PartyKeeper", "only_here", "resumable"]
+__all__ = ["PartyEnd", "PartyFolder", "PartyKeeper", "only_here", "resumable"]
 
 _KEY_BYTES_AT_MOST = 4096
 _BY_POSITION = ("allowance.", "guard.")
+
+
+class PartyEnd(Written):
+    """How a party's part of a run ended.
+
+    Attributes:
+        party: its name; contract: digest of its last session's, hex.
+        model_sha256: of its parameters, hex.
+        privacy: what it spent on representations; null where it sent none.
+        contributions: what its noisy contributions to sums cost; null where there were none.
+    """
+
+    party: str
+    contract: str
+    model_sha256: str
+    privacy: Privacy | None
+    contributions: Contributions | None
 
 
 class PartyFolder:
@@ -104,6 +121,14 @@ class PartyFolder:
                 "remove it and tell the others the new public identity"
             ) from error
         return Identity.restored(key.private_bytes_raw())
+
+    def read_end(self) -> PartyEnd:
+        """How its part ended.
+
+        Raises:
+            CheckpointError: missing, or not as this version writes it.
+        """
+        return read_json(self.ended, PartyEnd)
 
     def logs(self) -> tuple[Path, ...]:
         """Ledgers, counts of what passives answered, refused sums, digests of label answers."""
@@ -177,14 +202,16 @@ class PartyKeeper:
     def ended(self, contract: Contract, role: Role) -> None:
         """See `Keeper`; the secrets of the checkpoints should not outlive the run."""
         spent = worst_of(one for one in role.ledgers.values() if one is not role.contributions)
-        content = {
-            "party": self._name,
-            "contract": contract.digest.hex(),
-            "model_sha256": _model_digest(role.tensors()),
-            "privacy": asdict(spent) if spent else None,
-            "contributions": role.contributions.account() if role.contributions else None,
-        }
-        write_atomically(self._folder.ended, readable(content))
+        end = PartyEnd(
+            party=self._name,
+            contract=contract.digest.hex(),
+            model_sha256=_model_digest(role.tensors()),
+            privacy=Privacy.of(spent) if spent else None,
+            contributions=Contributions.model_validate(role.contributions.account())
+            if role.contributions
+            else None,
+        )
+        write_atomically(self._folder.ended, readable(end.model_dump(mode="python")))
         self._folder.steps.clear()
 
 

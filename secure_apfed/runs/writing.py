@@ -29,6 +29,13 @@ from secure_apfed.runs.folder import (
     write_atomically,
 )
 from secure_apfed.runs.party_folder import PartyFolder, only_here
+from secure_apfed.runs.record import (
+    Attendance,
+    Contributions,
+    Outcome,
+    Privacy,
+    write_outcome,
+)
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import save_model
 
@@ -57,10 +64,16 @@ def versions() -> dict[str, str]:
 
 
 class RunWriter:
-    """Writes one run's folder while it runs."""
+    """Writes one run's folder while it runs.
 
-    def __init__(self, folder: RunFolder, config: Config) -> None:
-        self.folder, self._config = folder, config
+    Args:
+        folder: of the run, or of the active where it runs apart from the others.
+        config: of the run.
+        apart: whether it does.
+    """
+
+    def __init__(self, folder: RunFolder, config: Config, *, apart: bool = False) -> None:
+        self.folder, self._config, self._apart = folder, config, apart
         self._board: SummaryWriter | None = None
 
     @classmethod
@@ -135,24 +148,25 @@ class RunWriter:
         save_model(folder, session.learner.solo(), card, self._config.model)
         folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
         aligned = session.alignment.get(session.active)
-        folder.finish(
-            {
-                "method": self._config.method,
-                "accuracy": dict(accuracy),
-                "wire_bytes": transcript.wire_bytes,
-                "privacy": asdict(privacy),
-                "contributions": {
-                    passive: ledger.account() for passive, ledger in session.contributions.items()
-                },
-                "seconds": seconds,
-                "aligned_rows": 0 if aligned is None else len(aligned),
-                "train_rows": len(data.train_rows),
-                "test_rows": len(data.test_rows),
-                "sum": dict(session.secure_sum),
-                "attendance": dict(session.attendance()),
-                "guarantee": guarantee,
+        outcome = Outcome(
+            method=self._config.method,
+            accuracy=dict(accuracy),
+            wire_bytes=transcript.wire_bytes,
+            privacy=Privacy.of(privacy),
+            contributions={
+                passive: Contributions.model_validate(ledger.account())
+                for passive, ledger in session.contributions.items()
             },
+            seconds=seconds,
+            aligned_rows=0 if aligned is None else len(aligned),
+            train_rows=len(data.train_rows),
+            test_rows=len(data.test_rows),
+            sum=session.secure_sum,
+            attendance=Attendance.model_validate(session.attendance()),
+            guarantee=guarantee,
+            apart=self._apart,
         )
+        write_outcome(folder, outcome)
 
     def _card(
         self,

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attacks.interface import AttackResult
-from experiments.finished_run import FinishedRun, Outcome
+from experiments.finished_run import FinishedRun
 from secure_apfed.config import Config
+from secure_apfed.runs.record import Outcome
 from tests.experiments.run_folder import attack_result, config_of
 
 __all__ = ["attacked", "finished"]

@@ -13,8 +13,9 @@ from protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
-from secure_apfed.methods import aligning, open_session
-from secure_apfed.methods.aligning import place_rows
+from secure_apfed.methods import alignment as aligned
+from secure_apfed.methods import open_session
+from secure_apfed.methods.alignment import place_rows
 from secure_apfed.runs import run
 from tests.secure_apfed.single_steps import active_of, passives_of, random_data, step_config
 from tests.secure_apfed.test_methods_apfed import Monolith, assert_equal
@@ -64,7 +65,7 @@ def test_a_passive_is_told_the_positions_of_its_own_people_only(
         told[envelope.receiver] = envelope
         return place_rows(envelope, rows_P, most=most)
 
-    monkeypatch.setattr(aligning, "place_rows", watched)
+    monkeypatch.setattr(aligned, "place_rows", watched)
     alignment = open_session(config_of(), vertical_data()).alignment
     assert told.keys() == OVERLAPS.keys()
     for name, envelope in told.items():

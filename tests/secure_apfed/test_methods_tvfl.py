@@ -13,7 +13,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.aligning import positions_of
+from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.tvfl import FILLS, TvflHelper, TvflLearner
 from secure_apfed.parties import TvflActive, TvflPassive
 from tests.secure_apfed.seats import cloned, same

@@ -23,7 +23,6 @@ from protocols.randomness import random_permutation
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.methods.method import Own
-from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
     "DEALER",
@@ -33,7 +32,7 @@ __all__ = [
     "needs_dealer",
     "place_rows",
     "positions_of",
-    "training_rows",
+    "rows_among",
 ]
 
 DEALER = "dealer"
@@ -170,6 +169,6 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int) -> Tensor:
     return rows_U
 
 
-def training_rows(rows: Tensor, aligned: Tensor, train: TrainSettings) -> Tensor:
-    """All training rows of the active, or its aligned ones only, as `use_unaligned` says."""
-    return rows if train.use_unaligned else rows[torch.isin(rows, aligned)]
+def rows_among(rows: Tensor, only: Tensor | None) -> Tensor:
+    """Those of these rows that are among `only`; all of them where that is None."""
+    return rows if only is None else rows[torch.isin(rows, only)]

@@ -16,7 +16,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods import Start, freshly_brought, noising, open_session
+from secure_apfed.methods import Start, freshly_brought, open_session, sum_noise
 from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
@@ -144,10 +144,10 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
         data=load_data(config.data, seed=config.seed),
         brought={"passive-1": freshly_brought(config, "passive-1", logs=folder)},
     )
-    noise = noising.contribution_noise(
+    noise = sum_noise.contribution_noise(
         own_of(start, "passive-1"),
         (4,),
-        plan=noising.NoisePlan(steps=agreed["steps"], honest=agreed["honest"]),
+        plan=sum_noise.NoisePlan(steps=agreed["steps"], honest=agreed["honest"]),
         aligned=result["aligned_rows"],
     )
     assert noise is not None
