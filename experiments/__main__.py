@@ -4,7 +4,7 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.console import Console
 from experiments.bench import BENCHES, run_bench
 from experiments.main_job import HEADER, READING, run_main_job
 from experiments.references import REFERENCES, run_reference
+from experiments.study_page import table_of
 from experiments.sweep import CONFIGS, run_sweep
 from experiments.sweep import HEADER as SWEEP_HEADER
 from experiments.sweep import READING as SWEEP_READING
@@ -109,21 +110,9 @@ def bench(
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        _print_table(name, result)
-
-
-def _print_table(name: str, result: dict[str, Any]) -> None:
-    rows = result["rows"]
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    shown = [[_shown(row.get(column)) for column in columns] for row in rows]
-    terminal.show_rows(f"bench {name}", columns, shown)
-    Console().print(f"measured on {result['machine']}")
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        columns, rows = table_of(result["rows"], form=".4g", missing="-")
+        terminal.show_rows(f"bench {name}", columns, rows)
+        Console().print(f"measured on {result['machine']}")
 
 
 @app.command()

@@ -17,9 +17,8 @@ import pandas as pd
 from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 
-from experiments.intervals import Interval
 from experiments.report import write_report
-from experiments.study import Leakage, OnDone, Point, Results, Study, Summary, base_config
+from experiments.study import OnDone, Point, Results, Study, base_config
 from experiments.study_page import (
     ATTACK,
     OTHER,
@@ -31,6 +30,7 @@ from experiments.study_page import (
     write_comparison,
     write_text,
 )  # fmt: skip
+from experiments.summary import Interval, Leakage, Summary
 from secure_apfed.config import Config
 from secure_apfed.plain_csv import to_csv
 from secure_apfed.privacy import GuardSettings

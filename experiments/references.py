@@ -9,17 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.finished_run import FinishedRun
-from experiments.intervals import Interval
-from experiments.study import (
-    Figures,
-    OnDone,
-    Point,
-    Study,
-    accuracy_of,
-    base_config,
-    figures_of,
-)  # fmt: skip
+from experiments.study import Figures, OnDone, Point, Study, base_config, figures_of
 from experiments.study_page import markdown, write_text
+from experiments.summary import Interval, accuracy_of
 
 __all__ = ["REFERENCES", "Reference", "ReferenceTable", "run_reference"]
 

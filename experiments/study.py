@@ -11,25 +11,23 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
 import torch
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed
 
 from experiments.centralised import centralise
 from experiments.finish import mount_attacks
 from experiments.finished_run import FinishedRun, read_finished_run
-from experiments.intervals import Interval
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.data import load_data
-from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import ApfedError, CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs import RunFolder, resumable, run
@@ -37,8 +35,8 @@ from secure_apfed.runs.folder import own_subfolder, write_atomically
 from secure_apfed.runs.record import Outcome, Privacy, Written
 
 __all__ = [
-    "Failure", "Figures", "Leakage", "OnDone", "Point", "Results", "Study", "Summary", "Trial",
-    "accuracy_of", "base_config", "figures_of", "finish", "in_processes", "results_of",
+    "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial", "base_config",
+    "figures_of", "finish", "results_of",
 ]  # fmt: skip
 
 OnDone: TypeAlias = Callable[[int, int], None]
@@ -79,6 +77,11 @@ class Point:
     def trial(self, seed: int) -> "Trial":
         return Trial(self, seed)
 
+    def data(self, seed: int) -> VerticalData:
+        """What a run of which figures are kept trains on."""
+        data = load_data(self.config.data, seed=seed)
+        return centralise(data) if self.centralised else data
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -94,11 +97,8 @@ class Trial:
     @property
     def config(self) -> Config:
         """Its seed decides everything: a study compares, and whoever repeats it finds the same."""
-        return self.point.config.model_copy(
-            update={
-                "name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison",
-            }
-        )  # fmt: skip
+        own = {"name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison"}
+        return self.point.config.model_copy(update=own)
 
     @property
     def keeps_figures(self) -> bool:
@@ -167,15 +167,17 @@ class _KeptFigures(Written):
 
 
 def _keep_figures(trial: Trial) -> None:
-    config, began = trial.config, time.monotonic()
-    data = load_data(config.data, seed=config.seed)
-    result = run(config, None, data=centralise(data) if trial.point.centralised else data)
+    began, data = time.monotonic(), trial.point.data(trial.seed)
+    result = run(trial.config, None, data=data)
+    aligned = result.recording.alignment.get(data.active.name, ())
     outcome = Outcome(
-        method=config.method,
+        method=result.method,
         accuracy=result.accuracy,
         wire_bytes=result.wire_bytes,
         privacy=Privacy.model_validate(asdict(result.privacy)),
         seconds=time.monotonic() - began,
+        aligned_rows=len(aligned),
+        test_rows=len(data.test_rows),
     )
     kept = _KeptFigures(settings=trial.settings, outcome=outcome)
     trial.point.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -312,124 +314,3 @@ class Study:
             found[name] = result
             on_done(len(found), len(trials))
         return results_of([(trial, found[trial.name]) for trial in trials], figures=figures)
-
-
-@contextmanager
-def in_processes(backend: Literal["loky", "ray"]) -> Iterator[None]:
-    """Where trials run: "loky" starts processes here; "ray" gives them to a Ray cluster.
-
-    The nodes of the cluster share this file system.
-
-    Raises:
-        ConfigError: Ray is not installed.
-    """
-    if backend == "ray":
-        try:
-            from ray.util.joblib import register_ray
-        except ModuleNotFoundError:
-            raise ConfigError(
-                "backend ray: Ray is not installed; pip install ray, or use loky"
-            ) from None
-        register_ray()
-    with parallel_config(backend=backend):
-        yield
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leakage:
-    """The attack by one adversary that gained most on one target, averaged over the seeds.
-
-    Chosen by means, not per seed: the highest figure of each single run would be above 0 where
-    there is nothing. Over the seeds to which it applies: one run without it must not hide it.
-
-    Attributes:
-        attack: its setting: name, knowledge, adversary; metric: what it is measured in.
-        advantage: over the best baseline with the same knowledge.
-        score, baseline: the metric itself, means.
-        missing: such as "4 of 5 seeds" where it did not apply to all; else empty.
-    """
-
-    target: str
-    attack: str
-    metric: str
-    advantage: Interval
-    score: float
-    baseline: float
-    missing: str
-
-    @classmethod
-    def of(cls, attacks: pd.DataFrame, *, target: str, seeds: int) -> "Leakage":
-        """Of all attacks on the target, at least one."""
-        worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
-        rows = attacks[attacks["name"] == worst]
-        return cls(
-            target=target,
-            attack=str(worst),
-            metric=str(rows["metric"].iloc[0]),
-            advantage=Interval.of(rows["advantage"].tolist()),
-            score=float(rows["score"].mean()),
-            baseline=float(rows["baseline"].mean()),
-            missing="" if len(rows) == seeds else f"{len(rows)} of {seeds} seeds",
-        )
-
-    @property
-    def name(self) -> str:
-        """The attack, and the seeds where some are missing."""
-        return f"{self.attack}, {self.missing}" if self.missing else self.attack
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "target": self.target, "attack": self.name, "metric": self.metric,
-            "advantage": asdict(self.advantage), "score": self.score, "baseline": self.baseline,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """One point over its seeds.
-
-    Attributes:
-        seeds: how many.
-        accuracies: on the test rows, by way of inference, the method's own first.
-        epsilon_x, epsilon_y: the largest over the seeds; inf: nothing is promised.
-        releases: T, the most releases of one row.
-        wire_bytes: mean.
-        leakage: by target; a target that no attack applied to is absent.
-    """
-
-    seeds: int
-    accuracies: Mapping[str, Interval]
-    epsilon_x: float
-    epsilon_y: float
-    releases: int
-    wire_bytes: float
-    leakage: Mapping[str, Leakage]
-
-    @property
-    def accuracy(self) -> Interval:
-        """Of the method's own inference."""
-        return next(iter(self.accuracies.values()))
-
-    @classmethod
-    def of(cls, rows: pd.DataFrame) -> "Summary":
-        """Of the rows of a point."""
-        runs = rows.drop_duplicates("seed")
-        by_target = {str(target): found for target, found in rows.groupby("target", sort=False)}
-        tasks = by_target.pop("task").groupby("name", sort=False)["score"]
-        return cls(
-            seeds=len(runs),
-            accuracies={str(name): Interval.of(scores.tolist()) for name, scores in tasks},
-            epsilon_x=float(runs["epsilon_x"].max()),
-            epsilon_y=float(runs["epsilon_y"].max()),
-            releases=int(runs["releases"].max()),
-            wire_bytes=float(runs["wire_bytes"].mean()),
-            leakage={
-                target: Leakage.of(attacks, target=target, seeds=len(runs))
-                for target, attacks in by_target.items()
-            },
-        )
-
-
-def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
-    """The accuracy of the method's own inference in each run of a point, by seed."""
-    return rows[rows["target"] == "task"].groupby("seed", sort=False)["score"].first()

@@ -17,11 +17,12 @@ from experiments.report.page import fill, inside
 from experiments.report.picture_style import ATTACK, OTHER, OURS, STYLE
 from experiments.report.pictures import Picture
 from experiments.report.words import number
+from experiments.summary import Interval, Row
 from secure_apfed.runs.folder import write_atomically
 
 __all__ = [
     "ATTACK", "COLOURS", "OTHER", "OURS", "Part", "Picture", "drawing", "markdown", "number",
-    "write_comparison", "write_page", "write_text",
+    "table_of", "write_comparison", "write_page", "write_text",
 ]  # fmt: skip
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
@@ -32,6 +33,22 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of these texts, each row as long as the header; it ends with a line break."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def table_of(
+    rows: Sequence[Row], *, form: str = ".3g", missing: str = ""
+) -> tuple[list[str], list[list[str]]]:
+    """The columns that occur in these rows, and the texts of each; `form` is that of a number."""
+
+    def text(value: object) -> str:
+        if value is None:
+            return missing
+        if isinstance(value, Interval):
+            return value.text(form=form)
+        return f"{value:{form}}" if isinstance(value, float) else str(value)
+
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    return columns, [[text(row.get(column)) for column in columns] for row in rows]
 
 
 def write_text(path: Path, text: str) -> None:

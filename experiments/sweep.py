@@ -11,17 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.intervals import Interval
-from experiments.study import (
-    OnDone,
-    Point,
-    Results,
-    Study,
-    Summary,
-    accuracy_of,
-    base_config,
-)  # fmt: skip
+from experiments.study import OnDone, Point, Results, Study, base_config
 from experiments.study_page import Part, Picture, drawing, markdown, write_comparison, write_text
+from experiments.summary import Interval, Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.plain_json import to_json
 from secure_apfed.privacy import GuardSettings, LabelSettings

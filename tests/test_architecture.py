@@ -37,9 +37,6 @@ RULES: tuple[Rule, ...] = (
 # Dotted name -> why it may be longer than the limits, for instance to keep a formula whole.
 LONGER_FOR_A_REASON: dict[str, str] = {}
 
-# Where methods are still asked for by name, until it asks for their facts.
-NAMES_METHODS = {"experiments.leaks.noise"}
-
 _TABLE = {"secure_apfed.methods": "METHODS: dict[str, int] = {'tvfl': 1}"}
 
 # A rule, planted modules by name, and what it must say of them.
@@ -120,10 +117,8 @@ def test_our_packages_keep(rule: Rule) -> None:
 
 
 def test_no_method_is_asked_for_by_name() -> None:
-    offenders = {offence.partition(":")[0]: offence for offence in no_method_by_name(TREE)}
-    new = [offence for name, offence in offenders.items() if name not in NAMES_METHODS]
-    assert not new, "\n".join(new)
-    assert set(offenders) >= NAMES_METHODS, "asks for facts now; take it off the list"
+    offences = no_method_by_name(TREE)
+    assert not offences, "\n".join(offences)
 
 
 def test_modules_and_functions_are_short() -> None:

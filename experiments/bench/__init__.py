@@ -4,6 +4,7 @@ A new bench is one file and one line in the table.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from experiments.bench import attacks, exchange, local, psi, secure_sum
 from experiments.bench.rows import Row, machine
@@ -19,7 +20,7 @@ BENCHES: Mapping[str, Callable[[bool], Iterable[Row]]] = {
 }
 
 
-def run_bench(name: str, *, quick: bool = False) -> dict[str, object]:
+def run_bench(name: str, *, quick: bool = False) -> dict[str, Any]:
     """Run one bench; `quick` stays under 30 seconds.
 
     Raises:

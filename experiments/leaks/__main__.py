@@ -23,39 +23,29 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from experiments.intervals import Interval
 from experiments.leaks.degradation import degradation
 from experiments.leaks.inversion import inversion
 from experiments.leaks.isolation import isolation
 from experiments.leaks.joint_training import hijacking, joint_inversion, reversed_hijacking
 from experiments.leaks.labels import labels
-from experiments.leaks.noise import noise
-from experiments.leaks.questions import chosen, decoder
-from experiments.leaks.sessions import Row
+from experiments.leaks.questions import chosen, decoder, noise
 from experiments.leaks.split_learning import split_learning
 from experiments.leaks.stuffing import stuffing
-from experiments.study_page import markdown
+from experiments.study_page import markdown, table_of, write_text
+from experiments.summary import Interval, Row, Setting
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.plain_json import to_json
-from secure_apfed.runs.folder import write_atomically
 
-__all__ = ["PARTS", "as_markdown", "main", "play"]
+__all__ = ["PARTS", "main", "play"]
 
-PARTS: Mapping[str, Callable[[], Iterator[Row]]] = {
-    "inversion": inversion,
-    "chosen": chosen,
-    "decoder": decoder,
-    "noise": noise,
-    "isolation": isolation,
-    "degradation": degradation,
-    "labels": labels,
-    "joint_inversion": joint_inversion,
-    "hijacking": hijacking,
-    "reversed_hijacking": reversed_hijacking,
-    "split_learning": split_learning,
-    "stuffing": stuffing,
-}
+PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
+    part.__name__: part
+    for part in (
+        inversion, chosen, decoder, noise, isolation, degradation, labels, joint_inversion,
+        hijacking, reversed_hijacking, split_learning, stuffing,
+    )
+}  # fmt: skip
 
 
 def main(
@@ -77,7 +67,7 @@ def main(
         return
     for name, rows in found.items():
         typer.echo(f"\n{name}\n")
-        typer.echo(as_markdown(rows), nl=False)
+        typer.echo(markdown(*table_of(rows)), nl=False)
 
 
 def play(names: Iterable[str], store: Path | None = None) -> dict[str, list[Row]]:
@@ -89,11 +79,11 @@ def play(names: Iterable[str], store: Path | None = None) -> dict[str, list[Row]
     stored = _read(store) if store else {}
     found: dict[str, list[Row]] = {}
     for name in names:
-        found[name] = list(PARTS[name]())
+        found[name] = [setting.line() for setting in PARTS[name]()]
         if store:
             stored[name] = [_plain(row) for row in found[name]]
             ordered = {one: stored[one] for one in PARTS if one in stored}
-            write_atomically(store, to_json(ordered, indent=1).encode() + b"\n")
+            write_text(store, to_json(ordered, indent=1) + "\n")
     return found
 
 
@@ -118,20 +108,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _plain(row: Row) -> Row:
     return {key: asdict(one) if isinstance(one, Interval) else one for key, one in row.items()}
-
-
-def as_markdown(rows: list[Row]) -> str:
-    """A table; columns that no row has are left out."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    return markdown(columns, [[_shown(row.get(key)) for key in columns] for row in rows])
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, Interval):
-        return value.text(form=".3g")
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """A4 in live runs: a malicious passive spoils the model for a cohort; accuracy with and without."""
 
 from collections.abc import Iterator
+from functools import lru_cache, partial
 
 import torch
 from sklearn.cluster import KMeans
 
 from attacks.live.apfed import LiveRun
 from attacks.live.cohort_degradation import CohortDegradation
-from experiments.leaks.sessions import VICTIM, Row, live_config, open_run, over_seeds
+from experiments.leaks.sessions import VICTIM, live_config, open_run
+from experiments.summary import Row, Setting
 
 __all__ = ["degradation"]
 
@@ -16,30 +18,29 @@ _EPOCHS = 15
 _CLUSTERS = 8
 
 
-def degradation() -> Iterator[Row]:
+def degradation() -> Iterator[Setting]:
     """The cohort is a cluster of the adversary's own features: people who look alike to it."""
     for data in ("digits", "breast_cancer"):
-        for clip, strengths in ((1.0, (1.0, 100.0)), (None, (10.0,))):
-            honest = [_of_seed(data, clip, None, seed) for seed in _SEEDS]
-            yield _row(data, clip, None, honest)
+        for clip, strengths in ((1.0, (None, 1.0, 100.0)), (None, (None, 10.0))):
             for strength in strengths:
-                spoilt = [_of_seed(data, clip, strength, seed) for seed in _SEEDS]
-                yield _row(data, clip, strength, [
-                    one | {f"{who}, change": one[who] - before[who] for who in one}
-                    for one, before in zip(spoilt, honest, strict=True)
-                ])  # fmt: skip
+                adversary = "none" if strength is None else f"kappa {strength:g}"
+                yield Setting(
+                    columns={"data": data, "adversary": adversary, "clip": clip or "none"},
+                    measure=partial(_changed, data, clip, strength), seeds=_SEEDS,
+                )  # fmt: skip
 
 
-def _row(data: str, clip: float | None, strength: float | None, rows: list[Row]) -> Row:
-    return {
-        "data": data,
-        "adversary": "none" if strength is None else f"kappa {strength:g}",
-        "clip": clip or "none",
-        **over_seeds(rows, same=()),
-    }
+def _changed(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
+    """Test accuracies, and how far each lies from that of the honest run."""
+    honest = _accuracies(data, clip, None, seed)
+    if strength is None:
+        return honest
+    spoilt = _accuracies(data, clip, strength, seed)
+    return spoilt | {f"{who}, change": spoilt[who] - honest[who] for who in spoilt}
 
 
-def _of_seed(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
+@lru_cache
+def _accuracies(data: str, clip: float | None, strength: float | None, seed: int) -> Row:
     """Test accuracies of the cohort and the others."""
     run = open_run(live_config(data, "apfed_c", masks="none", clip=clip, seed=seed), 3)
     cohort = _cohort(run)
@@ -47,15 +48,11 @@ def _of_seed(data: str, clip: float | None, strength: float | None, seed: int) -
         positions = cohort.nonzero().flatten()
         run.hand_over(VICTIM, CohortDegradation(positions, strength=strength))
     run.train(_EPOCHS)
-    aligned = run.alignment[run.data.active.name]
+    aligned, test = run.alignment[run.data.active.name], run.data.test_rows
     return {
-        who: run.learner.party.accuracy(_both(aligned[inside], run.data.test_rows))
+        who: run.learner.party.accuracy(test[torch.isin(test, aligned[inside])])
         for who, inside in (("cohort", cohort), ("others", ~cohort))
     }
-
-
-def _both(rows: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    return rows[torch.isin(rows, part)]
 
 
 def _cohort(run: LiveRun) -> torch.Tensor:

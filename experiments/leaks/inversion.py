@@ -4,6 +4,8 @@ Letters: N people, M passives, D numbers of a representation.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,15 +20,14 @@ from attacks.run import mount
 from attacks.view import Knowledge
 from experiments.leaks.sessions import (
     VICTIM,
-    Row,
     centred_cosine,
     cosine,
     features_of,
     live_config,
     open_run,
-    over_seeds,
     protected,
 )
+from experiments.summary import Row, Setting
 from secure_apfed.config import AttackChoice
 
 __all__ = ["inversion"]
@@ -37,23 +38,22 @@ _STEPS = 3
 _ITERATIONS = 300
 
 
-def inversion() -> Iterator[Row]:
+def inversion() -> Iterator[Setting]:
     """A5: z^p out of honest steps, and x^p from there."""
-    for name in ("digits-in-6", "fashion_mnist-in-6"):
-        for passives in (1, 2, 5):
-            rows = [_of_seed(name, passives, seed) for seed in _SEEDS[name]]
-            yield over_seeds(rows, same=("data", "M"))
+    for (name, seeds), passives in product(_SEEDS.items(), (1, 2, 5)):
+        yield Setting(
+            columns={"data": name.removesuffix("-in-6"), "M": passives},
+            measure=partial(_measured, name, passives), seeds=seeds,
+        )  # fmt: skip
 
 
-def _of_seed(name: str, passives: int, seed: int) -> Row:
+def _measured(name: str, passives: int, seed: int) -> Row:
     run = open_run(live_config(name, "apfed_c", seed=seed, **protected(passives)), passives)
     found, naive, truth = _inverted(run)
     choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
     mounted = mount(run.recording, [choice], seed=seed)
     mean = truth.mean(dim=1)
     return {
-        "data": name.removesuffix("-in-6"),
-        "M": passives,
         "r2 of z": _mean_of(explained, found, truth),
         "cosine of z": _mean_of(cosine, found, truth),
         "cosine, centred": _mean_of(centred_cosine, found, truth),

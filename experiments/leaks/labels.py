@@ -5,17 +5,19 @@ that is frozen; the whole transcript is kept.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache, partial
+from itertools import product
 from statistics import fmean
 from typing import Any
 
 from attacks.interface import AttackResult
 from attacks.run import mount
-from experiments.leaks.sessions import Row, over_seeds
 from experiments.study import base_config
+from experiments.summary import Row, Setting
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.runs import Recording, run
 
-__all__ = ["labels", "labels_config", "read_labels"]
+__all__ = ["labels"]
 
 _SEEDS = range(5)
 _DATA = ("main-digits", "main-breast-cancer")
@@ -28,45 +30,35 @@ _GUARDS: Mapping[str, Mapping[str, Any]] = {
 _KNOWN = (1, 4, 40, 0)
 
 
-def labels() -> Iterator[Row]:
+def labels() -> Iterator[Setting]:
     """Balanced accuracies, means over the passives, by noise and by labels that they know."""
-    for name in _DATA:
-        for noise in _GUARDS:
-            of_seeds = [_of_seed(name, noise, seed) for seed in _SEEDS]
-            for rows in zip(*of_seeds, strict=True):
-                yield over_seeds(rows, same=("data", "noise", "labels a class"))
+    for name, noise, known in product(_DATA, _GUARDS, _KNOWN):
+        columns = {
+            "data": name.removeprefix("main-"), "noise": noise, "labels a class": known or "none",
+        }  # fmt: skip
+        measure = partial(_read_labels, name, noise, known)
+        yield Setting(columns=columns, measure=measure, seeds=_SEEDS)
 
 
-def labels_config(name: str, noise: str, seed: int) -> Config:
+@lru_cache(maxsize=len(_SEEDS))
+def _recording(name: str, noise: str, seed: int) -> Recording:
     """The main job's run with another guard; its sum is plain, which changes no result here."""
     settings = base_config(name).model_dump(mode="json") | {
         "seed": seed, "party_seeds": "shared_for_comparison", "guard": _GUARDS[noise],
     }  # fmt: skip
     settings["transcript"]["keep"] = "all"
     settings["secure_sum"] |= {"scheme": "plain", "masks": "none"}
-    return Config.model_validate(settings)
+    return run(Config.model_validate(settings), None).recording
 
 
-def _of_seed(name: str, noise: str, seed: int) -> list[Row]:
-    recording = run(labels_config(name, noise, seed), None).recording
-    return [
-        {
-            "data": name.removeprefix("main-"),
-            "noise": noise,
-            "labels a class": known or "none",
-            **read_labels(recording, known, seed),
-        }
-        for known in _KNOWN
-    ]
-
-
-def read_labels(recording: Recording, known: int, seed: int) -> Row:
+def _read_labels(name: str, noise: str, known: int, seed: int) -> Row:
     """What both attacks reach and the best of their baselines, with the same labels.
 
     Where no label is known the clusters are named by the truth. x: the best baseline of A1, that is
     probes on a passive's own features, alone or beside decoys. Figures are means over the passives,
     but for the advantages of each.
     """
+    recording = _recording(name, noise, seed)
     options = {"labels_per_class": known}
     once, course = (
         {one.adversary: one

@@ -3,10 +3,10 @@
 Letters: N people, D numbers of a representation.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,25 +14,14 @@ from torch import Tensor
 from attacks.interface import AttackResult
 from attacks.live.apfed import LiveRun
 from attacks.live.unprotected import ALL_RULES, Rule
-from experiments.intervals import Interval
+from experiments.summary import Row
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 
 __all__ = [
-    "UNPROTECTED",
-    "VICTIM",
-    "Row",
-    "centred_cosine",
-    "cosine",
-    "features_of",
-    "live_config",
-    "open_run",
-    "over_seeds",
-    "protected",
-    "sum_for",
-]
-
-Row: TypeAlias = dict[str, Any]
+    "UNPROTECTED", "VICTIM", "centred_cosine", "cosine", "features_of", "live_config", "open_run",
+    "open_sum", "protected", "sum_for",
+]  # fmt: skip
 
 VICTIM = "passive-1"
 UNPROTECTED: frozenset[Rule] = frozenset()
@@ -123,6 +112,13 @@ def sum_for(
     return live_config(data, method, **protected(passives), **changes)
 
 
+def open_sum(
+    data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
+) -> LiveRun:
+    """A session under `sum_for` these."""
+    return open_run(sum_for(data, method, passives, rules, **changes), passives, rules)
+
+
 def protected(passives: int) -> dict[str, Any]:
     """Settings of a protected sum: one passive has nobody to share masks with."""
     return {} if passives > 1 else {"scheme": "ckks", "masks": "none"}
@@ -149,27 +145,3 @@ def features_of(result: AttackResult) -> Row:
         "baseline": result.baseline,
         "its r2": result.baselines[result.baseline]["r2"],
     }
-
-
-def over_seeds(rows: Sequence[Row], *, same: Collection[str]) -> Row:
-    """Return the mean of every number over the rows, with its interval; texts are listed.
-
-    A single row is returned as it is.
-
-    Args:
-        rows: one for each seed; a row that lacks a number (an attack that was refused) takes no
-            part in its mean.
-        same: columns that say what was run, and hence are the same in all rows.
-    """
-    if len(rows) == 1:
-        return dict(rows[0])
-    merged: Row = {}
-    for column in dict.fromkeys(key for row in rows for key in row):
-        values = [row[column] for row in rows if row.get(column) is not None]
-        if column in same:
-            merged[column] = values[0]
-        elif any(isinstance(value, str) for value in values):
-            merged[column] = " / ".join(dict.fromkeys(map(str, values)))
-        elif values:
-            merged[column] = Interval.of([float(value) for value in values])
-    return merged

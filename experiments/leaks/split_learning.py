@@ -19,6 +19,7 @@ parties add (links, rules, SGD, cut images) is measured by `hijacking`.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -29,24 +30,15 @@ from torch import Tensor, nn
 
 from attacks.features.hijack import FeatureSpaceHijack, Hijack
 from attacks.view import Knowledge
-from experiments.leaks.sessions import Row
 from experiments.study_page import drawing
+from experiments.summary import Row, Setting
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import find_dataset
 from secure_apfed.data.readers import ImagePool
 from secure_apfed.models import Shape, output_shape
 from secure_apfed.seeds import seeded
 
-__all__ = [
-    "Case",
-    "Outcome",
-    "Residual",
-    "draw_rebuilt",
-    "hijack_client",
-    "images",
-    "main",
-    "split_learning",
-]
+__all__ = ["Case", "Outcome", "draw_rebuilt", "hijack_client", "main", "split_learning"]
 
 PUBLISHED = 0.0193
 _SEEDS = range(3)
@@ -89,17 +81,16 @@ class Outcome:
         mse: of what the server decodes from what the client sent; own: of what it decodes from
             its own representations of the same images, which no attack gets below; mean: of the
             outsiders' mean.
-        original, rebuilt: (n, 1, 28, 28).
+        rebuilt: the first private images, (n, 1, 28, 28).
     """
 
     mse: float
     own: float
     mean: float
-    original: Tensor
     rebuilt: Tensor
 
 
-class Residual(nn.Module):
+class _Residual(nn.Module):
     """Two convolutions beside the identity."""
 
     def __init__(self, channels: int) -> None:
@@ -115,25 +106,30 @@ class Residual(nn.Module):
         return added
 
 
-def split_learning() -> Iterator[Row]:
+def split_learning() -> Iterator[Setting]:
     """Every case with several seeds: the reference in three, the other in one."""
-    private, outsiders = images()
+    of_images = _images()
     for case in CASES:
         for seed in _SEEDS if case is CASES[0] else _SEEDS[:1]:
-            found = hijack_client(case, private, outsiders, seed=seed)
-            yield {
-                "client sends": case.name,
-                "iterations": case.iterations,
-                "seed": seed,
+            columns = {
+                "client sends": case.name, "iterations": case.iterations, "seed": seed,
                 "party_seeds": "shared_for_comparison",
-                "mse in [-1, 1]": found.mse,
-                "over the published": found.mse / PUBLISHED,
-                "mean of the outsiders": found.mean,
-                "own representations": found.own,
-            }
+            }  # fmt: skip
+            measure = partial(_errors, case, *of_images)
+            yield Setting(columns=columns, measure=measure, seeds=(seed,))
 
 
-def images() -> tuple[Tensor, Tensor]:
+def _errors(case: Case, private: Tensor, outsiders: Tensor, seed: int) -> Row:
+    found = hijack_client(case, private, outsiders, seed=seed)
+    return {
+        "mse in [-1, 1]": found.mse,
+        "over the published": found.mse / PUBLISHED,
+        "mean of the outsiders": found.mean,
+        "own representations": found.own,
+    }
+
+
+def _images() -> tuple[Tensor, Tensor]:
     """MNIST's training images, the client's, and its test images, the server's."""
     dataset = find_dataset("mnist")
     pool = dataset.read(dataset, None)
@@ -172,7 +168,6 @@ def _outcome(encoder: nn.Module, server: Hijack, private: Tensor, outsiders: Ten
         mse=float(F.mse_loss(rebuilt, private)),
         own=float(F.mse_loss(own, private)),
         mean=float((outsiders.mean(dim=0) - private).square().mean()),
-        original=private,
         rebuilt=rebuilt,
     )
 
@@ -180,7 +175,7 @@ def _outcome(encoder: nn.Module, server: Hijack, private: Tensor, outsiders: Ten
 def _client(maps: bool, features: Shape) -> nn.Module:
     """Residual convolutions, (1, 28, 28) -> (16, 7, 7)."""
     layers: list[nn.Module] = [
-        nn.Conv2d(features[0], 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 4, 2, 1), Residual(16),
+        nn.Conv2d(features[0], 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 16, 4, 2, 1), _Residual(16),
     ]  # fmt: skip
     if not maps:
         layers += [nn.Flatten(), nn.Linear(16 * 49, 64)]
@@ -212,7 +207,7 @@ def main(
 ) -> None:
     """Draw the first images of both cases."""
     torch.set_num_threads(1)
-    private, outsiders = images()
+    private, outsiders = _images()
     found = {
         case.name: hijack_client(case, private, outsiders, seed=of_case)
         for case, of_case in zip(CASES, (seed, 0), strict=True)

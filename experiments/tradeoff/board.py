@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.intervals import Interval
-from experiments.study import Failure, Leakage, Results, Summary
+from experiments.study import Failure, Results
 from experiments.study_page import markdown
+from experiments.summary import Interval, Leakage, Summary
 from experiments.tradeoff.settings import DefencePoint
 from secure_apfed.plain_csv import to_csv
 

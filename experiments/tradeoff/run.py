@@ -1,13 +1,14 @@
 """Runs a trade-off study, and writes its leaderboard, pictures and page."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from joblib import Parallel, delayed
+from joblib import Parallel, delayed, parallel_config
 
 from experiments.report import write_report
-from experiments.study import OnDone, Results, Study, in_processes
+from experiments.study import OnDone, Results, Study
 from experiments.study_page import write_page, write_text
 from experiments.tradeoff.board import Board
 from experiments.tradeoff.picture import write_picture
@@ -54,7 +55,8 @@ def run_tradeoff(
         tradeoff: as `load_tradeoff` returns it.
         folder: of the study; made where missing.
         jobs: processes, each with one thread.
-        backend: as `in_processes` takes it.
+        backend: "loky" starts processes here; "ray" gives trials to a Ray cluster, the nodes of
+            which share this file system.
         on_done: called with trials done and in all.
 
     Raises:
@@ -65,7 +67,7 @@ def run_tradeoff(
     """
     points = points_of(tradeoff, folder)
     study = Study(points=points, seeds=range(tradeoff.seeds))
-    with in_processes(backend):
+    with _in_processes(backend):
         _claim(folder, tradeoff, study)
         results = study.run(jobs=jobs, keep_going=True, on_done=on_done)
         _refuse_without_undefended(tradeoff, points, results)
@@ -89,6 +91,20 @@ def run_tradeoff(
         failures=board.failures,
     )
     return board
+
+
+@contextmanager
+def _in_processes(backend: Literal["loky", "ray"]) -> Iterator[None]:
+    if backend == "ray":
+        try:
+            from ray.util.joblib import register_ray
+        except ModuleNotFoundError:
+            raise ConfigError(
+                "backend ray: Ray is not installed; pip install ray, or use loky"
+            ) from None
+        register_ray()
+    with parallel_config(backend=backend):
+        yield
 
 
 def _claim(folder: Path, tradeoff: TradeOff, study: Study) -> None:

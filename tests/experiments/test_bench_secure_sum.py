@@ -12,7 +12,7 @@ from protocols.errors import LocalProtocolError
 
 @pytest.mark.slow
 def test_the_quick_bench_has_every_case_and_field() -> None:
-    rows = {row["case"]: row for row in run_bench("secure-sum", quick=True)["rows"]}  # type: ignore[attr-defined]  # typed as object
+    rows = {row["case"]: row for row in run_bench("secure-sum", quick=True)["rows"]}
     for case, most_bytes in {
         "ckks/m4": 16.1,
         "ckks+pool/m4": 16.1,

@@ -3,29 +3,30 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import typer
 
 from attacks.live.unprotected import ALL_RULES
-from experiments.intervals import Interval
 from experiments.leaks import __main__ as command
-from experiments.leaks.__main__ import PARTS, as_markdown, main, play
+from experiments.leaks.__main__ import PARTS, main, play
 from experiments.leaks.sessions import (
     UNPROTECTED,
-    Row,
     centred_cosine,
     live_config,
-    over_seeds,
     sum_for,
 )
+from experiments.study_page import markdown, table_of
+from experiments.summary import Interval, Row, Setting
+from protocols.errors import RemoteProtocolError
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_columns_are_those_that_occur_and_gaps_stay_empty() -> None:
-    table = as_markdown([{"a": 1, "b": 0.12345}, {"a": None, "c": "x"}])
+    table = markdown(*table_of([{"a": 1, "b": 0.12345}, {"a": None, "c": "x"}]))
     assert table.splitlines() == [
         "| a | b | c |", "| --- | --- | --- |", "| 1 | 0.123 |  |", "|  |  | x |",
     ]  # fmt: skip
@@ -41,9 +42,9 @@ def test_an_unknown_part_is_named() -> None:
 def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [{"r2": Interval(0.5, 0.4, 0.6), "epsilon": math.inf}]
+    lines = [_setting({"r2": 0.4}, {"r2": 0.6}, epsilon=math.inf)]
     monkeypatch.setattr(
-        command, "PARTS", {"noise": lambda: iter(rows), "decoder": lambda: iter([])}
+        command, "PARTS", {"noise": lambda: iter(lines), "decoder": lambda: iter([])}
     )
     path = tmp_path / "leaks.json"
     path.write_text('{"decoder": [{"r2": 1}], "noise": [{"r2": 2}]}')
@@ -88,26 +89,40 @@ def test_a_common_mean_is_no_agreement() -> None:
     assert centred_cosine(one + 50, one - 3) == pytest.approx(1, abs=1e-4)
 
 
+def _setting(*rows: Row, ends: tuple[str, ...] = (), **columns: Any) -> Setting:
+    """That measured these rows, one for each seed."""
+    return Setting(columns=columns, measure=rows.__getitem__, seeds=range(len(rows)), ends=ends)
+
+
 def test_numbers_become_means_and_what_was_run_stays() -> None:
-    rows = [{"data": "d", "M": 2, "r2": 0.5, "n": 3}, {"data": "d", "M": 2, "r2": 0.7, "n": 3}]
-    merged = over_seeds(rows, same=("data", "M"))
+    merged = _setting({"r2": 0.5, "n": 3}, {"r2": 0.7, "n": 3}, ends=("r2",), data="d", M=2).line()
+    assert list(merged) == ["data", "M", "r2", "least r2", "greatest r2", "n"]
     assert (merged["data"], merged["M"]) == ("d", 2)
     assert math.isclose(merged["r2"].mean, 0.6)
     assert (merged["r2"].low, merged["r2"].high) == (0.5, 0.7)
+    assert (merged["least r2"], merged["greatest r2"]) == (0.5, 0.7)
     assert merged["n"] == Interval(3.0, 3.0, 3.0)
 
 
 def test_texts_are_listed_once_and_what_a_seed_lacks_takes_no_part() -> None:
-    rows: list[Row] = [{"best": "ridge", "r2": None}, {"best": "mlp", "r2": 0.5}, {"best": "ridge"}]
-    merged = over_seeds(rows, same=())
-    assert merged["best"] == "ridge / mlp"
-    assert merged["r2"].mean == 0.5
-    assert math.isnan(merged["r2"].low)
+    merged = _setting({"best": "ridge", "r2": None}, {"best": "mlp", "r2": 0.5}, {"best": "ridge"})
+    assert merged.line()["best"] == "ridge / mlp"
+    assert merged.line()["r2"].mean == 0.5
+    assert math.isnan(merged.line()["r2"].low)
 
 
 def test_a_number_that_no_seed_has_is_left_out() -> None:
-    assert over_seeds([{"epsilon": None}, {"epsilon": None}], same=()) == {}
+    assert _setting({"epsilon": None}, {"epsilon": None}).line() == {}
 
 
 def test_one_seed_is_returned_as_it_is() -> None:
-    assert over_seeds([{"a": 1.5, "b": "x"}], same=("b",)) == {"a": 1.5, "b": "x"}
+    assert _setting({"a": 1.5, "n": 2}, b="x").line() == {"b": "x", "a": 1.5, "n": 2}
+
+
+def test_a_refusal_is_a_figure() -> None:
+    def refused(seed: int) -> Row:
+        raise RemoteProtocolError("near-constant batch")
+
+    assert Setting(columns={"M": 1}, measure=refused).line() == {
+        "M": 1, "refused": "near-constant batch",
+    }  # fmt: skip

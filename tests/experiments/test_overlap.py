@@ -15,8 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWa
 
 
 def test_each_passive_knows_its_own_share() -> None:
-    config = overlap.config_of("digits", mode="all", seed=0, epochs=1)
-    data = load_data(config.data, seed=0)
+    (alone,) = overlap.points_of("digits", Path("unused"), overlaps=())
+    data = load_data(alone.config.data, seed=0)
     thinned = overlap.with_overlap(data, 0.2, seed=0)
     train = {data.active.ids[row] for row in data.train_rows.tolist()}
     test = {data.active.ids[row] for row in data.test_rows.tolist()}
@@ -30,14 +30,19 @@ def test_each_passive_knows_its_own_share() -> None:
         assert torch.equal(after.features, before.features[rows])
 
 
-def test_lines_of_one_data_set() -> None:
-    rows = list(overlap.compare_overlaps("breast_cancer", overlaps=(0.3,), seeds=2, epochs=1))
-    assert [row.method for row in rows] == ["the active alone", "apfed_c, all", "apfed_c, pairwise"]
-    alone, both, pairs = rows
-    assert alone.helped == 0
-    assert 0 < both.helped < 0.2 * 427
-    assert pairs.helped > 0.4 * 427
-    assert all(0.5 < row.accuracy <= 1 for row in rows)
+def test_lines_of_one_data_set(tmp_path: Path) -> None:
+    points = overlap.points_of("breast_cancer", tmp_path, overlaps=(0.3,), epochs=1)
+    table = overlap.compare_overlaps(points, seeds=2)
+    assert list(table["method"]) == ["the active alone", "apfed_c, all", "apfed_c, pairwise"]
+    alone, both, pairs = table["helped"]
+    assert alone == 0
+    assert 0 < both < 0.2 * 427
+    assert pairs > 0.4 * 427
+    assert table["accuracy"].between(0.5, 1, inclusive="right").all()
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(stamps) == 6
+    assert overlap.compare_overlaps(points, seeds=2).equals(table)
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
 def test_the_command_prints_one_json_list_and_draws_it(
@@ -48,9 +53,8 @@ def test_the_command_prints_one_json_list_and_draws_it(
     app = Typer()
     app.command()(overlap.main)
     threads = torch.get_num_threads()
-    done = CliRunner().invoke(
-        app, ["--json", "--seeds", "1", "--epochs", "1", "--picture", str(picture)]
-    )
+    options = ["--seeds", "1", "--epochs", "1", "--picture", str(picture)]
+    done = CliRunner().invoke(app, ["--json", *options, "--output", str(tmp_path / "figures")])
     torch.set_num_threads(threads)
     assert done.exit_code == 0, done.output
     lines = json.loads(done.stdout)

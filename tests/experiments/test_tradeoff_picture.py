@@ -5,8 +5,7 @@ from typing import cast
 import pytest
 from matplotlib.figure import Figure
 
-from experiments.intervals import Interval
-from experiments.study import Leakage, Summary
+from experiments.summary import Interval, Leakage, Summary
 from experiments.tradeoff.board import Board, Entry
 from experiments.tradeoff.picture import draw
 from experiments.tradeoff.settings import DefencePoint

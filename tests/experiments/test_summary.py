@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from experiments.intervals import Interval
+from experiments.summary import Interval
 
 
 def test_intervals_of_one_of_equal_and_of_several_values() -> None:
