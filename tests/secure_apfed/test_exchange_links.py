@@ -157,7 +157,7 @@ def test_a_frame_of_another_link_is_refused() -> None:
     wire.send()
     for me, claimed in (("active", "passive"), ("passive", "other")):  # reflected, or relabelled
         waiting = wire.links[me].receive(claimed, Kind.SUM)
-        with pytest.raises(RemoteProtocolError, match=f"from {claimed} claims to be from active"):
+        with pytest.raises(RemoteProtocolError, match=f"from {claimed} claims to be from 'active'"):
             given(waiting, (claimed, wire.frames[0]))
 
 
