@@ -100,6 +100,19 @@ def test_a_killed_party_is_named_and_nothing_is_left_running(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
+def test_a_launcher_whose_active_is_stopped_ends_all_the_same(
+    training: tuple[Path, "subprocess.Popen[bytes]"],
+) -> None:
+    folder, launcher = training
+    os.kill(processes_of(folder)["active"], signal.SIGSTOP)
+    out, _ = launcher.communicate(timeout=200)
+    assert launcher.returncode == 4
+    assert "nothing came for 40 s" in json.loads(out)["error"]["message"]
+    assert gone_within(folder, 1)
+
+
+@pytest.mark.slow
 def test_an_interrupted_launcher_says_how_to_go_on(
     training: tuple[Path, "subprocess.Popen[bytes]"],
 ) -> None:
