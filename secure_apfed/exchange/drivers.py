@@ -4,6 +4,7 @@ The protocol is written once, as one script a role (see `secure_apfed.exchange.l
 only carries frames, and tells a waiting script when a party left.
 """
 
+import contextlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self, TypeVar
@@ -53,7 +54,8 @@ def play_one(script: Script[T], links: Links, transport: Transport, *, timeout_s
     try:
         return drive(script, transport, timeout_s=timeout_s)
     except BaseException as error:
-        links.abort(error)
+        with contextlib.suppress(Exception):  # what happened matters more than who is told
+            links.abort(error)
         raise
     finally:
         transport.close()
