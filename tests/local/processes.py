@@ -95,11 +95,11 @@ class Parties:
 
     def __init__(
         self, config: Config, folder: Path, *, data: VerticalData | None = None,
-        timeout_s: float = 20.0,
+        timeout_s: float = 20.0, meet_s: float = 15.0,
     ) -> None:  # fmt: skip
         self.config, self.run = config, RunFolder(folder)
         make_private(folder)
-        self._data, self._timeout_s = data, timeout_s
+        self._data, self._timeout_s, self._meet_s = data, timeout_s, meet_s
         self.processes: dict[str, BaseProcess] = {}
 
     @contextmanager
@@ -111,7 +111,7 @@ class Parties:
             self.config, self.run.path, data=self._data, timeout_s=self._timeout_s
         )
         for name, file in files.items():
-            file.write_text(file.read_text().replace("meet_s: 60.0", "meet_s: 15.0"))
+            file.write_text(file.read_text().replace("meet_s: 60.0", f"meet_s: {self._meet_s}"))
             (file.parent / "said.json").unlink(missing_ok=True)
             harm = (harms or {}).get(name)
             # An active that was harmed before its first checkpoint begins anew.

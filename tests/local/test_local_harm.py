@@ -192,7 +192,7 @@ def test_who_was_ahead_by_a_checkpoint_is_resumed_again_and_again(
 
 def test_checkpoints_of_another_run_or_party_are_refused(tmp_path: Path) -> None:
     """Of the same settings and people, but with the rows in another order; or of a peer."""
-    one, other = (Parties(config_of(), tmp_path / name) for name in ("one", "other"))
+    one, other = (Parties(config_of(), tmp_path / name, meet_s=5.0) for name in ("one", "other"))
     for parties in (one, other):
         parties.play({"active": Harm(Kind.REPRESENTATIONS, 0)})
     mine = one.run.party("passive-1") / "checkpoint-0.bin"
