@@ -9,6 +9,7 @@ processes are of one user: this tries out how parties run apart, and protects no
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -43,6 +44,7 @@ from secure_apfed.runs.writing import RunWriter
 __all__ = ["free_addresses", "prepare_parties", "run_locally"]
 
 _LOOPBACK = "127.0.0.1"
+_PORTS = range(20_000, 32_000)
 _LOOK_S = 0.05
 _GRACE_S = 10.0
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
@@ -170,10 +172,19 @@ def prepare_parties(
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses of loopback where nobody listens now."""
+    """Addresses of loopback where nobody listens now.
+
+    Their ports lie below those from which systems take the near end of a connection: one of these
+    could be taken before its party listens there.
+    """
+    found: list[str] = []
     with contextlib.ExitStack() as stack:
-        taken = [stack.enter_context(socket.create_server((_LOOPBACK, 0))) for _ in range(count)]
-        return [f"{_LOOPBACK}:{one.getsockname()[1]}" for one in taken]
+        while len(found) < count:
+            port = secrets.choice(_PORTS)
+            with contextlib.suppress(OSError):  # somebody listens there
+                stack.enter_context(socket.create_server((_LOOPBACK, port)))
+                found.append(f"{_LOOPBACK}:{port}")
+    return found
 
 
 @dataclass(eq=False)
