@@ -24,6 +24,7 @@ __all__ = [
     "PartyRole",
     "PassiveTerms",
     "RepresentationTerms",
+    "Resumption",
 ]
 
 AGGREGATOR = "aggregator"
@@ -90,6 +91,18 @@ class PassiveTerms(Settings):
     representation: RepresentationTerms
 
 
+class Resumption(Settings):
+    """Where a session goes on.
+
+    Attributes:
+        run: digest of the contract of the run's first session, hex.
+        step: the next one.
+    """
+
+    run: str = Field(pattern="^[0-9a-f]{64}$")
+    step: int = Field(ge=0, strict=True)
+
+
 class Contract(Settings):
     """The frozen document.
 
@@ -104,8 +117,7 @@ class Contract(Settings):
         when_a_party_leaves: in the middle of a step, "abort": the run stops for all; "recover":
             it goes on without a passive that fell silent, while no fewer than the secure sum's
             threshold are left.
-        from_step: where all go on, each from its own checkpoint; null: from the start.
-        run: digest of the contract of the run's first session, hex; null in the first.
+        resumes: where all go on, each from its own checkpoint; null: from the start.
     """
 
     schema_version: Literal[1] = 1
@@ -121,14 +133,7 @@ class Contract(Settings):
     batch_size: int = Field(ge=1)
     spare_answers: int = Field(0, ge=0)
     when_a_party_leaves: Literal["abort", "recover"] = "abort"
-    from_step: int | None = Field(None, ge=0)
-    run: str | None = Field(None, pattern="^[0-9a-f]{64}$")
-
-    @model_validator(mode="after")
-    def _run_fits(self) -> Self:
-        if (self.run is None) is not (self.from_step is None):
-            raise ValueError("a session that goes on names the run and the step, another neither")
-        return self
+    resumes: Resumption | None = None
 
     @model_validator(mode="after")
     def _parties_fit(self) -> Self:

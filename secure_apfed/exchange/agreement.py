@@ -19,14 +19,13 @@ from pydantic import ValidationError
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.identity import Identity, verify
 from protocols.seal import RunKey, SealedLink, fresh_run_key
-from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationTerms, Resumption
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS, Envelope, Kind
 from secure_apfed.exchange.links import Links
 
 __all__ = ["Agreement", "Greeting", "agree"]
 
 _KEY_BYTES = 32
-_DIGEST_LETTERS = 64
 _PURPOSE = b"contract v1"
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, RecursionError)
 
@@ -38,22 +37,21 @@ class Greeting:
     Attributes:
         identity: its long-term public key, 32 bytes; run_key: of its links in this session.
         offer: what a row may be of the representations that it sends; None: it sends none.
-        from_step: where it would go on, at the active; None: from the start.
-        run: of which run, hex, where it would go on.
+        resumes: where it would go on, at the active; None: from the start.
     """
 
     identity: bytes
     run_key: bytes
     offer: RepresentationTerms | None = None
-    from_step: int | None = None
-    run: str | None = None
+    resumes: Resumption | None = None
 
     def pack(self) -> bytes:
         """As a message."""
-        offer = self.offer.model_dump(mode="json") if self.offer else None
-        packed: bytes = msgpack.packb(
-            [self.identity, self.run_key, offer, self.from_step, self.run]
-        )
+        parts = [
+            None if part is None else part.model_dump(mode="json")
+            for part in (self.offer, self.resumes)
+        ]
+        packed: bytes = msgpack.packb([self.identity, self.run_key, *parts])
         return packed
 
     @classmethod
@@ -64,20 +62,17 @@ class Greeting:
             RemoteProtocolError: anything else than a greeting.
         """
         try:
-            identity, run_key, offer, from_step, run = msgpack.unpackb(message.payload)
-            if from_step is not None and (type(from_step) is not int or from_step < 0):
-                raise ValueError("no step")
-            if run is not None and (type(run) is not str or len(run) != _DIGEST_LETTERS):
-                raise ValueError("no digest")
+            identity, run_key, offer, resumes = msgpack.unpackb(message.payload)
             for key in (identity, run_key):
                 if type(key) is not bytes or len(key) != _KEY_BYTES:
                     raise ValueError("a key of another size")
             terms = None if offer is None else RepresentationTerms.model_validate(offer)
+            onward = None if resumes is None else Resumption.model_validate(resumes)
         except _MALFORMED as error:
             raise RemoteProtocolError(
                 f"{message.sender} sent something else than a greeting"
             ) from error
-        return cls(identity=identity, run_key=run_key, offer=terms, from_step=from_step, run=run)
+        return cls(identity=identity, run_key=run_key, offer=terms, resumes=onward)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
-from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole
+from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, Resumption
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Agreement, Greeting, InMemory, Links, Script, Transcript, agree
@@ -85,9 +85,9 @@ class Entered:
         """Save what this party is before `step`, with more tensors and notes of its own."""
         if self.own.brought.keeper is None:
             return
-        role = self.role
+        role, resumes = self.role, self.contract.resumes
         state = PartyState(
-            run=self.contract.run or self.contract.digest.hex(),
+            run=resumes.run if resumes else self.contract.digest.hex(),
             step=step,
             rows=self.rows,
             tensors={**role.tensors(), **tensors},
@@ -168,7 +168,8 @@ async def assist(
     )
     await helper.set_up(links)
     _restore(helper, state)
-    here.keep(contract.from_step or 0, tensors={})  # before the active, who saves once all are here
+    # Before the active, who saves once all are here.
+    here.keep(contract.resumes.step if contract.resumes else 0, tensors={})
     await meet(links, own.active)
     entered(here)
     await helper.help(links, lambda step: here.keep(step, tensors={}))
@@ -181,9 +182,9 @@ def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor |
     Raises:
         CheckpointError: the session goes on where this party cannot.
     """
-    step, keeper = contract.from_step, own.brought.keeper
-    state = keeper.latest(until=step) if keeper else None
-    if step is None:
+    resumes, keeper = contract.resumes, own.brought.keeper
+    state = keeper.latest(until=resumes.step if resumes else None) if keeper else None
+    if resumes is None:
         if state and state.step > 0 and own.name != own.active:
             raise CheckpointError(
                 f"{own.name}: {contract.active} begins anew, and the folder of {own.name} holds "
@@ -193,15 +194,15 @@ def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor |
     if own.data is None:
         return None, torch.empty(0, dtype=torch.int64)  # it holds nothing of a step
     # Who fell silent and is back has an older one, where the run went on without it.
-    if state is None or (state.step != step and contract.when_a_party_leaves == "abort"):
+    if state is None or (state.step != resumes.step and contract.when_a_party_leaves == "abort"):
         held = f"step {state.step}" if state else "no step before it"
         raise CheckpointError(
-            f"{own.name}: {contract.active} goes on from step {step}, and the folder of {own.name} "
-            f"holds {held}; put its checkpoint back, or begin a new run"
+            f"{own.name}: {contract.active} goes on from step {resumes.step}, and the folder of "
+            f"{own.name} holds {held}; put its checkpoint back, or begin a new run"
         )
-    if state.run != contract.run:
+    if state.run != resumes.run:
         raise CheckpointError(
-            f"{own.name}: {contract.active} goes on with the run {contract.run}, and the "
+            f"{own.name}: {contract.active} goes on with the run {resumes.run}, and the "
             f"checkpoint of {own.name} is of {state.run}, whose rows stand in another order; put "
             "the checkpoints of one run back at all parties"
         )
@@ -426,7 +427,7 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
             identity=own.identity.public,
             run_key=run_key.public,
             offer=method.offer(own) if own.data is not None else None,
-            **_going_on(own),
+            resumes=_going_on(own),
         ),
         draw=lambda name, greetings: _draw(own, method, name, greetings),
     )
@@ -435,12 +436,12 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
     return agreement
 
 
-def _going_on(own: Own) -> dict[str, Any]:
-    """Where the active would go on, and with which run; it alone says so."""
+def _going_on(own: Own) -> Resumption | None:
+    """Where the active would go on; it alone says so."""
     if own.name != own.active or own.brought.keeper is None:
-        return {}
+        return None
     state = own.brought.keeper.latest()
-    return {"from_step": state.step, "run": state.run} if state else {}
+    return Resumption(run=state.run, step=state.step) if state else None
 
 
 def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeting]) -> Contract:
@@ -476,8 +477,7 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
         batch_size=config.train.batch_size,
         spare_answers=config.rules.spare_answers,
         when_a_party_leaves=_when_a_party_leaves(agreed),
-        from_step=greetings[own.active].from_step,
-        run=greetings[own.active].run,
+        resumes=greetings[own.active].resumes,
     )
 
 

@@ -59,7 +59,9 @@ def parties(**changes: Any) -> list[dict[str, Any]]:
 DIFFERENT: list[dict[str, Any]] = [
     {"session": "session2"},
     {"method": "apfed_c"},
-    {"from_step": 3, "run": "ab" * 32},
+    {"resumes": {"run": "ab" * 32, "step": 3}},
+    {"resumes": {"run": "ab" * 32, "step": 4}},
+    {"resumes": {"run": "ba" * 32, "step": 3}},
     {"participants": parties(name="p3"), "passives": {"p3": passive(), "p2": passive()}},
     {"participants": parties(role="dealer"), "passives": {"p2": passive()}},
     {"participants": parties(public_key=KEY[::-1])},

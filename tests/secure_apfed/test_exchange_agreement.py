@@ -10,7 +10,7 @@ import pytest
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.identity import Identity, fresh_identity, verify
-from secure_apfed.contract import Contract
+from secure_apfed.contract import Contract, Resumption
 from secure_apfed.exchange import Agreement, Envelope, Greeting, InMemory, Kind, Script, agree
 from secure_apfed.methods import METHODS, Start, freshly_brought
 from tests.secure_apfed.seats import contract
@@ -224,3 +224,35 @@ def test_a_key_under_which_one_signature_fits_everything_is_none(point: str) -> 
     signature = bytes.fromhex(point) + bytes(32)  # R = A and S = 0, for a key A of small order
     with pytest.raises(RemoteProtocolError, match="what x signed does not fit"):
         verify(bytes.fromhex(point), signature, b"a", b"b", signer="x")
+
+
+RUN = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    "resumes",
+    [
+        {"step": 5}, {"run": RUN}, {"run": "z" * 64, "step": 5}, {"run": RUN[1:], "step": 5},
+        {"run": RUN, "step": -1}, {"run": RUN, "step": True}, {"run": RUN, "step": 5.0},
+        {"run": RUN, "step": None}, {"run": RUN, "step": 5, "more": 1}, [RUN, 5], 5, RUN,
+    ],
+)  # fmt: skip
+def test_who_would_go_on_nowhere_sends_no_greeting(resumes: object) -> None:
+    """It is refused where it is read: of half a resumption no contract could be drawn up."""
+    payload = msgpack.packb([bytes(32), bytes([1]) * 32, None, resumes])
+    message = Envelope(
+        session="unnamed", step=-1, kind=Kind.GREETING, sender="active", receiver="p1", sequence=0,
+        payload=payload,
+    )  # fmt: skip
+    with pytest.raises(RemoteProtocolError, match="active sent something else than a greeting"):
+        Greeting.parse(message)
+
+
+def test_a_greeting_reads_back_as_it_was_sent() -> None:
+    for resumes in (None, Resumption(run=RUN, step=5)):
+        sent = Greeting(identity=bytes(32), run_key=bytes([1]) * 32, resumes=resumes)
+        message = Envelope(
+            session="unnamed", step=-1, kind=Kind.GREETING, sender="active", receiver="p1",
+            sequence=0, payload=sent.pack(),
+        )  # fmt: skip
+        assert Greeting.parse(message) == sent
