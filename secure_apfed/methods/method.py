@@ -259,7 +259,6 @@ class Learner(Role, ABC):
         rounding: the largest error of one number of a sum; None where there is no sum.
         left: who fell silent in this session, and in which step.
         steps_without_all: steps that were finished without somebody.
-        asks_for_releases: whether passives release representations to it.
     """
 
     training_rows: Tensor
@@ -268,7 +267,6 @@ class Learner(Role, ABC):
     training: WholeTraining | None = None
     rounding: float | None = None
     steps_without_all: int = 0
-    asks_for_releases: bool = False
 
     def __init__(self) -> None:
         self.left: dict[str, int] = {}

@@ -226,6 +226,7 @@ class Session:
         learner: the active's role.
         links: the active's.
         transcript: of what the parties sent that are played here.
+        headline: the variant of `evaluate` that a run reports first.
 
     Attributes:
         contract: of this session; signatures: of it, by party.
@@ -235,10 +236,11 @@ class Session:
     """
 
     def __init__(
-        self, entered: Entered, learner: Learner, links: Links, transcript: Transcript
-    ) -> None:
+        self, entered: Entered, learner: Learner, links: Links, transcript: Transcript,
+        *, headline: str,
+    ) -> None:  # fmt: skip
         self.entered, self.learner, self.links = entered, learner, links
-        self.transcript, self.headline = transcript, ""
+        self.transcript, self.headline = transcript, headline
         self.contract, self.signatures = entered.contract, entered.signatures
         self.helpers: dict[str, Helper] = {}
         self.alignment: dict[str, Tensor] = {}
@@ -370,8 +372,7 @@ class Simulation(Session):
         entered, learner = self.network.complete(
             active, lead(own, links, method, session=start.session)
         )
-        super().__init__(entered, learner, links, transcript)
-        self.headline = method.headline
+        super().__init__(entered, learner, links, transcript, headline=method.headline)
         for name, one in helping.items():
             assert isinstance(one.role, Helper)
             self.helpers[name] = one.role

@@ -70,8 +70,6 @@ class TvflLearner(Learner):
         guarantee: what the passives' guards promise.
     """
 
-    asks_for_releases = True
-
     def __init__(self, party: TvflActive, own: Own, aligned: Tensor, *, guarantee: str) -> None:
         super().__init__()
         self.name, self.party, self.guarantee = party.name, party, guarantee

@@ -90,7 +90,8 @@ class Checkpoints:
         self, steps: Steps, name: str, config: Config, data: OwnData, *, identity: bytes
     ) -> None:
         self.steps, self._identity = steps, identity
-        self._name, self._config, self._data = name, config, data
+        self._name = name
+        self._of_config, self._of_table = config_digest(config), table_digest(data)
         self._secrets: tuple[bytes, int] | None = None
 
     def secrets(self, fresh: Brought) -> Brought:
@@ -131,8 +132,8 @@ class Checkpoints:
             "party": self._name,
             "identity": self._identity,
             "run": state.run,
-            "config": config_digest(self._config),
-            "table": table_digest(self._data),
+            "config": self._of_config,
+            "table": self._of_table,
             "noise_key": noise_key,
             "seed": seed,
             "step": state.step,
@@ -175,12 +176,12 @@ class Checkpoints:
                 f"{path} is of {content['party']!r} with another identity than that of "
                 f"{self._name} here; put the party's own checkpoint and identity.pem back"
             )
-        if content["config"] != config_digest(self._config):
+        if content["config"] != self._of_config:
             raise CheckpointError(
                 f"{path} belongs to a run with another configuration; resume with the "
                 "config.yaml of that run"
             )
-        if content["table"] != table_digest(self._data):
+        if content["table"] != self._of_table:
             raise CheckpointError(
                 f"the table of {self._name} is not the one that the run began with: its IDs, their "
                 "order, its labels or the split into training and test rows are others, and "

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from secure_apfed.config import Config
-from secure_apfed.errors import NoHelpWarning
+from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.learning.descent import prefixed
 from secure_apfed.methods import Learner, PartyState, Session
@@ -39,6 +39,9 @@ class Course:
 
     Attributes:
         accuracy: on the test rows, by inference variant, of the last evaluation.
+
+    Raises:
+        ConfigError: fewer rows to train on than a batch needs.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Course:
         state: PartyState | None,
         before_result: Callable[[], None] = lambda: None,
     ) -> None:
+        _require_rows(session.learner)
         self.session, self._config, self._labels = session, config, labels
         self._writer, self._on_progress = writer, on_progress
         self._before_result = before_result
@@ -70,8 +74,9 @@ class Course:
         """Wall-clock seconds of all sessions of this run."""
         return self._before + time.monotonic() - self._began
 
-    async def play(self, learner: Learner, links: Links) -> None:
+    async def play(self) -> None:
         """The active's script from the first step to the end of the session."""
+        learner, links = self.session.learner, self.session.links
         self.session.transcript.begin_epoch(self._epoch)  # a method may send before its first one
         self._keep()
         await learner.learn(links, self)
@@ -208,3 +213,16 @@ class Course:
     def privacy(self) -> PrivacySpent:
         """What the party that spent most has spent."""
         return spent_in(self.session, self._labels.mechanism, delta=self._config.guard.delta)
+
+
+def _require_rows(learner: Learner) -> None:
+    """Refuse to train on nothing.
+
+    Raises:
+        ConfigError: fewer rows than a batch needs.
+    """
+    if len(learner.training_rows) < learner.smallest_batch:
+        raise ConfigError(
+            f"there are {len(learner.training_rows)} rows to train on, fewer than the smallest "
+            f"batch of {learner.smallest_batch}; the intersection holds too few training rows"
+        )

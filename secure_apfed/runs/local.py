@@ -102,10 +102,11 @@ def _play(
     with _started(files, resume=resume) as processes:
         _wait(processes, config.data.active_name, led, shown, timeout_s)
     failed = _failures(processes)
-    if failed is not None and not led.result.exists():
+    if failed is None:
+        return
+    if not led.result.exists():
         raise failed
-    if failed is not None:
-        warnings.warn(f"the run is finished, but not at all parties:\n{failed}", stacklevel=3)
+    warnings.warn(f"the run is finished, but not at all parties:\n{failed}", stacklevel=3)
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:

@@ -41,8 +41,8 @@ from secure_apfed.runs.course import Course
 from secure_apfed.runs.folder import RunFolder, no_checkpoint
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
-from secure_apfed.runs.session import answered_labels, require_rows
 from secure_apfed.runs.spending import cross_checked
+from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.runs.writing import RunWriter
 from secure_apfed.settings import Settings
 
@@ -198,12 +198,10 @@ async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progre
     labels, state = answered_labels(config, own.held, own.brought)
     own = replace(own, data=labels.data())
     entered, learner = await lead(own, links, method, session=new_session())
-    require_rows(learner)
-    session = Session(entered, learner, links, here.transcript)
-    session.headline = method.headline
+    session = Session(entered, learner, links, here.transcript, headline=method.headline)
     writer = RunWriter(folder, config, apart=True)
     course = Course(config, session, labels, writer, on_progress, state)
-    await course.play(learner, links)
+    await course.play()
     writer.cross_check(cross_checked(course.privacy(), session).accountants)
 
 

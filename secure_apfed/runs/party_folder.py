@@ -113,9 +113,8 @@ class PartyFolder:
             )
             write_atomically(self._key, pem, private=True)
         try:
-            key = serialization.load_pem_private_key(
-                read_bytes(self._key)[:_KEY_BYTES_AT_MOST], password=None
-            )
+            pem = read_bytes(self._key, most=_KEY_BYTES_AT_MOST)
+            key = serialization.load_pem_private_key(pem, password=None)
             if not isinstance(key, Ed25519PrivateKey):
                 raise TypeError("a key of another kind")
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -133,17 +132,13 @@ class PartyFolder:
         """
         return read_json(self.ended, PartyEnd)
 
-    def logs(self) -> tuple[Path, ...]:
-        """Ledgers, counts of what passives answered, refused sums, digests of label answers."""
-        return logs_in(self.path)
-
     def _clear(self) -> None:
         """Make room for a new part; a party that was asked anything has a checkpoint."""
         if self.steps.found():
             raise CheckpointError(
                 f"{self.path} holds a run already; resume it, or choose another folder"
             )
-        for log in self.logs():
+        for log in logs_in(self.path):
             try:
                 log.unlink()
             except OSError as error:

@@ -14,13 +14,11 @@ from pathlib import Path
 import msgpack
 
 from secure_apfed.config import Config
-from secure_apfed.data import OwnData, VerticalData, load_data
-from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.learning.descent import without_prefix
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import CheckpointError
 from secure_apfed.methods import (
     METHODS,
     Brought,
-    Learner,
     PartyState,
     Simulation,
     Start,
@@ -28,7 +26,6 @@ from secure_apfed.methods import (
     roles_of,
 )
 from secure_apfed.methods.workers import close_workers
-from secure_apfed.names import log_file
 from secure_apfed.runs.checkpoint import Steps
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.encoders import encoders_of
@@ -38,10 +35,10 @@ from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.spending import cross_checked
-from secure_apfed.runs.training_labels import TrainingLabels
+from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.runs.writing import RunWriter
 
-__all__ = ["answered_labels", "require_rows", "run_in_memory"]
+__all__ = ["run_in_memory"]
 
 
 def run_in_memory(
@@ -100,13 +97,12 @@ def _play(
         brought=brought,
     )
     session = Simulation(METHODS[config.method], start)
-    require_rows(session.learner)
     experimenter = _Experimenter(config, data, session, writer)
     experimenter.record(active, state)
     course = Course(
         config, session, labels, writer, on_progress, state, before_result=experimenter.keep
     )
-    session.play(course.play(session.learner, session.links))
+    session.play(course.play())
     experimenter.finish()
     # Only now: whatever becomes of the other accountants, the run is finished.
     privacy = cross_checked(course.privacy(), session)
@@ -168,37 +164,3 @@ class _Experimenter:
         """Let go of what only a resumed run would need."""
         if self._files:
             self._files.clear()
-
-
-def answered_labels(
-    config: Config, held: OwnData, active: Brought
-) -> tuple[TrainingLabels, PartyState | None]:
-    """The labels that the active may train on, new or from its checkpoint, and that checkpoint.
-
-    Raises:
-        CheckpointError: a checkpoint of other labels.
-    """
-    name = held.table.name
-    labels = TrainingLabels(
-        config, held, key=active.noise_key,
-        log=log_file(active.logs, "labels", name, "log") if active.logs else None,
-    )  # fmt: skip
-    state = active.keeper.latest() if active.keeper else None
-    if state:
-        labels.load_tensors(without_prefix("labels", state.tensors))
-    else:
-        labels.answer(None)
-    return labels, state
-
-
-def require_rows(learner: Learner) -> None:
-    """Refuse to train on nothing.
-
-    Raises:
-        ConfigError: fewer rows than a batch needs.
-    """
-    if len(learner.training_rows) < learner.smallest_batch:
-        raise ConfigError(
-            f"there are {len(learner.training_rows)} rows to train on, fewer than the smallest "
-            f"batch of {learner.smallest_batch}; the intersection holds too few training rows"
-        )

@@ -31,7 +31,8 @@ def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> Priva
 def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
     """Nothing; or, where passives release and none is played here, what only they can tell."""
     nothing = PrivacySpent.nothing(delta=delta)
-    if session.contract.passives and session.learner.asks_for_releases and not session.helpers:
+    facts = session.entered.own.config.facts
+    if facts.representations_from == "passives" and not session.helpers:
         trace = ("each passive counts what it releases, in its own folder",)
         return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=trace)
     return nothing

@@ -25,13 +25,16 @@ from secure_apfed.config import Config
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.folder_files import read_text
+from secure_apfed.learning.descent import without_prefix
+from secure_apfed.methods import Brought, PartyState
+from secure_apfed.names import log_file
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.privacy import make_label_mechanism
 from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.regular_file import open_regular
 from secure_apfed.seeds import shuffled
 
-__all__ = ["TrainingLabels"]
+__all__ = ["TrainingLabels", "answered_labels"]
 
 _OPEN = -1
 _BATCH = 1000
@@ -174,3 +177,24 @@ class TrainingLabels:
                 "labels; it was altered or is of another run"
             )
         self._answers_N, self._stage = answers_N.clone(), stage
+
+
+def answered_labels(
+    config: Config, held: OwnData, active: Brought
+) -> tuple[TrainingLabels, PartyState | None]:
+    """The labels that the active may train on, new or from its checkpoint, and that checkpoint.
+
+    Raises:
+        CheckpointError: a checkpoint of other labels.
+    """
+    name = held.table.name
+    labels = TrainingLabels(
+        config, held, key=active.noise_key,
+        log=log_file(active.logs, "labels", name, "log") if active.logs else None,
+    )  # fmt: skip
+    state = active.keeper.latest() if active.keeper else None
+    if state:
+        labels.load_tensors(without_prefix("labels", state.tensors))
+    else:
+        labels.answer(None)
+    return labels, state

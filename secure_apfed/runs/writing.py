@@ -144,8 +144,6 @@ class RunWriter:
         folder, transcript = self.folder, session.transcript
         if self._board is not None:
             self._board.close()
-        card = self._card(session, data, accuracy, privacy, guarantee)
-        save_model(folder, session.learner.solo(), card, self._config.model)
         folder.write_json(folder.flows, [asdict(flow) for flow in transcript.flows])
         aligned = session.alignment.get(session.active)
         outcome = Outcome(
@@ -166,17 +164,13 @@ class RunWriter:
             guarantee=guarantee,
             apart=self._apart,
         )
+        card = self._card(session, data, outcome)
+        save_model(folder, session.learner.solo(), card, self._config.model)
         write_outcome(folder, outcome)
 
-    def _card(
-        self,
-        session: Session,
-        data: OwnData,
-        accuracy: Mapping[str, float],
-        privacy: PrivacySpent,
-        guarantee: str,
-    ) -> dict[str, Any]:
+    def _card(self, session: Session, data: OwnData, outcome: Outcome) -> dict[str, Any]:
         """What there is to know of the model."""
+        privacy = outcome.privacy
         return {
             "method": self._config.method,
             "run": self._config.name,
@@ -184,8 +178,8 @@ class RunWriter:
             "party": data.table.name,
             "classes": list(data.classes),
             "encoding": data.table.encoding.model_dump(mode="json"),
-            "accuracy": dict(accuracy),
-            "guarantee": guarantee,
+            "accuracy": dict(outcome.accuracy),
+            "guarantee": outcome.guarantee,
             "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
                         "model": privacy.epsilon_model, "delta": privacy.delta,
                         "releases": privacy.releases},

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from secure_apfed.cli import execute
+from secure_apfed.cli import TransportName, execute
 from secure_apfed.config.file import dump_config, load_config
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.runs import load_recording, run
+from secure_apfed.runs import TRANSPORTS, load_recording, run
 from tests.local.processes import model_digests
 from tests.secure_apfed.small_runs import small_config
 
@@ -197,6 +197,10 @@ def test_a_wrong_file_of_a_party_is_told(
     file.write_text("\n".join(lines))
     assert execute(["party", "--config", str(file)]) in (2, 3, 4)
     assert told in " ".join(capsys.readouterr().err.replace("│", "").split())
+
+
+def test_the_command_knows_the_transports_of_the_table() -> None:
+    assert {one.value for one in TransportName} == set(TRANSPORTS)
 
 
 def test_parties_apart_need_a_folder_and_a_transport_that_there_is() -> None:
