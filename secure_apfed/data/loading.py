@@ -13,6 +13,7 @@ from secure_apfed.data.column_encoding import fit_columns
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.data.partition import (
     Holdings,
+    choose_labelled,
     cut_columns,
     cut_strips,
     deal_people,
@@ -60,12 +61,18 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         tables.append(PartyTable(name, tuple(ids[rows].tolist()), features, labels, encoding))
         active_rows = rows if active else active_rows
     is_test = np.isin(active_rows, people.test)
+    train_rows = np.flatnonzero(~is_test)
+    labelled = choose_labelled(
+        pool.labels[active_rows[train_rows]], settings.labelled, seed=seed,
+        choice=settings.labelled_choice,
+    )  # fmt: skip
     return VerticalData(
         active=tables[0],
         passives=tuple(tables[1:]),
         classes=dataset.classes,
-        train_rows=torch.from_numpy(np.flatnonzero(~is_test)),
+        train_rows=torch.from_numpy(train_rows),
         test_rows=torch.from_numpy(np.flatnonzero(is_test)),
+        labelled=None if labelled is None else torch.from_numpy(train_rows[labelled]),
     )
 
 

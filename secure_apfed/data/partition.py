@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secure_apfed.data.image_encoding import ImageEncoding
+from secure_apfed.data.records import UNLABELLED
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.seeds import derive_seed
 
 __all__ = [
     "BUILT_IN_ACTIVE",
     "Holdings",
+    "choose_labelled",
     "cut_columns",
     "cut_strips",
     "deal_people",
@@ -109,6 +111,43 @@ def split_rows(
             "take another test_fraction, or more rows of each class"
         )
     return train_rows, test_rows
+
+
+def choose_labelled(
+    labels_T: Rows, wanted: float | None, *, seed: int, choice: str = "by_class"
+) -> Rows | None:
+    """Return positions among T training rows whose labels may be learnt from; None: all.
+
+    Of one seed, fewer rows are among more of them.
+
+    Args:
+        labels_T: of the training rows, `UNLABELLED` where there is none.
+        wanted: rows, or a share of those with a label; None: all of those.
+        seed: of the draw.
+        choice: as `DataSettings.labelled_choice`.
+
+    Raises:
+        DataError: fewer rows have a label than are wanted, or fewer are wanted than classes.
+    """
+    known = np.flatnonzero(labels_T != UNLABELLED)
+    if wanted is None:
+        return None if len(known) == len(labels_T) else known
+    count = round(wanted * len(known)) if wanted < 1 else int(wanted)
+    classes = np.unique(labels_T[known])
+    if not len(classes) <= count <= len(known):
+        raise DataError(
+            f"data.labelled: {count} labelled rows are wanted, at least one for each of "
+            f"{len(classes)} classes; {len(known)} training rows have a label"
+        )
+    drawn = generator(seed, "labelled").permutation(known)
+    if choice == "at_random":
+        return np.sort(drawn[:count])
+    # One of each class first, then each class by its share.
+    shares = {label: np.mean(labels_T[known] == label) for label in classes}
+    queues = {label: drawn[labels_T[drawn] == label] for label in classes}
+    places = [np.arange(len(queue)) / shares[label] for label, queue in queues.items()]
+    order = np.argsort(np.concatenate(places), kind="stable")
+    return np.sort(np.concatenate(list(queues.values()))[order[:count]])
 
 
 def deal_people(

@@ -27,6 +27,8 @@ def pack_own(data: OwnData) -> bytes:
                "test_rows": data.test_rows}  # fmt: skip
     if table.labels is not None:
         tensors["labels"] = table.labels
+    if data.labelled is not None:
+        tensors["labelled"] = data.labelled
     about = {
         "name": table.name,
         "ids": table.ids,
@@ -63,6 +65,7 @@ def read_own(path: Path, name: str) -> OwnData:
             train_rows=tensors["train_rows"],
             test_rows=tensors["test_rows"],
             classes=tuple(about["classes"]),
+            labelled=tensors.get("labelled"),
         )
     except (
         CheckpointError, SafetensorError, KeyError, ValueError, TypeError, AttributeError

@@ -27,7 +27,7 @@ from secure_apfed.errors import DataError
 __all__ = [
     "DataSet", "ImagePool", "Pool", "TablePool", "is_idx", "parse_cifar", "parse_idx",
     "read_breast_cancer", "read_cifar", "read_credit_card", "read_digits", "read_handwritten",
-    "read_idx",
+    "read_idx", "read_wine",
 ]  # fmt: skip
 
 _IDX_MAGIC = b"\x00\x00\x08"
@@ -115,6 +115,14 @@ def read_breast_cancer(dataset: DataSet, folder: Path | None) -> TablePool:
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer(as_frame=True)
+    return TablePool(bunch.data, bunch.target.to_numpy(dtype=np.int64))
+
+
+def read_wine(dataset: DataSet, folder: Path | None) -> TablePool:
+    """Wine recognition of scikit-learn: 178 wines of three growers, 13 columns."""
+    from sklearn.datasets import load_wine
+
+    bunch = load_wine(as_frame=True)
     return TablePool(bunch.data, bunch.target.to_numpy(dtype=np.int64))
 
 

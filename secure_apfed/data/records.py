@@ -12,7 +12,10 @@ from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.errors import DataError
 from secure_apfed.names import check_parties
 
-__all__ = ["OwnData", "PartyTable", "VerticalData", "check_distinct"]
+__all__ = ["UNLABELLED", "OwnData", "PartyTable", "VerticalData", "check_distinct"]
+
+UNLABELLED = -100
+"""In place of a label that is not known, or that training may not know."""
 
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
@@ -25,7 +28,7 @@ class PartyTable:
         name: the party.
         ids: distinct, in the party's own order.
         features: float32 (N, columns) or (N, channels, height, width).
-        labels: int64 (N,), the active only.
+        labels: int64 (N,), the active only; `UNLABELLED` where nobody knows it.
         encoding: how raw columns or images became the features, for prediction later.
 
     Raises:
@@ -76,12 +79,19 @@ class OwnData:
         table: its rows.
         train_rows, test_rows: of the table, at the party with the labels; empty elsewhere.
         classes: names of the labels, at the party that has them.
+        labelled: those of the training rows whose labels may be learnt from; None: all of them.
     """
 
     table: PartyTable
     train_rows: torch.Tensor = field(default_factory=lambda: _NO_ROWS, repr=False)
     test_rows: torch.Tensor = field(default_factory=lambda: _NO_ROWS, repr=False)
     classes: tuple[str, ...] = ()
+    labelled: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def labelled_rows(self) -> torch.Tensor:
+        """The training rows with a label to learn from."""
+        return self.train_rows if self.labelled is None else self.labelled
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +101,7 @@ class VerticalData:
     Attributes:
         classes: names, in the order of the labels.
         train_rows, test_rows: positions in the active's table, int64, disjoint, ascending.
+        labelled: those of the training rows whose labels may be learnt from; None: all of them.
 
     Raises:
         DataError: labels missing, at the wrong party, outside the classes or all of one
@@ -102,6 +113,12 @@ class VerticalData:
     classes: tuple[str, ...]
     train_rows: torch.Tensor = field(repr=False)
     test_rows: torch.Tensor = field(repr=False)
+    labelled: torch.Tensor | None = field(default=None, repr=False)
+
+    @property
+    def labelled_rows(self) -> torch.Tensor:
+        """The training rows with a label to learn from."""
+        return self.train_rows if self.labelled is None else self.labelled
 
     @property
     def tables(self) -> tuple[PartyTable, ...]:
@@ -113,7 +130,7 @@ class VerticalData:
         if name == self.active.name:
             return OwnData(
                 table=self.active, train_rows=self.train_rows, test_rows=self.test_rows,
-                classes=self.classes,
+                classes=self.classes, labelled=self.labelled,
             )  # fmt: skip
         return next((OwnData(table=one) for one in self.passives if one.name == name), None)
 
@@ -142,23 +159,28 @@ class VerticalData:
             raise DataError(
                 f"{self.active.name}: a row is listed twice in the train and test splits"
             )
+        if not bool(torch.isin(self.labelled_rows, self.train_rows).all()):
+            raise DataError(f"{self.active.name}: labelled rows are among its training rows")
 
     def _check_labels(self) -> None:
         labels_N = self.active.labels
         if labels_N is None:
             raise DataError(f"{self.active.name} is the active and needs labels, it has none")
         wrong = (labels_N < 0) | (labels_N >= len(self.classes))
+        needed = torch.zeros_like(wrong)
+        needed[torch.cat([self.labelled_rows, self.test_rows])] = True
+        wrong &= needed | (labels_N != UNLABELLED)
         if bool(wrong.any()):
             raise DataError(
                 f"{self.active.name}: {int(wrong.sum())} labels lie outside the "
                 f"{len(self.classes)} classes, first {int(labels_N[wrong][0])}; "
                 f"expected 0 to {len(self.classes) - 1}"
             )
-        if len(set(labels_N[self.train_rows].tolist())) < 2:
+        if len(set(labels_N[self.labelled_rows].tolist())) < 2:
             raise DataError(
-                f"{self.active.name}: the {len(self.train_rows)} training rows are all of one "
-                "class, so there is nothing to learn; add rows of another class, or raise "
-                "data.limit"
+                f"{self.active.name}: the {len(self.labelled_rows)} labelled training rows are all "
+                "of one class, so there is nothing to learn; add rows of another class, or raise "
+                "data.limit or data.labelled"
             )
 
 

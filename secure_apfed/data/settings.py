@@ -1,7 +1,7 @@
 """What a run says about its data: which set, how it is cut between parties, who knows whom."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,6 +13,8 @@ from secure_apfed.names import ByParty, PartyName
 from secure_apfed.settings import Settings
 
 __all__ = ["DataSettings", "PartySettings"]
+
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 class PartySettings(Settings):
@@ -54,6 +56,12 @@ class DataSettings(Settings):
         split: "by_class" takes that share of each class, so that a label moves the split;
             "at_random" reads no label.
         limit: at most this many training rows at the active, after a seeded shuffle.
+        labelled: how many of the active's training rows have a label to learn from, as a number
+            of rows or, below 1, as a share; null: all that have one. The labels of the others
+            reach nothing that trains. In own tables a row without a label is one with an empty
+            cell.
+        labelled_choice: "by_class" takes of each class by its share, one row at least;
+            "at_random" reads no label.
         folder: where to look for files; null takes SECURE_APFED_DATA (a list with the
             system's path separator), else ~/.cache/secure-apfed.
         columns: party -> columns by name, or by position from 0, for sets of tables; the
@@ -72,6 +80,8 @@ class DataSettings(Settings):
     test_fraction: float = Field(0.25, gt=0, lt=1)
     split: Literal["by_class", "at_random"] = "by_class"
     limit: int | None = Field(None, ge=1)
+    labelled: Annotated[int, Field(ge=2)] | Share | None = None
+    labelled_choice: Literal["by_class", "at_random"] = "by_class"
     folder: Path | None = None
     columns: ByParty[tuple[int | str, ...]] | None = None
     parties: ByParty[PartySettings] | None = None

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from secure_apfed.data.column_encoding import ColumnEncoding, fit_columns
 from secure_apfed.data.encoding import parse_encoding
 from secure_apfed.data.frames import is_numeric, read_frame, to_texts
-from secure_apfed.data.partition import generator, split_rows
-from secure_apfed.data.records import OwnData, PartyTable, VerticalData, check_distinct
+from secure_apfed.data.partition import choose_labelled, generator, split_rows
+from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData, check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.folder_files import read_json
@@ -32,17 +32,24 @@ _JOINT = "\x1f"
 
 @dataclass(frozen=True, eq=False)
 class _Raw:
-    """A party's rows as read: IDs, feature columns, and labels as text at the active."""
+    """A party's rows as read: IDs, feature columns, and labels as text at the active.
+
+    A label is None where its cell is empty.
+    """
 
     ids: tuple[str, ...]
     features: pd.DataFrame
     categorical: tuple[str, ...]
-    labels: tuple[str, ...] = ()
+    labels: tuple[str | None, ...] = ()
 
     def at(self, rows: NDArray[np.int64]) -> "_Raw":
         """Return the same with these rows only, in this order."""
-        ids, labels = ([values[row] for row in rows] for values in (self.ids, self.labels))
-        return _Raw(tuple(ids), self.features.iloc[rows], self.categorical, tuple(labels))
+        return _Raw(
+            tuple(self.ids[row] for row in rows),
+            self.features.iloc[rows],
+            self.categorical,
+            tuple(self.labels[row] for row in rows),
+        )
 
 
 def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
@@ -53,31 +60,39 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     Raises:
         DataError: a file or table is missing, damaged or unfit; names the party.
     """
-    active, classes, train_rows, test_rows = load_active(settings, seed=seed)
-    passives = [load_passive(settings, name) for name in _parties(settings) if name != active.name]
+    own = load_active(settings, seed=seed)
+    names = [name for name in _parties(settings) if name != own.table.name]
     return VerticalData(
-        active=active,
-        passives=tuple(passives),
-        classes=classes,
-        train_rows=torch.from_numpy(train_rows),
-        test_rows=torch.from_numpy(test_rows),
+        active=own.table,
+        passives=tuple(load_passive(settings, name) for name in names),
+        classes=own.classes,
+        train_rows=own.train_rows,
+        test_rows=own.test_rows,
+        labelled=own.labelled,
     )
 
 
-def load_active(
-    settings: DataSettings, *, seed: int
-) -> tuple[PartyTable, tuple[str, ...], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the active's table, its classes, and its train and test rows.
+def load_active(settings: DataSettings, *, seed: int) -> OwnData:
+    """Return the active's table, its classes, its split, and the rows with labels to learn from.
+
+    Rows with an empty cell in the label column train without a label and test nothing.
 
     Raises:
-        DataError: as `load_tables`, and for labels that are empty, outside the given
-            classes, or of one class only.
+        DataError: as `load_tables`, and for labels that are outside the given classes, of one
+            class only, or fewer than asked for.
     """
     name = settings.active
     raw = _read(settings, name, label_column=settings.label_column)
     classes = settings.classes or _infer_classes(raw.labels)
     labels = _number(raw.labels, classes, party=name)
-    train, test = split_rows(labels, settings.test_fraction, seed=seed, split=settings.split)
+    known = np.flatnonzero(labels != UNLABELLED)
+    train, test = (
+        known[rows]
+        for rows in split_rows(
+            labels[known], settings.test_fraction, seed=seed, split=settings.split
+        )
+    )
+    train = np.sort(np.concatenate([train, np.flatnonzero(labels == UNLABELLED)]))
     if settings.limit is not None:
         train = generator(seed, "limit").permutation(train)[: settings.limit]
     kept = np.sort(np.concatenate([train, test]))
@@ -85,8 +100,17 @@ def load_active(
     raw, labels = raw.at(kept), labels[kept]
     encoding = _encoding_of(settings, name, raw, rows=np.flatnonzero(is_train))
     features = encoding.encode(raw.features, source=name)
-    table = PartyTable(name, raw.ids, features, torch.from_numpy(labels), encoding)
-    return table, classes, np.flatnonzero(is_train), np.flatnonzero(~is_train)
+    train_rows = np.flatnonzero(is_train)
+    labelled = choose_labelled(
+        labels[train_rows], settings.labelled, seed=seed, choice=settings.labelled_choice
+    )
+    return OwnData(
+        table=PartyTable(name, raw.ids, features, torch.from_numpy(labels), encoding),
+        train_rows=torch.from_numpy(train_rows),
+        test_rows=torch.from_numpy(np.flatnonzero(~is_train)),
+        classes=classes,
+        labelled=None if labelled is None else torch.from_numpy(train_rows[labelled]),
+    )
 
 
 def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
@@ -103,13 +127,7 @@ def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
         )
     if name != settings.active:
         return OwnData(table=load_passive(settings, name))
-    table, classes, train_rows, test_rows = load_active(settings, seed=seed)
-    return OwnData(
-        table=table,
-        train_rows=torch.from_numpy(train_rows),
-        test_rows=torch.from_numpy(test_rows),
-        classes=classes,
-    )
+    return load_active(settings, seed=seed)
 
 
 def load_passive(settings: DataSettings, name: str) -> PartyTable:
@@ -175,10 +193,10 @@ def _read(settings: DataSettings, name: str, *, label_column: str | None) -> _Ra
         features = features.loc[frame.index]
     if not len(frame):
         raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
-    label_texts = _complete(frame, labels, party=name)
+    label_texts = tuple(to_texts(frame[label_column])) if label_column else (None,) * len(frame)
     ids = _complete(frame, id_columns, party=name)
     check_distinct(ids, party=name)
-    return _Raw(ids, features, categorical, label_texts if labels else ("",) * len(ids))
+    return _Raw(ids, features, categorical, label_texts)
 
 
 def _path(settings: DataSettings, file: Path) -> Path:
@@ -219,28 +237,32 @@ def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> t
         if None in texts:
             raise DataError(
                 f"{party}: column {name!r} is empty in {texts.count(None)} rows, first in row "
-                f"{texts.index(None)} (from 0); each row needs an ID, and at the active a label"
+                f"{texts.index(None)} (from 0); each row needs an ID"
             )
         parts.append([text or "" for text in texts])
     return tuple(_JOINT.join(row) for row in zip(*parts, strict=True))
 
 
-def _infer_classes(labels: tuple[str, ...]) -> tuple[str, ...]:
-    found = set(labels)
+def _infer_classes(labels: tuple[str | None, ...]) -> tuple[str, ...]:
+    found = {label for label in labels if label is not None}
     whole = all(label.lstrip("-").isdecimal() for label in found)
     return tuple(sorted(found, key=int)) if whole else tuple(sorted(found))
 
 
-def _number(labels: tuple[str, ...], classes: tuple[str, ...], *, party: str) -> NDArray[np.int64]:
-    places = {label: place for place, label in enumerate(classes)}
-    outside = [label for label in labels if label not in places]
+def _number(
+    labels: tuple[str | None, ...], classes: tuple[str, ...], *, party: str
+) -> NDArray[np.int64]:
+    places: dict[str | None, int] = {label: place for place, label in enumerate(classes)}
+    outside = [label for label in labels if label is not None and label not in places]
     if outside:
         raise DataError(
             f"{party}: {len(outside)} labels lie outside the classes {', '.join(classes)}, such as "
             f"{', '.join(sorted(set(outside))[:5])}; mend them, or add the class"
         )
-    if len(set(labels)) < 2:
+    known = [label for label in labels if label is not None]
+    if len(set(known)) < 2:
         raise DataError(
-            f"{party}: all {len(labels)} labels are {labels[0]!r}; two classes are needed"
+            f"{party}: all {len(known)} labels are {' or '.join(set(known)) or 'empty'}; two "
+            "classes are needed"
         )
-    return np.array([places[label] for label in labels], dtype=np.int64)
+    return np.array([places.get(label, UNLABELLED) for label in labels], dtype=np.int64)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from secure_apfed.data import UNLABELLED
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import Trainer
@@ -33,6 +34,7 @@ __all__ = [
     "example_gradients",
     "joint_loss",
     "passive_gradients",
+    "task_loss",
 ]
 
 Weights = Mapping[str, Tensor]
@@ -64,6 +66,15 @@ class ActiveNetworks(nn.Module):
             return scores_BK, None
         projected_B = h_B if self.projection is None else self.projection(h_B)
         return scores_BK, projected_B[sent]
+
+
+def task_loss(scores_BK: Tensor, labels_B: Tensor) -> Tensor:
+    """Mean cross-entropy of the rows that have a label; 0 where none of the batch has."""
+    labelled_B = labels_B != UNLABELLED
+    if bool(labelled_B.all()):
+        return F.cross_entropy(scores_BK, labels_B)
+    total = F.cross_entropy(scores_BK, labels_B, ignore_index=UNLABELLED, reduction="sum")
+    return total / labelled_B.sum().clamp(min=1)
 
 
 def joint_loss(task: Tensor, z_A: Tensor, gradient_A: Tensor) -> Tensor:
@@ -129,7 +140,7 @@ class ActiveTrainer(Trainer):
             picked = _EVERY if len(aligned) == len(rows_B) else aligned.to(here_B.device)
         with self.forward_pass(step):
             scores_BK, h_A = self.networks(self.features_N[here_B], picked)
-        loss = F.cross_entropy(scores_BK.to(dtype), self.labels_N[here_B])
+        loss = task_loss(scores_BK.to(dtype), self.labels_N[here_B])
         if h_A is not None:
             h_A, penalty = self._defences(h_A.to(dtype), self.features_N[here_B[picked]], step)
             loss = loss if penalty is None else loss + penalty

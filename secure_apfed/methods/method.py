@@ -165,6 +165,11 @@ class Own:
         return self.held.train_rows
 
     @property
+    def labelled_rows(self) -> Tensor:
+        """Those of the training rows with a label to learn from."""
+        return self.held.labelled_rows
+
+    @property
     def test_rows(self) -> Tensor:
         """Of its table, at the party with the labels."""
         return self.held.test_rows

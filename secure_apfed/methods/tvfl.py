@@ -74,7 +74,7 @@ class TvflLearner(Learner):
         super().__init__()
         self.name, self.party, self.guarantee = party.name, party, guarantee
         self.smallest_batch = own.config.rules.minimum_batch
-        self.training_rows = positions_of(aligned, own.train_rows)
+        self.training_rows = positions_of(aligned, own.labelled_rows)
         self._aligned, self._seed = aligned, own.seed
         self._test_rows = own.test_rows
         self._aligned_test_rows = positions_of(aligned, own.test_rows)

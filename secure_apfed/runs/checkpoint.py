@@ -197,8 +197,10 @@ def table_digest(data: OwnData) -> str:
     """
     labels: list[bytes] = []
     if data.table.labels is not None:
-        split = save_tensors({"train": data.train_rows, "test": data.test_rows})
-        labels = [data.table.labels.numpy().astype("<i8").tobytes(), split]
+        split = {"train": data.train_rows, "test": data.test_rows}
+        if data.labelled is not None:
+            split["labelled"] = data.labelled
+        labels = [data.table.labels.numpy().astype("<i8").tobytes(), save_tensors(split)]
     return hashlib.sha256(msgpack.packb([data.table.ids, *labels])).hexdigest()
 
 

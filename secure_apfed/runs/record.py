@@ -87,6 +87,7 @@ class Outcome(Written):
     seconds: float
     aligned_rows: int | None = None
     train_rows: int | None = None
+    labelled_rows: int | None = None
     test_rows: int | None = None
     sum: Mapping[str, Any] = {}
     attendance: Attendance = Attendance()

@@ -93,7 +93,9 @@ def _play(
     answered = labels.data()
     start = Start(
         config=config,
-        data=replace(data, active=answered.table, train_rows=answered.train_rows),
+        data=replace(
+            data, active=answered.table, train_rows=answered.train_rows, labelled=answered.labelled
+        ),
         brought=brought,
     )
     session = Simulation(METHODS[config.method], start)

@@ -2,14 +2,14 @@
 
 Run by: the active, for all methods alike. Every role is built on `data()`, in which the training
 labels are replaced and the test labels, which only measure, are not: no true training label reaches
-a method's code.
+a method's code, and of a row that is not labelled (`data.labelled`) nothing does but its features.
 
 Each label is answered once. The answers lie in the active's own checkpoint, saved before
 anything is trained on them, so a resumed run finds them there and draws no others. A checkpoint
 from before a stage that is put back draws that stage again: from the same key, so to the same
 answers where the model computes the same bits, and the run folder's log refuses any others.
 
-Letters: N training rows, K classes.
+Letters: N training rows with a label, K classes.
 """
 
 import os
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from protocols.randomness import derive_key
 from secure_apfed.config import Config
-from secure_apfed.data import OwnData
+from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.folder_files import read_text
 from secure_apfed.learning.descent import without_prefix
@@ -52,7 +52,7 @@ class TrainingLabels:
         held: the active's data, with the true labels.
 
     Raises:
-        ConfigError: more stages than epochs or than training rows.
+        ConfigError: more stages than epochs or than labelled rows.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class TrainingLabels:
     ) -> None:
         self.mechanism = make_label_mechanism(config.labels, classes=len(data.classes))
         self._config, self.held, self._key, self._log = config, data, key, log
-        stages, rows = self.mechanism.stages, len(data.train_rows)
+        stages, rows = self.mechanism.stages, len(data.labelled_rows)
         if stages > 1 and stages > min(config.train.epochs, rows):
             raise ConfigError(
-                f"labels.stages: {stages} stages need as many epochs and training rows, got "
+                f"labels.stages: {stages} stages need as many epochs and labelled rows, got "
                 f"{config.train.epochs} epochs and {rows} rows; take fewer stages"
             )
         # The parts depend on the seed and on nothing else, least of all on labels.
@@ -91,7 +91,7 @@ class TrainingLabels:
             CheckpointError: this stage was answered before, and otherwise.
         """
         part = self._parts[self._stage]
-        rows = self.held.train_rows[part]
+        rows = self.held.labelled_rows[part]
         prior_NK = None if networks is None else self._prior(networks, rows)
         key = derive_key(self._key, b"labels", self._stage.to_bytes(4, "big"))
         assert self.held.table.labels is not None
@@ -134,20 +134,24 @@ class TrainingLabels:
         return torch.cat(scores).double().softmax(1).cpu()
 
     def data(self) -> OwnData:
-        """The active's data with the answers in place of the labels, and the answered rows only."""
-        if self.mechanism.unsafe:
-            return self.held
-        table, train_rows = self.held.table, self.held.train_rows
+        """The active's data with the answers in place of the labels, and no label beside them.
+
+        Rows whose labels wait for their answer are left out meanwhile.
+        """
+        held, table = self.held, self.held.table
+        if self.mechanism.unsafe and held.labelled is None:
+            return held
         assert table.labels is not None
+        every, labelled = held.train_rows, held.labelled_rows
         answered = self._answers_N != _OPEN
-        # Labels that are not answered yet become the first class, and their rows are left out.
-        labels = torch.zeros_like(table.labels)
-        labels[self.held.test_rows] = table.labels[self.held.test_rows]
-        labels[train_rows[answered]] = self._answers_N[answered]
+        labels = torch.full_like(table.labels, UNLABELLED)
+        labels[held.test_rows] = table.labels[held.test_rows]
+        labels[labelled[answered]] = self._answers_N[answered]
         return replace(
-            self.held,
+            held,
             table=replace(table, labels=labels),
-            train_rows=train_rows[answered],
+            train_rows=every[~torch.isin(every, labelled[~answered])],
+            labelled=labelled[answered],
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -161,7 +165,7 @@ class TrainingLabels:
             CheckpointError: they are not the answers of a number of stages of this run.
         """
         if self.mechanism.unsafe:
-            self._stage = 1
+            self.answer(None)
             return
         answers_N = tensors.get("answers", torch.empty(0))
         sound = answers_N.dtype == torch.int64 and answers_N.shape == self._answers_N.shape

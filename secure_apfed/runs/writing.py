@@ -158,6 +158,7 @@ class RunWriter:
             seconds=seconds,
             aligned_rows=0 if aligned is None else len(aligned),
             train_rows=len(data.train_rows),
+            labelled_rows=len(data.labelled_rows),
             test_rows=len(data.test_rows),
             sum=session.secure_sum,
             attendance=Attendance.model_validate(session.attendance()),

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from secure_apfed.data import DATASETS, DataSettings, VerticalData, catalogue, load_data
-from secure_apfed.data.partition import cut_strips, deal_people, shared_rows, split_rows
+from secure_apfed.data.partition import (
+    choose_labelled,
+    cut_strips,
+    deal_people,
+    shared_rows,
+    split_rows,
+)
 from secure_apfed.data.records import PartyTable
 from secure_apfed.errors import ConfigError, DataError
 
@@ -157,7 +163,7 @@ def test_one_class_only_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = digits.read(digits, None)
     alike = replace(digits, read=lambda *_: replace(pool, labels=np.zeros_like(pool.labels)))
     monkeypatch.setattr(catalogue, "DATASETS", {"digits": alike})
-    with pytest.raises(DataError, match="1348 training rows are all of one class"):
+    with pytest.raises(DataError, match="1348 labelled training rows are all of one class"):
         load("digits")
 
 
@@ -200,3 +206,30 @@ def test_strips_drop_the_rows_that_remain() -> None:
         cut_strips(channels=1, height=28, width=28, maximum=255, views=3, active_view=4)
     with pytest.raises(ConfigError, match="an image has 2 rows, fewer than 3"):
         cut_strips(channels=1, height=2, width=2, maximum=255, views=3, active_view=1)
+
+
+@pytest.mark.parametrize("wanted, count", [(50, 50), (0.1, 135)])
+def test_labelled_rows_are_drawn_of_each_class_and_nested(wanted: float, count: int) -> None:
+    data = load_data(DataSettings(dataset="digits", labelled=wanted), seed=3)
+    few = load_data(DataSettings(dataset="digits", labelled=20), seed=3)
+    labels = data.active.labels
+    assert labels is not None
+    assert len(data.labelled_rows) == count
+    assert bool(torch.isin(data.labelled_rows, data.train_rows).all())
+    assert bool(torch.isin(few.labelled_rows, data.labelled_rows).all())
+    assert torch.bincount(labels[few.labelled_rows], minlength=10).tolist() == [2] * 10
+
+
+def test_a_choice_at_random_reads_no_label() -> None:
+    settings = DataSettings(dataset="digits", labelled=40, labelled_choice="at_random")
+    labels = np.arange(1000) % 2
+    chosen = choose_labelled(labels, 40, seed=0, choice="at_random")
+    other = choose_labelled(1 - labels, 40, seed=0, choice="at_random")
+    assert np.array_equal(chosen, other)
+    assert len(load_data(settings, seed=0).labelled_rows) == 40
+
+
+@pytest.mark.parametrize("wanted", [9, 1400])
+def test_too_few_or_too_many_labelled_rows_are_refused(wanted: int) -> None:
+    with pytest.raises(DataError, match=f"data.labelled: {wanted} labelled rows are wanted"):
+        load_data(DataSettings(dataset="digits", labelled=wanted), seed=0)

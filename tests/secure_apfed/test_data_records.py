@@ -56,7 +56,10 @@ def test_a_partys_table_is_checked(change: dict[str, object], message: str) -> N
         ),
         ({"active": table()}, "active is the active and needs labels"),
         ({"active": table(labels=[0, 1, 5, -1])}, "2 labels lie outside the 2 classes, first 5"),
-        ({"active": table(labels=[0, 0, 0, 1])}, "the 3 training rows are all of one class"),
+        (
+            {"active": table(labels=[0, 0, 0, 1])},
+            "the 3 labelled training rows are all of one class",
+        ),
         ({"test_rows": torch.tensor([4])}, "lie in 0 to 3, got 0 to 4"),
         ({"test_rows": torch.tensor([2])}, "listed twice"),
     ],

@@ -128,8 +128,8 @@ def test_missing_cells_are_dropped_or_filled_only_when_asked(folder: Path) -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"left": "no"}, "bank: all 40 labels are 'no'"),
-        ({"left": ["no"] * 39 + [None]}, "bank: column 'left' is empty in 1 rows, first in row 39"),
+        ({"left": "no"}, "bank: all 40 labels are no"),
+        ({"left": ["no"] * 39 + [None]}, "bank: all 39 labels are no; two classes"),
         ({"customer": ["1"] * 2 + [str(row) for row in range(2, ROWS)]}, "bank: 1 IDs occur more"),
         (
             {"customer": [None] + [str(row) for row in range(1, ROWS)]},
@@ -362,3 +362,17 @@ def test_a_split_without_test_rows_says_what_to_do(folder: Path) -> None:
     bank().assign(left=np.arange(ROWS)).to_csv(folder / "bank.csv", index=False)
     with pytest.raises(DataError, match="take another test_fraction, or more rows of each class"):
         load_data(settings(folder), seed=0)
+
+
+def test_rows_without_a_label_train_without_one_and_test_nothing(folder: Path) -> None:
+    whole = bank()
+    whole.loc[1::2, "left"] = None
+    whole.to_csv(folder / "bank.csv", index=False)
+    data = load_data(settings(folder), seed=0)
+    empty = set(whole["customer"][1::2].astype(str))
+    assert {data.active.ids[row] for row in data.test_rows.tolist()}.isdisjoint(empty)
+    assert {data.active.ids[row] for row in data.labelled_rows.tolist()}.isdisjoint(empty)
+    assert len(data.train_rows) == len(data.labelled_rows) + ROWS // 2
+    fewer = load_data(settings(folder, labelled=6), seed=0)
+    assert len(fewer.labelled_rows) == 6
+    assert len(fewer.train_rows) == len(data.train_rows)
