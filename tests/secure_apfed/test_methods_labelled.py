@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.secure_apfed.small_runs import small_config
 
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, VerticalData, load_data
 from secure_apfed.learning.apfed import task_loss
 from secure_apfed.methods import METHODS
 from secure_apfed.runs import run
+from tests.secure_apfed.small_runs import small_config
 
 
 def few_labels(method: str) -> Config:
