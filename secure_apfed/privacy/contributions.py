@@ -80,6 +80,7 @@ class SummedRelease:
     """
 
     mu: ClassVar[float] = math.inf
+    accountant: ClassVar[str] = "zcdp"
 
     deviation: int
     honest: int

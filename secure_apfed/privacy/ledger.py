@@ -21,6 +21,7 @@ from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.gdp import Mechanism, NoPrivacy, compose
 from secure_apfed.privacy.label_mechanism import LabelMechanism
 from secure_apfed.privacy.release_log import Release, ReleaseCounts
+from secure_apfed.privacy.vote_response import VoteResponse
 
 __all__ = ["BudgetExhaustedError", "PrivacyLedger", "PrivacySpent"]
 
@@ -95,7 +96,7 @@ class PrivacyLedger:
 
     def __init__(
         self,
-        mechanism: Mechanism | SummedRelease,
+        mechanism: Mechanism | SummedRelease | VoteResponse,
         *,
         delta: float,
         budget: float | None,
@@ -192,7 +193,7 @@ class PrivacyLedger:
 
         Words stand in place of a figure that would take too much memory, or that failed.
         """
-        if isinstance(self._mechanism, SummedRelease):
+        if isinstance(self._mechanism, SummedRelease | VoteResponse):
             return {self._accountant: self.would_cost(self._counts.most)}
         return {
             name: _figure(accountant, self._mechanism, self._counts.most, self._delta)
@@ -254,11 +255,13 @@ class PrivacyLedger:
 
 
 def _accountant_of(
-    mechanism: Mechanism | SummedRelease,
+    mechanism: Mechanism | SummedRelease | VoteResponse,
 ) -> tuple[str, Callable[[int, float], float]]:
     """The accountant whose figure is reported: its name, and (releases, delta) -> epsilon."""
     if isinstance(mechanism, SummedRelease):
-        return "zcdp", mechanism.epsilon
+        return mechanism.accountant, mechanism.epsilon
+    if isinstance(mechanism, VoteResponse):
+        return mechanism.accountant, mechanism.epsilon_of
     return EXACT.name, lambda releases, delta: EXACT.epsilon(
         mechanism, releases=releases, delta=delta
     )
@@ -275,5 +278,5 @@ def _figure(
         return f"failed: {type(error).__name__}: {error}"
 
 
-def _noise_multiplier(mechanism: Mechanism | SummedRelease) -> float | None:
+def _noise_multiplier(mechanism: Mechanism | SummedRelease | VoteResponse) -> float | None:
     return None if isinstance(mechanism, NoPrivacy) else mechanism.noise_multiplier

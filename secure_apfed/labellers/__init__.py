@@ -1,0 +1,68 @@
+"""Labellers: how one party labels all aligned rows from its own features and a few labels.
+
+A new one is one file and one line in the table. What their votes cost stands in
+`secure_apfed.privacy.votes`.
+"""
+
+from collections.abc import Mapping
+
+from secure_apfed.errors import ConfigError
+from secure_apfed.labellers.interface import Floats, Labeller, LinearLabeller, hard
+from secure_apfed.labellers.logistic import Logistic
+from secure_apfed.labellers.private_logistic import PrivateLogistic
+from secure_apfed.labellers.ridge import Ridge
+from secure_apfed.labellers.spreading import Spreading
+
+__all__ = [
+    "LABELLERS",
+    "Labeller",
+    "LinearLabeller",
+    "Logistic",
+    "PrivateLogistic",
+    "Ridge",
+    "Spreading",
+    "hard",
+    "make_labeller",
+]
+
+# Each takes its own settings, all of which have defaults but what noise takes.
+LABELLERS: Mapping[str, type[Spreading] | type[Logistic] | type[Ridge] | type[PrivateLogistic]] = {
+    labeller.name: labeller for labeller in (Spreading, Logistic, Ridge, PrivateLogistic)
+}
+
+
+def make_labeller(
+    name: str,
+    *,
+    epsilon: float | None = None,
+    delta: float = 1e-5,
+    key: bytes | None = None,
+    centre: float | Floats = 0.0,
+    seeded: bool = False,
+) -> Labeller:
+    """Build a labeller with its defaults.
+
+    Args:
+        name: a key of `LABELLERS`.
+        epsilon: of the weights, for those with noise, which need it; others refuse it.
+        delta: of the weights.
+        key: 32 secret bytes, for those with noise.
+        centre: see `PrivateLogistic`; others find theirs.
+        seeded: whether the key is derived from a seed.
+
+    Raises:
+        ConfigError: no such labeller; or epsilon and key do not fit it.
+    """
+    if name not in LABELLERS:
+        raise ConfigError(f"no labeller {name!r}; there are {', '.join(LABELLERS)}")
+    kind = LABELLERS[name]
+    if not issubclass(kind, PrivateLogistic):
+        if epsilon is not None:
+            raise ConfigError(
+                f"the labeller {name} adds no noise to its weights and takes no epsilon for them; "
+                f"{PrivateLogistic.name} does"
+            )
+        return kind()
+    if epsilon is None or key is None:
+        raise ConfigError(f"the labeller {name} needs an epsilon for its weights, and a key")
+    return kind(epsilon=epsilon, delta=delta, key=key, centre=centre, seeded=seeded)

@@ -1,0 +1,108 @@
+"""Label spreading over a graph of nearest neighbours.
+
+D. Zhou, O. Bousquet, T. N. Lal, J. Weston, B. Schoelkopf, "Learning with Local and Global
+Consistency", NIPS 2004: F = (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2. W has 1 where either of
+two rows is among the other's 10 nearest, 0 elsewhere. Where the paper takes F's largest entry, each
+row of the n labelled columns of (I - alpha S)^-1 is here divided by its sum, which needs no label
+and leaves the largest entry where it was.
+
+A person's features move the graph and so the votes of others, without a bound: a guarantee for one
+row of votes is none for a person. Nearest neighbours do not depend on a common scale.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy import sparse
+from sklearn.neighbors import NearestNeighbors
+
+from secure_apfed.errors import ConfigError
+from secure_apfed.labellers.interface import (
+    Features,
+    Floats,
+    Integers,
+    checked_features,
+    checked_positions,
+    rows_of_norm_one,
+    votes_from,
+)
+from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
+
+__all__ = ["Spreading"]
+
+# Beyond, what a label sends is below alpha^50.
+_HOPS = 50
+_CONVERGED = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spreading:
+    """Labels spread along the edges of a graph; who has no path to a label has no vote.
+
+    Attributes:
+        neighbours: of each row in the graph; all others where there are fewer.
+        alpha: how much a row takes from its neighbours, in (0, 1).
+    """
+
+    name: ClassVar[str] = "spreading"
+    title: ClassVar[str] = "label spreading over a graph of nearest neighbours"
+    linear: ClassVar[bool] = True
+    inductive: ClassVar[bool] = False
+    signed: ClassVar[bool] = False
+
+    neighbours: int = 10
+    alpha: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not (self.neighbours >= 1 and 0 < self.alpha < 1):
+            raise ConfigError(
+                "label spreading takes 1 neighbour or more and an alpha between 0 and 1, got "
+                f"{self.neighbours} and {self.alpha}"
+            )
+
+    @property
+    def model(self) -> Mechanism:
+        return NoPrivacy()
+
+    def label(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        return votes_from(self.matrix(features_UF, labelled_n), labels_n, classes)
+
+    def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
+        """Return A_Un; see `LinearLabeller.matrix`.
+
+        (I - alpha S)^-1 is the sum of (alpha S)^t over paths of length t. No term is negative, so
+        a row far from all labels is as exact as the others once its paths are in; those longer than
+        50 edges are left out.
+        """
+        features_UF = checked_features(features_UF)
+        labelled_n = checked_positions(labelled_n, len(features_UF))
+        step_UU = self.alpha * self._normalised_graph(features_UF)
+        term_Un = np.zeros((len(features_UF), len(labelled_n)))
+        term_Un[labelled_n, np.arange(len(labelled_n))] = 1.0
+        sum_Un = term_Un.copy()
+        for _ in range(_HOPS):
+            term_Un = step_UU @ term_Un
+            sum_Un += term_Un
+            if (term_Un.sum(axis=1) <= _CONVERGED * sum_Un.sum(axis=1)).all():
+                break
+        return rows_of_norm_one(sum_Un)
+
+    def _normalised_graph(self, features_UF: Floats) -> sparse.csr_array:
+        """S_UU."""
+        rows = len(features_UF)
+        if rows == 1:
+            return sparse.csr_array((1, 1))
+        found = NearestNeighbors(n_neighbors=min(self.neighbours, rows - 1)).fit(features_UF)
+        near_UU = sparse.csr_array(found.kneighbors_graph(mode="connectivity"))
+        weight_UU = near_UU.maximum(near_UU.T)
+        root_U = 1 / np.sqrt(np.asarray(weight_UU.sum(axis=1)).ravel())  # every row has an edge
+        return sparse.csr_array(sparse.diags_array(root_U) @ weight_UU @ sparse.diags_array(root_U))
+
+    def statement(self) -> str:
+        return (
+            f"{self.title}, {self.neighbours} neighbours, alpha {self.alpha:g}: linear in the "
+            "labels; a person's features move other people's votes without a bound"
+        )

@@ -1,0 +1,246 @@
+"""What one person's record at one passive costs where only votes, or what is made of them, leave.
+
+Run by: every passive, before it votes. Two questions are kept apart:
+
+*One vote*: how far one row of votes can move, the labeller held fixed. Rows have L1 norm 1 at
+most. Of two such rows a and b without negative numbers |a - b|^2 <= |a|^2 + |b|^2 <= 2; with
+negative ones |a - b| <= 2. A moment Phi^T V moves by phi_u (a - b)^T, as far in Frobenius norm if
+|phi_u| <= 1.
+
+*One record*: the person's features at that passive are replaced; who is labelled, the labels, the
+IDs and all settings stay.
+- Without a label: an inductive labeller does not read the row but for its own vote, so one vote is
+  all that moves. A transductive one moves other votes without a bound: nothing is claimed.
+- With a label: the fitted classifier moves, and every vote with it. If the classifier is mu-GDP
+  (`PrivateLogistic`), all votes but the own one are post-processing of it, and given it the own
+  vote is one vote: the two compose. Without noise on it nothing is claimed.
+The guarantee for the passive's table is the worse of both.
+
+Letters: U rows, K classes, P numbers of a row of Phi, L steps of fixed point for 1.
+"""
+
+import math
+from dataclasses import dataclass
+
+from secure_apfed.errors import ConfigError
+from secure_apfed.labellers.interface import Labeller
+from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, compose, gdp_epsilon
+from secure_apfed.privacy.vote_response import VoteResponse
+
+__all__ = [
+    "Opening",
+    "TableGuarantee",
+    "distance_in_steps",
+    "summed_moment",
+    "summed_votes",
+    "table_guarantee",
+    "vote_distance",
+]
+
+Opening = VoteResponse | SummedRelease | GaussianRelease | NoPrivacy
+
+# Relative room for norms and scaling in floating point.
+_ROUNDING = 1 + 1e-9
+
+
+def vote_distance(*, signed: bool) -> float:
+    """How far two rows of votes lie apart at most, L2: sqrt 2, or 2 where some are negative."""
+    return 2.0 if signed else math.sqrt(2)
+
+
+def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: bool = False) -> float:
+    """The same in steps of fixed point: of one row of votes, or of a moment of them.
+
+    Args:
+        steps: L, what 1 becomes: `FixedPoint.levels / clip_norm`. The clip to a ball brings no two
+            rows further apart.
+        numbers: of what is rounded: K of a row of votes, P K of a moment. Each moves by half
+            a step to the nearest in either world: sqrt(numbers) together.
+        signed: of the labeller.
+        integers: what is added are integers already, whose rows keep the bound L by themselves:
+            hard votes, or votes of integer matrices that were rounded towards zero.
+    """
+    distance = vote_distance(signed=signed) * steps * _ROUNDING
+    return distance if integers else distance + math.sqrt(numbers)
+
+
+def summed_votes(
+    *, deviation: int, honest: int, steps: float, classes: int, signed: bool, integers: bool = False
+) -> SummedRelease:
+    """One release of the sum of all votes under discrete noise, as one person moves it.
+
+    One row moves; what the others' rows and their noise give has the same law in both worlds and
+    is independent, so that K numbers count and not U K.
+    """
+    far = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=integers)
+    return SummedRelease(
+        deviation=deviation, honest=honest, sensitivity=far, numbers=classes
+    )  # fmt: skip
+
+
+def summed_moment(
+    *, deviation: int, honest: int, steps: float, numbers: int, signed: bool, integers: bool = False
+) -> SummedRelease:
+    """One release of Phi^T (sum of votes) under discrete noise, rows of Phi at norm 1 at most.
+
+    Args:
+        deviation: s of each honest party, steps.
+        honest: n.
+        steps: L.
+        numbers: P K, all of which one row moves.
+        signed: of the labeller.
+        integers: Phi in steps of its own and V are multiplied as integers, with rows that keep
+            their bounds; `steps` is the product of both L.
+    """
+    far = distance_in_steps(steps=steps, numbers=numbers, signed=signed, integers=integers)
+    return SummedRelease(
+        deviation=deviation, honest=honest, sensitivity=far, numbers=numbers
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WithWeights(SummedRelease):
+    """Noisy weights, and then a sum of votes that are cast with them.
+
+    Attributes:
+        weights_mu: of the weights; mu-GDP of a Gaussian is mu^2 / 2 of zero-concentrated DP (Bun
+            and Steinke 2016, Proposition 1.6), which adds up.
+    """
+
+    weights_mu: float
+
+    @property
+    def rho(self) -> float:
+        return super().rho + self.weights_mu**2 / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableGuarantee:
+    """What holds for one person at one passive, at `delta`; infinite where nothing is claimed.
+
+    Attributes:
+        vote: one vote, the labeller held fixed.
+        unlabelled: the whole record of a person without a label.
+        labelled: that of a person with one.
+        delta: of each figure; 0 where `vote` or `unlabelled` need none (`pure`).
+        releases: how often weights and votes are made anew, and opened.
+        pure: whether single votes are covered at delta 0.
+        labeller, reader: in words, what votes and who reads what.
+    """
+
+    vote: float
+    unlabelled: float
+    labelled: float
+    delta: float
+    releases: int
+    pure: bool
+    labeller: str
+    reader: str
+
+    @property
+    def epsilon(self) -> float:
+        """epsilon_table: any person's whole record at the passive."""
+        return max(self.unlabelled, self.labelled)
+
+    def lines(self) -> tuple[str, ...]:
+        """One sentence a case."""
+        alone = " at delta 0" if self.pure else f" at delta {self.delta:g}"
+        return (
+            f"one person's own vote, labeller held fixed: epsilon {_figure(self.vote)}{alone}",
+            _record("without a label", self.unlabelled, alone),
+            _record("with a label", self.labelled, f" at delta {self.delta:g}"),
+        )
+
+    def statement(self) -> str:
+        """What is guaranteed, for the report."""
+        if math.isinf(self.vote):
+            return f"votes: no guarantee; {self.labeller}; {self.reader}"
+        if math.isfinite(self.epsilon):
+            whole = (
+                f"epsilon_table {_figure(self.epsilon)} at delta {self.delta:g} covers the whole "
+                "record of any person at one passive"
+            )
+        else:
+            whole = "NO guarantee for the passive's table: not every record is covered"
+        times = f"{self.releases} releases" if self.releases != 1 else "one release"
+        public = (
+            f"{times}; who has a label, the labels, IDs, the encoding of features and all "
+            "settings are public and stay as they are; a person's records at several passives add "
+            "up"
+        )
+        return "; ".join([f"votes: {whole}", *self.lines(), self.labeller, self.reader, public])
+
+
+def table_guarantee(
+    labeller: Labeller, opening: Opening, *, delta: float, releases: int = 1
+) -> TableGuarantee:
+    """Return what a labeller's votes give under an opening.
+
+    Args:
+        labeller: whose facts decide whom a row moves.
+        opening: what is done to votes before somebody reads them: `VoteResponse`, a sum of votes or
+            a moment under discrete noise (`summed_votes`, `summed_moment`), Gaussian noise of its
+            party alone in sensitivities of `vote_distance`, or nothing.
+        delta: of all figures.
+        releases: how often it is all done, weights included.
+
+    Raises:
+        ConfigError: delta outside (0, 1), or no release.
+    """
+    if not 0 < delta < 1 or releases < 1:
+        raise ConfigError(f"expected 0 < delta < 1 and a release, got {delta} and {releases}")
+    one_vote = _epsilon_after(opening, 0.0, releases, delta)
+    weights = labeller.model.mu
+    claimed = labeller.inductive and math.isfinite(weights)
+    return TableGuarantee(
+        vote=one_vote,
+        unlabelled=one_vote if labeller.inductive else math.inf,
+        labelled=_epsilon_after(opening, weights, releases, delta) if claimed else math.inf,
+        delta=delta,
+        releases=releases,
+        pure=isinstance(opening, VoteResponse),
+        labeller=labeller.statement(),
+        reader=_reader(opening),
+    )
+
+
+def _epsilon_after(opening: Opening, weights_mu: float, releases: int, delta: float) -> float:
+    """Epsilon of weights of that mu, then one vote under the opening, `releases` times."""
+    weights = compose(weights_mu, releases)
+    if isinstance(opening, NoPrivacy):
+        return math.inf
+    if isinstance(opening, VoteResponse):
+        # (epsilon, delta) and (epsilon', 0) in sequence.
+        return opening.epsilon_of(releases, delta) + gdp_epsilon(weights, delta)
+    if isinstance(opening, GaussianRelease):
+        return gdp_epsilon(math.hypot(compose(opening.mu, releases), weights), delta)
+    both = _WithWeights(
+        deviation=opening.deviation, honest=opening.honest, sensitivity=opening.sensitivity,
+        numbers=opening.numbers, weights_mu=weights_mu,
+    )  # fmt: skip
+    return both.epsilon(releases, delta)
+
+
+def _reader(opening: Opening) -> str:
+    if isinstance(opening, VoteResponse):
+        return opening.statement()
+    if isinstance(opening, SummedRelease):
+        return (
+            f"votes are opened as a sum alone, under {opening}: against whoever reads it, together "
+            "with all passives whose noise is not counted, as long as the secure sum keeps single "
+            "contributions from readers"
+        )
+    if isinstance(opening, GaussianRelease):
+        return f"each passive's votes leave under {opening}: against whoever reads them"
+    return "votes are opened without noise"
+
+
+def _record(who: str, epsilon: float, at: str) -> str:
+    if math.isinf(epsilon):
+        return f"the whole record of a person {who}: nothing is claimed"
+    return f"the whole record of a person {who}: epsilon {_figure(epsilon)}{at}"
+
+
+def _figure(epsilon: float) -> str:
+    return f"{epsilon:.4g}"

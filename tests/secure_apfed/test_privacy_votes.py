@@ -1,0 +1,380 @@
+"""What votes cost: distances by search, answers by their law, compositions by others' accounts."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, NeighboringRelation
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+from protocols.errors import LocalProtocolError
+from protocols.randomness import fresh_key
+from protocols.sums.fixed_point import FixedPoint
+from secure_apfed.errors import ConfigError
+from secure_apfed.labellers import (
+    LABELLERS,
+    Logistic,
+    PrivateLogistic,
+    Ridge,
+    Spreading,
+    hard,
+    make_labeller,
+)
+from secure_apfed.labellers.interface import rows_of_norm_one
+from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, gdp_epsilon, gdp_mu
+from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.votes import (
+    distance_in_steps,
+    summed_moment,
+    summed_votes,
+    table_guarantee,
+    vote_distance,
+)
+
+Floats = NDArray[np.float64]
+DELTA = 1e-5
+RNG = np.random.default_rng(0)
+
+
+def private(epsilon: float = 2.0, **more: Any) -> PrivateLogistic:
+    return PrivateLogistic(epsilon=epsilon, delta=DELTA, key=bytes(32), **more)
+
+
+# Randomised response
+
+
+@pytest.mark.parametrize(("epsilon", "classes"), [(0.1, 2), (1.0, 3), (4.0, 10), (40.0, 2)])
+def test_no_answer_tells_more_than_epsilon_of_any_vote(epsilon: float, classes: int) -> None:
+    response = VoteResponse(epsilon=epsilon, classes=classes)
+    law = np.full((classes + 1, classes), response.other_probability)
+    law[np.arange(classes), np.arange(classes)] = response.keep_probability
+    law[classes] = 1 / classes  # no vote
+    np.testing.assert_allclose(law.sum(axis=1), 1, rtol=1e-12)
+    ratio = (law[:, None] / law[None]).max()
+    assert ratio <= math.exp(epsilon) * (1 + 1e-9)
+    # exp(-40) beside 1 is a rounding of the probability that is kept.
+    assert ratio == pytest.approx(math.exp(epsilon), rel=1e-9 if epsilon < 30 else 0.1)
+
+
+def test_answers_have_that_law() -> None:
+    classes, rows = 3, 60_000
+    response = VoteResponse(epsilon=1.2, classes=classes)
+    votes = np.zeros((rows, classes))
+    votes[: rows // 2, 1] = 1.0
+    answers = response.answer(votes, key=fresh_key(), step=0)
+    for part, expected in (
+        (answers[: rows // 2], [response.other_probability, response.keep_probability] * 2),
+        (answers[rows // 2 :], [1 / 3] * 3),
+    ):
+        share = np.array(expected)[:classes]
+        counts = np.bincount(part, minlength=classes)
+        statistic = ((counts - len(part) * share) ** 2 / (len(part) * share)).sum()
+        assert statistic < chi2.ppf(1 - 1e-6, classes - 1)
+
+
+def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
+    response = VoteResponse(epsilon=0.5, classes=4)
+    votes = hard(RNG.random((300, 4)))
+    key = fresh_key()
+    answers = response.answer(votes, key=key, step=3)
+    assert (answers == response.answer(votes, key=key, step=3)).all()
+    moved = votes.copy()
+    moved[0] = np.roll(votes[0], 1)
+    for other in (
+        response.answer(votes, key=key, step=4),
+        response.answer(votes, key=fresh_key(), step=3),
+        response.answer(moved, key=key, step=3),
+    ):
+        assert (answers != other)[1:].mean() > 0.2
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+def test_the_estimate_is_unbiased_and_its_variance_the_stated_one(epsilon: float) -> None:
+    parties, classes, rows, times = 4, 3, 5, 4000
+    response = VoteResponse(epsilon=epsilon, classes=classes)
+    votes = np.stack([hard(RNG.random((rows, classes))) for _ in range(parties)])
+    total = votes.sum(axis=0)
+    key = fresh_key()
+    found = np.stack(
+        [
+            response.estimate(
+                np.stack([response.answer(v, key=key, step=time * parties + party)
+                          for party, v in enumerate(votes)])
+            )
+            for time in range(times)
+        ]
+    )  # fmt: skip
+    variance = response.variance(total, parties=parties)
+    assert (np.abs(found.mean(axis=0) - total) < 5 * np.sqrt(variance / times)).all()
+    np.testing.assert_allclose(found.var(axis=0), variance, rtol=0.15)
+    plugged = np.stack([response.variance(one, parties=parties) for one in found])
+    np.testing.assert_allclose(plugged.mean(axis=0), variance, rtol=0.1)
+
+
+def test_no_vote_counts_a_share_for_each_class() -> None:
+    response = VoteResponse(epsilon=1.0, classes=2)
+    answers = response.answer(np.zeros((40_000, 2)), key=fresh_key(), step=0)
+    estimate = response.estimate(answers[None])
+    assert estimate.mean(axis=0) == pytest.approx([0.5, 0.5], abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "votes", [np.zeros((3, 3)), np.full((3, 2), 0.5), np.ones((3, 2)), -np.eye(2), np.zeros(2)]
+)
+def test_soft_votes_and_others_are_no_question(votes: Floats) -> None:
+    with pytest.raises(LocalProtocolError, match="votes"):
+        VoteResponse(epsilon=1.0, classes=2).answer(votes, key=bytes(32), step=0)
+
+
+@pytest.mark.parametrize(("epsilon", "classes"), [(0.0, 2), (math.nan, 2), (41.0, 2), (1.0, 1)])
+def test_responses_out_of_range_are_refused(epsilon: float, classes: int) -> None:
+    with pytest.raises(ConfigError, match="got"):
+        VoteResponse(epsilon=epsilon, classes=classes)
+
+
+def test_a_ledger_adds_up_answers_and_stops_at_its_budget() -> None:
+    response = VoteResponse(epsilon=1.5, classes=3)
+    ledger = PrivacyLedger(response, delta=DELTA, budget=4.0, rows=5, log=None)
+    for step in range(2):
+        ledger.charge(step=step, rows=torch.arange(5), digest=bytes([step + 1]))
+    ledger.charge(step=1, rows=torch.arange(5), digest=bytes([2]))  # the same again
+    spent = ledger.spent()
+    assert (spent.epsilon_x, spent.releases) == (3.0, 2)
+    assert "randomised response" in spent.trace[0]
+    assert ledger.cross_check() == {"pure": 3.0}
+    with pytest.raises(BudgetExhaustedError, match="the budget is 4"):
+        ledger.charge(step=2, rows=torch.arange(5), digest=b"3")
+
+
+# Distances
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_no_two_rows_lie_further_apart_and_some_lie_so_far(signed: bool) -> None:
+    rows = RNG.exponential(size=(400, 4)) ** 3
+    if signed:
+        rows *= RNG.choice([-1, 1], size=rows.shape)
+    corners = np.concatenate([np.eye(4), -np.eye(4) if signed else np.zeros((1, 4))])
+    rows = np.concatenate([rows_of_norm_one(rows), corners])
+    far = np.linalg.norm(rows[:, None] - rows[None], axis=2)
+    assert far.max() == pytest.approx(vote_distance(signed=signed), rel=1e-12)
+    # A moment moves as far, where phi is as long as it may be.
+    phi = RNG.standard_normal(6)
+    phi /= np.linalg.norm(phi)
+    a, b = rows[np.unravel_index(far.argmax(), far.shape)[0]], rows[far.argmax() % len(rows)]
+    moment = np.linalg.norm(np.outer(phi, a) - np.outer(phi, b))
+    assert moment == pytest.approx(vote_distance(signed=signed), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("bits", "signed", "kind"),
+    list(itertools.product((4, 8, 16), (False, True), ("soft", "hard"))),
+)
+def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool, kind: str) -> None:
+    classes = 5
+    rows = RNG.exponential(size=(300, classes)) ** 3
+    if signed:
+        rows *= RNG.choice([-1, 1], size=rows.shape)
+    rows = rows_of_norm_one(rows)
+    if kind == "hard":
+        rows = hard(np.abs(rows))
+    point = FixedPoint(clip_norm=1.0, bits=bits, contributors=2)
+    steps = point.quantise(rows).astype(np.float64)
+    far = np.linalg.norm(steps[:, None] - steps[None], axis=2).max()
+    bound = distance_in_steps(
+        steps=point.levels, numbers=classes, signed=signed and kind == "soft",
+        integers=kind == "hard",
+    )  # fmt: skip
+    assert far <= bound
+    if kind == "hard":
+        assert far == pytest.approx(bound, rel=1e-8)
+
+
+def test_sums_and_moments_take_these_distances() -> None:
+    votes = summed_votes(deviation=300, honest=3, steps=127, classes=4, signed=False)
+    assert votes.sensitivity == pytest.approx(math.sqrt(2) * 127 + 2)
+    assert votes.numbers == 4
+    moment = summed_moment(deviation=300, honest=3, steps=127, numbers=24, signed=True)
+    assert moment.sensitivity == pytest.approx(2 * 127 + math.sqrt(24))
+    ledger = PrivacyLedger(votes, delta=DELTA, budget=None, rows=2, log=None)
+    ledger.charge(step=0, rows=torch.arange(2), digest=b"1")
+    assert ledger.spent().epsilon_x == votes.epsilon(1, DELTA)
+
+
+# Weights
+
+
+def test_no_replacement_moves_weights_further_than_is_said() -> None:
+    """Rows at random and the worst found: three people of whom one goes to the other side."""
+    farthest = 0.0
+    for strength, classes, labelled in itertools.product((0.05, 1.0, 10.0), (2, 5), (1, 3, 8)):
+        labeller = private(strength=strength)
+        bound = labeller.sensitivity(labelled=labelled, classes=classes)
+        for _ in range(12):
+            x = labeller.directions(RNG.standard_normal((labelled, 4)))
+            y = RNG.integers(0, classes, labelled)
+            y[:] = y[0] if RNG.random() < 0.3 else y
+            before = labeller.fit(x, y, classes)
+            replaced = [labeller.directions(RNG.standard_normal((1, 4)))[0], -x[0]]
+            for row, label in itertools.product(replaced, range(classes)):
+                x_other, y_other = x.copy(), y.copy()
+                x_other[0], y_other[0] = row, label
+                moved = float(np.linalg.norm(labeller.fit(x_other, y_other, classes) - before))
+                assert moved <= bound
+                if labelled > 1:
+                    farthest = max(farthest, moved / bound)
+    assert farthest > 0.85  # the bound is no multiple of what happens
+
+
+@pytest.mark.parametrize("strength", [0.1, 0.6, 1.0, 3.0, 10.0])
+def test_no_residual_at_the_minimum_is_longer_than_is_said(strength: float) -> None:
+    labeller = private(strength=strength)
+    assert labeller.residual(3) <= math.sqrt(2)
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        x = labeller.directions(rng.standard_normal((2, 3)))
+        y = rng.integers(0, 3, 2)
+        weights = labeller.fit(x, y, 3)
+        # The direction in which the wrong class gains most.
+        for right, wrong in itertools.permutations(range(3), 2):
+            worst = weights[:, wrong] - weights[:, right]
+            score = np.exp(worst / (np.linalg.norm(worst) + 1e-30) @ weights)
+            residual = score / score.sum() - np.eye(3)[right]
+            assert np.linalg.norm(residual) <= labeller.residual(3) * (1 + 1e-9)
+
+
+def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = RNG.standard_normal((40, 600))
+    labelled, labels = np.arange(20), RNG.integers(0, 5, 20)
+    seen: list[Floats] = []
+
+    def read(x_UF: Floats, weights_FK: Floats) -> Floats:
+        seen.append(weights_FK)
+        return np.full((len(x_UF), 5), 0.2)
+
+    monkeypatch.setattr("secure_apfed.labellers.private_logistic.probabilities", read)
+    labeller = private(epsilon=1.0)
+    labeller.label(x, labelled, labels, 5)
+    sigma = labeller.sigma(labelled=20, classes=5)
+    clean = labeller.fit(labeller.directions(x)[labelled], labels, 5)
+    noise = seen[0] - clean / sigma
+    assert abs(float(noise.std()) - 1) < 0.06  # 3000 numbers; 2/3 and 3/2 are far off
+    assert sigma == pytest.approx(
+        labeller.sensitivity(labelled=20, classes=5) / gdp_mu(1.0, DELTA), rel=1e-12
+    )
+    assert labeller.model.mu == pytest.approx(gdp_mu(1.0, DELTA))
+
+
+def test_noise_is_fresh_for_other_people_and_the_key_stays_inside() -> None:
+    x = RNG.standard_normal((40, 6))
+    labelled, labels = np.arange(20), RNG.integers(0, 3, 20)
+    one = PrivateLogistic(epsilon=1.0, delta=DELTA, key=b"k" * 32)
+    votes = one.label(x, labelled, labels, 3)
+    assert (votes == one.label(x, labelled, labels, 3)).all()
+    other = PrivateLogistic(epsilon=1.0, delta=DELTA, key=fresh_key())
+    assert np.abs(votes - other.label(x, labelled, labels, 3)).max() > 0.1
+    moved = x.copy()
+    moved[0] = x[0] + 1e-3
+    assert np.abs(votes - one.label(moved, labelled, labels, 3))[20:].max() > 0.1
+    assert (b"k" * 32).decode() not in repr(one) + repr(vars(one)) + one.statement()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"strength": 0.0}, {"epsilon": 0.0}, {"delta": 1.0}, {"centre": math.inf}],
+)
+def test_private_labellers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    fit: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA, "key": bytes(32)}
+    with pytest.raises(ConfigError):
+        PrivateLogistic(**(fit | wrong))
+    with pytest.raises(LocalProtocolError):
+        PrivateLogistic(epsilon=1.0, delta=DELTA, key=b"short")
+
+
+# Tables
+
+RESPONSE = VoteResponse(epsilon=1.0, classes=3)
+SUM = summed_votes(deviation=400, honest=3, steps=127, classes=3, signed=False)
+
+
+@pytest.mark.parametrize("name", sorted(LABELLERS))
+def test_what_is_claimed_follows_from_facts_of_the_labeller(name: str) -> None:
+    labeller = private() if name == PrivateLogistic.name else make_labeller(name)
+    for opening in (RESPONSE, SUM, GaussianRelease(noise_multiplier=2.0)):
+        found = table_guarantee(labeller, opening, delta=DELTA)
+        assert 0 < found.vote < 20
+        assert found.unlabelled == (found.vote if labeller.inductive else math.inf)
+        assert math.isfinite(found.labelled) == math.isfinite(labeller.model.mu)
+        assert found.labelled > found.vote
+        assert found.epsilon == max(found.unlabelled, found.labelled)
+        covered = "covers the whole record of any person" in found.statement()
+        assert covered == math.isfinite(found.epsilon)
+        assert ("NO guarantee for the passive's table" in found.statement()) == (not covered)
+        assert "inf" not in found.statement()
+    bare = table_guarantee(labeller, NoPrivacy(), delta=DELTA)
+    assert math.isinf(bare.vote)
+    assert bare.statement().startswith("votes: no guarantee")
+
+
+def test_weights_and_an_answer_add_up() -> None:
+    found = table_guarantee(private(3.0), RESPONSE, delta=DELTA)
+    assert (found.vote, found.unlabelled) == (1.0, 1.0)
+    assert found.labelled == pytest.approx(4.0, rel=1e-6)
+    twice = table_guarantee(private(3.0), RESPONSE, delta=DELTA, releases=2)
+    assert twice.vote == 2.0
+    assert twice.labelled == pytest.approx(
+        2 + gdp_epsilon(math.sqrt(2) * gdp_mu(3.0, DELTA), DELTA), rel=1e-6
+    )
+
+
+def test_weights_and_an_answer_agree_with_dp_accounting() -> None:
+    """A numerical composition of a Gaussian and binary randomised response of that epsilon."""
+    mu, epsilon = gdp_mu(3.0, DELTA), 1.0
+    gaussian = privacy_loss_distribution.from_gaussian_mechanism(
+        1 / mu, value_discretization_interval=1e-3
+    )
+    noise = 2 / (math.exp(epsilon) + 1)
+    response = privacy_loss_distribution.from_randomized_response(
+        noise, 2, value_discretization_interval=1e-3
+    )
+    theirs = gaussian.compose(response).get_epsilon_for_delta(DELTA)
+    ours = table_guarantee(private(3.0), RESPONSE, delta=DELTA).labelled
+    assert theirs <= ours <= theirs + 0.5
+
+
+def test_weights_and_a_gaussian_agree_with_dp_accounting() -> None:
+    opening = GaussianRelease(noise_multiplier=1.5)
+    ours = table_guarantee(private(3.0), opening, delta=DELTA).labelled
+    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-3)
+    for multiplier in (1.5, 1 / gdp_mu(3.0, DELTA)):
+        accountant.compose(GaussianDpEvent(multiplier))
+    assert ours == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
+
+
+def test_weights_and_a_sum_cost_at_least_what_exact_gaussians_would() -> None:
+    labelled = table_guarantee(private(3.0), SUM, delta=DELTA).labelled
+    mu = math.hypot(1 / SUM.noise_multiplier, gdp_mu(3.0, DELTA))
+    assert gdp_epsilon(mu, DELTA) <= labelled <= 1.15 * gdp_epsilon(mu, DELTA)
+    vote = table_guarantee(private(3.0), SUM, delta=DELTA).vote
+    assert vote == SUM.epsilon(1, DELTA)
+    assert isinstance(SUM, SummedRelease)
+
+
+def test_a_ridge_costs_more_than_a_spreading_for_the_same_noise() -> None:
+    """Its votes have signs: the same noise is fewer sensitivities."""
+    assert vote_distance(signed=Ridge.signed) == 2.0
+    assert vote_distance(signed=Spreading.signed) == math.sqrt(2)
+    assert not Logistic.signed
+
+
+@pytest.mark.parametrize(("delta", "releases"), [(0.0, 1), (1.0, 1), (1e-5, 0)])
+def test_a_guarantee_needs_a_delta_and_a_release(delta: float, releases: int) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        table_guarantee(Logistic(), RESPONSE, delta=delta, releases=releases)
