@@ -111,6 +111,7 @@ class Contract(Settings):
         participants: the fixed set of parties.
         passives: terms by passive.
         alignment, secure_sum, guard: protocols with their public parameters.
+        votes: how passives label rows; empty where they do not.
         minimum_batch: rows below which a passive refuses a batch.
         epochs, batch_size: how much will be asked of the passives at most.
         spare_answers: for a row above one an epoch, in all sessions of the run together.
@@ -128,6 +129,7 @@ class Contract(Settings):
     alignment: dict[str, Any]
     secure_sum: dict[str, Any]
     guard: dict[str, Any]
+    votes: dict[str, Any] = {}
     minimum_batch: int = Field(ge=1)
     epochs: int = Field(ge=1)
     batch_size: int = Field(ge=1)

@@ -11,9 +11,14 @@ from typing import Literal, TypeAlias
 
 from secure_apfed.objectives.settings import ObjectiveSettings
 
-__all__ = ["MethodFacts", "Released", "Side"]
+__all__ = ["MethodFacts", "Released", "Side", "VoteOpening"]
 
 Side: TypeAlias = Literal["active", "passives"]
+VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
+"""How the active reads passives' votes on rows: their secure sum; each passive's under randomised
+response; a noised linear map of the sum and nothing of a row; the sum, of labels that no passive
+sees."""
+
 Released: TypeAlias = Literal["representations", "contributions", "returned gradients", "labels"]
 """What training lets out of a party, labels by way of the gradients of their loss."""
 
@@ -31,6 +36,8 @@ class MethodFacts:
             active sends the same to every passive.
         sums_gradients: passives contribute gradients of objectives of their own to a secure sum,
             which the active reads.
+        opens_votes: every passive labels the rows of the active from its own features, once, and
+            this is how the active reads the labels; None: nobody votes.
         returns_gradients: the active returns to each passive the gradient of the task loss on
             what that passive sent.
         trains_privately: takes `dp_sgd`: the active gives the passives nothing beyond its guarded
@@ -44,19 +51,45 @@ class MethodFacts:
     has_passives: bool = True
     representations_from: Side | None = None
     sums_gradients: bool = False
+    opens_votes: VoteOpening | None = None
     returns_gradients: bool = False
     trains_privately: bool = False
     takes_pairwise: bool = False
     own_objective: ObjectiveSettings | None = None
 
     def __post_init__(self) -> None:
-        exchanges = self.representations_from or self.sums_gradients or self.returns_gradients
+        exchanges = (
+            self.representations_from
+            or self.sums_gradients
+            or self.opens_votes
+            or self.returns_gradients
+        )
         if not self.has_passives and (exchanges or not self.predicts_alone):
             raise ValueError(f"{self.title} has no passives to exchange anything with")
         if self.returns_gradients and self.representations_from != "passives":
             raise ValueError(f"{self.title} returns gradients on what no passive sent")
         if self.own_objective is not None and not self.sums_gradients:
             raise ValueError(f"{self.title} has an objective of passives that contribute nothing")
+
+    @property
+    def sums(self) -> bool:
+        """Whether passives contribute to a secure sum."""
+        return self.sums_gradients or self.opens_votes == "sum"
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether there is an aggregator."""
+        return self.sums or self.opens_votes in ("moment", "encrypted")
+
+    @property
+    def sends_labels(self) -> bool:
+        """Whether passives read the labels that the active trains on."""
+        return self.opens_votes in ("sum", "randomised", "moment")
+
+    @property
+    def asks_once(self) -> bool:
+        """Whether passives are asked for each row once, and not in every epoch."""
+        return self.opens_votes is not None
 
     def sender_of(self, released: Released) -> Side | None:
         """Who lets this out; None: nobody does."""

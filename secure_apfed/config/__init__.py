@@ -11,12 +11,14 @@ from pydantic import field_validator, model_validator
 
 from secure_apfed.defences import DEFENCES, check_defences
 from secure_apfed.facts import MethodFacts
+from secure_apfed.labellers import LABELLERS
 from secure_apfed.methods import METHODS
 from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.run import AttackChoice, RunSettings
 from secure_apfed.settings.training import PassiveSettings
+from secure_apfed.settings.votes import VotesSettings
 
 __all__ = ["AttackChoice", "Config"]
 
@@ -46,9 +48,34 @@ class Config(RunSettings):
     def _defences_apply(self) -> "Config":
         check_defences(self.defences, self.method, self.facts)
         if self.secure_sum.noise is not None and not self.facts.sums_gradients:
+            votes = "; noise on votes is votes.epsilon" if self.facts.opens_votes else ""
             raise ValueError(
                 f"secure_sum.noise: method {self.method} adds no gradients of passives; leave it "
-                f"out, or use {_methods(lambda facts: facts.sums_gradients)}"
+                f"out, or use {_methods(lambda facts: facts.sums_gradients)}{votes}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _votes_fit(self) -> "Config":
+        opening, votes = self.facts.opens_votes, self.votes
+        if opening is None:
+            if votes != VotesSettings():
+                raise ValueError(
+                    f"votes: in method {self.method} nobody votes; leave it out, or use "
+                    f"{_methods(lambda facts: facts.opens_votes is not None)}"
+                )
+            return self
+        if opening in ("randomised", "moment") and votes.epsilon is None:
+            raise ValueError(
+                f"votes.epsilon: method {self.method} protects each vote by noise; say how much a "
+                "vote may cost, as votes: {epsilon: 4}"
+            )
+        linear = LABELLERS[votes.labeller].linear
+        if opening == "encrypted" and not (linear and votes.form == "soft"):
+            raise ValueError(
+                f"votes.labeller: {votes.labeller} ({votes.form}) is not linear in the labels, and "
+                "encrypted labels are only ever multiplied and added; use soft votes of "
+                f"{', '.join(name for name, one in LABELLERS.items() if one.linear)}"
             )
         return self
 

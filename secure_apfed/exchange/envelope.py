@@ -33,6 +33,8 @@ class Kind(StrEnum):
     ALIGNMENT = "alignment"
     SUM_SETUP = "sum-setup"
     REQUEST = "request"
+    LABELS = "labels"
+    VOTES = "votes"
     REPRESENTATIONS = "representations"
     CONTRIBUTION = "contribution"
     SUM_REQUEST = "sum-request"

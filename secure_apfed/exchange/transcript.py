@@ -22,7 +22,9 @@ from secure_apfed.settings import Settings
 __all__ = ["Flow", "Transcript", "TranscriptSettings"]
 
 _SUM = "sum"
-KEPT_KINDS = frozenset({Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM})
+KEPT_KINDS = frozenset(
+    {Kind.REQUEST, Kind.LABELS, Kind.VOTES, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM}
+)
 
 
 class TranscriptSettings(Settings):

@@ -35,6 +35,7 @@ from secure_apfed.methods.session import (
     roles_of,
 )
 from secure_apfed.methods.tvfl import Tvfl
+from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -70,6 +71,8 @@ METHODS: Mapping[str, Method] = {
     "apfed_c": Apfed("apfed_c", APFED_C),
     "tvfl": Tvfl(),
     "single_view": SingleView(),
+    "votes": SummedVotes(),
+    "votes_randomised": RandomisedVotes(),
 }
 
 

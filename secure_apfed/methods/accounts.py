@@ -24,6 +24,7 @@ from secure_apfed.privacy import (
     make_guard,
 )
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -74,7 +75,7 @@ def guard_for(own: Own) -> RepresentationGuard:
 def open_ledger(
     own: Own,
     name: str,
-    mechanism: Mechanism | SummedRelease,
+    mechanism: Mechanism | SummedRelease | VoteResponse,
     *,
     delta: float,
     budget: float | None,

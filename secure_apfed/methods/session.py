@@ -39,6 +39,7 @@ from secure_apfed.methods.method import (
     meet,
     meet_all,
 )
+from secure_apfed.methods.terms import asked_of
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.settings.run import RunSettings
 
@@ -409,7 +410,7 @@ def roles_of(
     roles: dict[str, PartyRole] = {active: "active"}
     if method.facts.has_passives:
         roles |= dict.fromkeys(passives, "passive")
-    if method.facts.sums_gradients:
+    if method.facts.aggregates:
         roles[AGGREGATOR] = "aggregator"
     if method.facts.has_passives and needs_dealer(config.alignment):
         roles[DEALER] = "dealer"
@@ -450,13 +451,14 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
     config = own.config
     offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
     senders = {"active": (own.active,), "passives": own.passives, None: ()}
-    expected = senders[method.facts.representations_from]
+    facts = method.facts
+    expected = senders["active" if facts.opens_votes else facts.representations_from]
     if set(offers) != set(expected):
         raise RemoteProtocolError(
-            f"{own.name}: representations are sent by {', '.join(expected) or 'nobody'} in "
-            f"{method.facts.title}; what they are was said by {', '.join(offers) or 'nobody'}"
+            f"{own.name}: in {facts.title} what a row is that parties send is said by "
+            f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
         )
-    agreed = method.agree(own, offers, session)
+    agreed, asked = method.agree(own, offers, session), asked_of(config)
     return Contract(
         session=session,
         method=config.method,
@@ -473,9 +475,10 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
         alignment=config.alignment.terms(),
         secure_sum=dict(agreed.secure_sum),
         guard=config.guard.model_dump(mode="json"),
+        votes=config.votes.model_dump(mode="json") if facts.opens_votes else {},
         minimum_batch=config.rules.minimum_batch,
-        epochs=config.train.epochs,
-        batch_size=config.train.batch_size,
+        epochs=asked.releases,
+        batch_size=asked.rows,
         spare_answers=config.rules.spare_answers,
         when_a_party_leaves=_when_a_party_leaves(agreed),
         resumes=greetings[own.active].resumes,

@@ -15,17 +15,22 @@ from protocols.sums import SecureSum
 from protocols.sums.fixed_point import FixedPoint
 from secure_apfed.defences import DEFENCES, GradientDefence
 from secure_apfed.errors import ConfigError
+from secure_apfed.labellers import LABELLERS
 from secure_apfed.methods.accounts import open_ledger
 from secure_apfed.methods.method import Own
-from secure_apfed.methods.terms import make_sum, objective_of
+from secure_apfed.methods.terms import asked_of, clip_of, make_sum, objective_of
 from secure_apfed.models import Shape
 from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.parties import ContributionNoise
 from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
+from secure_apfed.privacy.votes import distance_in_steps
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
 
-__all__ = ["NoisePlan", "contribution_noise", "parameters_of", "sum_and_noise"]
+__all__ = [
+    "NoisePlan", "contribution_noise", "noise_of", "parameters_of", "sum_and_noise",
+    "summed_release",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +64,10 @@ def sum_and_noise(
         LocalProtocolError: parameters that do not fit, or a single passive.
     """
     parts = config, session, active, passives
-    quiet, noise = make_sum(*parts), config.secure_sum.noise
+    quiet, noise = make_sum(*parts), noise_of(config)
     if noise is None:
         return quiet, None
-    if config.secure_sum.clip is None:
+    if clip_of(config) is None:
         raise ConfigError("secure_sum.noise needs a bound on rows: give secure_sum.clip, as 1.0")
     # Under recoverable masks a sum may lack some passives, and with them their noise.
     least = quiet.parameters().get("threshold", len(passives))
@@ -70,7 +75,7 @@ def sum_and_noise(
     honest = least - noise.colluders
     if honest < 1:
         raise ConfigError(
-            f"secure_sum.noise.colluders: {noise.colluders} of the {least} passives that a sum "
+            f"colluders: {noise.colluders} of the {least} passives that a sum "
             "needs leave no honest one whose noise would count"
         )
     steps = _steps(config, noise, passives, shape, honest)
@@ -82,8 +87,9 @@ def parameters_of(
 ) -> dict[str, Any]:
     """What the contract says about the sum."""
     settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
-    if plan is not None:
-        settings["noise"] |= asdict(plan)
+    noise = noise_of(config)
+    if plan is not None and noise is not None:
+        settings["noise"] = noise.model_dump(mode="json") | asdict(plan)
     return {**secure_sum.parameters(), **settings}
 
 
@@ -92,15 +98,10 @@ def contribution_noise(
 ) -> ContributionNoise | None:
     """A passive's noise and its account; None where none is agreed."""
     config = own.config
-    noise = config.secure_sum.noise
+    noise = noise_of(config)
     if noise is None or plan is None:
         return None
-    release = SummedRelease(
-        deviation=plan.steps,
-        honest=plan.honest,
-        sensitivity=_sensitivity(config, own.name, shape),
-        numbers=config.train.batch_size * math.prod(shape),
-    )
+    release = summed_release(config, own.name, shape, plan)
     ledger = open_ledger(
         own, own.name, release, delta=noise.delta, budget=noise.epsilon, rows=aligned
     )
@@ -113,6 +114,18 @@ def contribution_noise(
     )
 
 
+def summed_release(
+    config: RunSettings, passive: str, shape: Shape, plan: NoisePlan
+) -> SummedRelease:
+    """What one sum costs a person at this passive."""
+    return SummedRelease(
+        deviation=plan.steps,
+        honest=plan.honest,
+        sensitivity=_sensitivity(config, passive, shape),
+        numbers=_numbers(config, shape),
+    )
+
+
 def _steps(
     config: RunSettings, noise: NoiseSettings, passives: Sequence[str], shape: Shape, honest: int
 ) -> int:
@@ -120,10 +133,10 @@ def _steps(
         return calibrate_noise(
             epsilon=noise.epsilon,
             delta=noise.delta,
-            releases=config.train.epochs,
+            releases=asked_of(config).releases,
             honest=honest,
             sensitivity=max(_sensitivity(config, passive, shape) for passive in passives),
-            numbers=config.train.batch_size * math.prod(shape),
+            numbers=_numbers(config, shape),
         )
     assert noise.sigma is not None
     quantiser = _quantiser(config)
@@ -136,11 +149,35 @@ def _steps(
     return steps
 
 
+def noise_of(config: RunSettings) -> NoiseSettings | None:
+    """The noise that is asked for under a sum, of gradients or of votes; None: none is."""
+    votes = config.votes
+    if not config.facts.opens_votes:
+        return config.secure_sum.noise
+    if votes.epsilon is None:
+        return None
+    return NoiseSettings(epsilon=votes.epsilon, delta=votes.delta, colluders=votes.colluders)
+
+
+def _numbers(config: RunSettings, shape: Shape) -> int:
+    """How many numbers of a contribution one person may move."""
+    rows = 1 if config.facts.opens_votes else config.train.batch_size
+    return rows * math.prod(shape)
+
+
 def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
     """How far one person's features move this passive's contribution, in steps.
 
     One row, if neither the objective nor a defence on the gradient mixes rows; all of them else.
+    Of votes one row, the labeller held fixed.
     """
+    if config.facts.opens_votes:
+        quantiser = _quantiser(config)
+        return distance_in_steps(
+            steps=quantiser.levels / quantiser.clip_norm,
+            numbers=math.prod(shape),
+            signed=LABELLERS[config.votes.labeller].signed,
+        )
     defences = (DEFENCES[choice.kind] for choice in config.defences)
     row_wise = OBJECTIVES[objective_of(config, passive).name].row_wise and all(
         defence.row_wise for defence in defences if issubclass(defence, GradientDefence)
@@ -153,6 +190,6 @@ def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
 
 
 def _quantiser(config: RunSettings) -> FixedPoint:
-    settings = config.secure_sum
-    assert settings.clip is not None
-    return FixedPoint(clip_norm=settings.clip, bits=settings.bits, contributors=1)
+    clip = clip_of(config)
+    assert clip is not None
+    return FixedPoint(clip_norm=clip, bits=config.secure_sum.bits, contributors=1)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from protocols.errors import RemoteProtocolError
 from protocols.sums import PlainSum, SecureSum, SumAgreement
@@ -14,7 +15,10 @@ from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import PassiveSettings, SumSettings
 
 __all__ = [
+    "Asked",
+    "asked_of",
     "check_passives",
+    "clip_of",
     "make_sum",
     "model_of",
     "objective_of",
@@ -25,10 +29,26 @@ __all__ = [
     "settings_of",
 ]
 
+_VOTES_AT_ONCE = 4096
 _PROJECTION = 64
 _PROJECTED_NORM = 1e-3
 _UNGUARDED_NORM = 1e4
 _SPREAD, _SPREAD_NUMBERS = 5e-4, 8
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How much a passive is asked for: rows at once at most, and how often each of them."""
+
+    rows: int
+    releases: int
+
+
+def asked_of(config: RunSettings) -> Asked:
+    """What the settings say that passives are asked for; the contract holds them to it."""
+    if config.facts.asks_once:
+        return Asked(rows=_VOTES_AT_ONCE, releases=1)
+    return Asked(rows=config.train.batch_size, releases=config.train.epochs)
 
 
 def settings_of(config: RunSettings, passive: str) -> PassiveSettings:
@@ -174,7 +194,8 @@ def make_sum(
             "the active reads its gradient; take more passives with a weight above 0, or say true "
             "and accept that"
         )
-    if settings.clip is None and settings.kind is not PlainSum:
+    clip = clip_of(config)
+    if clip is None and settings.kind is not PlainSum:
         raise ConfigError(
             f"secure_sum.clip: {settings.name} needs a bound for fixed point, got null; "
             "start with 1.0"
@@ -184,15 +205,20 @@ def make_sum(
         receiver=active,
         combiner=AGGREGATOR,
         contributors=tuple(passives),
-        clip_norm=settings.clip or 1.0,
+        clip_norm=clip or 1.0,
         bits=settings.bits,
         allow_single=settings.allow_single_passive,
         threshold=_threshold(settings, len(passives)),
         noise=noise,
     )
     if settings.kind is PlainSum:
-        return PlainSum(agreement, clip=settings.clip is not None, quantise=noise is not None)
+        return PlainSum(agreement, clip=clip is not None, quantise=noise is not None)
     return settings.kind(agreement)
+
+
+def clip_of(config: RunSettings) -> float | None:
+    """C, the bound of one row of a contribution; a row of votes is no longer than 1 by itself."""
+    return 1.0 if config.facts.opens_votes else config.secure_sum.clip
 
 
 def _threshold(settings: SumSettings, passives: int) -> int | None:

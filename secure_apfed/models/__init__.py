@@ -8,12 +8,14 @@ from torch import nn
 from secure_apfed.models.convolutional import CONV_CIFAR, CONV_MNIST
 from secure_apfed.models.network import NetworkFamily, Shape, output_shape, projection_to
 from secure_apfed.models.perceptron import Perceptron
+from secure_apfed.models.random_features import RandomFeatureFamily, RandomFeatures
 from secure_apfed.models.settings import ModelSettings
 
 __all__ = [
     "NETWORKS",
     "ModelSettings",
     "NetworkFamily",
+    "RandomFeatures",
     "Shape",
     "encoder_and_head",
     "family_for",
@@ -25,6 +27,7 @@ NETWORKS: Mapping[str, NetworkFamily] = {
     "conv_mnist": CONV_MNIST,
     "conv_cifar": CONV_CIFAR,
     "mlp": Perceptron(),
+    "random_features": RandomFeatureFamily(),
 }
 
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}

@@ -23,11 +23,13 @@ class ModelSettings(Settings):
         projection: numbers of the linear projection that is sent to the passives; "none"
             sends the encoder's output as it is; "auto" is 64, except for a plain
             (unprotected) APFed-R, which sends the whole output as the authors' release does.
+        random_features: beside the row itself (random_features only).
         dropout: of the head, between its two layers (release: 0.5).
     """
 
-    network: Literal["auto", "conv_mnist", "conv_cifar", "mlp"] = "auto"
+    network: Literal["auto", "conv_mnist", "conv_cifar", "mlp", "random_features"] = "auto"
     hidden: Annotated[tuple[Width, ...], Field(max_length=64)] = (64,)
     representation: Width = 32
     projection: Width | Literal["auto", "none"] = "auto"
+    random_features: Width = 300
     dropout: float = Field(0.5, ge=0, lt=1)

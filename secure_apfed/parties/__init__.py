@@ -8,10 +8,12 @@ from secure_apfed.parties.active import ActiveParty
 from secure_apfed.parties.passive import PassiveParty
 from secure_apfed.parties.rules import RefusedSums
 from secure_apfed.parties.tvfl import TvflActive, TvflPassive
+from secure_apfed.parties.votes import Ballot, VotesActive, VotingParty
 
 __all__ = [
     "ActiveNetworks",
     "ActiveParty",
+    "Ballot",
     "Compute",
     "ContributionNoise",
     "PassiveParty",
@@ -20,5 +22,7 @@ __all__ = [
     "RefusedSums",
     "TvflActive",
     "TvflPassive",
+    "VotesActive",
+    "VotingParty",
     "accuracy_of",
 ]

@@ -67,7 +67,7 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     """All that was on, with what each part gives and what none gives, in words for people."""
     seeded, learner = config.guard.noise != "secret", session.learner
     also = statements(config.defences, config.facts)
-    if session.contract.secure_sum.get("noise"):
+    if session.contract.secure_sum.get("noise") and not config.facts.opens_votes:
         also.insert(0, contributions_statement(config.secure_sum.kind.leaks.single, seeded=seeded))
     return guarantee_of(
         learner.guarantee, labels, private_training=learner.training is not None, seeded=seeded,

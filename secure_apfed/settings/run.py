@@ -26,6 +26,7 @@ from secure_apfed.settings.training import (
     SumSettings,
     TrainSettings,
 )
+from secure_apfed.settings.votes import VotesSettings
 
 __all__ = ["AttackChoice", "RunSettings"]
 
@@ -50,6 +51,7 @@ class RunSettings(Settings, ABC):
             (the paper's two), tvfl (joint training, joint inference) or single_view (the active
             alone).
         passives: settings by party name; "default" holds for those not named.
+        votes: how passives label rows, where the method asks them to.
         dp_sgd: private training of the active; null: none.
         defences: without a guarantee, beside the guard, in the order in which they act.
     """
@@ -65,6 +67,7 @@ class RunSettings(Settings, ABC):
     alignment: AlignmentSettings = AlignmentSettings()
     secure_sum: SumSettings = SumSettings()
     guard: GuardSettings
+    votes: VotesSettings = VotesSettings()
     dp_sgd: DpSgdSettings | None = None
     defences: tuple[DefenceSettings, ...] = ()
     labels: LabelSettings = LabelSettings()

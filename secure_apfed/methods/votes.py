@@ -1,0 +1,485 @@
+"""Votes: every party labels the active's rows alone; the active learns from what all say together.
+
+One round trip before training: the active names rows and the labels that it has, every passive
+labels the rows from its own features, and the active opens the votes: as a secure sum (`votes`), or
+each passive's under randomised response (`votes_randomised`). Its student then learns alone, with
+its own labeller's answers as the prior. Help is worth most where few rows have a label and many
+more are aligned. Two more openings are files of their own.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocols.errors import RemoteProtocolError
+from protocols.randomness import derive_key
+from protocols.sums import SecureSum, SumContributor, SumReceiver
+from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.facts import MethodFacts, VoteOpening
+from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, make_labeller
+from secure_apfed.learning.release import ContributionNoise
+from secure_apfed.learning.votes import Votes
+from secure_apfed.methods.accounts import answers_log, open_ledger, refused_sums
+from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.apfed import ApfedAggregator
+from secure_apfed.methods.method import (
+    Agreed,
+    Course,
+    Helper,
+    Learner,
+    Method,
+    Own,
+    Save,
+    keep_or_end,
+)
+from secure_apfed.methods.sum_noise import (
+    NoisePlan,
+    contribution_noise,
+    parameters_of,
+    sum_and_noise,
+    summed_release,
+)
+from secure_apfed.methods.terms import check_passives, require_own_terms
+from secure_apfed.models import encoder_and_head
+from secure_apfed.parties import ActiveNetworks, Ballot, Compute, VotesActive, VotingParty
+from secure_apfed.parties.rules import RefusedSums, bind_step, read_sum
+from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.privacy.votes import Opening, table_guarantee
+from secure_apfed.seeds import seeded
+from secure_apfed.settings.run import RunSettings
+
+__all__ = [
+    "RandomisedVotes",
+    "SummedVotes",
+    "VotesHelper",
+    "VotesLearner",
+    "VotesMethod",
+    "active_labeller",
+    "open_votes_facts",
+]
+
+_ASK = 0
+
+
+def open_votes_facts(title: str, opening: VoteOpening) -> MethodFacts:
+    """Facts of a method whose passives vote."""
+    return MethodFacts(
+        title=title,
+        predicts_alone=True,
+        opens_votes=opening,
+        takes_pairwise=opening in ("sum", "randomised"),
+    )
+
+
+class VotesLearner(Learner):
+    """The active's role; see `Learner`.
+
+    Args:
+        party: the active, set up.
+        own: what it brings.
+        headline: what its accuracy is called.
+        guarantee: what noise on votes gives.
+    """
+
+    def __init__(self, party: VotesActive, own: Own, *, headline: str, guarantee: str) -> None:
+        super().__init__()
+        self.name, self.party, self.guarantee = party.name, party, guarantee
+        self.training_rows = party.rows_U
+        self._headline, self._test_rows = headline, own.test_rows
+
+    @abstractmethod
+    async def gather(self, links: Links) -> Votes:
+        """Ask for the votes, and open them."""
+
+    @property
+    def opened(self) -> Tensor | None:
+        """The votes, (U, K)."""
+        votes = self.party.votes
+        return None if votes is None else torch.from_numpy(votes.totals)
+
+    async def learn(self, links: Links, course: Course) -> None:
+        """Open the votes once, then train the student: in epochs, or in one go."""
+        for epoch in course.epochs():
+            if self.party.votes is None:
+                self.party.take(await self.gather(links))
+            if self.party.in_one_go:
+                course.stepped(0.0)
+                await course.finish_epoch(self, links)
+                return
+            for step, rows_B in course.batches(self, epoch):
+                course.stepped(await self.step(links, step, rows_B))
+            await course.finish_epoch(self, links)
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """One step of the student; sends nothing."""
+        return self.party.learn(step, rows_B)
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
+        """Accuracy of the active alone; needs no exchange."""
+        return {self._headline: self.party.accuracy(self._test_rows)}
+
+    def solo(self) -> ActiveNetworks | None:
+        """The student."""
+        return self.party.networks
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.party.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.party.load_tensors(tensors)
+
+
+class VotesHelper(Helper):
+    """A passive's role: it votes once a session; see `Helper`."""
+
+    asks = Kind.LABELS
+
+    def __init__(self, party: VotingParty) -> None:
+        self.name, self.party = party.name, party
+
+    async def help(self, links: Links, save: Save) -> None:
+        """Vote when it is asked, until the session ends."""
+        active = self.party.contract.active
+        while True:
+            message = await links.receive(active, self.asks, Kind.CHECKPOINT, Kind.END, patience=8)
+            if message.kind is self.asks:
+                await self.answer(links, message)
+            elif not keep_or_end(message.kind, message.step, links, active, save):
+                return
+
+    @abstractmethod
+    async def answer(self, links: Links, message: Envelope) -> None:
+        """Vote on what this message asks."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.party.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.party.load_tensors(tensors)
+
+
+class VotesMethod(Method):
+    """What all openings of votes share; see `Method`."""
+
+    def __init__(self, headline: str, facts: MethodFacts) -> None:
+        self.headline, self.facts = headline, facts
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """The active says how many classes a row of votes has."""
+        if own.name != own.active:
+            return None
+        check_passives(own.config, own.passives)
+        return _row_of_votes(len(own.classes))
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        offered = offers[own.active]
+        require_own_terms(own.name, own.active, offered, _row_of_votes(*offered.shape[:1]))
+        terms = PassiveTerms(objective=None, weight=1.0, representation=offered)
+        return Agreed(
+            passives=dict.fromkeys(own.passives, terms),
+            secure_sum=self.sum_terms(own, session, offered.shape),
+        )
+
+    def sum_terms(self, own: Own, session: str, shape: tuple[int, ...]) -> Mapping[str, object]:
+        """Public parameters of what adds the votes; empty where nothing does."""
+        return {}
+
+    def active_party(self, own: Own, contract: Contract, rows: Tensor) -> VotesActive:
+        """The active, with its student at its reproducible start."""
+        config = own.config
+        with seeded(own.seed, own.name, "student"):
+            encoder, head = encoder_and_head(config.model, own.features, len(own.classes))
+        return VotesActive(
+            own.name,
+            contract,
+            data=own.held,
+            aligned=rows,
+            rows_U=positions_of(rows, own.train_rows),
+            networks=ActiveNetworks(encoder, head),
+            labeller=active_labeller(config),
+            train=config.train,
+            compute=Compute.of(config.train),
+            seed=own.seed,
+            shown=self.facts.sends_labels,
+        )
+
+    def voting_party(self, own: Own, contract: Contract, rows: Tensor) -> VotingParty:
+        """A passive with its labeller."""
+        votes = own.config.votes
+        return VotingParty(
+            own.name,
+            contract,
+            features_N=own.rows.features[rows.clamp(min=0)],
+            held_N=rows >= 0,
+            labeller=passive_labeller(own),
+            form="hard" if self.facts.opens_votes == "randomised" else votes.form,
+            answers=answers_log(own),
+        )
+
+    def guarantee(self, own: Own, opening: Opening | None) -> str:
+        """What noise on the votes gives, in words."""
+        if opening is None:
+            return "no guarantee: votes are opened without noise (epsilon is infinite)"
+        labeller = passive_labeller(own)
+        return table_guarantee(labeller, opening, delta=own.config.votes.delta).statement()
+
+
+def passive_labeller(own: Own) -> Labeller:
+    """The labeller that all passives agreed on, with this party's own key."""
+    votes = own.config.votes
+    noised = votes.weights_epsilon is not None
+    return make_labeller(
+        votes.labeller,
+        epsilon=votes.weights_epsilon,
+        delta=votes.delta,
+        key=derive_key(own.noise_key, b"secure-apfed labeller v1") if noised else None,
+        seeded=noised and own.config.guard.noise != "secret",
+    )
+
+
+def active_labeller(config: RunSettings) -> Labeller:
+    """The active's own; it needs no noise against itself."""
+    if config.votes.labeller == PrivateLogistic.name:
+        return Logistic()
+    return make_labeller(config.votes.labeller)
+
+
+def _row_of_votes(classes: int) -> RepresentationTerms:
+    return RepresentationTerms(
+        shape=(classes,), dtype="float32", minimum_norm=0.0, maximum_norm=1.0
+    )
+
+
+class SummedVotesLearner(VotesLearner):
+    """Opens the secure sum of the votes; see `VotesLearner`."""
+
+    def __init__(
+        self, party: VotesActive, own: Own, *, headline: str, guarantee: str,
+        receiver: SumReceiver, refused: RefusedSums, rounding: float, variance: float,
+    ) -> None:  # fmt: skip
+        super().__init__(party, own, headline=headline, guarantee=guarantee)
+        self.rounding = rounding
+        self._receiver, self._refused, self._variance = receiver, refused, variance
+
+    async def set_up(self, links: Links) -> None:
+        """Its end of the sum."""
+        peers = (*self.party.contract.passives, AGGREGATOR)
+        await links.converse(Kind.SUM_SETUP, self._receiver, peers)
+
+    async def gather(self, links: Links) -> Votes:
+        """Ask all passives, and open one block of rows after the other."""
+        party, ballot, contract = self.party, self.party.ballot, self.party.contract
+        asked = list(contract.passives)
+        for name in asked:
+            links.send(name, Kind.LABELS, _ASK, ballot.payload)
+        sum_UK = np.zeros((len(ballot.rows), party.classes))
+        variance_U = np.zeros(len(ballot.rows))
+        for step, block in enumerate(ballot.blocks):
+            message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
+            present, combined = read_sum(message, asked, contract)
+            rows_B = ballot.rows[block]
+            binding = bind_step(contract.session, step, rows_B, ballot.payload)
+            with self._refused.noting(step=step, contract=contract.digest.hex()):
+                shape = (len(rows_B), party.classes)
+                sum_UK[block] = self._receiver.decode(combined, shape, binding)
+            variance_U[block] = self._variance * len(present)
+            self.left |= {name: step for name in asked if name not in present}
+            self.steps_without_all += bool(self.left)
+            asked = list(present)
+        return Votes(totals=sum_UK, variance=variance_U, voters=len(contract.passives))
+
+
+class SummedVotesHelper(VotesHelper):
+    """Adds its votes to the secure sum; see `VotesHelper`."""
+
+    def __init__(
+        self, party: VotingParty, contributor: SumContributor, *, rounds: int,
+        noise: ContributionNoise | None,
+    ) -> None:  # fmt: skip
+        super().__init__(party)
+        self._contributor, self._rounds, self._noise = contributor, rounds, noise
+        self.contributions = noise.ledger if noise else None
+        if noise:
+            self.ledgers = {party.name: noise.ledger}
+
+    async def set_up(self, links: Links) -> None:
+        """Its end of the sum."""
+        contract = self.party.contract
+        peers = [contract.active, AGGREGATOR, *contract.passives]
+        peers.remove(self.name)
+        await links.converse(Kind.SUM_SETUP, self._contributor, peers)
+
+    async def answer(self, links: Links, message: Envelope) -> None:
+        ballot = self.party.read(message)
+        votes_UK = self.party.vote(ballot)
+        for step in range(len(ballot.blocks)):
+            links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self._part(ballot, votes_UK, step))
+            if self._rounds == 2:
+                request = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
+                answer = self._contributor.answer(request.payload)
+                links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
+
+    def _part(self, ballot: Ballot, votes_UK: NDArray[np.float64], step: int) -> bytes:
+        """One block's contribution: counted, then charged, then protected."""
+        party, contract = self.party, self.party.contract
+        block = ballot.blocks[step]
+        rows_B, votes_BK = ballot.rows[block], np.ascontiguousarray(votes_UK[block])
+        held_B = party.held_N[rows_B]
+        # As gradients: the same sum again tells nothing new only where all repeat theirs.
+        may_lack = contract.when_a_party_leaves == "recover"
+        new = self._noise is not None or may_lack or not bool(party.held_N.all())
+        digest = party.count(ballot, block, step, new=new, values=votes_BK.tobytes())
+        noise_BK = None
+        if self._noise is not None:
+            noise_BK = self._noise.draw(
+                votes_BK.shape, step=step, known_B=rows_B[held_B], digest=digest
+            )
+        binding = bind_step(contract.session, step, rows_B, ballot.payload)
+        return self._contributor.contribute(votes_BK, binding, noise_BK)
+
+
+class SummedVotes(VotesMethod):
+    """Votes that are opened as their secure sum; see `Method`."""
+
+    def __init__(self) -> None:
+        super().__init__("votes", open_votes_facts("votes, summed", "sum"))
+
+    def sum_terms(self, own: Own, session: str, shape: tuple[int, ...]) -> Mapping[str, object]:
+        secure_sum, noise = sum_and_noise(own.config, session, own.active, own.passives, shape)
+        return parameters_of(own.config, secure_sum, noise)
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        secure_sum, noise = self._sum(own, contract)
+        shape = contract.passives[own.passives[0]].representation.shape
+        step = secure_sum.agreement.clip_norm / (2 ** (secure_sum.agreement.bits - 1) - 1)
+        return SummedVotesLearner(
+            self.active_party(own, contract, rows),
+            own,
+            headline=self.headline,
+            guarantee=self.guarantee(
+                own, summed_release(own.config, own.passives[0], shape, noise) if noise else None
+            ),
+            receiver=secure_sum.receiver(),
+            refused=refused_sums(own),
+            rounding=secure_sum.rounding(),
+            variance=(noise.steps * step) ** 2 if noise else 0.0,
+        )
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        secure_sum, plan = self._sum(own, contract)
+        shape = contract.passives[own.name].representation.shape
+        return SummedVotesHelper(
+            self.voting_party(own, contract, rows),
+            secure_sum.contributor(own.name),
+            rounds=secure_sum.rounds,
+            noise=contribution_noise(own, shape, plan=plan, aligned=len(rows)),
+        )
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        secure_sum, _ = self._sum(own, contract)
+        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+
+    def _sum(self, own: Own, contract: Contract) -> tuple[SecureSum, NoisePlan | None]:
+        names = tuple(contract.passives)
+        shape = contract.passives[names[0]].representation.shape
+        return sum_and_noise(own.config, contract.session, contract.active, names, shape)
+
+
+class RandomisedVotesLearner(VotesLearner):
+    """Reads every passive's answers, and estimates the sum of the votes; see `VotesLearner`."""
+
+    def __init__(
+        self, party: VotesActive, own: Own, *, headline: str, guarantee: str,
+        response: VoteResponse,
+    ) -> None:  # fmt: skip
+        super().__init__(party, own, headline=headline, guarantee=guarantee)
+        self._response = response
+
+    async def gather(self, links: Links) -> Votes:
+        """Ask all passives, and read each one's answers."""
+        party, ballot = self.party, self.party.ballot
+        passives = tuple(party.contract.passives)
+        for name in passives:
+            links.send(name, Kind.LABELS, _ASK, ballot.payload)
+        answers_MU = np.stack([await self._answers(links, name) for name in passives])
+        sum_UK = self._response.estimate(answers_MU)
+        variance_UK = self._response.variance(sum_UK, parties=len(passives))
+        variance_U = variance_UK.mean(axis=1).clip(min=0.0)
+        return Votes(totals=sum_UK, variance=variance_U, voters=len(passives))
+
+    async def _answers(self, links: Links, name: str) -> NDArray[np.int64]:
+        ballot, classes = self.party.ballot, self.party.classes
+        expected = {"votes": TensorSpec(torch.int16, (len(ballot.rows),))}
+        message = await links.receive(name, Kind.VOTES, step=_ASK, patience=4)
+        tensors, _ = unpack(message.payload, expected, sender=name)
+        answers_U = tensors["votes"].long().numpy()
+        if not ((answers_U >= 0) & (answers_U < classes)).all():
+            raise RemoteProtocolError(f"{name} voted for a class outside 0..{classes - 1}")
+        return answers_U
+
+
+class RandomisedVotesHelper(VotesHelper):
+    """Answers its votes by chance, for itself; see `VotesHelper`."""
+
+    def __init__(
+        self, party: VotingParty, response: VoteResponse, ledger: PrivacyLedger, *, key: bytes
+    ) -> None:
+        super().__init__(party)
+        self.ledgers, self.contributions = {party.name: ledger}, ledger
+        self._response, self._key = response, key
+
+    async def answer(self, links: Links, message: Envelope) -> None:
+        party, ledger = self.party, self.contributions
+        ballot = party.read(message)
+        answers_U = self._response.answer(party.vote(ballot), key=self._key, step=_ASK)
+        assert ledger is not None
+        for step, block in enumerate(ballot.blocks):
+            # The same votes get the same answers from the same key, in any session.
+            values = answers_U[block].tobytes()
+            digest = party.count(ballot, block, step, new=False, values=values)
+            rows_B = ballot.rows[block]
+            ledger.charge(step=step, rows=rows_B[party.held_N[rows_B]], digest=digest)
+        ledger.sync()
+        payload = pack({"votes": torch.from_numpy(answers_U).short()})
+        links.send(party.contract.active, Kind.VOTES, message.step, payload)
+
+
+class RandomisedVotes(VotesMethod):
+    """Votes that every passive answers for itself, under randomised response; see `Method`."""
+
+    def __init__(self) -> None:
+        facts = open_votes_facts("votes, randomised", "randomised")
+        super().__init__("votes_randomised", facts)
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        response = _response(own, contract)
+        return RandomisedVotesLearner(
+            self.active_party(own, contract, rows),
+            own,
+            headline=self.headline,
+            guarantee=self.guarantee(own, response),
+            response=response,
+        )
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        votes, response = own.config.votes, _response(own, contract)
+        ledger = open_ledger(
+            own, own.name, response, delta=votes.delta, budget=votes.epsilon, rows=len(rows)
+        )
+        key = derive_key(own.noise_key, b"secure-apfed votes v1")
+        return RandomisedVotesHelper(
+            self.voting_party(own, contract, rows), response, ledger, key=key
+        )
+
+
+def _response(own: Own, contract: Contract) -> VoteResponse:
+    """The agreed randomised response."""
+    (classes,) = contract.passives[own.passives[0]].representation.shape
+    assert own.config.votes.epsilon is not None
+    return VoteResponse(epsilon=own.config.votes.epsilon, classes=classes)

@@ -1,0 +1,326 @@
+"""The parties of votes: passives label rows from their own features, the active learns from that.
+
+Run by: the active (`VotesActive`), which says which rows to label and which labels there are, and
+each passive (`VotingParty`), which answers once. What a vote tells of a passive's features, and
+what noise on it costs, says `secure_apfed.privacy.votes`.
+Letters: U rows to vote on, n of them labelled, B rows at once, K classes.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocols.errors import RemoteProtocolError
+from secure_apfed.contract import Contract
+from secure_apfed.data import OwnData
+from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
+from secure_apfed.labellers import Labeller, hard
+from secure_apfed.learning.apfed import ActiveNetworks, accuracy_of
+from secure_apfed.learning.checks import check_rows
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.votes import (
+    SoftTrainer,
+    Votes,
+    batches_of_rows,
+    fit_ridge,
+    likely_labels,
+    reliability_of,
+)
+from secure_apfed.models import RandomFeatures
+from secure_apfed.parties.party import Party
+from secure_apfed.parties.rules import Allowance, StepGate
+from secure_apfed.settings.training import TrainSettings
+
+__all__ = ["Ballot", "VotesActive", "VotingParty"]
+
+Floats = NDArray[np.float64]
+
+_NO_CLASS = -1
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Ballot:
+    """What the active asks votes for.
+
+    Attributes:
+        rows: (U,), alignment positions, each once.
+        labelled: (n,), places of labelled rows among them.
+        labels: (n,), of those, in 0..K-1; zeros where passives see none.
+        payload: the message that says so.
+        size: B at most.
+    """
+
+    rows: Tensor
+    labelled: Tensor
+    labels: Tensor
+    payload: bytes = field(repr=False)
+    size: int
+
+    @classmethod
+    def of(
+        cls, rows_U: Tensor, labelled_n: Tensor, labels_n: Tensor, *, size: int, shown: bool = True
+    ) -> "Ballot":
+        """Write the message; without `shown` it says of labels only whose they are."""
+        tensors = {"rows": rows_U, "labelled": labelled_n}
+        if shown:
+            tensors["labels"] = labels_n
+        return cls(
+            rows=rows_U, labelled=labelled_n, labels=labels_n, payload=pack(tensors),
+            size=size,
+        )  # fmt: skip
+
+    @classmethod
+    def read(
+        cls, envelope: Envelope, contract: Contract, *, aligned: int, classes: int,
+        shown: bool = True,
+    ) -> "Ballot":  # fmt: skip
+        """Parse a request for votes.
+
+        Raises:
+            RemoteProtocolError: rows, places or labels that are none, repeated or out of range.
+        """
+        sender = envelope.sender
+        vector = TensorSpec(torch.int64, (None,))
+        expected = {"rows": vector, "labelled": vector} | ({"labels": vector} if shown else {})
+        tensors, _ = unpack(envelope.payload, expected, sender=sender)
+        rows_U, labelled_n = tensors["rows"], tensors["labelled"]
+        check_rows(rows_U, aligned=aligned, minimum=contract.minimum_batch, sender=sender)
+        if len(labelled_n):
+            check_rows(labelled_n, aligned=len(rows_U), minimum=1, sender=sender)
+        labels_n = tensors.get("labels", labelled_n.new_zeros(len(labelled_n)))
+        inside = ((labels_n >= 0) & (labels_n < classes)).all()
+        if len(labels_n) != len(labelled_n) or not len(labels_n) or not bool(inside):
+            raise RemoteProtocolError(
+                f"{sender} asks for votes with {len(labels_n)} labels of {len(labelled_n)} rows; "
+                f"expected one of each, at least one, in 0..{classes - 1}"
+            )
+        return cls(
+            rows=rows_U, labelled=labelled_n, labels=labels_n, payload=envelope.payload,
+            size=contract.batch_size,
+        )  # fmt: skip
+
+    @property
+    def blocks(self) -> list[slice]:
+        """Places of the rows that are voted on at once, in their order."""
+        return list(batches_of_rows(len(self.rows), self.size))
+
+
+class VotingParty(Party):
+    """Votes on the rows of its own people that the active asks for.
+
+    Args:
+        features_N: its features in the order of the alignment, (N, *shape).
+        held_N: which positions are of people that it knows, (N,), bool.
+        labeller: its own; form: "soft" or "hard".
+        answers: file in which it counts what it answers; None: memory and checkpoints only.
+
+    Attributes:
+        classes: K, as agreed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        contract: Contract,
+        *,
+        features_N: Tensor,
+        held_N: Tensor,
+        labeller: Labeller,
+        form: str,
+        answers: Path | None,
+    ) -> None:
+        super().__init__(name, contract)
+        (self.classes,) = contract.passives[name].representation.shape
+        self.held_N = held_N
+        self._features_NF = features_N.flatten(1).double().numpy()
+        self._labeller, self._form = labeller, form
+        self._allowance = Allowance(name, contract, aligned=len(features_N), log=answers)
+        self._gate = StepGate(name)
+
+    def read(self, envelope: Envelope, *, shown: bool = True) -> Ballot:
+        """Parse a request for votes, once a session.
+
+        Raises:
+            RemoteProtocolError: it breaks a rule of the contract.
+        """
+        ballot = Ballot.read(
+            envelope, self.contract, aligned=len(self.held_N), classes=self.classes, shown=shown
+        )
+        self._gate.enter(envelope)
+        return ballot
+
+    def vote(self, ballot: Ballot) -> Floats:
+        """Return its votes_UK; zeros for people that it does not know, or cannot tell."""
+        known_U, known_n = self._known(ballot)
+        votes_UK = np.zeros((len(known_U), self.classes))
+        if known_n.any():
+            place_U = np.cumsum(known_U) - 1
+            here = ballot.rows.numpy()[known_U]
+            votes_UK[known_U] = self._labeller.label(
+                self._features_NF[here],
+                place_U[ballot.labelled.numpy()[known_n]],
+                ballot.labels.numpy()[known_n],
+                self.classes,
+            )
+        return votes_UK if self._form == "soft" else hard(votes_UK)
+
+    def features(self, ballot: Ballot) -> tuple[Floats, NDArray[np.bool_]]:
+        """Its features of the rows asked for, (U, F), and whose it has, (U,)."""
+        known_U, _ = self._known(ballot)
+        return self._features_NF[ballot.rows.numpy()], known_U
+
+    def _known(self, ballot: Ballot) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        known_U = self.held_N[ballot.rows].numpy()
+        return known_U, known_U[ballot.labelled.numpy()]
+
+    def count(self, ballot: Ballot, block: slice, step: int, *, new: bool, values: bytes) -> bytes:
+        """Count one answer for each of these rows, on the disk, before it leaves.
+
+        Args:
+            ballot: what is answered.
+            block: places of the rows.
+            step: number of the block.
+            new: whether the same answer again, in another session, tells something new.
+            values: what the answer is made of.
+
+        Returns:
+            The digest under which it was counted.
+
+        Raises:
+            RemoteProtocolError: a row was answered as often as agreed.
+        """
+        rows_B, sender = ballot.rows[block], self.contract.active
+        content = hashlib.blake2b(self.contract.digest if new else b"")
+        content.update(ballot.payload)
+        content.update(values)
+        digest = content.digest()
+        self._allowance.check(step, rows_B, sender=sender)
+        self._allowance.take(step, rows_B, digest, sender=sender)
+        return digest
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self._allowance.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._allowance.load_tensors(tensors)
+
+
+class VotesActive(Party):
+    """Asks for votes on its training rows, and teaches a student what they say.
+
+    Args:
+        data: what it holds, with the labels that it may train on.
+        aligned: row of its table at each position of the alignment.
+        networks: the student; random features under a linear head are fitted in one go.
+        labeller: its own, the prior.
+        train, compute, seed: how a network student trains.
+
+    Attributes:
+        votes: what was opened, (U, K); None before.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        contract: Contract,
+        *,
+        data: OwnData,
+        aligned: Tensor,
+        rows_U: Tensor,
+        networks: ActiveNetworks,
+        labeller: Labeller,
+        train: TrainSettings,
+        compute: Compute,
+        seed: int,
+        shown: bool = True,
+    ) -> None:
+        super().__init__(name, contract)
+        table = data.table
+        assert table.labels is not None
+        self._labels_N, self._features_N = table.labels, table.features
+        self._seed, self._labeller = seed, labeller
+        (self.classes,) = next(iter(contract.passives.values())).representation.shape
+        self.rows_U = aligned[rows_U]
+        labelled_n = torch.isin(self.rows_U, data.labelled_rows).nonzero().flatten()
+        self.ballot = Ballot.of(
+            rows_U, labelled_n, self._labels_N[self.rows_U[labelled_n]],
+            size=contract.batch_size, shown=shown,
+        )  # fmt: skip
+        if isinstance(networks.encoder, RandomFeatures):
+            networks.encoder.fit(table.features[data.train_rows])
+        self.trainer = SoftTrainer(
+            name, networks, features_N=table.features, train=train, compute=compute, seed=seed
+        )
+        self.votes: Votes | None = None
+        self._targets_NK = torch.zeros(len(table.ids), self.classes, dtype=torch.float64)
+
+    @property
+    def networks(self) -> ActiveNetworks:
+        return self.trainer.networks
+
+    @property
+    def in_one_go(self) -> bool:
+        """Whether the student has a best fit, and takes no epochs."""
+        return isinstance(self.networks.encoder, RandomFeatures)
+
+    def take(self, votes: Votes) -> None:
+        """Turn what was opened into labels to learn; fit a student that has a best fit."""
+        self.votes = votes
+        features_UF = self._features_N[self.rows_U].flatten(1).double().numpy()
+        labelled_n, labels_n = self.ballot.labelled.numpy(), self.ballot.labels.numpy()
+        own_UK = self._labeller.label(features_UF, labelled_n, labels_n, self.classes)
+        own_U = np.where(own_UK.any(axis=1), own_UK.argmax(axis=1), _NO_CLASS)
+        reliability = reliability_of(
+            self._labeller, features_UF, labelled_n, labels_n, classes=self.classes,
+            seed=self._seed,
+        )  # fmt: skip
+        targets_UK = likely_labels(votes, own_U, reliability)
+        targets_UK[labelled_n] = np.eye(self.classes)[labels_n]
+        self._targets_NK[self.rows_U] = torch.from_numpy(targets_UK)
+        if self.in_one_go:
+            fit_ridge(
+                self.networks, self.trainer.features_N[self.rows_U], targets_UK,
+                labelled_n=labelled_n, labels_n=labels_n,
+            )  # fmt: skip
+
+    def learn(self, step: int, rows_B: Tensor) -> float:
+        """Descend once on what the votes say of these rows of the table; return the loss."""
+        return self.trainer.learn(step, rows_B, self._targets_NK[rows_B])
+
+    def accuracy(self, rows: Tensor) -> float:
+        """Share of `rows` of its own table that the student labels correctly, alone."""
+        self.trainer.set_training(False)
+        try:
+            return accuracy_of(self.trainer.predict, rows, self._labels_N.to(self._device))
+        finally:
+            self.trainer.set_training(True)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.trainer.compute.device
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Networks, targets and what was opened."""
+        kept = {"targets": self._targets_NK} | self.trainer.tensors()
+        if self.votes is not None:
+            kept |= {
+                "votes.sum": torch.from_numpy(self.votes.totals),
+                "votes.variance": torch.from_numpy(self.votes.variance),
+            }
+        return kept
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.trainer.load_tensors(tensors)
+        self._targets_NK = tensors["targets"].clone()
+        if "votes.sum" in tensors:
+            self.votes = Votes(
+                totals=tensors["votes.sum"].numpy(),
+                variance=tensors["votes.variance"].numpy(),
+                voters=len(self.contract.passives),
+            )
