@@ -2,8 +2,9 @@
 
 Source: D. Berthelot et al., NeurIPS 2019, Algorithm 1 and Eqs. (2) to (5). Deviations: rows of
 features have no crops and flips, so a row is augmented by noise and by features set to their mean;
-the network is a small MLP; batches are drawn with replacement; the ramp and the average of the
-weights fit a few hundred steps.
+guesses are aligned with the labels' frequencies (D. Berthelot et al., ICLR 2020, section 3.1),
+since with one label a class all of them soon fell into one; the network is a small MLP; batches are
+drawn with replacement; the ramp and the average of the weights fit a few hundred steps.
 """
 
 import copy
@@ -28,8 +29,9 @@ _GUESSES = 2
 _TEMPERATURE = 0.5
 _MIX = 0.75
 """Alpha of the Beta distribution that says how two rows are mixed."""
-_WEIGHT = 10.0
-"""Of the unlabelled rows' loss once it is ramped up over the first half of the steps."""
+_WEIGHT = 75.0
+"""Of the unlabelled rows' loss once it is ramped up over the first half of the steps; the paper's
+for CIFAR-10."""
 _AVERAGE = 0.98
 
 
@@ -69,12 +71,16 @@ def _trained(x_nF: Tensor, y_nK: Tensor, x_UF: Tensor) -> nn.Module:
     )  # fmt: skip
     average = copy.deepcopy(network).requires_grad_(False)
     adam = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=_DECAY)
+    frequency_K = y_nK.mean(0)
+    guessed_K = frequency_K.clone()
     for step in range(_STEPS):
         rows = torch.randint(len(x_nF), (_BATCH,))
         x_BF, y_BK = _augmented(x_nF[rows]), y_nK[rows]
         others_BF = x_UF[torch.randint(len(x_UF), (_BATCH,))]
         guesses = [_augmented(others_BF) for _ in range(_GUESSES)]
-        targets_BK = _sharpened(network, guesses)
+        mean_BK = _guess(network, guesses)
+        guessed_K.lerp_(mean_BK.mean(0), 1 - _AVERAGE)
+        targets_BK = _sharpened(mean_BK * frequency_K / guessed_K.clamp_min(1e-6))
         x_MF = torch.cat([x_BF, *guesses])
         y_MK = torch.cat([y_BK, *([targets_BK] * _GUESSES)])
         loss = _loss(network, *_mixed(x_MF, y_MK), weight=_WEIGHT * min(1.0, 2 * step / _STEPS))
@@ -91,10 +97,14 @@ def _augmented(x_BF: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _sharpened(network: nn.Module, guesses: list[Tensor]) -> Tensor:
-    """Eq. (7) of the mean guess over the augmentations."""
-    mean_BK = torch.stack([network(x_BF).softmax(1) for x_BF in guesses]).mean(0)
-    sharp_BK = mean_BK ** (1 / _TEMPERATURE)
+def _guess(network: nn.Module, augmented: list[Tensor]) -> Tensor:
+    """Eq. (6): the mean guess over the augmentations."""
+    return torch.stack([network(x_BF).softmax(1) for x_BF in augmented]).mean(0)
+
+
+def _sharpened(guess_BK: Tensor) -> Tensor:
+    """Eq. (7)."""
+    sharp_BK = guess_BK ** (1 / _TEMPERATURE)
     return sharp_BK / sharp_BK.sum(1, keepdim=True)
 
 
