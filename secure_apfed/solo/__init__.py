@@ -20,12 +20,12 @@ from secure_apfed.solo.spreading import Spreading, SpreadingStudent
 __all__ = ["BASELINES", "Baseline", "Predictor", "SoloTask"]
 
 _ALL: tuple[Baseline, ...] = (
+    MixMatch(),
     SpreadingStudent(),
     Spreading(),
     Ridge(),
     Logistic(),
     SelfTraining(),
-    MixMatch(),
     Autoencoder(),
     GradientBoosting(),
     Network(),

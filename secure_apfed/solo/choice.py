@@ -62,7 +62,8 @@ def compare(
         test_features: (B, *shape) or flattened.
         test_labels: (B,).
         baselines: by name, in the order in which equals are preferred.
-        folds: parts of cross-validation, at least 2; from 400 labels on one of them is used.
+        folds: parts of cross-validation, at least 2; fewer where a class has fewer labels, and from
+            400 labels on one of them is used.
 
     Raises:
         DataError: test rows that do not fit the task.

@@ -14,11 +14,12 @@ ENOUGH_LABELS = 400
 def held_out(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
     """Return disjoint parts of the labelled rows, as positions in `labels_n`.
 
-    Each class is spread over the `folds` parts as evenly as it goes, and no part has all labels of
-    a class: the only label of a class is never held out, so every class that can be predicted
-    stays known. Unlike a strict stratification this allows more parts than a class has labels,
-    which leaves more labels to learn from. Empty where every class has one label; the first part
-    alone where there are `ENOUGH_LABELS`.
+    Each class is spread over the parts as evenly as it goes. There are `folds` parts, or as many as
+    the rarest class has labels if that is fewer: what is left then holds the classes in the same
+    shares. (Held out from two labels each in five parts, a class would be the rarest of those left,
+    and ridge regression was right about none of them.) The only label of a class is never held
+    out, so every class that can be predicted stays known. Empty where every class has one label;
+    the first of `folds` parts alone where there are `ENOUGH_LABELS`.
     """
     drawn = np.random.default_rng(derive_seed(seed, "solo", "folds"))
     members = [np.flatnonzero(labels_n == one) for one in np.unique(labels_n)]
@@ -26,5 +27,7 @@ def held_out(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
     if not order:
         return []
     rows = np.concatenate(order)
-    parts = 1 if len(labels_n) >= ENOUGH_LABELS else min(folds, len(rows))
-    return [np.sort(rows[at::folds]) for at in range(parts)]
+    if len(labels_n) >= ENOUGH_LABELS:
+        return [np.sort(rows[::folds])]
+    folds = min(folds, *map(len, order))
+    return [np.sort(rows[at::folds]) for at in range(folds)]

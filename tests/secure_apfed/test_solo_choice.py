@@ -131,15 +131,21 @@ def test_the_first_of_equals_is_best() -> None:
 
 @pytest.mark.parametrize("folds", [2, 3, 5])
 def test_parts_leave_every_class_a_label(folds: int) -> None:
-    labels = np.array([0] + [1] * 2 + [2] * 3 + [3] * 7)
+    labels = np.array([0] + [1] * 5 + [2] * 6 + [3] * 8)
     parts = held_out(labels, folds, 0)
     held = np.sort(np.concatenate(parts))
     assert len(parts) == folds
-    assert held.tolist() == list(range(1, 13)), "each label once, but the only one of its class"
+    assert held.tolist() == list(range(1, 20)), "each label once, but the only one of its class"
     for part in parts:
         assert set(np.delete(labels, part).tolist()) == {0, 1, 2, 3}
     sizes = [len(part) for part in parts]
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_parts_are_as_many_as_the_rarest_class_has_labels() -> None:
+    labels = np.arange(20) % 10
+    parts = held_out(labels, 5, 0)
+    assert [sorted(labels[part].tolist()) for part in parts] == [list(range(10))] * 2
 
 
 def test_parts_follow_from_the_seed() -> None:
