@@ -7,6 +7,7 @@ Letters: n labels, K classes, B people of a block.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -144,12 +145,18 @@ class DescribedProducts(DescribedSum):
         return frame_bytes([count * self.word_bytes for count in self.words(block)])
 
     @property
-    def readable_bits(self) -> int:
+    def readable_bits(self) -> float:
         """What an active with labels of its choice and a proper key reads of one person, in bits.
 
-        K numbers modulo t, and no more; noise takes its entropy off each.
+        K numbers modulo t = 2^plain, each under the noise of all passives: the capacity of such a
+        channel is plain less the entropy of the noise, log2(deviation * sqrt(2 pi e M)) bits (Cover
+        and Thomas 2006, sections 7.2 and 8.1). M counts the passives that keep their noise to
+        themselves: all of them here.
         """
-        return self.products.columns * self.headroom.plain_bits
+        deviation, passives = self.products.noise or 0, len(self.products.contributors)
+        variance = 2 * math.pi * math.e * passives * deviation**2
+        bits = self.headroom.plain_bits - (math.log2(variance) / 2 if deviation else 0)
+        return self.products.columns * max(0.0, bits)
 
     @property
     def answered_bits(self) -> int:
