@@ -14,6 +14,7 @@ __all__ = ["ProductAgreement"]
 
 _MOST = {"people": 2**28, "columns": 512, "labelled": 4096}
 _SECURITY = (20, 64)
+_CANDIDATES = (2, 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,9 @@ class ProductAgreement:
             steps; None: none.
         security: lambda; all that the active can tell from the noise of all ciphertexts of all
             passives is at most 2^-lambda in statistical distance; 20 to 64.
+        candidates: requests that the active makes, of which the passives see through all but one;
+            an active that cheats is found out but for one time in so many (see `audit`). Labels
+            are then one-hot. 2 to 1024; None: the active is trusted.
     """
 
     session: str
@@ -46,6 +50,7 @@ class ProductAgreement:
     row_bound: float = 1.0
     noise: int | None = None
     security: int = 40
+    candidates: int | None = None
     allow_single: bool = False
 
     def __post_init__(self) -> None:
@@ -58,6 +63,12 @@ class ProductAgreement:
         least, most = _SECURITY
         if type(self.security) is not int or not least <= self.security <= most:
             raise LocalProtocolError(f"security lies in {least}..{most}, got {self.security!r}")
+        if self.candidates is not None:
+            least, most = _CANDIDATES
+            if type(self.candidates) is not int or not least <= self.candidates <= most:
+                raise LocalProtocolError(
+                    f"candidates lies in {least}..{most}, got {self.candidates!r}"
+                )
         _ = self.blocks_sum  # which checks the rest
 
     @cached_property

@@ -18,13 +18,13 @@ import numpy as np
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.products.agreement import ProductAgreement
 from protocols.products.headroom import ProductHeadroom, solve_products
-from protocols.products.ring import Digits, Ring, Words
+from protocols.products.ring import Ring, Words
 from protocols.sums.agreement import StepBinding, SumAgreement
 from protocols.sums.frames import Frame, FrameKind, frame_bytes
 from protocols.sums.interface import Reading, SumLeaks
 from protocols.sums.roles import DescribedSum
 
-__all__ = ["DescribedProducts", "expand_key", "expand_label", "open_request", "request_frame"]
+__all__ = ["DescribedProducts", "open_request", "request_frame"]
 
 _SEED_BYTES = 32
 _WORD = np.dtype("<u8")
@@ -66,13 +66,6 @@ class DescribedProducts(DescribedSum):
         active_and_aggregator="The sum of products only: the masks among the passives remain.",
         altered="The active throws its key away with the first sum that it refuses; one session "
         "tells whoever altered it which block that was.",
-    )
-    malicious: ClassVar[str] = (
-        "An active is trusted to encrypt bits under a key made as agreed; no passive can tell. One "
-        "that does not reads other sums over the passives: one label alone gives its column, "
-        "multiples of labels several columns in the digits of one number (as many bits of one "
-        "person as `readable_bits` says, fewer under noise), and a key that it made to fail up to "
-        "all words of the combined answer (`answered_bits`). Single passives stay closed."
     )
 
     def __post_init__(self) -> None:
@@ -123,6 +116,7 @@ class DescribedProducts(DescribedSum):
             "columns": agreed.columns,
             "labelled": agreed.labelled,
             "security": agreed.security,
+            "candidates": agreed.candidates or 0,
             "poly_degree": found.degree,
             "modulus_bits": found.modulus_bits,
             "answer_bits": found.kept_bits,
@@ -138,7 +132,11 @@ class DescribedProducts(DescribedSum):
     @property
     def request_bytes(self) -> int:
         """Bytes of the encrypted labels, the same to every passive."""
-        return frame_bytes((_SEED_BYTES,) + (self.ring.size,) * (1 + self.products.labelled))
+        agreed = self.products
+        sizes = (_SEED_BYTES,) + (self.ring.size,) * (1 + agreed.labelled)
+        if agreed.candidates is not None:
+            sizes = (_SEED_BYTES * (agreed.candidates - 1), 2 * agreed.labelled, *sizes)
+        return frame_bytes(sizes)
 
     def answer_bytes(self, block: int) -> int:
         """Bytes of one passive's answer for a block."""
@@ -163,6 +161,25 @@ class DescribedProducts(DescribedSum):
         """Bits of the combined answer about one person: no active reads more, whatever it sends."""
         found = self.headroom
         return (self.products.columns + found.stride) * found.kept_bits
+
+    @property
+    def malicious(self) -> str:
+        """What an active reads that breaks the protocol; a sentence for reports."""
+        one = (
+            "Labels of one person alone give that person's column, summed over the passives, and "
+            "no single passive's. "
+        )
+        if self.products.candidates is not None:
+            return one + (
+                f"An active whose key or labels are not as agreed is found out before anybody "
+                f"answers, but for one time in {self.products.candidates}."
+            )
+        return one + (
+            "The active is trusted to encrypt bits under a proper key; no passive can tell. "
+            "Multiples of labels give several columns in the digits of one number, "
+            f"{self.readable_bits:.0f} bits of one person at most, and a key that is none "
+            f"{self.answered_bits} bits, all words of the combined answer."
+        )
 
     @property
     def word_bytes(self) -> int:
@@ -219,19 +236,10 @@ class DescribedProducts(DescribedSum):
         return octets.view(_WORD).reshape(-1)
 
 
-def expand_key(ring: Ring, seed: bytes) -> Digits:
-    """The uniform half of the key."""
-    return ring.expand(seed, b"products key")
-
-
-def expand_label(ring: Ring, seed: bytes, place: int) -> Digits:
-    """The uniform half of the label at this place."""
-    return ring.expand(seed, b"products label", place.to_bytes(4, "big"))
-
-
 def request_frame(
     described: DescribedProducts, fingerprint: bytes, blobs: Sequence[bytes]
 ) -> bytes:
+    """A message of the active to every passive."""
     agreed = described.products
     return Frame(
         kind=FrameKind.REQUEST,
@@ -247,9 +255,9 @@ def request_frame(
 
 
 def open_request(
-    described: DescribedProducts, fingerprint: bytes, request: bytes
+    described: DescribedProducts, fingerprint: bytes, request: bytes, count: int
 ) -> tuple[bytes, ...]:
-    """The seed, the key and the labels; RemoteProtocolError if these bytes are no such request."""
+    """The parts of such a message; RemoteProtocolError unless it is one, of `count` parts."""
     agreed, sender = described.products, described.agreement.receiver
     frame = Frame.parse(request, sender=sender)
     about = frame.kind, frame.name, frame.party, frame.step, frame.shape
@@ -268,9 +276,5 @@ def open_request(
         raise RemoteProtocolError(
             f"{sender} encrypts labels under another agreement; compare the two configurations"
         )
-    frame.require_blobs(sender, 2 + agreed.labelled)
-    if len(frame.blobs[0]) != _SEED_BYTES:
-        raise RemoteProtocolError(
-            f"{sender} sent a seed of {len(frame.blobs[0])} bytes, expected {_SEED_BYTES}"
-        )
+    frame.require_blobs(sender, count)
     return frame.blobs

@@ -58,7 +58,9 @@ class ProductHeadroom:
         plain_bits: log2 of the plain modulus t.
         smudging_bits: h; smudging noise is uniform on 2^h integers.
         noise_bound: of an answer's noise, in units of its modulus; beyond it was altered.
-        stride: classes of a ciphertext, the power of two at or above K.
+        folds: numbers of a ciphertext that are added to one of the answer: 2 with candidates, whose
+            classes are shifted by up to K; B doubles, and so do the roundings of r s.
+        stride: powers of X for one person, the power of two at or above folds * K.
         ciphertexts: of a full block.
         widths: of the digits that products are made of.
     """
@@ -69,6 +71,7 @@ class ProductHeadroom:
     plain_bits: int
     smudging_bits: int
     noise_bound: int
+    folds: int
     stride: int
     ciphertexts: int
     widths: tuple[int, ...]
@@ -107,17 +110,18 @@ def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
 
 
 def _fit(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
-    stride = 1 << (agreement.columns - 1).bit_length()
+    folds = 2 if agreement.candidates else 1
+    stride = 1 << (folds * agreement.columns - 1).bit_length()
     rows = degree // stride
     if rows < _LEAST_ROWS:
         return None
     passives, most = len(agreement.contributors), row_limit(agreement)
     values = agreement.people * agreement.columns
     plain = (2 * passives * (most + largest_noise(agreement.noise or 0))).bit_length()
-    own = LARGEST_ERROR * (rows * most + 2 * degree)
+    own = folds * LARGEST_ERROR * (rows * most + 2 * degree)
     smudging = (own * passives * values - 1).bit_length() + agreement.security
     tail = math.sqrt(
-        passives * (degree + 1) * math.log(2) * (values.bit_length() + 1 + _TAIL_BITS) / 2
+        passives * (folds * degree + 1) * math.log(2) * (values.bit_length() + 1 + _TAIL_BITS) / 2
     )
     kept = next((bits for bits in _KEPT if 2 ** (bits - plain - 1) > 2 * tail), None)
     if kept is None:
@@ -135,6 +139,7 @@ def _fit(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
         plain_bits=plain,
         smudging_bits=smudging,
         noise_bound=math.ceil(flood / 2 ** (modulus - kept) + tail),
+        folds=folds,
         stride=stride,
         ciphertexts=max(1, _WORDS // degree),
         widths=split(modulus - kept, widest) + split(kept, widest),

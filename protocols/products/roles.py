@@ -7,7 +7,8 @@ learns Y and the aggregator nothing. Protects from curious parties, from a curio
 curious aggregator together while two passives are honest, and from an active that sends different
 labels to different passives: their masks do not cancel then, and the aggregator refuses. Not from:
 M - 1 passives and the active together; an aggregator that adds constants; or an active that breaks
-the protocol, which reads other products than those with bits: see `SumOfProducts.leaks`.
+the protocol, which reads other products than those with bits: see `SumOfProducts.malicious`, and
+`audit`, which finds it out.
 
 The scheme is BFV (Brakerski 2012, Fan and Vercauteren 2012) modulo q = 2^k in R = Z[X]/(X^N + 1).
 R is a module over S = Z[Y]/(Y^U + 1), Y = X^stride, with the basis 1, X, ..., X^(stride - 1). So
@@ -26,23 +27,20 @@ people of a block, C ciphertexts of a block, H = U / 2 roots.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.conversation import Conversation
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.products.agreement import ProductAgreement
-from protocols.products.described import (
-    DescribedProducts,
-    expand_key,
-    expand_label,
-    open_request,
-    request_frame,
-)
+from protocols.products.audit import Candidates, PublicCoin, open_audited
+from protocols.products.described import DescribedProducts, open_request, request_frame
 from protocols.products.headroom import row_limit
+from protocols.products.labels import LabelValues, encrypt_labels, secret_of
 from protocols.products.ring import Digits, Words, inverse, transform
 from protocols.randomness import fresh_key
 from protocols.sums.agreement import StepBinding
@@ -51,8 +49,7 @@ from protocols.sums.fixed_point import checked_matrix
 from protocols.sums.frames import Frame
 from protocols.sums.interface import FloatArray, IntArray
 from protocols.sums.masks import PairwiseSeeds
-from protocols.sums.public_keys import require_spread
-from protocols.sums.roles import KeepsSecrets, NoSetup, OneRefusalReceiver, Role
+from protocols.sums.roles import NoSetup, OneRefusalReceiver, Role
 
 __all__ = ["ProductCombiner", "ProductContributor", "ProductReceiver", "SumOfProducts"]
 
@@ -95,17 +92,55 @@ class ProductReceiver(OneRefusalReceiver):
     _sum: DescribedProducts
 
     def __init__(self, described: DescribedProducts, labels_nK: NDArray[Any]) -> None:
-        super().__init__(described, described.frames(), NoSetup())
+        frames = described.frames()
+        super().__init__(described, frames, NoSetup())
         self._products = described
-        secret_N = ternary(described.ring.degree)
-        self._request = self._encrypt(_checked_bits(labels_nK, described.products), secret_N)
-        self._secret: NDArray[np.complex128] | None = transform(secret_N)
-        self._digest = hashlib.sha256(self._request).digest()
+        self._secret: NDArray[np.complex128] | None = None
+        self._request = self._digest = b""
+        self._candidates: Candidates | None = None
+        bits_nK = _checked_bits(labels_nK, described.products)
+        if described.products.candidates is not None:
+            self._candidates = Candidates(described, frames, bits_nK.argmax(axis=1))
+            return
+        root = fresh_key()
+        blobs = encrypt_labels(described, root, bits_nK)
+        self._made(request_frame(described, frames.fingerprint, blobs), secret_of(described, root))
 
-    def request(self) -> bytes:
-        """The encrypted labels, the same bytes for every passive."""
+    def commitment(self) -> bytes:
+        """The hashes of all candidates, the same bytes for every passive.
+
+        Raises:
+            LocalProtocolError: the agreement asks for no candidates.
+        """
+        return self._audited().commitment
+
+    def request(self, challenges: Mapping[str, bytes] | None = None) -> bytes:
+        """The encrypted labels, the same bytes for every passive.
+
+        Args:
+            challenges: of each passive, by its authenticated name; given the first time, and
+                exactly where the agreement asks for candidates.
+
+        Raises:
+            LocalProtocolError: challenges that are missing, not agreed or given a second time; or
+                a sum was refused before.
+            RemoteProtocolError: challenges that do not agree.
+        """
         self._require_no_refusal()
+        if challenges is not None:
+            self._made(*self._audited().opened(challenges))
+        if not self._request:
+            raise LocalProtocolError("the labels are sent once the passives' challenges came")
         return self._request
+
+    def _audited(self) -> Candidates:
+        if self._candidates is None:
+            raise LocalProtocolError("this agreement has no candidates: request the labels")
+        return self._candidates
+
+    def _made(self, request: bytes, secret_N: IntArray) -> None:
+        self._request, self._secret = request, transform(secret_N)
+        self._digest = hashlib.sha256(request).digest()
 
     def open(self, block: int, combined: bytes) -> FloatArray:
         """The sum of products of one block's people, (people, K) in float64.
@@ -116,26 +151,9 @@ class ProductReceiver(OneRefusalReceiver):
             RemoteProtocolError: a frame of another block or shape, or one that was altered.
         """
         described = self._products
+        self.request()  # where it is due still, there is nothing to open
         shape = len(described.people_of(block)), described.products.columns
         return self.decode(combined, shape, described.binding(block, self._digest))
-
-    def _encrypt(self, bits_nK: IntArray, secret_N: IntArray) -> bytes:
-        described, ring, seed = self._products, self._products.ring, fresh_key()
-        secret_H, step = transform(secret_N), ring.bits - described.headroom.plain_bits
-
-        def zero(uniform_LN: Digits) -> Digits:
-            """-a s + e for this a."""
-            product_LN = inverse(transform(ring.centred(uniform_LN)) * secret_H)
-            zero_LN = -np.rint(product_LN).astype(np.int64)
-            zero_LN[0] += centred_binomial(ring.degree)
-            return zero_LN
-
-        blobs = [seed, ring.pack(zero(expand_key(ring, seed)))]
-        for place, bits_K in enumerate(bits_nK):
-            label_LN = zero(expand_label(ring, seed, place))
-            ring.add_at(label_LN[:, : len(bits_K)], step, bits_K)
-            blobs.append(ring.pack(label_LN))
-        return request_frame(described, self._frames.fingerprint, blobs)
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
         described, found = self._products, self._products.headroom
@@ -146,11 +164,18 @@ class ProductReceiver(OneRefusalReceiver):
             people = (count - described.ring.degree) // columns
             c0, c1_N = np.split(words[start : start + count], [people * columns])
             phase_US = self._times_secret(c1_N).reshape(found.rows, found.stride)
-            phase_UK = c0.reshape(people, columns) + phase_US[:people, :columns]
+            phase_UK = c0.reshape(people, columns) + self._folded(phase_US[:people])
             first, start = place * found.rows, start + count
             integers_BK[first : first + people] = self._step_of(phase_UK, binding)
         self._require_range(integers_BK, binding)
         return described.fixed_point.dequantise(integers_BK)
+
+    def _folded(self, phase_US: Words) -> Words:
+        """For each class what its one or two powers of X hold."""
+        folds, columns = self._products.headroom.folds, self._products.products.columns
+        parts = phase_US[:, : folds * columns].reshape(-1, folds, columns)
+        folded: Words = parts.sum(axis=1, dtype=np.uint64)
+        return folded
 
     def _times_secret(self, c1_N: Words) -> Words:
         """c1 s modulo 2^64, exactly: 16 bits of c1 at a time."""
@@ -186,22 +211,6 @@ class ProductReceiver(OneRefusalReceiver):
         self._secret = None
 
 
-@dataclass(frozen=True)
-class _Labels(KeepsSecrets):
-    """What a passive makes of the encrypted labels once.
-
-    Attributes:
-        digest: of the request.
-        key: values of the digits of the key (b, a) at the roots of R, (2, L, N / 2).
-        labels: values of the digits of all labels at the roots of S, (H, n, F): F is L times the
-            basis elements, the S of a and then those K of b that are asked for.
-    """
-
-    digest: bytes
-    key: NDArray[np.complex128]
-    labels: NDArray[np.complex128]
-
-
 class ProductContributor(Role):
     """A passive's end: knows the encrypted labels once the request came."""
 
@@ -212,42 +221,62 @@ class ProductContributor(Role):
         self.me = me
         self._products = described
         self._seeds = PairwiseSeeds(me, others, frames)
-        self._labels: _Labels | None = None
+        self._coin: PublicCoin | None = None
+        self._labels: LabelValues | None = None
         super().__init__(frames, self._seeds)
 
-    def accept(self, request: bytes) -> None:
-        """Take the encrypted labels, once.
+    def toss(self, commitment: bytes) -> Conversation:
+        """The conversation among the passives that draws which candidate is kept.
+
+        Args:
+            commitment: the active's.
 
         Raises:
-            RemoteProtocolError: malformed, under other parameters, or a second one.
+            LocalProtocolError: the agreement asks for no candidates.
+            RemoteProtocolError: the commitment is malformed, or a second one.
         """
-        described, ring = self._products, self._products.ring
-        sender = described.agreement.receiver
-        if self._labels is not None:
-            raise RemoteProtocolError(f"{sender} sent a second request to {self.me}")
-        seed, *blobs = open_request(described, self._frames.fingerprint, request)
-        key = ring.parse(blobs[0], sender=sender), expand_key(ring, seed)
-        kept = described.headroom.kept_bits
-        spread_2N = np.stack([ring.rounded(half_LN, kept) for half_LN in key])
-        require_spread(spread_2N, 1 << kept, sender=sender)
-        self._labels = _Labels(
-            digest=hashlib.sha256(request).digest(),
-            key=transform(np.stack([ring.centred(half_LN) for half_LN in key])),
-            labels=self._label_values(seed, blobs[1:]),
-        )
+        described = self._products
+        if described.products.candidates is None:
+            raise LocalProtocolError("this agreement has no candidates: accept the request")
+        if self._coin is not None:
+            raise RemoteProtocolError(
+                f"{described.agreement.receiver} sent a second commitment to {self.me}"
+            )
+        self._coin = PublicCoin(self.me, described, self._frames, commitment)
+        return self._coin
 
-    def _label_values(self, seed: bytes, blobs: Sequence[bytes]) -> NDArray[np.complex128]:
-        """See `_Labels`; RemoteProtocolError if a label is no polynomial."""
-        ring, found = self._products.ring, self._products.headroom
-        columns, sender = self._products.products.columns, self._products.agreement.receiver
-        count = len(ring.widths) * (found.stride + columns)
-        values_HnF = np.empty((found.rows // 2, len(blobs), count), dtype=np.complex128)
-        for place, blob in enumerate(blobs):
-            halves = expand_label(ring, seed, place), ring.parse(blob, sender=sender)
-            a, b = (ring.centred(half).reshape(-1, found.rows, found.stride) for half in halves)
-            digits_LFU = np.concatenate((a, b[:, :, :columns]), axis=2).swapaxes(1, 2)
-            values_HnF[:, place] = transform(digits_LFU).reshape(count, -1).T
-        return values_HnF
+    def challenge(self) -> bytes:
+        """Which candidate is kept, for the active.
+
+        Raises:
+            LocalProtocolError: no coin was tossed.
+        """
+        return self._tossed().challenge()
+
+    def _tossed(self) -> PublicCoin:
+        if self._coin is None:
+            raise LocalProtocolError(f"{self.me} has tossed no coin yet")
+        return self._coin
+
+    def accept(self, request: bytes) -> None:
+        """Take the encrypted labels, once; with candidates, check those that were opened.
+
+        Raises:
+            LocalProtocolError: with candidates, before the coin has fallen.
+            RemoteProtocolError: malformed, under other parameters, or a second one; or the active
+                cheated.
+        """
+        described = self._products
+        if self._labels is not None:
+            raise RemoteProtocolError(
+                f"{described.agreement.receiver} sent a second request to {self.me}"
+            )
+        if described.products.candidates is not None:
+            self._labels = open_audited(described, self._frames, self._tossed(), request)
+            return
+        count = 2 + described.products.labelled
+        blobs = open_request(described, self._frames.fingerprint, request, count)
+        self._labels = LabelValues.of(described, request, blobs)
 
     def answer(self, block: int, rows_Bn: FloatArray, noise_BK: IntArray | None = None) -> bytes:
         """The protected products of one block's people; blocks go up, each is answered once.
@@ -305,7 +334,7 @@ class ProductContributor(Role):
             )
         return scaled_Bn.astype(np.int64)
 
-    def _ciphertexts(self, integers_Bn: IntArray, labels: _Labels) -> tuple[Digits, Digits]:
+    def _ciphertexts(self, integers_Bn: IntArray, labels: LabelValues) -> tuple[Digits, Digits]:
         """Digits of (c0, c1), smudged: (L, C, U, K), where numbers are asked for, and (L, C, N)."""
         found, ring = self._products.headroom, self._products.ring
         count, columns = -(-len(integers_Bn) // found.rows), self._products.products.columns
@@ -320,14 +349,15 @@ class ProductContributor(Role):
             1, 0, 3, 2
         )
         c1_LCUS = np.rint(sums_LCUF[..., : found.stride] + zeros_2LCN[1].reshape(places))
-        b_LCUK = zeros_2LCN[0].reshape(places)[..., :columns]
-        c0_LCUK = np.rint(sums_LCUF[..., found.stride :] + b_LCUK).astype(np.int64)
+        b_LCUF = zeros_2LCN[0].reshape(places)[..., : found.folds * columns]
+        c0_LCUF = np.rint(sums_LCUF[..., found.stride :] + b_LCUF).astype(np.int64)
+        c0_LCUK = c0_LCUF.reshape(*c0_LCUF.shape[:3], found.folds, columns).sum(axis=3)
         c1_LCN = c1_LCUS.astype(np.int64).reshape(len(ring.widths), count, ring.degree)
         c1_LCN[0] += centred_binomial(count * ring.degree).reshape(count, -1)
         self._smudge(c0_LCUK)
         return c0_LCUK, c1_LCN
 
-    def _zeros(self, labels: _Labels, count: int) -> NDArray[np.float64]:
+    def _zeros(self, labels: LabelValues, count: int) -> NDArray[np.float64]:
         """Fresh (b u, a u) for so many ciphertexts; the errors come later, in digits."""
         u_CN = ternary(count * self._products.ring.degree).reshape(count, -1)
         return inverse(labels.key[:, :, None] * transform(u_CN))
@@ -389,6 +419,8 @@ def _checked_bits(labels_nK: object, agreement: ProductAgreement) -> IntArray:
             f"the labels are an array of shape {shape}, got {type(labels_nK).__name__} of shape "
             f"{np.shape(labels_nK)}"  # type: ignore[call-overload]  # whatever it is
         )
+    if agreement.candidates is not None and (labels_nK != 0).sum(axis=1).tolist() != [1] * shape[0]:
+        raise LocalProtocolError("with candidates every row of the labels has one class")
     if labels_nK.dtype.kind not in "biuf" or not np.isin(labels_nK, (0, 1)).all():
         raise LocalProtocolError("the labels are bits, 0 or 1; got other numbers")
     return labels_nK.astype(np.int64)

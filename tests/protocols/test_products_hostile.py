@@ -21,7 +21,9 @@ TWO_BLOCKS = {"people": 8300, "columns": 10, "labelled": 2}
 
 def parts(played: ProductParties) -> tuple[bytes, ...]:
     mark = played.sum.frames().fingerprint
-    return open_request(played.sum, mark, played.receiver.request())
+    return open_request(
+        played.sum, mark, played.receiver.request(), 2 + played.sum.products.labelled
+    )
 
 
 def request_of(played: ProductParties, *blobs: bytes) -> bytes:

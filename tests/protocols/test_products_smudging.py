@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protocols.products.described import expand_label, open_request
+from protocols.products.described import open_request
 from protocols.products.headroom import LARGEST_ERROR, row_limit
+from protocols.products.labels import expand_label
 from protocols.products.ring import Digits, inverse, transform
 from tests.contracts.product_parties import ProductParties, agreement
 
@@ -37,7 +38,7 @@ class CuriousActive:
     def _error(self, place: int) -> Floats:
         """e_j, from b_j + a_j s."""
         mark = self.played.sum.frames().fingerprint
-        seed, _, *blobs = open_request(self.played.sum, mark, self.request)
+        seed, _, *blobs = open_request(self.played.sum, mark, self.request, 4)
         numbers = self._times_secret(expand_label(self.ring, seed, place))
         numbers += self.ring.parse(blobs[place], sender="itself")
         step = self.ring.bits - self.played.sum.headroom.plain_bits
