@@ -5,6 +5,7 @@ A case `encrypted/PEOPLExLABELS` is one session of three passives with ten class
 one passive gets (`bytes_up`, the encrypted labels) and sends (`bytes_down`). `ratio` is these
 seconds over those of the same matrix product in the clear and the masked sum of the products, with
 labels that every passive sees; `ratio_to_product` is the passive's part over the product alone.
+`audited/...` is the same with 20 candidates, of which each passive sees through 19.
 Every sum is checked against the product of integers. Each case runs in an interpreter of its own,
 whose peak memory holds all parties.
 """
@@ -23,8 +24,9 @@ from experiments.bench.rows import Row
 __all__ = ["bench", "measure"]
 
 _COLUMNS, _PASSIVES = 10, 3
-_QUICK = ((10_000, 50),)
-_SIZES = (*_QUICK, (100_000, 50), (1_000_000, 200))
+_CANDIDATES = 20
+_QUICK = ((10_000, 50, 0),)
+_SIZES = (*_QUICK, (100_000, 50, 0), (100_000, 50, _CANDIDATES), (1_000_000, 200, 0))
 _REPETITIONS = 3
 _PATIENCE_S = 900
 _PARTS = ("passive_seconds", "active_seconds", "aggregator_seconds")
@@ -32,18 +34,19 @@ _PARTS = ("passive_seconds", "active_seconds", "aggregator_seconds")
 
 def bench(quick: bool) -> Iterator[Row]:
     """10,000 people and 50 labels; unless `quick`, up to a million people and 200 labels."""
-    for people, labelled in _QUICK if quick else _SIZES:
-        yield measure(people, labelled, 1 if quick or people > 10**5 else _REPETITIONS)
+    for people, labelled, candidates in _QUICK if quick else _SIZES:
+        repetitions = 1 if quick or people > 10**5 else _REPETITIONS
+        yield measure(people, labelled, repetitions, candidates)
 
 
-def measure(people: int, labelled: int, repetitions: int) -> Row:
+def measure(people: int, labelled: int, repetitions: int, candidates: int = 0) -> Row:
     """The fastest of some runs of one size; what else a machine does only adds."""
-    runs = [_run(people, labelled) for _ in range(repetitions)]
+    runs = [_run(people, labelled, candidates) for _ in range(repetitions)]
     found = min(runs, key=_seconds)
     clear = min(run["clear_seconds"] for run in runs)
     product = min(run["clear_product_seconds"] for run in runs)
     return Row(
-        case=f"encrypted/{people}x{labelled}",
+        case=f"{'audited' if candidates else 'encrypted'}/{people}x{labelled}",
         seconds=_seconds(found),
         peer="clear product, masked sum",
         ratio=_seconds(found) / clear,
@@ -56,7 +59,7 @@ def _seconds(found: Mapping[str, Any]) -> float:
     return float(sum(found[part] for part in _PARTS))
 
 
-def _run(people: int, labelled: int) -> Mapping[str, Any]:
+def _run(people: int, labelled: int, candidates: int) -> Mapping[str, Any]:
     """Run one case in an interpreter of its own.
 
     Raises:
@@ -68,7 +71,7 @@ def _run(people: int, labelled: int) -> Mapping[str, Any]:
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(str(Path(at).resolve()) for at in sys.path),
     }
-    sizes = map(str, (people, labelled, _COLUMNS, _PASSIVES))
+    sizes = map(str, (people, labelled, _COLUMNS, _PASSIVES, candidates))
     # the interpreter and the script are ours
     done = subprocess.run(  # noqa: S603
         [sys.executable, votes_case.__file__, *sizes],
@@ -79,6 +82,6 @@ def _run(people: int, labelled: int) -> Mapping[str, Any]:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"encrypted/{people}x{labelled} failed: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{people}x{labelled} failed: {done.stderr[-2000:]}")
     found: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found

@@ -1,9 +1,10 @@
 """One sum of products, run as a script in an interpreter of its own by `experiments.bench.votes`.
 
-Takes people, labels, columns and passives; prints one JSON object: seconds of the one active, one
-passive and the aggregator, the same with labels that the passives see (`clear_*`: the product in
-numpy, then the masked sum), bytes to and from one passive, and the peak memory of all parties in
-one process. The rows of a block are the same in every block: no time depends on them.
+Takes people, labels, columns, passives and candidates (0: none); prints one JSON object: seconds of
+the one active, one passive and the aggregator, the same with labels that the passives see
+(`clear_*`: the product in numpy, then the masked sum), bytes to and from one passive, and the peak
+memory of all parties in one process. The rows of a block are the same in every block: no time
+depends on them.
 """
 
 import json
@@ -19,7 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocols.conversation import converse
-from protocols.products import ProductAgreement, SumOfProducts
+from protocols.products import (
+    ProductAgreement,
+    ProductContributor,
+    ProductReceiver,
+    SumOfProducts,
+)
 from protocols.sums import MaskedSum, StepBinding
 
 __all__ = ["main"]
@@ -62,7 +68,8 @@ def _encrypted(
     combiner = described.combiner()
     passives = {name: described.contributor(name) for name in agreed.contributors}
     converse(passives)
-    request, one = receiver.request(), agreed.contributors[0]
+    one = agreed.contributors[0]
+    request = _audited(clock, receiver, passives) if agreed.candidates else receiver.request()
     for name, role in passives.items():
         clock.of(name, role.accept, request)
     levels = described.fixed_point.levels
@@ -79,6 +86,16 @@ def _encrypted(
         if not np.array_equal(np.rint(opened * levels), expected[:people]):
             raise RuntimeError(f"block {block} opened to another sum than the matrices have")
     return clock, len(request), down
+
+
+def _audited(
+    clock: _Clock, receiver: ProductReceiver, passives: Mapping[str, ProductContributor]
+) -> bytes:
+    """The request after the passives drew which candidate is kept."""
+    commitment = receiver.commitment()
+    converse({name: role.toss(commitment) for name, role in passives.items()})
+    told = {name: role.challenge() for name, role in passives.items()}
+    return clock.of("active", receiver.request, told)
 
 
 def _clear(described: SumOfProducts, labels: Matrix, rows: Mapping[str, Matrix]) -> _Clock:
@@ -104,7 +121,9 @@ def _clear(described: SumOfProducts, labels: Matrix, rows: Mapping[str, Matrix])
     return clock
 
 
-def _measure(people: int, labelled: int, columns: int, passives: int) -> dict[str, Any]:
+def _measure(
+    people: int, labelled: int, columns: int, passives: int, candidates: int
+) -> dict[str, Any]:
     agreed = ProductAgreement(
         session="bench",
         receiver="active",
@@ -113,6 +132,7 @@ def _measure(people: int, labelled: int, columns: int, passives: int) -> dict[st
         people=people,
         columns=columns,
         labelled=labelled,
+        candidates=candidates or None,
     )
     described, rng = SumOfProducts(agreed), np.random.default_rng(0)
     labels = np.eye(columns)[rng.integers(columns, size=labelled)]
@@ -137,8 +157,8 @@ def _measure(people: int, labelled: int, columns: int, passives: int) -> dict[st
 
 def main() -> None:
     """Measure one size."""
-    people, labelled, columns, passives = map(int, sys.argv[1:])
-    print(json.dumps(_measure(people, labelled, columns, passives)))
+    people, labelled, columns, passives, candidates = map(int, sys.argv[1:])
+    print(json.dumps(_measure(people, labelled, columns, passives, candidates)))
 
 
 if __name__ == "__main__":

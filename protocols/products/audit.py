@@ -17,6 +17,7 @@ that chance; which one-hot labels it asks about is its choice.
 """
 
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -49,6 +50,7 @@ class Candidates(KeepsSecrets):
         self, described: DescribedProducts, frames: AgreedFrames, classes_n: IntArray
     ) -> None:
         self._described, self._frames, self._classes_n = described, frames, classes_n
+        self._opening = threading.Lock()
         self._roots = [fresh_key() for _ in range(described.products.candidates or 0)]
         hashes = [_hash_of(described, frames, root) for root in self._roots]
         self._hashes = b"".join(hashes)
@@ -58,14 +60,17 @@ class Candidates(KeepsSecrets):
         """The message of step 3 and the secret key of the request that is kept; once.
 
         Raises:
-            LocalProtocolError: it was opened before: twice would open every request.
+            LocalProtocolError: it was opened before, as twice would open every request; or this
+                is another process.
             RemoteProtocolError: a passive is missing, or they do not name the same request.
         """
+        self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         described = self._described
         kept = _agreed_challenge(described, self._frames, challenges, self._hashes)
-        if not self._roots:
-            raise LocalProtocolError("the candidates of this request were opened already")
-        roots, self._roots = self._roots, []
+        with self._opening:
+            if not self._roots:
+                raise LocalProtocolError("the candidates of this request were opened already")
+            roots, self._roots = self._roots, []
         root = roots.pop(kept)
         columns = described.products.columns
         classes_n = _classes_of(described, root)

@@ -63,8 +63,17 @@ class ProductParties:
             }
         )
         if accept:
+            request = self.audited() if agreed.candidates else self.receiver.request()
             for role in self.contributors.values():
-                role.accept(self.receiver.request())
+                role.accept(request)
+
+    def audited(self) -> bytes:
+        """The request after the coin was tossed."""
+        commitment = self.receiver.commitment()
+        converse({name: role.toss(commitment) for name, role in self.contributors.items()})
+        return self.receiver.request(
+            {name: role.challenge() for name, role in self.contributors.items()}
+        )
 
     def answers(self, block: int, rows: Mapping[str, Matrix], **noise: Any) -> dict[str, bytes]:
         people = self.sum.people_of(block)

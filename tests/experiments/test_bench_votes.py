@@ -19,5 +19,13 @@ def test_a_row_of_a_small_size() -> None:
     assert row["parameters"]["poly_degree"] == described.headroom.degree
 
 
+def test_a_row_with_candidates() -> None:
+    row = votes.measure(300, 3, 1, 3).as_json()
+    described = SumOfProducts(agreement(3, people=300, columns=10, labelled=3, candidates=3))
+    assert row["case"] == "audited/300x3"
+    assert row["bytes_up"] == described.request_bytes
+    assert row["bytes_down"] == described.answer_bytes(0)
+
+
 def test_it_has_its_place_in_the_table() -> None:
     assert BENCHES["votes"] is votes.bench

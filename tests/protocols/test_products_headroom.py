@@ -18,7 +18,8 @@ CASES: list[dict[str, Any]] = [
     for bits, n, K, U, M, noise in itertools.product(
         (2, 16, 20), (1, 50, 1000), (1, 10, 200), (1, 10**6), (2, 64), (None, 10**4)
     )
-]
+] + [{"bits": 16, "labelled": 50, "columns": K, "people": 10**5, "passives": 3, "noise": None,
+      "candidates": 20} for K in (1, 2, 10, 64)]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -28,11 +29,12 @@ def test_parameters_hold_the_bounds(case: dict[str, Any]) -> None:
     assert found.modulus_bits <= SECURE_MODULUS_BITS[found.degree]
     assert sum(found.widths) == found.modulus_bits
     assert found.kept_bits in {sum(found.widths[place:]) for place in range(len(found.widths))}
-    assert found.stride >= agreed.columns
+    assert found.folds == (2 if agreed.candidates else 1)
+    assert found.stride >= found.folds * agreed.columns
     limit = passives * (row_limit(agreed) + largest_noise(agreed.noise or 0))
     assert 2 ** (found.plain_bits - 1) > limit
     assert 2**found.plain_bits <= 4 * limit + 1  # no larger than it must be
-    own = LARGEST_ERROR * (found.rows * row_limit(agreed) + 2 * found.degree)
+    own = found.folds * LARGEST_ERROR * (found.rows * row_limit(agreed) + 2 * found.degree)
     values = passives * agreed.people * agreed.columns
     assert own * values * 2**agreed.security <= 2**found.smudging_bits
     noise = (
@@ -40,7 +42,7 @@ def test_parameters_hold_the_bounds(case: dict[str, Any]) -> None:
         * (own + 2 ** (found.smudging_bits - 1))
         / 2 ** (found.modulus_bits - found.kept_bits)
     )
-    tail = 6 * np.sqrt(passives * (found.degree + 1) / 4)
+    tail = 6 * np.sqrt(passives * (found.folds * found.degree + 1) / 4)
     assert noise + tail < found.noise_bound < 2 ** (found.kept_bits - found.plain_bits - 1)
 
 
@@ -60,13 +62,14 @@ def test_what_does_not_fit_says_so() -> None:
         solve_products(agreed)
 
 
+@pytest.mark.parametrize("candidates", [None, 2])
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("opens", [True, False])
 def test_the_bound_of_the_noise_is_real(
-    opens: bool, sign: int, monkeypatch: pytest.MonkeyPatch
+    opens: bool, sign: int, candidates: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest smudging noise at all passives opens; a sixth beyond the bound does not."""
-    agreed = agreement(3, people=100_000, columns=10, labelled=2)
+    agreed = agreement(3, people=100_000, columns=10, labelled=2, candidates=candidates)
     played = ProductParties(agreed)
     found, ring = played.sum.headroom, played.sum.ring
 

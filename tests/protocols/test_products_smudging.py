@@ -33,7 +33,11 @@ class CuriousActive:
         secret = vars(played.receiver)["_secret"]
         self.secret_H = secret
         self.request = played.receiver.request()
-        self.errors = [self._error(place) for place in range(len(LABELS))]
+        self.errors = (
+            [self._error(place) for place in range(len(LABELS))]
+            if played.sum.headroom.folds == 1
+            else []
+        )
 
     def _error(self, place: int) -> Floats:
         """e_j, from b_j + a_j s."""
@@ -50,7 +54,9 @@ class CuriousActive:
         role = self.played.contributors["passive_1"]
         labels = vars(role)["_labels"]
         c0, c1 = role._ciphertexts(rows.astype(np.int64), labels)
-        phase = self._times_secret(c1).reshape(*c0.shape[:3], -1)[..., :2] + c0
+        folds = self.played.sum.headroom.folds
+        phase = self._times_secret(c1).reshape(*c0.shape[:3], -1)[..., : 2 * folds]
+        phase = phase.reshape(*c0.shape[:3], folds, 2).sum(axis=3) + c0
         product = (rows @ LABELS).astype(np.int64).reshape(c0.shape[1:])
         step = self.ring.bits - self.played.sum.headroom.plain_bits
         self.ring.add_at(phase, step, -product)
@@ -80,8 +86,10 @@ class CuriousActive:
         return centred
 
 
-def active(*, smudged: bool, monkeypatch: pytest.MonkeyPatch) -> CuriousActive:
-    agreed = agreement(people=PEOPLE, columns=2, labelled=2)
+def active(
+    *, smudged: bool, monkeypatch: pytest.MonkeyPatch, candidates: int | None = None
+) -> CuriousActive:
+    agreed = agreement(people=PEOPLE, columns=2, labelled=2, candidates=candidates)
     played = ProductParties(agreed, LABELS)
     if not smudged:
         monkeypatch.setattr(played.contributors["passive_1"], "_smudge", lambda c0: None)
@@ -143,6 +151,15 @@ def test_the_noise_without_smudging_is_within_its_bound(monkeypatch: pytest.Monk
     for error in curious.errors:
         assert np.abs(error).max() <= LARGEST_ERROR
         assert 0.9 < error.std() / math.sqrt(10.5) < 1.1
+
+
+def test_two_powers_for_a_class_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    curious = active(smudged=False, monkeypatch=monkeypatch, candidates=2)
+    found, agreed = curious.played.sum.headroom, curious.played.sum.products
+    first, _ = candidates(curious.played.sum.fixed_point.levels)
+    bound = 2 * LARGEST_ERROR * (found.rows * row_limit(agreed) + 2 * found.degree)
+    assert bound / 2**16 < np.abs(curious.noise(first)).max() < bound
+    assert bound * 2**agreed.security * agreed.people < 2**found.smudging_bits
 
 
 @pytest.mark.parametrize(("factor", "accepted"), [(1, True), (1.5, False), (2 / 3, False)])
