@@ -2,9 +2,10 @@
 
 Run by: the active (`Candidates`) and the passives (`PublicCoin`, `open_audited`). Protects from: an
 active whose key, errors or labels are not as agreed. It is found out before any passive answers,
-but for one time in `candidates` (covert security: Aumann and Lindell 2007), and then a kept request
-holds one-hot labels under a proper key, whatever the active wanted. Not from: an active that takes
-that chance; which one-hot labels it asks about is its choice.
+but for one time in `candidates` (covert security: Aumann and Lindell 2007); a kept request that is
+as it should be holds one-hot labels under a proper key. Not from: an active that takes that chance,
+or that falls silent after the coin and tries again: whoever does must count as found out, as each
+session is a new chance. Which one-hot labels it asks about is its choice.
 
 1. The active makes `candidates` requests, each from 32 secret bytes, for labels that are uniform
    and have nothing to do with its own, and sends the hash of each (`Candidates.commitment`).

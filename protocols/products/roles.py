@@ -326,7 +326,8 @@ class ProductContributor(Role):
             raise LocalProtocolError(
                 f"the block has rows of shape {(people, agreed.labelled)}, got {rows_Bn.shape}"
             )
-        scaled_Bn = np.rint(rows_Bn * np.float64(levels / agreed.row_bound))
+        with np.errstate(over="ignore"):  # infinite is beyond the bound, too
+            scaled_Bn = np.rint(rows_Bn * np.float64(levels / agreed.row_bound))
         if np.abs(scaled_Bn).sum(axis=1).max() > row_limit(agreed):
             raise LocalProtocolError(
                 f"a row of {self.me} adds up to more than row_bound = {agreed.row_bound:g} in "

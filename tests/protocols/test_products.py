@@ -161,6 +161,7 @@ def test_labels_that_are_no_bits(bad: Any) -> None:
     ("bad", "says"),
     [
         (np.full((30, 4), 0.3), "adds up to more than row_bound"),
+        (np.full((30, 4), 1e308), "adds up to more than row_bound"),
         (np.full((30, 4), np.nan), "NaN"),
         (np.zeros((29, 4)), "shape"),
         (np.zeros((30, 4), dtype=np.int64), "float32 or float64"),
