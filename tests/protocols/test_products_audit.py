@@ -4,7 +4,9 @@ import hashlib
 import itertools
 import os
 import pickle
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -302,6 +304,41 @@ def test_secrets_of_the_audit_are_never_copied() -> None:
     for thing in (held, vars(played.contributors["passive_1"])["_coin"]):
         with pytest.raises(LocalProtocolError, match="never serialised"):
             pickle.dumps(thing)
+
+
+def test_mutated_messages_of_an_audit() -> None:
+    agreed, rng, refused = agreement(candidates=3), random.Random(0), 0
+    honest = ProductParties(agreed, accept=False)
+    request = honest.audited()
+
+    def attempt(action: Callable[[bytes], object], body: bytes) -> None:
+        nonlocal refused
+        for size in (len(body), rng.randrange(len(body))):
+            changed = bytearray(body[:size] + rng.randbytes(rng.choice((0, 0, 3))))
+            if size == len(body):
+                changed[rng.randrange(min(size, 600))] ^= 1 << rng.randrange(8)
+            try:
+                action(bytes(changed))
+            except RemoteProtocolError:
+                refused += 1
+
+    def told_by_all(played: ProductParties, body: bytes) -> None:
+        played.receiver.request(dict.fromkeys(agreed.contributors, body))
+
+    for _ in range(60):
+        played = ProductParties(agreed, accept=False)
+        one, two = (played.contributors[name] for name in agreed.contributors)
+        commitment = played.receiver.commitment()
+        attempt(played.sum.contributor("passive_1").toss, commitment)
+        coins = {"passive_1": one.toss(commitment), "passive_2": two.toss(commitment)}
+        promise = coins["passive_2"].start()[0].body
+        attempt(partial(coins["passive_1"].receive, "passive_2"), promise)
+        told = honest.contributors["passive_1"].challenge()
+        attempt(partial(told_by_all, played), told)
+        attempt(honest.contributors["passive_1"].accept, request)
+    # But for a changed bit in what is only checked later: hashes, and the bytes of a promise.
+    assert refused > 60 * (4 + 2)
+    assert vars(honest.contributors["passive_1"])["_labels"] is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
