@@ -69,12 +69,6 @@ class MomentAgreement:
     def __post_init__(self) -> None:
         self._require_parties()
         self._require_sizes()
-        if self.limit >= 2**63:
-            raise LocalProtocolError(
-                f"a moment of {self.people} people, {len(self.contributors)} contributors, "
-                f"{self.bits} bits and noise of {self.noise} steps reaches {self.limit}, beyond "
-                "the ring of 64 bits; use fewer bits"
-            )
 
     def _require_parties(self) -> None:
         if type(self.contributors) is not tuple:
@@ -146,7 +140,10 @@ class MomentAgreement:
 
     @property
     def word(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """A ring element on the wire: of 32 bits where every opened value fits, else of 64."""
+        """A ring element on the wire: of 32 bits where every opened value fits, else of 64.
+
+        Whatever an agreement may say fits 64: at most 1024 (2^24 2^18 + 13.4 * 2^24), below 2^53.
+        """
         return np.dtype("<u4") if self.limit < 2**31 else np.dtype("<u8")
 
     @property

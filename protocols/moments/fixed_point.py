@@ -35,7 +35,8 @@ def vote_steps(agreement: MomentAgreement, votes_UK: FloatArray) -> Elements:
         kind = f"{getattr(votes_UK, 'dtype', type(votes_UK).__name__)} {np.shape(votes_UK)}"
         raise LocalProtocolError(f"votes are a float32 or float64 array {shape}, got {kind}")
     wide_UK = votes_UK.astype(np.float64, order="C")
-    norm_U = np.abs(wide_UK).sum(axis=1)
+    with np.errstate(over="ignore"):
+        norm_U = np.abs(wide_UK).sum(axis=1)
     if not (norm_U <= 1 + _TOLERANCE).all():  # also where a value is not finite
         far = int(np.count_nonzero(~(norm_U <= 1 + _TOLERANCE)))
         raise LocalProtocolError(
