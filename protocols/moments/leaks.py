@@ -62,8 +62,8 @@ MOMENT_LEAKS = MomentLeaks(
     "unnoticed while the result stays in range. A passive can vote what it likes and leave out its "
     "noise, a dealer can deal what does not fit. None of it shows a vote to anybody who works with "
     "nobody. Whether the active takes an answer tells whoever altered it one bit a session, of the "
-    "moment or the signs. An aggregator that answers twice, or leaves out the noise, works with "
-    "the active.",
+    "moment or the signs. An aggregator that answers twice or leaves out the noise, and a dealer "
+    "whose shares tell B, work with the active.",
     repeated="A further moment about the same people is a further release: passives must charge "
     "each one, and draw new noise.",
 )

@@ -1,8 +1,12 @@
 """What opens is the integer sum, to the last bit, within the agreed sensitivity and memory."""
 
+import re
+import subprocess
+import sys
 import tracemalloc
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,8 @@ from protocols.moments import agreement as agreements
 from protocols.moments.correlation import packed_signs
 from protocols.moments.fixed_point import vote_steps
 from tests.contracts.moment_parties import PEOPLE, MomentParties, Planted, moment_agreement, planted
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -201,3 +207,16 @@ def test_one_passive_is_a_named_choice() -> None:
     assert np.array_equal(MomentParties(agreed).play(held).opened, held.moment(agreed))
     with pytest.raises(LocalProtocolError, match="contributes nothing"):
         MomentContributor(agreed, "active")
+
+
+def test_the_guide_runs_as_printed(tmp_path: Path) -> None:
+    found = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "moments.md").read_text(), re.DOTALL)
+    assert found is not None
+    script = tmp_path / "moment.py"
+    script.write_text(found.group(1))
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (finished.stderr, finished.stdout) == ("", "True\n")

@@ -5,6 +5,7 @@ import os
 import random
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -266,10 +267,7 @@ def test_any_bytes_are_taken_or_refused(monkeypatch: pytest.MonkeyPatch) -> None
         block, name = rng.randrange(len(moment.shares)), rng.choice(sorted(moment.votes))
         targets: list[tuple[Callable[[bytes], object], bytes]] = [
             (lambda body: moment.answer(dealt=body), moment.seeds),
-            (
-                lambda body, n=name: moment.answer(votes=moment.votes | {n: body}),
-                moment.votes[name],
-            ),
+            (partial(moment.answer_to, name), moment.votes[name]),
             (lambda body: moment.answer(signs=body), moment.signs),
             (lambda body: receiver.ask(body, moment.held.signs, PEOPLE), moment.sign_seed),
             (receiver.take, moment.shares[block]),
