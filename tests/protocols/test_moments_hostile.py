@@ -173,6 +173,8 @@ def test_everything_is_used_once(moment: Moment) -> None:
     for action in again:
         with pytest.raises(LocalProtocolError, match="is used once, and a further moment is"):
             action()
+    for role in (passive, parties.receiver):  # nobody can expand the masks any more
+        assert not vars(vars(role)["_seeds"])["_seeds"]
     for late in (lambda: parties.receiver.open(b""), lambda: parties.receiver.take(b"")):
         with pytest.raises(LocalProtocolError, match="opened or refused; each is once"):
             late()

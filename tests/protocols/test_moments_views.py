@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.moments import MOMENT_LEAKS, MomentAgreement, roles
+from protocols.moments import agreement as agreements
 from protocols.moments.correlation import (
     added_shares,
     block_signs,
@@ -123,6 +124,19 @@ def test_what_the_active_sees_is_uniform(watched: Watched) -> None:
             assert unrelated(left, F - R)
     assert unrelated(c_KNd[:, :, 0], c_KNd[:, :, 1])
     assert unrelated(c_KNd[:, :, 0] * alpha[:, 0], c_KNd[:, :, 1] * alpha[:, 1])
+
+
+def test_no_block_repeats_what_hides_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares of one stream for two blocks would tell the active alpha B - alpha' B'."""
+    monkeypatch.setattr(agreements, "BLOCK_BYTES", 2**16)
+    agreed = moment_agreement(**SHAPE)
+    assert agreed.blocks == 4
+    seeds, _, *shares = (out.body for out in MomentParties(agreed).dealer.deal())
+    hiding = [combiner_shares(agreed, seeds[-32:], block) for block in range(4)]
+    assert unrelated(hiding[0], hiding[1])
+    assert unrelated(words(shares[0]), words(shares[1]))
+    mask_UK = mask_of_votes(agreed, seeds[-64:-32])
+    assert unrelated(mask_UK[:256], mask_UK[256:])
 
 
 def test_what_the_aggregator_sees_is_uniform(watched: Watched) -> None:
