@@ -6,7 +6,7 @@ gain should also name the baseline with the best mean over its seeds, and gain o
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -99,11 +99,10 @@ def best(results: Iterable[BaselineResult]) -> BaselineResult:
 def _validation(one: Baseline, task: SoloTask, parts: list[IntArray]) -> float | None:
     if not parts:
         return None
-    hits = []
-    for part in parts:
-        kept = np.setdiff1d(np.arange(len(task.labels)), part)
-        known = replace(task, labelled=task.labelled[kept], labels=task.labels[kept])
-        hits.append(_hits(one.fit(known), task.labelled_rows[part], task.labels[part]))
+    hits = [
+        _hits(one.fit(task.without(part)), task.labelled_rows[part], task.labels[part])
+        for part in parts
+    ]
     return float(np.concatenate(hits).mean())
 
 

@@ -7,7 +7,7 @@ Letters: N training rows, n of them with labels, B rows to predict, F features o
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self, TypeAlias
 
 import numpy as np
@@ -109,6 +109,11 @@ class SoloTask:
     def indicators(self) -> FloatArray:
         """The labels as indicators (n, K)."""
         return np.asarray(np.eye(self.classes)[self.labels], dtype=np.float64)
+
+    def without(self, part: IntArray) -> Self:
+        """The same without these of the labels, whose rows stay."""
+        kept = np.setdiff1d(np.arange(len(self.labels)), part)
+        return replace(self, labelled=self.labelled[kept], labels=self.labels[kept])
 
     def state(self, *purpose: str | int) -> int:
         """A seed for scikit-learn, which takes 32 bits, for one purpose of this task."""

@@ -21,6 +21,7 @@ from secure_apfed.methods import open_session
 from secure_apfed.parties import Ballot
 from secure_apfed.runs import RunFolder, load_model, run
 from secure_apfed.runs.record import read_outcome
+from secure_apfed.solo import SoloTask
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -140,11 +141,14 @@ def test_reliability_is_of_rows_that_were_not_shown() -> None:
     rng = np.random.default_rng(0)
     labels = np.arange(40) % 2
     apart = rng.normal(size=(40, 3)) + 9 * labels[:, None]
-    args = {"classes": 2, "seed": 0}
-    places = np.arange(40)
-    assert reliability_of(Spreading(), apart, places, labels, **args) == 0.98
+
+    def spread(task: SoloTask) -> np.ndarray:
+        return Spreading().label(task.features, task.labelled, task.labels, task.classes)
+
+    every = np.arange(40)
+    assert reliability_of(spread, SoloTask.of(apart, every, labels, classes=2)) == 0.98
     noise = rng.normal(size=(40, 3))
-    assert reliability_of(Spreading(), noise, places, labels, **args) <= 0.9
+    assert reliability_of(spread, SoloTask.of(noise, every, labels, classes=2)) <= 0.9
 
 
 def test_people_may_have_different_voters() -> None:
