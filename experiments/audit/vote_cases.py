@@ -28,7 +28,7 @@ from experiments.audit.votes import (
     weights_and_sum,
 )
 from protocols.sums.fixed_point import FixedPoint
-from secure_apfed.labellers import Logistic, PrivateLogistic, Spreading
+from secure_apfed.labellers import Logistic, PrivateLogistic, Ridge, Spreading
 from secure_apfed.privacy.gdp import GaussianRelease, gdp_epsilon, gdp_mu
 from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.privacy.votes import summed_votes, table_guarantee, vote_distance
@@ -106,11 +106,11 @@ _ADDED = NoisySum(
     point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=_DEVIATION), honest=_HONEST
 )
 _SUM = summed_votes(
-    deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3, signed=False, integers=True
+    Logistic(), hard=True, deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3
 )
 _SOFT = summed_votes(
-    deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3, signed=True
-)  # fmt: skip
+    Ridge(), hard=False, deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3
+)
 _HARD_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]))
 _SIGNED_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([-1.0, 0.0, 0.0]))
 _WEIGHTS = 6.0

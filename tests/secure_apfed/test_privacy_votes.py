@@ -198,11 +198,27 @@ def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool,
 
 
 def test_sums_and_moments_take_these_distances() -> None:
-    votes = summed_votes(deviation=300, honest=3, steps=127, classes=4, signed=False)
+    noise: dict[str, Any] = {"deviation": 300, "honest": 3}
+    votes = summed_votes(Logistic(), hard=False, steps=127, classes=4, **noise)
     assert votes.sensitivity == pytest.approx(math.sqrt(2) * 127 + 2)
     assert votes.numbers == 4
-    moment = summed_moment(deviation=300, honest=3, steps=127, numbers=24, signed=True)
+    for labeller, hardened, more, far in (
+        (Ridge(), False, {}, 2 * 127 + 2),
+        (Ridge(), True, {}, math.sqrt(2) * 127),
+        (Ridge(), False, {"integers": True}, 2 * 127),
+        (Spreading(), False, {"integers": True}, math.sqrt(2) * 127),
+    ):
+        settings: dict[str, Any] = more
+        found = summed_votes(labeller, hard=hardened, steps=127, classes=4, **noise, **settings)
+        assert found.sensitivity == pytest.approx(far)
+    # Where 1 is no whole number of steps, hard votes are rounded, too.
+    uneven = summed_votes(Logistic(), hard=True, steps=12.7, classes=4, **noise)
+    assert uneven.sensitivity == pytest.approx(math.sqrt(2) * 12.7 + 2)
+    moment = summed_moment(Ridge(), hard=False, steps=127, numbers=24, **noise)
     assert moment.sensitivity == pytest.approx(2 * 127 + math.sqrt(24))
+    assert moment.numbers == 24
+    moment = summed_moment(Ridge(), hard=True, steps=127, numbers=24, **noise)
+    assert moment.sensitivity == pytest.approx(math.sqrt(2) * 127 + math.sqrt(24))
     ledger = PrivacyLedger(votes, delta=DELTA, budget=None, rows=2, log=None)
     ledger.charge(step=0, rows=torch.arange(2), digest=b"1")
     assert ledger.spent().epsilon_x == votes.epsilon(1, DELTA)
@@ -301,7 +317,7 @@ def test_private_labellers_out_of_range_are_refused(wrong: dict[str, Any]) -> No
 # Tables
 
 RESPONSE = VoteResponse(epsilon=1.0, classes=3)
-SUM = summed_votes(deviation=400, honest=3, steps=127, classes=3, signed=False)
+SUM = summed_votes(Logistic(), hard=False, deviation=400, honest=3, steps=127, classes=3)
 
 
 @pytest.mark.parametrize("name", sorted(LABELLERS))
