@@ -20,17 +20,19 @@ Letters: U rows, K classes, P numbers of a row of Phi, L steps of fixed point fo
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.interface import Labeller
-from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.contributions import SummedRelease, least_deviation
 from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, compose, gdp_epsilon
 from secure_apfed.privacy.vote_response import VoteResponse
 
 __all__ = [
     "Opening",
     "TableGuarantee",
+    "calibrate_votes",
     "distance_in_steps",
     "summed_moment",
     "summed_votes",
@@ -228,6 +230,47 @@ def table_guarantee(
         pure=isinstance(opening, VoteResponse),
         labeller=labeller.statement(),
         reader=_reader(opening),
+    )
+
+
+def calibrate_votes(
+    labeller: Labeller,
+    release: Callable[[int], SummedRelease],
+    *,
+    epsilon: float,
+    delta: float,
+    releases: int = 1,
+    whole_table: bool,
+) -> int:
+    """The least deviation of each honest party, in steps, that keeps within (epsilon, delta).
+
+    Args:
+        labeller: whose votes are opened.
+        release: from a deviation to the release, by `summed_votes` or `summed_moment`.
+        epsilon: of what is to be kept.
+        delta: of what is to be kept.
+        releases: how often it is all done, weights included.
+        whole_table: whether epsilon is that of any person's whole record; otherwise of one vote,
+            the labeller held fixed.
+
+    Raises:
+        ConfigError: the labeller has no line for whole records, its weights take all of
+            epsilon already, or a sum cannot carry so much noise.
+    """
+    if whole_table and not (labeller.inductive and math.isfinite(labeller.model.mu)):
+        raise ConfigError(
+            f"the labeller {labeller.name} gives nothing for whole records, however much noise its "
+            "votes have; take one with noise on its weights, or calibrate to one vote"
+        )
+
+    def enough(deviation: int) -> bool:
+        found = table_guarantee(labeller, release(deviation), delta=delta, releases=releases)
+        return (found.epsilon if whole_table else found.vote) <= epsilon
+
+    return least_deviation(
+        enough,
+        f"votes of the labeller {labeller.name} at epsilon {epsilon:g} over {releases} releases",
+        "use fewer bits, a larger epsilon, or a smaller share of it for weights",
     )
 
 

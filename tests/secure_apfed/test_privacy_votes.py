@@ -31,6 +31,7 @@ from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, gdp_epsilon, gd
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.privacy.votes import (
+    calibrate_votes,
     distance_in_steps,
     summed_moment,
     summed_votes,
@@ -394,3 +395,35 @@ def test_a_ridge_costs_more_than_a_spreading_for_the_same_noise() -> None:
 def test_a_guarantee_needs_a_delta_and_a_release(delta: float, releases: int) -> None:
     with pytest.raises(ConfigError, match="expected"):
         table_guarantee(Logistic(), RESPONSE, delta=delta, releases=releases)
+
+
+@pytest.mark.parametrize("whole_table", [False, True])
+def test_calibrated_noise_is_the_least_that_keeps_the_budget(whole_table: bool) -> None:
+    labeller = private(2.0)
+
+    def release(deviation: int) -> SummedRelease:
+        return summed_votes(
+            labeller, hard=True, deviation=deviation, honest=3, steps=127, classes=3
+        )
+
+    budget: dict[str, Any] = {"epsilon": 3.0, "delta": DELTA, "whole_table": whole_table}
+    found = calibrate_votes(labeller, release, **budget)
+
+    def spent(deviation: int) -> float:
+        guarantee = table_guarantee(labeller, release(deviation), delta=DELTA)
+        return guarantee.epsilon if whole_table else guarantee.vote
+
+    assert spent(found) <= 3.0 < spent(found - 1)
+    assert calibrate_votes(labeller, release, **budget, releases=2 - whole_table) >= found
+
+
+def test_no_noise_on_votes_makes_up_for_bare_weights() -> None:
+    def release(deviation: int) -> SummedRelease:
+        return summed_votes(
+            Logistic(), hard=True, deviation=deviation, honest=3, steps=127, classes=3
+        )
+
+    with pytest.raises(ConfigError, match="nothing for whole records"):
+        calibrate_votes(Logistic(), release, epsilon=3.0, delta=DELTA, whole_table=True)
+    with pytest.raises(ConfigError, match="a smaller share of it for weights"):
+        calibrate_votes(private(4.0), release, epsilon=3.0, delta=DELTA, whole_table=True)
