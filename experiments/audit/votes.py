@@ -99,12 +99,12 @@ def people_on_a_line(*, labelled: bool) -> TwoTables:
 
     Without a label the person sits between the middle and one group or the other; the middle's
     graph has no other edge to a group. With a label the person is the only one of class 1, and
-    stands beyond the middle or beyond class 0.
+    stands on the right or far on the left, beyond class 0.
     """
     left, middle = np.array([-2.0, -2.1, -1.9]), np.linspace(-0.01, 0.01, 9)
     people = [0.0, *left, *-left, *middle]
     worlds = []
-    for at in (4.0, -6.0) if labelled else (-1.0, 1.0):
+    for at in (1.9, -8.0) if labelled else (-1.0, 1.0):
         people[0] = at
         worlds.append(np.array(people)[:, None])
     known = np.array([1, 0]) if labelled else np.array([1, 4])
