@@ -115,6 +115,7 @@ def _play(
         accuracy=course.accuracy,
         wire_bytes=session.transcript.wire_bytes,
         privacy=privacy,
+        contributions={name: one.account() for name, one in session.contributions.items()},
         recorded=experimenter.recording(),
         folder=writer.folder.path if writer else None,
     )
