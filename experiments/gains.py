@@ -280,7 +280,8 @@ def draw(path: Path, rows: Sequence[GainRow]) -> None:
             gains = [row.gain.over_chosen for row in of_line if row.gain]
             arms = [gain.arms(100) for gain in gains]
             axes.errorbar(
-                [row.case.epsilon or math.inf for row in of_line], [100 * gain.mean for gain in gains],
+                [row.case.epsilon or math.inf for row in of_line],
+                [100 * gain.mean for gain in gains],
                 yerr=[[arm[0][0] for arm in arms], [arm[1][0] for arm in arms]],
                 fmt="o-", color=colour, label=name, capsize=2.5,
             )  # fmt: skip
