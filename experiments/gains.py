@@ -251,7 +251,7 @@ def run_gains(
         )
     write_text(folder / "gains.json", to_json({"rows": [row.as_json() for row in rows]}))
     write_text(folder / "gains.md", markdown(HEADER, [row.cells() for row in rows]))
-    draw(folder / "gains.png", rows)
+    _draw(folder / "gains.png", rows)
     return rows
 
 
@@ -264,7 +264,7 @@ def _absent(case: GainCase) -> str:
     return ""
 
 
-def draw(path: Path, rows: Sequence[GainRow]) -> None:
+def _draw(path: Path, rows: Sequence[GainRow]) -> None:
     """Gain against epsilon for each method and data set that has several of both."""
     lines: dict[str, list[GainRow]] = {}
     for row in rows:

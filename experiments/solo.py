@@ -18,10 +18,10 @@ from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import write_atomically
 from secure_apfed.runs.record import Written
-from secure_apfed.solo import SoloTask
+from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.solo.choice import BaselineResult, best, compare
 
-__all__ = ["FILE", "SoloRecord", "keep_solo", "read_solo", "solo_file"]
+__all__ = ["FILE", "SoloRecord", "keep_solo", "read_solo", "settings_digest", "solo_file"]
 
 FILE = "solo.json"
 
@@ -36,6 +36,15 @@ class SoloRecord(Written):
     def best(self) -> BaselineResult:
         """The one that the active's own labels choose."""
         return best(self.baselines)
+
+    def sentence(self, accuracy: float) -> str:
+        """How a run of this accuracy stands beside it; one run shows no more than that."""
+        alone = self.best
+        return (
+            f"{100 * (accuracy - alone.test):+.1f} points against {alone.title}, the best that the "
+            f"active does alone by its own labels ({100 * alone.test:.1f} %); one run shows no "
+            "gain, only several seeds do"
+        )
 
 
 def settings_digest(config: Config) -> str:
@@ -73,7 +82,9 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
         model=config.model,
         train=config.train,
     )
-    found = compare(task, table.features[own.test_rows], table.labels[own.test_rows])
+    found = compare(
+        task, table.features[own.test_rows], table.labels[own.test_rows], baselines=BASELINES
+    )
     record = SoloRecord(settings=settings_digest(config), baselines=tuple(found))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
