@@ -3,9 +3,9 @@
 Digits (four strips) and breast cancer (three natural parties), with handwritten numerals where
 their files are, over several seeds: the active alone, every method of votes, a joint teacher,
 imputation, TVFL with its lonely inferences, and APFed-C plain and protected, each beside the best
-that the active does alone. One YAML file describes the protected APFed-C of a data set; every other run is
-derived from it by a variant, so that all share data, seeds and labelled rows. Everything lies in
-one folder; a stopped job goes on where it was.
+that the active does alone. One YAML file describes the protected APFed-C of a data set; every other
+run is derived from it by a variant, so that all share data, seeds and labelled rows. Everything
+lies in one folder; a stopped job goes on where it was.
 """
 
 import math
@@ -306,8 +306,8 @@ def draw(path: Path, *, title: str, lines: Sequence[Line]) -> Picture:
     return Picture(
         path=path,
         title=title,
-        caption="Means over the seeds with 95 % intervals; no gain is drawn for an inference that is "
-        "not the method's own. Dotted: the best solo baseline. Protected lines are filled.",
+        caption="Means over the seeds with 95 % intervals; no gain is drawn for an inference "
+        "that is not the method's own. Dotted: the best solo baseline. Protected lines are filled.",
     )
 
 
