@@ -30,7 +30,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_FOLDS = 5
+_FOLDS = 3
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 _LEAST_AGREEMENT = 0.3
 _LEAST_MISFIT = 0.02
