@@ -59,7 +59,7 @@ def reliability_of(
 
     Between twice chance and .98, since few rows tell it roughly.
     """
-    order = np.random.default_rng(derive_seed(seed, "votes", "folds")).permutation(len(labels_n))
+    order = np.random.default_rng(derive_seed(seed, "labeller", "folds")).permutation(len(labels_n))
     right = 0
     for fold in np.array_split(order, min(_FOLDS, len(order))):
         others = np.setdiff1d(order, fold)

@@ -56,12 +56,17 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "RandomisedVotes",
+    "RandomisedVotesHelper",
+    "RandomisedVotesLearner",
     "SummedVotes",
+    "SummedVotesHelper",
+    "SummedVotesLearner",
     "VotesHelper",
     "VotesLearner",
     "VotesMethod",
     "active_labeller",
     "open_votes_facts",
+    "passive_labeller",
 ]
 
 _ASK = 0
