@@ -105,6 +105,11 @@ class Config(RunSettings):
                 f"expects, and method {self.method} has none that predicts alone; use "
                 "randomised_response"
             )
+        if self.labels.mechanism == MultiStageResponse.name and self.facts.asks_once:
+            raise ValueError(
+                f"labels.mechanism: {self.labels.mechanism} answers labels in stages, and method "
+                f"{self.method} sends all of them once; use randomised_response"
+            )
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ Letters: U rows to vote on, n of them labelled, B rows at once, K classes.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from secure_apfed.models import RandomFeatures
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Allowance, StepGate
 from secure_apfed.settings.training import TrainSettings
+from secure_apfed.solo import Baseline, SoloTask
 
 __all__ = ["Ballot", "VotesActive", "VotingParty"]
 
@@ -218,7 +220,9 @@ class VotesActive(Party):
         data: what it holds, with the labels that it may train on.
         aligned: row of its table at each position of the alignment.
         networks: the student; random features under a linear head are fitted in one go.
-        labeller: its own, the prior.
+        labeller: its own.
+        prior: what it believes of its rows before it reads votes: what this baseline would do
+            alone; None: what the labeller says.
         train, compute, seed: how a network student trains.
 
     Attributes:
@@ -235,6 +239,7 @@ class VotesActive(Party):
         rows_U: Tensor,
         networks: ActiveNetworks,
         labeller: Labeller,
+        prior: Baseline | None,
         train: TrainSettings,
         compute: Compute,
         seed: int,
@@ -244,7 +249,7 @@ class VotesActive(Party):
         table = data.table
         assert table.labels is not None
         self._labels_N, self._features_N = table.labels, table.features
-        self._seed, self._labeller = seed, labeller
+        self._seed, self._labeller, self._prior = seed, labeller, prior
         (self.classes,) = next(iter(contract.passives.values())).representation.shape
         self.rows_U = aligned[rows_U]
         labelled_n = torch.isin(self.rows_U, data.labelled_rows).nonzero().flatten()
@@ -274,13 +279,11 @@ class VotesActive(Party):
         self.votes = votes
         features_UF = self._features_N[self.rows_U].flatten(1).double().numpy()
         labelled_n, labels_n = self.ballot.labelled.numpy(), self.ballot.labels.numpy()
-        own_UK = self._labeller.label(features_UF, labelled_n, labels_n, self.classes)
+        task = SoloTask.of(features_UF, labelled_n, labels_n, classes=self.classes, seed=self._seed)
+        believed = self._believed if self._prior is None else partial(_alone, self._prior)
+        own_UK = believed(task)
         own_U = np.where(own_UK.any(axis=1), own_UK.argmax(axis=1), _NO_CLASS)
-        reliability = reliability_of(
-            self._labeller, features_UF, labelled_n, labels_n, classes=self.classes,
-            seed=self._seed,
-        )  # fmt: skip
-        targets_UK = likely_labels(votes, own_U, reliability)
+        targets_UK = likely_labels(votes, own_U, reliability_of(believed, task))
         targets_UK[labelled_n] = np.eye(self.classes)[labels_n]
         self._targets_NK[self.rows_U] = torch.from_numpy(targets_UK)
         if self.in_one_go:
@@ -288,6 +291,10 @@ class VotesActive(Party):
                 self.networks, self.trainer.features_N[self.rows_U], targets_UK,
                 labelled_n=labelled_n, labels_n=labels_n,
             )  # fmt: skip
+
+    def _believed(self, task: SoloTask) -> Floats:
+        """What its labeller says of the rows of a task."""
+        return self._labeller.label(task.features, task.labelled, task.labels, task.classes)
 
     def learn(self, step: int, rows_B: Tensor) -> float:
         """Descend once on what the votes say of these rows of the table; return the loss."""
@@ -324,3 +331,8 @@ class VotesActive(Party):
                 variance=tensors["votes.variance"].numpy(),
                 voters=len(self.contract.passives),
             )
+
+
+def _alone(baseline: Baseline, task: SoloTask) -> Floats:
+    """What a baseline says of the rows of a task."""
+    return baseline.fit(task).scores(task.features)
