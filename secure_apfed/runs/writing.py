@@ -30,6 +30,7 @@ from secure_apfed.runs.folder import (
 )
 from secure_apfed.runs.party_folder import PartyFolder, only_here
 from secure_apfed.runs.record import (
+    AgreementOf,
     Attendance,
     Contributions,
     Outcome,
@@ -161,6 +162,10 @@ class RunWriter:
             labelled_rows=len(data.labelled_rows),
             test_rows=len(data.test_rows),
             sum=session.secure_sum,
+            agreement={
+                passive: AgreementOf.model_validate(asdict(one))
+                for passive, one in session.learner.agreement.items()
+            },
             attendance=Attendance.model_validate(session.attendance()),
             guarantee=guarantee,
             apart=self._apart,
