@@ -1,7 +1,7 @@
 """Ballots in live runs: what chosen labels and repeated runs read, and what poisoned votes spoil.
 
-Digits in four strips with 50 labels and breast cancer with 20; votes by label spreading. *epsilon* is
-of one vote at one passive: noise under the sum, or randomised response. All rules hold.
+Digits in four strips with 50 labels and breast cancer with 20; votes by label spreading. An epsilon
+is of one vote at one passive: noise under the sum, or randomised response. All rules hold.
 
 Letters: U rows asked about, K classes.
 """
@@ -95,8 +95,8 @@ def _neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: 
     rows = run.ballot.rows.sort().values
     draw = np.random.default_rng(seed)
     landmarks = draw.choice(len(rows), size=run.learner.party.classes - 1, replace=False)
-    others = (_open(data, method, epsilon, seed) for _ in range(1, runs))
-    seen_Uk = np.mean([_columns_of(one, rows, landmarks, draw) for one in (run, *others)], axis=0)
+    later = (_open(data, method, epsilon, seed) for _ in range(1, runs))
+    seen_Uk = np.mean([_columns_of(one, rows, landmarks, draw) for one in (run, *later)], axis=0)
     near = {
         name: _nearest(table.features[run.alignment[name]][rows].flatten(1).numpy(), landmarks)
         for name, table in zip(

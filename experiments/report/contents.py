@@ -18,12 +18,13 @@ from protocols.psi import SET_INTERSECTIONS
 from secure_apfed.data import find_dataset
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
+from secure_apfed.runs.record import AgreementOf
 from secure_apfed.settings import Settings
 
 __all__ = [
-    "Learned", "Tile", "accounting_of", "alignment_leaks_of", "coalitions_of", "headline_of",
-    "learned_by", "limits_of", "privacy_document", "settings_of", "tiles_of", "trace_of",
-    "unevenness", "warnings_of",
+    "Learned", "Tile", "accounting_of", "agreement_of", "alignment_leaks_of", "coalitions_of",
+    "headline_of", "learned_by", "limits_of", "privacy_document", "settings_of", "tiles_of",
+    "trace_of", "unevenness", "warnings_of",
 ]  # fmt: skip
 
 _BY_CLASS = "recall of class "
@@ -238,6 +239,19 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
+def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+    """Return how far each passive's votes agree with others', where each one's are read."""
+    return tuple(
+        (passive, "; ".join(_shares(one))) for passive, one in run.outcome.agreement.items()
+    )
+
+
+def _shares(one: AgreementOf) -> Iterator[str]:
+    if one.others is not None:
+        yield f"as another passive on {one.others:.2f} of the rows, +- {one.others_noise:.2f}"
+    yield f"as labelled on {one.labels:.2f} of the labelled ones, +- {one.labels_noise:.2f}"
+
+
 def trace_of(run: ReportedRun) -> tuple[str, ...]:
     """Return how the accountant came to epsilon_x, and what others say of it, or why not."""
     privacy = run.outcome.privacy
@@ -350,5 +364,8 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
             },
         },
         "attacks": [result.as_json() for result in run.attacks or ()],
+        "agreement_of_votes": {
+            name: one.model_dump() for name, one in run.outcome.agreement.items()
+        },
         "not_guaranteed": list(limits_of(run)),
     }  # fmt: skip
