@@ -168,9 +168,11 @@ def _averaged(data: str, method: str, epsilon: float, runs: int, seed: int) -> R
         run = _open(data, method, epsilon, seed) if number else run
         _, votes = run.ask()
         totals.append(votes.totals)
-    truth_UK = sum(run.voter(name).party.vote(run.ballot) for name in run.voters)
-    reached = np.mean(totals, axis=0).argmax(axis=1) == np.asarray(truth_UK).argmax(axis=1)
-    return {"class read": float(reached.mean()), "epsilon spent": epsilon * runs}
+    truth_UK = np.sum([run.voter(name).party.vote(run.ballot) for name in run.voters], axis=0)
+    named_U1 = np.mean(totals, axis=0).argmax(axis=1)[:, None]
+    # Hard votes tie often: any class of those with most votes will do.
+    reached_U1 = np.take_along_axis(truth_UK, named_U1, axis=1) >= truth_UK.max(1, keepdims=True)
+    return {"class read": float(reached_U1.mean()), "epsilon spent": epsilon * runs}
 
 
 def vote_membership() -> Iterator[Setting]:
