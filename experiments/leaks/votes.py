@@ -98,11 +98,9 @@ def _neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: 
     later = (_open(data, method, epsilon, seed) for _ in range(1, runs))
     seen_Uk = np.mean([_columns_of(one, rows, landmarks, draw) for one in (run, *later)], axis=0)
     near = {
-        name: _nearest(table.features[run.alignment[name]][rows].flatten(1).numpy(), landmarks)
-        for name, table in zip(
-            run.alignment, (run.data.active, *run.data.passives), strict=False
-        )
-    }  # fmt: skip
+        table.name: _nearest(table.features[run.alignment[table.name]][rows], landmarks)
+        for table in run.data.tables
+    }
     seen_Uk[landmarks, np.arange(len(landmarks))] = -np.inf
     found = np.argsort(-seen_Uk, axis=0)[:_NEAR].T
     others = [name for name in near if name != run.data.active.name]
@@ -131,7 +129,8 @@ def _columns_of(
     return np.asarray(votes.totals[:, :last])
 
 
-def _nearest(features_UF: NDArray[Any], landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
+def _nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
+    features_UF = rows_U.flatten(1).double().numpy()
     search = NearestNeighbors(n_neighbors=_NEAR + 1).fit(features_UF)
     found = search.kneighbors(features_UF[landmarks], return_distance=False)
     return np.stack([row[row != at][:_NEAR] for row, at in zip(found, landmarks, strict=True)])
