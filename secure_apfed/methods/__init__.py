@@ -6,6 +6,7 @@ Outside of this package nobody asks for a method's name: whoever has a run's con
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import Tensor
 
@@ -77,14 +78,18 @@ METHODS: Mapping[str, Method] = {
 
 
 def open_session(
-    config: RunSettings, data: VerticalData, *, alignment: Mapping[str, Tensor] | None = None
-) -> Simulation:
-    """Open a session of the config's method with new secrets, its ledgers in memory.
+    config: RunSettings, data: VerticalData, *, alignment: Mapping[str, Tensor] | None = None,
+    logs: Path | None = None,
+) -> Simulation:  # fmt: skip
+    """Open a session of the config's method with new secrets.
 
     Args:
         config: of the run.
         data: of the run.
         alignment: of an earlier session with the same data; None: intersect now.
+        logs: folder of ledgers and of counted answers, which outlast a session; None: memory.
     """
-    start = Start(config=config, data=data, alignment=alignment)
+    names = [] if logs is None else [table.name for table in data.tables]
+    brought = {name: freshly_brought(config, name, logs=logs) for name in names}
+    start = Start(config=config, data=data, brought=brought, alignment=alignment)
     return Simulation(METHODS[config.method], start)

@@ -18,6 +18,7 @@ from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData, PartyTable
 from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
 from secure_apfed.facts import MethodFacts
+from secure_apfed.learning.agreement import Agreement
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.seeds import shuffled
@@ -264,6 +265,8 @@ class Learner(Role, ABC):
         rounding: the largest error of one number of a sum; None where there is no sum.
         left: who fell silent in this session, and in which step.
         steps_without_all: steps that were finished without somebody.
+        agreement: by passive, how far its votes agree with others', where each one's are read in
+            this session.
     """
 
     training_rows: Tensor
@@ -275,6 +278,7 @@ class Learner(Role, ABC):
 
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
+        self.agreement: Mapping[str, Agreement] = {}
 
     @abstractmethod
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:

@@ -124,6 +124,7 @@ class VotingParty(Party):
 
     Attributes:
         classes: K, as agreed.
+        labeller: with which it votes.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class VotingParty(Party):
         (self.classes,) = contract.passives[name].representation.shape
         self.held_N = held_N
         self._features_NF = features_N.flatten(1).double().numpy()
-        self._labeller, self._form = labeller, form
+        self.labeller, self._form = labeller, form
         self._allowance = Allowance(name, contract, aligned=len(features_N), log=answers)
         self._gate = StepGate(name)
 
@@ -154,6 +155,11 @@ class VotingParty(Party):
         ballot = Ballot.read(
             envelope, self.contract, aligned=len(self.held_N), classes=self.classes, shown=shown
         )
+        if self._gate.last >= 0:
+            raise RemoteProtocolError(
+                f"{envelope.sender} asks {self.name} for votes once more in one session; the "
+                "answer to a second question could be taken apart by the first"
+            )
         self._gate.enter(envelope)
         return ballot
 
@@ -164,7 +170,7 @@ class VotingParty(Party):
         if known_n.any():
             place_U = np.cumsum(known_U) - 1
             here = ballot.rows.numpy()[known_U]
-            votes_UK[known_U] = self._labeller.label(
+            votes_UK[known_U] = self.labeller.label(
                 self._features_NF[here],
                 place_U[ballot.labelled.numpy()[known_n]],
                 ballot.labels.numpy()[known_n],

@@ -242,11 +242,12 @@ def _warnings(
         yield "there is no guard: representations leave as they are, epsilon is infinite"
     elif sent and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
-    if config.facts.sums_gradients:
+    if config.facts.sums:
+        each = "gradient" if config.facts.sums_gradients else "row of votes"
         if config.secure_sum.kind.unsafe:
-            yield f"the sum is {config.secure_sum.name}: the aggregator reads every gradient"
+            yield f"the sum is {config.secure_sum.name}: the aggregator reads every {each}"
         if passives == 1:
-            yield "with one passive the sum is its gradient: the active reads it"
+            yield f"with one passive the sum is its {each}: the active reads it"
     yield from _memory_warning(config, links)
 
 
