@@ -25,6 +25,7 @@ from secure_apfed.labellers import Labeller, hard
 from secure_apfed.learning.apfed import ActiveNetworks, accuracy_of
 from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.votes import (
     SoftTrainer,
     Votes,
@@ -207,10 +208,10 @@ class VotingParty(Party):
         return digest
 
     def tensors(self) -> dict[str, Tensor]:
-        return self._allowance.tensors()
+        return prefixed("allowance", self._allowance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._allowance.load_tensors(tensors)
+        self._allowance.load_tensors(without_prefix("allowance", tensors))
 
 
 class VotesActive(Party):
