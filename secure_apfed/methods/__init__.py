@@ -36,6 +36,7 @@ from secure_apfed.methods.session import (
 )
 from secure_apfed.methods.tvfl import Tvfl
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
+from secure_apfed.methods.votes_encrypted import EncryptedVotes
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -73,6 +74,7 @@ METHODS: Mapping[str, Method] = {
     "single_view": SingleView(),
     "votes": SummedVotes(),
     "votes_randomised": RandomisedVotes(),
+    "votes_encrypted": EncryptedVotes(),
 }
 
 
