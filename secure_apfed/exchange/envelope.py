@@ -40,6 +40,8 @@ class Kind(StrEnum):
     COIN = "coin"
     CHALLENGE = "challenge"
     ENCRYPTED_LABELS = "encrypted-labels"
+    DEALT = "dealt"
+    SIGNS = "signs"
     REPRESENTATIONS = "representations"
     CONTRIBUTION = "contribution"
     SUM_REQUEST = "sum-request"
@@ -65,6 +67,8 @@ _PHASES = {
     Kind.ALIGNMENT: "alignment",
     Kind.SUM_SETUP: "set-up",
     Kind.BALLOT_SIZE: "set-up",
+    Kind.DEALT: "set-up",
+    Kind.SIGNS: "set-up",
     Kind.COMMITMENT: "set-up",
     Kind.COIN: "set-up",
     Kind.CHALLENGE: "set-up",

@@ -7,7 +7,7 @@ that votes on other people or other labels never add up. All passives must vote.
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import msgpack
@@ -19,17 +19,20 @@ from protocols.randomness import derive_key
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
+from secure_apfed.labellers import Labeller
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.accounts import open_ledger
 from secure_apfed.methods.method import Helper, Own, Save, keep_or_end
 from secure_apfed.parties import Ballot, VotingParty
 from secure_apfed.parties.rules import StepGate
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.votes import calibrate_votes
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "BallotSize",
     "VotesAggregator",
+    "calibrated",
     "counted",
     "honest_passives",
     "is_due",
@@ -132,6 +135,18 @@ def honest_passives(config: RunSettings, passives: int) -> int:
             "more passives, or say true and accept that"
         )
     return honest
+
+
+def calibrated(
+    config: RunSettings, labeller: Labeller, release: Callable[[int], SummedRelease]
+) -> SummedRelease:
+    """The release whose noise is the least that keeps votes.epsilon, for one vote."""
+    votes = config.votes
+    assert votes.epsilon is not None
+    deviation = calibrate_votes(
+        labeller, release, epsilon=votes.epsilon, delta=votes.delta, whole_table=False
+    )
+    return release(deviation)
 
 
 def noise_terms(config: RunSettings, release: SummedRelease | None) -> dict[str, object]:

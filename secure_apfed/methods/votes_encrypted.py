@@ -8,6 +8,7 @@ learns stands in `protocols.products.roles`, and what an active that breaks the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import msgpack
 import numpy as np
@@ -32,6 +33,7 @@ from secure_apfed.methods.method import Helper, Learner, Own, meet, meet_all
 from secure_apfed.methods.vote_protocol import (
     BallotSize,
     VotesAggregator,
+    calibrated,
     counted,
     honest_passives,
     is_due,
@@ -42,7 +44,7 @@ from secure_apfed.methods.votes import VotesHelper, VotesLearner, VotesMethod, o
 from secure_apfed.parties import Ballot, VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.privacy.votes import calibrate_votes, summed_votes
+from secure_apfed.privacy.votes import summed_votes
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -78,6 +80,7 @@ class _Terms:
         """L, steps of fixed point for a vote of 1."""
         return int(2 ** (self.config.secure_sum.bits - 1) - 1)
 
+    @cached_property
     def release(self) -> SummedRelease | None:
         """What the noise of all passives gives; None: there is none.
 
@@ -96,15 +99,11 @@ class _Terms:
                 classes=self.classes, integers=True,
             )  # fmt: skip
 
-        return release(
-            calibrate_votes(
-                labeller, release, epsilon=votes.epsilon, delta=votes.delta, whole_table=False
-            )
-        )
+        return calibrated(self.config, labeller, release)
 
     def sums(self, contract: Contract, size: BallotSize) -> SumOfProducts:
         """The sum of products for one ballot."""
-        settings, release = self.config.secure_sum, self.release()
+        settings, release = self.config.secure_sum, self.release
         return SumOfProducts(
             ProductAgreement(
                 session=size.bind(contract).hex(),
@@ -281,7 +280,7 @@ class EncryptedVotesAggregator(VotesAggregator):
         return self._blocks
 
     def combine(self, step: int, bodies: Mapping[str, bytes]) -> bytes:
-        assert self._combiner is not None
+        assert self._combiner is not None  # there are no blocks else
         return self._combiner.combine(step, bodies)
 
 
@@ -301,7 +300,7 @@ class EncryptedVotes(VotesMethod):
             "bits": settings.bits,
             "candidates": votes.candidates,
             "allow_single_passive": settings.allow_single_passive,
-            **noise_terms(own.config, terms.release()),
+            **noise_terms(own.config, terms.release),
         }
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
@@ -310,7 +309,7 @@ class EncryptedVotes(VotesMethod):
             self.active_party(own, contract, rows),
             own,
             headline=self.headline,
-            guarantee=self.guarantee(own, terms.release()),
+            guarantee=self.guarantee(own, terms.release),
             terms=terms,
             refused=refused_sums(own),
         )
@@ -322,7 +321,7 @@ class EncryptedVotes(VotesMethod):
             self.voting_party(own, contract, rows),
             labeller,
             terms,
-            vote_noise(own, terms.release(), rows=len(rows)),
+            vote_noise(own, terms.release, rows=len(rows)),
         )
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:

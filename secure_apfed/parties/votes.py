@@ -275,10 +275,16 @@ class VotesActive(Party):
         """Whether the student has a best fit, and takes no epochs."""
         return isinstance(self.networks.encoder, RandomFeatures)
 
+    @property
+    def asked_features(self) -> Floats:
+        """Its features of the rows to vote on."""
+        found: Floats = self._features_N[self.rows_U].flatten(1).double().numpy()
+        return found
+
     def take(self, votes: Votes) -> None:
         """Turn what was opened into labels to learn; fit a student that has a best fit."""
         self.votes = votes
-        features_UF = self._features_N[self.rows_U].flatten(1).double().numpy()
+        features_UF = self.asked_features
         labelled_n, labels_n = self.ballot.labelled.numpy(), self.ballot.labels.numpy()
         task = SoloTask.of(features_UF, labelled_n, labels_n, classes=self.classes, seed=self._seed)
         believed = self._believed if self._prior is None else partial(_alone, self._prior)
