@@ -45,6 +45,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "votes_encrypted",
         {**FEW, "votes": {"epsilon": 4.0}, "alignment": {"protocol": "circuit"}},
     ),
+    "votes, moment": ("votes_moment", {**FEW, "votes": {"epsilon": 4.0, "moment_features": 32}}),
+    "votes, moment, dealt": (
+        "votes_moment",
+        {
+            **FEW,
+            "votes": {"epsilon": 4.0, "moment_features": 32},
+            "alignment": {"protocol": "circuit"},
+        },
+    ),
     "label stages": ("apfed_c", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0, "stages": 2}}),
 }
 
