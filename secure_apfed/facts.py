@@ -82,6 +82,11 @@ class MethodFacts:
         return self.sums or self.opens_votes in ("moment", "encrypted")
 
     @property
+    def takes_dealer(self) -> bool:
+        """Whether a party without data deals randomness to the others before the first step."""
+        return self.opens_votes == "moment"
+
+    @property
     def sends_labels(self) -> bool:
         """Whether passives read the labels that the active trains on."""
         return self.opens_votes in ("sum", "randomised", "moment")

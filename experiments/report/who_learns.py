@@ -97,6 +97,8 @@ FACTS: Mapping[str, Fact] = {
     "votes stand alone": lambda run: _votes(run) and run.inductive,
     "gradients are returned": lambda run: run.method.returns_gradients,
     **{f"sum {name}": _sums_by(name) for name in SECURE_SUMS},
+    "votes are opened as a moment": lambda run: run.method.opens_votes == "moment",
+    "votes of encrypted labels are summed": lambda run: run.method.opens_votes == "encrypted",
     "noise under the sum": lambda run: run.method.sums_gradients and run.noisy,
     "no noise under the sum": lambda run: run.method.sums_gradients and not run.noisy,
     "guard on": lambda run: run.guarded and run.method.representations_from is not None,

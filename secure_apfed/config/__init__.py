@@ -70,6 +70,10 @@ class Config(RunSettings):
                 f"votes.epsilon: method {self.method} protects each vote by noise; say how much a "
                 "vote may cost, as votes: {epsilon: 4}"
             )
+        if opening != "encrypted" and votes.candidates is not None:
+            raise ValueError(
+                f"votes.candidates: in method {self.method} no labels are encrypted; leave it out"
+            )
         linear = LABELLERS[votes.labeller].linear
         if opening == "encrypted" and not (linear and votes.form == "soft"):
             raise ValueError(

@@ -37,6 +37,8 @@ from secure_apfed.methods.session import (
 )
 from secure_apfed.methods.tvfl import Tvfl
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
+from secure_apfed.methods.votes_encrypted import EncryptedVotes
+from secure_apfed.methods.votes_moment import MomentVotes
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -74,6 +76,8 @@ METHODS: Mapping[str, Method] = {
     "single_view": SingleView(),
     "votes": SummedVotes(),
     "votes_randomised": RandomisedVotes(),
+    "votes_encrypted": EncryptedVotes(),
+    "votes_moment": MomentVotes(),
 }
 
 

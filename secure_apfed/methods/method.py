@@ -340,6 +340,9 @@ class Method(ABC):
         """The aggregator's role, where there is a sum."""
         raise LocalProtocolError(f"{own.name}: {self.facts.title} has no aggregator")
 
+    async def deal(self, own: Own, links: Links, contract: Contract) -> None:  # noqa: B027
+        """The dealer's script after the alignment, where the method takes one."""
+
 
 async def meet_all(links: Links, helpers: Sequence[str]) -> None:
     """Return once each of these parties is done with what came before, and tell them so.

@@ -25,6 +25,7 @@ from secure_apfed.labellers import Labeller, hard
 from secure_apfed.learning.apfed import ActiveNetworks, accuracy_of
 from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.votes import (
     SoftTrainer,
     Votes,
@@ -213,10 +214,10 @@ class VotingParty(Party):
         return digest
 
     def tensors(self) -> dict[str, Tensor]:
-        return self._allowance.tensors()
+        return prefixed("allowance", self._allowance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._allowance.load_tensors(tensors)
+        self._allowance.load_tensors(without_prefix("allowance", tensors))
 
 
 class VotesActive(Party):
@@ -280,10 +281,16 @@ class VotesActive(Party):
         """Whether the student has a best fit, and takes no epochs."""
         return isinstance(self.networks.encoder, RandomFeatures)
 
+    @property
+    def asked_features(self) -> Floats:
+        """Its features of the rows to vote on."""
+        found: Floats = self._features_N[self.rows_U].flatten(1).double().numpy()
+        return found
+
     def take(self, votes: Votes) -> None:
         """Turn what was opened into labels to learn; fit a student that has a best fit."""
         self.votes = votes
-        features_UF = self._features_N[self.rows_U].flatten(1).double().numpy()
+        features_UF = self.asked_features
         labelled_n, labels_n = self.ballot.labelled.numpy(), self.ballot.labels.numpy()
         task = SoloTask.of(features_UF, labelled_n, labels_n, classes=self.classes, seed=self._seed)
         believed = self._believed if self._prior is None else partial(_alone, self._prior)
