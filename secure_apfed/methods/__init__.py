@@ -12,6 +12,8 @@ from torch import Tensor
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.apfed import APFED, APFED_C, APFED_R, Apfed, SingleView
+from secure_apfed.methods.imputation import Imputation
+from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
     Brought,
     Course,
@@ -73,6 +75,8 @@ METHODS: Mapping[str, Method] = {
     "single_view": SingleView(),
     "votes": SummedVotes(),
     "votes_randomised": RandomisedVotes(),
+    "joint_teacher": JointTeacher(),
+    "imputation": Imputation(),
 }
 
 
