@@ -122,7 +122,7 @@ def audit(
     ),
     quick: Annotated[bool, typer.Option("--quick", help="1,000 retrainings a case.")] = False,
     retrainings: Annotated[
-        int, typer.Option(min=80, help="Of both worlds together, a case.")
+        int, typer.Option(min=120, help="Of both worlds together, a case.")
     ] = 5000,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
@@ -132,7 +132,7 @@ def audit(
 
     compute = Compute.of(TrainSettings.model_validate({"device": device}))
     console = Console()
-    console.print("claims and proved lower bounds, all of them with 95 % confidence together")
+    console.print("claims and proved lower bounds; of trainings, and of votes, at 95 % together")
     run_audit(
         output,
         retrainings=1000 if quick else retrainings,

@@ -4,9 +4,11 @@
 half have its replacement; a score is read from what the others receive, and how well it
 tells the two apart bounds mu below (`bounds`). With the guard alone the bound exceeds the
 row-release figure: the other rows tell of the record through the encoder. With DP-SGD on it stays
-under the claim. The fast audit of a release path is `secure_apfed.privacy.audit`.
+under the claim. Cases of votes (`vote_cases`) play labellers and openings in two such worlds. The
+fast audit of a release path is `secure_apfed.privacy.audit`.
 """
 
 from experiments.audit.run import CaseResult, run_audit
+from experiments.audit.vote_cases import VoteResult
 
-__all__ = ["CaseResult", "run_audit"]
+__all__ = ["CaseResult", "VoteResult", "run_audit"]

@@ -8,6 +8,12 @@ Clopper and Pearson 1934 bound the two rates, each at half of the level, and mu-
 
 so mu is at least Phi^-1(TPR's lower end) - Phi^-1(FPR's upper end), except with probability
 `level`. A bound below a claim proves nothing about the claim; one above it proves it wrong.
+
+Where no more is claimed than (epsilon, delta)-DP, which allows
+
+    TPR <= e^epsilon FPR + delta    and    1 - FPR <= e^epsilon (1 - TPR) + delta,
+
+the threshold is the one that bounds epsilon best on the first third.
 """
 
 from dataclasses import dataclass
@@ -20,7 +26,7 @@ from scipy.stats import beta
 from protocols.errors import LocalProtocolError
 from secure_apfed.privacy.gdp import gdp_epsilon
 
-__all__ = ["Evidence", "evidence_from"]
+__all__ = ["Evidence", "epsilon_from", "evidence_from"]
 
 _SMALLEST_PART = 20
 
@@ -74,6 +80,40 @@ def evidence_from(
     third = len(scores_0) // 3
     threshold = _best_threshold(scores_0[:third], scores_1[:third])
     return _count(scores_0[third:], scores_1[third:], threshold, level)
+
+
+def epsilon_from(
+    scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, delta: float, level: float
+) -> float:
+    """Return a lower bound on epsilon at `delta` that assumes nothing of the mechanism.
+
+    Args:
+        scores_0: of independent runs in world 0.
+        scores_1: of those in world 1, as many.
+        delta: in [0, 1).
+        level: significance, in (0, 1).
+
+    Raises:
+        LocalProtocolError: too few scores, or some that are not finite.
+    """
+    evidence_from(scores_0, scores_1, level=level)  # refuses what proves nothing
+    third = len(scores_0) // 3
+    candidates = np.unique(np.concatenate([scores_0[:third], scores_1[:third]]))
+    tried = candidates[np.unique(np.linspace(0, len(candidates) - 1, 100).astype(int))]
+
+    def bound(part: slice, threshold: float) -> float:
+        found = _count(scores_0[part], scores_1[part], threshold, level)
+        return _epsilon_of(found, delta)
+
+    best = max(tried, key=lambda threshold: bound(slice(third), float(threshold)))
+    return bound(slice(third, None), float(best))
+
+
+def _epsilon_of(found: Evidence, delta: float) -> float:
+    above = (found.tpr_low - delta, found.fpr_high)
+    below = (1 - found.fpr_high - delta, 1 - found.tpr_low)
+    ratios = [top / bottom for top, bottom in (above, below) if top > 0 and bottom > 0]
+    return max(0.0, *(float(np.log(ratio)) for ratio in ratios), 0.0)
 
 
 def _best_threshold(scores_0: NDArray[np.float64], scores_1: NDArray[np.float64]) -> float:

@@ -35,7 +35,7 @@ import numpy as np
 import tenseal.sealapi as seal
 from numpy.typing import NDArray
 
-from protocols.randomness import fresh_key, keystream
+from protocols.randomness import derive_key, fresh_key, keystream
 from protocols.sums.agreement import SumAgreement
 from protocols.sums.fixed_point import EXACT_FLOAT_BITS, FixedPoint, Packing
 from protocols.sums.headroom import MODULUS_MARGIN, densest, fresh_noise, peak, require_secure
@@ -69,21 +69,26 @@ _ACCEPTED = 255
 _REMAINDERS = (np.arange(256) % 3 - 1).astype(np.int64)
 
 
-def ternary(count: int) -> NDArray[np.int64]:
-    """`count` secret numbers, uniform on {-1, 0, 1}."""
+def ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:
+    """`count` secret numbers, uniform on {-1, 0, 1}; a function of the key where one is given."""
     drawn = np.zeros(0, dtype=np.uint8)
     while len(drawn) < count:
         # A 255th is rejected on average; a 32nd more than that makes a second draw very rare.
-        stream = keystream(fresh_key(), b"ternary", length=count + count // 28 + 32)
+        used = fresh_key() if key is None else derive_key(key, len(drawn).to_bytes(8, "big"))
+        stream = keystream(used, b"ternary", length=count + count // 28 + 32)
         more = np.frombuffer(stream, dtype=np.uint8)
         drawn = np.concatenate((drawn, more[more < _ACCEPTED]))
     numbers: NDArray[np.int64] = _REMAINDERS[drawn[:count]]
     return numbers
 
 
-def centred_binomial(count: int) -> NDArray[np.int64]:
-    """`count` secret numbers, each the difference of two sums of 21 fair bits: -21 to 21."""
-    words = np.frombuffer(keystream(fresh_key(), b"binomial", length=8 * count), dtype="<u8")
+def centred_binomial(count: int, key: bytes | None = None) -> NDArray[np.int64]:
+    """`count` secret numbers, each the difference of two sums of 21 fair bits: -21 to 21.
+
+    They are a function of the key where one is given.
+    """
+    used = fresh_key() if key is None else key
+    words = np.frombuffer(keystream(used, b"binomial", length=8 * count), dtype="<u8")
     plus = np.bitwise_count(words & _PAIRS)
     minus = np.bitwise_count((words >> np.uint64(32)) & _PAIRS)
     numbers: NDArray[np.int64] = plus.view(np.int8).astype(np.int64) - minus

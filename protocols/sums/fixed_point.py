@@ -152,11 +152,11 @@ class FixedPoint:
         np.rint(levels_BD, out=levels_BD)
         if noise_BD is None and not self.noise:
             return levels_BD.astype(width)
-        noise_BD = self._checked_noise(noise_BD, values_BD.shape)
+        noise_BD = self.checked_noise(noise_BD, values_BD.shape)
         return (levels_BD.astype(np.int64) + noise_BD).astype(width, copy=False)
 
-    def _checked_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
-        """The noise, if it is what was agreed."""
+    def checked_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
+        """The noise, if it is what was agreed; LocalProtocolError otherwise."""
         if noise_BD is None or not self.noise:
             raise LocalProtocolError(
                 f"the agreement says noise of {self.noise} steps on each value, but "

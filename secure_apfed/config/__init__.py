@@ -132,7 +132,14 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _labels_fit(self) -> "Config":
-        if self.labels.mechanism == MultiStageResponse.name and not self.facts.predicts_throughout:
+        if self.labels.mechanism != MultiStageResponse.name:
+            return self
+        if self.facts.sends_labels:
+            raise ValueError(
+                f"labels.mechanism: {self.labels.mechanism} answers labels in stages, and method "
+                f"{self.method} sends all of them once; use randomised_response"
+            )
+        if not self.facts.predicts_throughout:
             raise ValueError(
                 f"labels.mechanism: {self.labels.mechanism} asks the active's model what it "
                 f"expects, and method {self.method} has none that predicts alone all along; use "

@@ -34,7 +34,7 @@ class Kind(StrEnum):
     SUM_SETUP = "sum-setup"
     REQUEST = "request"
     LABELS = "labels"
-    VOTES = "votes"
+    VOTES = "cast-votes"
     REPRESENTATIONS = "representations"
     CONTRIBUTION = "contribution"
     SUM_REQUEST = "sum-request"

@@ -146,7 +146,7 @@ class PrivateLogistic:
         )  # fmt: skip
 
     def statement(self) -> str:
-        seed = "; the noise is derived from a seed, against nobody who knows it"
+        seed = "; the noise is derived from a seed: once, and against nobody who knows it"
         return (
             f"{self.title}, Lambda {self.strength:g}, weights at epsilon {self.epsilon:g}, delta "
             f"{self.delta:g} for one labelled person's features at this party; another person's "

@@ -34,6 +34,8 @@ __all__ = ["Spreading"]
 # Beyond, what a label sends is below alpha^50.
 _HOPS = 50
 _CONVERGED = 1e-12
+# Above it a tree is slower than all distances (16 columns, 40,000 rows: 72 s against 10 s).
+_FEW_COLUMNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,10 @@ class Spreading:
         rows = len(features_UF)
         if rows == 1:
             return sparse.csr_array((1, 1))
-        found = NearestNeighbors(n_neighbors=min(self.neighbours, rows - 1)).fit(features_UF)
+        found = NearestNeighbors(
+            n_neighbors=min(self.neighbours, rows - 1),
+            algorithm="kd_tree" if features_UF.shape[1] <= _FEW_COLUMNS else "brute",
+        ).fit(features_UF - features_UF.mean(axis=0))
         near_UU = sparse.csr_array(found.kneighbors_graph(mode="connectivity"))
         weight_UU = near_UU.maximum(near_UU.T)
         root_U = 1 / np.sqrt(np.asarray(weight_UU.sum(axis=1)).ravel())  # every row has an edge

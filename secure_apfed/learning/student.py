@@ -6,7 +6,8 @@ their own labels. Letters: N rows of the active's table, U rows to learn from, n
 classes.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -26,8 +27,9 @@ from secure_apfed.learning.votes import (
 )
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
+from secure_apfed.solo import Baseline, SoloTask
 
-__all__ = ["Student", "side_by_side", "with_prior"]
+__all__ = ["Belief", "Student", "by_baseline", "by_labeller", "side_by_side", "with_prior"]
 
 Floats = NDArray[np.float64]
 
@@ -109,20 +111,35 @@ class Student:
         self._targets_NK = tensors["targets"].clone()
 
 
-def with_prior(votes: Votes, student: Student, labeller: Labeller, *, seed: int) -> Floats:
-    """Return the probability of each class for each row, with the own labeller as the prior.
+Belief: TypeAlias = Callable[[SoloTask], Floats]
+"""What the active believes of the rows of a task before it reads anything of others, (U, K)."""
+
+
+def by_labeller(labeller: Labeller) -> Belief:
+    """What a labeller says."""
+    return lambda task: labeller.label(task.features, task.labelled, task.labels, task.classes)
+
+
+def by_baseline(baseline: Baseline) -> Belief:
+    """What the active would do alone."""
+    return lambda task: baseline.fit(task).scores(task.features)
+
+
+def with_prior(votes: Votes, student: Student, believed: Belief, *, seed: int) -> Floats:
+    """Return the probability of each class for each row, with what was believed as the prior.
 
     Args:
         votes: on the rows that the student learns from.
-        student: whose features and labels the labeller reads.
-        labeller: the active's own.
+        student: whose features and labels the belief reads.
+        believed: the active's own.
         seed: of the folds that tell how often it is right.
     """
-    known = student.features_UF, student.labelled, student.labels
-    own_UK = labeller.label(*known, student.classes)
+    task = SoloTask.of(
+        student.features_UF, student.labelled, student.labels, classes=student.classes, seed=seed
+    )
+    own_UK = believed(task)
     own_U = np.where(own_UK.any(axis=1), own_UK.argmax(axis=1), _NO_CLASS)
-    reliability = reliability_of(labeller, *known, classes=student.classes, seed=seed)
-    return likely_labels(votes, own_U, reliability)
+    return likely_labels(votes, own_U, reliability_of(believed, task))
 
 
 def side_by_side(parts: Iterable[Tensor]) -> Floats:

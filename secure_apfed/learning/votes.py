@@ -5,7 +5,7 @@ solo labeller is the prior: where noise drowns the votes, or nobody voted, the s
 the active would have taught it alone. Letters: U rows, n labelled rows, K classes, D features.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 from torch import Tensor
 
-from secure_apfed.labellers import Labeller
 from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import Trainer
 from secure_apfed.models import RandomFeatures
-from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.training import TrainSettings
+from secure_apfed.solo import SoloTask
+from secure_apfed.solo.folds import held_out
 
 __all__ = [
     "SoftTrainer", "Votes", "batches_of_rows", "fit_linear", "fit_ridge", "last_layer",
@@ -52,22 +52,17 @@ class Votes:
     voters: int
 
 
-def reliability_of(
-    labeller: Labeller, features_UF: Floats, labelled_n: Integers, labels_n: Integers, *,
-    classes: int, seed: int,
-) -> float:  # fmt: skip
-    """How often the own labeller is right, by cross-validation over the labelled rows alone.
+def reliability_of(believed: Callable[[SoloTask], Floats], task: SoloTask) -> float:
+    """How often a prior is right, by cross-validation over the labelled rows alone.
 
-    Between twice chance and .98, since few rows tell it roughly.
+    Between twice chance and .98, since few rows tell it roughly; .5 where no label can be held out.
     """
-    order = np.random.default_rng(derive_seed(seed, "votes", "folds")).permutation(len(labels_n))
-    right = 0
-    for fold in np.array_split(order, min(_FOLDS, len(order))):
-        others = np.setdiff1d(order, fold)
-        if len(others):
-            votes = labeller.label(features_UF, labelled_n[others], labels_n[others], classes)
-            right += int((votes[labelled_n[fold]].argmax(1) == labels_n[fold]).sum())
-    return float(np.clip(right / len(order), min(2 / classes, 0.9), 0.98))
+    right = [
+        believed(task.without(part))[task.labelled[part]].argmax(1) == task.labels[part]
+        for part in held_out(task.labels, _FOLDS, task.seed)
+    ]
+    share = np.concatenate(right).mean() if right else 0.5
+    return float(np.clip(share, min(2 / task.classes, 0.9), 0.98))
 
 
 def likely_labels(votes: Votes, own_U: Integers, reliability: float) -> Floats:

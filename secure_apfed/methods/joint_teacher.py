@@ -27,7 +27,7 @@ from secure_apfed.contract import Contract
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import Spreading, hard, make_labeller
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.student import Student, side_by_side, with_prior
+from secure_apfed.learning.student import Student, by_labeller, side_by_side, with_prior
 from secure_apfed.learning.votes import Votes
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import Course, Learner, Own
@@ -120,7 +120,7 @@ class JointTeacherLearner(TvflLearner):
         estimate_UK = response.estimate(answers_U[None])
         variance_U = response.variance(estimate_UK, parties=1).mean(axis=1).clip(min=0.0)
         votes = Votes(totals=estimate_UK, variance=variance_U, voters=1)
-        return with_prior(votes, self.student, Spreading(), seed=self._seed)
+        return with_prior(votes, self.student, by_labeller(Spreading()), seed=self._seed)
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
         """At the end the student's accuracy, alone, and the teacher's with all parties present."""

@@ -176,7 +176,7 @@ def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
         return distance_in_steps(
             steps=quantiser.levels / quantiser.clip_norm,
             numbers=math.prod(shape),
-            signed=LABELLERS[config.votes.labeller].signed,
+            signed=config.votes.form == "soft" and LABELLERS[config.votes.labeller].signed,
         )
     defences = (DEFENCES[choice.kind] for choice in config.defences)
     row_wise = OBJECTIVES[objective_of(config, passive).name].row_wise and all(

@@ -53,15 +53,21 @@ from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.privacy.votes import Opening, table_guarantee
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.solo import BASELINES
 
 __all__ = [
     "RandomisedVotes",
+    "RandomisedVotesHelper",
+    "RandomisedVotesLearner",
     "SummedVotes",
+    "SummedVotesHelper",
+    "SummedVotesLearner",
     "VotesHelper",
     "VotesLearner",
     "VotesMethod",
     "active_labeller",
     "open_votes_facts",
+    "passive_labeller",
 ]
 
 _ASK = 0
@@ -203,6 +209,7 @@ class VotesMethod(Method):
             rows_U=positions_of(rows, own.train_rows),
             networks=ActiveNetworks(encoder, head),
             labeller=active_labeller(config),
+            prior=BASELINES.get(config.votes.prior),
             train=config.train,
             compute=Compute.of(config.train),
             seed=own.seed,

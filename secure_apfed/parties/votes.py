@@ -24,11 +24,12 @@ from secure_apfed.labellers import Labeller, hard
 from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.student import Student, with_prior
+from secure_apfed.learning.student import Student, by_baseline, by_labeller, with_prior
 from secure_apfed.learning.votes import Votes, batches_of_rows
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Allowance, StepGate
 from secure_apfed.settings.training import TrainSettings
+from secure_apfed.solo import Baseline
 
 __all__ = ["Ballot", "VotesActive", "VotingParty"]
 
@@ -209,7 +210,9 @@ class VotesActive(Party):
         data: what it holds, with the labels that it may train on.
         aligned: row of its table at each position of the alignment.
         networks: the student; random features under a linear head are fitted in one go.
-        labeller: its own, the prior.
+        labeller: its own.
+        prior: what it believes of its rows before it reads votes: what this baseline would do
+            alone; None: what the labeller says.
         train, compute, seed: how a network student trains.
 
     Attributes:
@@ -226,6 +229,7 @@ class VotesActive(Party):
         rows_U: Tensor,
         networks: ActiveNetworks,
         labeller: Labeller,
+        prior: Baseline | None,
         train: TrainSettings,
         compute: Compute,
         seed: int,
@@ -234,7 +238,8 @@ class VotesActive(Party):
         super().__init__(name, contract)
         table = data.table
         assert table.labels is not None
-        self._seed, self._labeller = seed, labeller
+        self._seed = seed
+        self._believed = by_labeller(labeller) if prior is None else by_baseline(prior)
         (self.classes,) = next(iter(contract.passives.values())).representation.shape
         self.rows_U = aligned[rows_U]
         labelled_n = torch.isin(self.rows_U, data.labelled_rows).nonzero().flatten()
@@ -260,7 +265,7 @@ class VotesActive(Party):
     def take(self, votes: Votes) -> None:
         """Turn what was opened into labels to learn; fit a student that has a best fit."""
         self.votes = votes
-        self.student.teach(with_prior(votes, self.student, self._labeller, seed=self._seed))
+        self.student.teach(with_prior(votes, self.student, self._believed, seed=self._seed))
 
     def learn(self, step: int, rows_B: Tensor) -> float:
         """Descend once on what the votes say of these rows of the table; return the loss."""

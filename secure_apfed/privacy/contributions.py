@@ -31,6 +31,7 @@ __all__ = [
     "calibrate_noise",
     "contributions_statement",
     "excess_of_sum",
+    "least_deviation",
     "sensitivity_in_steps",
     "zcdp_epsilon",
 ]
@@ -187,14 +188,30 @@ def calibrate_noise(
         )
         return release.epsilon(releases, delta) <= epsilon
 
+    return least_deviation(
+        enough,
+        f"secure_sum.noise: epsilon {epsilon:g} over {releases} releases",
+        "use fewer secure_sum.bits, fewer epochs, smaller batches or a larger epsilon",
+    )
+
+
+def least_deviation(enough: Callable[[int], bool], what: str, instead: str) -> int:
+    """The least deviation, in steps, that is enough.
+
+    Args:
+        enough: true from some deviation on.
+        what: that needs it, for the error.
+        instead: what to do where no deviation is enough.
+
+    Raises:
+        ConfigError: more than a sum can carry.
+    """
     low, high = 0, 1
     while not enough(high):
         low, high = high, 2 * high
         if high > MAX_DEVIATION:
             raise ConfigError(
-                f"secure_sum.noise: epsilon {epsilon:g} over {releases} releases needs noise of "
-                f"more than {MAX_DEVIATION} steps of fixed point; use fewer secure_sum.bits, fewer "
-                "epochs, smaller batches or a larger epsilon"
+                f"{what} needs noise of more than {MAX_DEVIATION} steps of fixed point; {instead}"
             )
     while high - low > 1:
         middle = (low + high) // 2

@@ -20,17 +20,19 @@ Letters: U rows, K classes, P numbers of a row of Phi, L steps of fixed point fo
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.interface import Labeller
-from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.contributions import SummedRelease, least_deviation
 from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, compose, gdp_epsilon
 from secure_apfed.privacy.vote_response import VoteResponse
 
 __all__ = [
     "Opening",
     "TableGuarantee",
+    "calibrate_votes",
     "distance_in_steps",
     "summed_moment",
     "summed_votes",
@@ -57,46 +59,72 @@ def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: boo
             rows further apart.
         numbers: of what is rounded: K of a row of votes, P K of a moment. Each moves by half
             a step to the nearest in either world: sqrt(numbers) together.
-        signed: of the labeller.
+        signed: whether votes may be negative.
         integers: what is added are integers already, whose rows keep the bound L by themselves:
-            hard votes, or votes of integer matrices that were rounded towards zero.
+            votes of integer matrices that were rounded towards zero, for instance.
     """
     distance = vote_distance(signed=signed) * steps * _ROUNDING
     return distance if integers else distance + math.sqrt(numbers)
 
 
 def summed_votes(
-    *, deviation: int, honest: int, steps: float, classes: int, signed: bool, integers: bool = False
+    labeller: Labeller,
+    *,
+    hard: bool,
+    deviation: int,
+    honest: int,
+    steps: float,
+    classes: int,
+    integers: bool = False,
 ) -> SummedRelease:
     """One release of the sum of all votes under discrete noise, as one person moves it.
 
     One row moves; what the others' rows and their noise give has the same law in both worlds and
     is independent, so that K numbers count and not U K.
+
+    Args:
+        labeller: whose votes are added.
+        hard: whether they went through `labellers.hard` first: no signs, and no rounding where L is
+            an integer.
+        deviation: s of each honest party, steps.
+        honest: n, parties whose noise counts.
+        steps: L.
+        classes: K.
+        integers: see `distance_in_steps`.
     """
-    far = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=integers)
-    return SummedRelease(
-        deviation=deviation, honest=honest, sensitivity=far, numbers=classes
-    )  # fmt: skip
+    exact = integers or (hard and float(steps).is_integer())
+    signed = labeller.signed and not hard
+    far = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=exact)
+    return SummedRelease(deviation=deviation, honest=honest, sensitivity=far, numbers=classes)
 
 
 def summed_moment(
-    *, deviation: int, honest: int, steps: float, numbers: int, signed: bool, integers: bool = False
+    labeller: Labeller,
+    *,
+    hard: bool,
+    deviation: int,
+    honest: int,
+    steps: float,
+    numbers: int,
+    integers: bool = False,
 ) -> SummedRelease:
     """One release of Phi^T (sum of votes) under discrete noise, rows of Phi at norm 1 at most.
 
+    Phi must not depend on the passive's features.
+
     Args:
+        labeller: whose votes are multiplied.
+        hard: whether they went through `labellers.hard` first.
         deviation: s of each honest party, steps.
-        honest: n.
+        honest: n, parties whose noise counts.
         steps: L.
         numbers: P K, all of which one row moves.
-        signed: of the labeller.
-        integers: Phi in steps of its own and V are multiplied as integers, with rows that keep
+        integers: Phi in steps of its own and votes are multiplied as integers, with rows that keep
             their bounds; `steps` is the product of both L.
     """
+    signed = labeller.signed and not hard
     far = distance_in_steps(steps=steps, numbers=numbers, signed=signed, integers=integers)
-    return SummedRelease(
-        deviation=deviation, honest=honest, sensitivity=far, numbers=numbers
-    )  # fmt: skip
+    return SummedRelease(deviation=deviation, honest=honest, sensitivity=far, numbers=numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +230,47 @@ def table_guarantee(
         pure=isinstance(opening, VoteResponse),
         labeller=labeller.statement(),
         reader=_reader(opening),
+    )
+
+
+def calibrate_votes(
+    labeller: Labeller,
+    release: Callable[[int], SummedRelease],
+    *,
+    epsilon: float,
+    delta: float,
+    releases: int = 1,
+    whole_table: bool,
+) -> int:
+    """The least deviation of each honest party, in steps, that keeps within (epsilon, delta).
+
+    Args:
+        labeller: whose votes are opened.
+        release: from a deviation to the release, by `summed_votes` or `summed_moment`.
+        epsilon: of what is to be kept.
+        delta: of what is to be kept.
+        releases: how often it is all done, weights included.
+        whole_table: whether epsilon is that of any person's whole record; otherwise of one vote,
+            the labeller held fixed.
+
+    Raises:
+        ConfigError: the labeller has no line for whole records, its weights take all of
+            epsilon already, or a sum cannot carry so much noise.
+    """
+    if whole_table and not (labeller.inductive and math.isfinite(labeller.model.mu)):
+        raise ConfigError(
+            f"the labeller {labeller.name} gives nothing for whole records, however much noise its "
+            "votes have; take one with noise on its weights, or calibrate to one vote"
+        )
+
+    def enough(deviation: int) -> bool:
+        found = table_guarantee(labeller, release(deviation), delta=delta, releases=releases)
+        return (found.epsilon if whole_table else found.vote) <= epsilon
+
+    return least_deviation(
+        enough,
+        f"votes of the labeller {labeller.name} at epsilon {epsilon:g} over {releases} releases",
+        "use fewer bits, a larger epsilon, or a smaller share of it for weights",
     )
 
 

@@ -199,7 +199,9 @@ class Course:
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""
         contract, flows = self.session.contract, self.session.transcript.flows
-        if contract.passives and all(flow.kind is not Kind.REPRESENTATIONS for flow in flows):
+        if self._config.facts.representations_from and all(
+            flow.kind is not Kind.REPRESENTATIONS for flow in flows
+        ):
             warnings.warn(
                 "an epoch passed without help, so the active trains alone: no batch held the "
                 f"{contract.minimum_batch} aligned rows that rules.minimum_batch asks for; raise "

@@ -6,8 +6,11 @@ from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.labellers import LABELLERS, PrivateLogistic
 from secure_apfed.settings import Settings, unknown_name
+from secure_apfed.solo import BASELINES
 
 __all__ = ["VotesSettings"]
+
+_OWN = "labeller"
 
 
 class VotesSettings(Settings):
@@ -22,13 +25,16 @@ class VotesSettings(Settings):
             votes are opened without noise.
         delta: of that epsilon; randomised answers have none.
         colluders: passives that may help the active, or add no noise; theirs is not counted.
-        weights_epsilon: what the weights of a labeller that noises them may cost a labelled person,
-            at `delta`; for `private_logistic`, which needs it.
+        prior: what the active believes of its rows before it reads votes: "labeller", its own of
+            the same kind, or a key of `BASELINES`, what it would do alone.
+        weights_epsilon: what the weights of a labeller that noises them may cost a labelled
+            person, at `delta`; for `private_logistic`, which needs it.
         moment_features: d, signs of random hyperplanes under which the moment is taken.
     """
 
     labeller: str = "spreading"
     form: Literal["soft", "hard"] = "soft"
+    prior: str = "labeller"
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=0.5)
     colluders: int = Field(0, ge=0)
@@ -43,6 +49,13 @@ class VotesSettings(Settings):
                 f"{self.weights_epsilon} for {self.labeller}"
             )
         return self
+
+    @field_validator("prior")
+    @classmethod
+    def _is_a_prior(cls, name: str) -> str:
+        if name not in (_OWN, *BASELINES):
+            raise ValueError(unknown_name(name, (_OWN, *BASELINES)))
+        return name
 
     @field_validator("labeller")
     @classmethod

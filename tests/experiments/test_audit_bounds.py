@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from experiments.audit.bounds import evidence_from
+from experiments.audit.bounds import epsilon_from, evidence_from
 from protocols.errors import LocalProtocolError
 from secure_apfed.privacy.gdp import gdp_epsilon
 
@@ -32,6 +32,31 @@ def test_choosing_the_threshold_costs_no_soundness() -> None:
     ]
     # Binomial(300, 0.05) exceeds 27 with a probability of 0.2 %.
     assert sum(proved) <= 27
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("world_1_first", [False, True])
+def test_the_bound_on_epsilon_holds_as_often_as_it_says(
+    epsilon: float, world_1_first: bool
+) -> None:
+    """Randomised response of one bit, read from either side."""
+    rng = np.random.default_rng(4)
+    keep = 1 / (1 + np.exp(-epsilon))
+    sign = -1.0 if world_1_first else 1.0
+    bounds = []
+    for _ in range(200):
+        worlds = [sign * (rng.random(300) < share) for share in (1 - keep, keep)]
+        bounds.append(epsilon_from(*worlds[:: int(sign)], delta=0.0, level=LEVEL))
+    # Binomial(200, 0.95) falls below 180 with a probability of 0.2 %.
+    assert sum(bound <= epsilon for bound in bounds) >= 180
+    assert np.median(bounds) > (0.6 * epsilon if epsilon else -1)
+
+
+def test_a_rare_certainty_proves_no_more_than_delta_allows() -> None:
+    rng = np.random.default_rng(5)
+    caught = (rng.random(6000) < 0.02).astype(np.float64)
+    assert epsilon_from(np.zeros(6000), caught, delta=0.0, level=LEVEL) > 1
+    assert epsilon_from(np.zeros(6000), caught, delta=0.03, level=LEVEL) == 0
 
 
 def test_worlds_that_never_meet_prove_much_and_equal_ones_nothing() -> None:

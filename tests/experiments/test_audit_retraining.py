@@ -214,10 +214,12 @@ def test_the_worlds_differ_in_the_record_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_audit_shows_what_the_guard_alone_leaves_open(tmp_path: Path) -> None:
-    results = run_audit(tmp_path, retrainings=400, device=torch.device("cpu"))
+    results, votes = run_audit(tmp_path, retrainings=400, device=torch.device("cpu"))
+    assert [result.exceeded for result in votes] == [result.case.exceeded for result in votes]
     assert [result.exceeded for result in results] == [True, False, False]
     told = json.loads((tmp_path / "audit.json").read_text())
     assert [case["exceeded"] for case in told["cases"]] == [True, False, False]
+    assert [case["title"] for case in told["votes"]] == [result.case.title for result in votes]
     assert told["cases"][0]["epsilon_low"] > told["cases"][0]["claim_epsilon"]
     assert (tmp_path / "audit.png").stat().st_size > 10_000
 

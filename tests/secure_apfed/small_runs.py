@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from secure_apfed.config import Config
+from secure_apfed.methods import METHODS
 from secure_apfed.runs import run
 
 __all__ = ["interrupted", "small_config"]
@@ -23,6 +24,8 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
         "secure_sum": {"scheme": "plain", "masks": "pairwise"},
         "guard": {"mechanism": "gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"},
     }
+    if method in METHODS and METHODS[method].facts.opens_votes in ("randomised", "moment"):
+        settings["votes"] = {"epsilon": 4.0}
     return Config.model_validate({**settings, **changes})
 
 

@@ -84,6 +84,7 @@ DIFFERENT: list[dict[str, Any]] = [
     ),
     {"alignment": {"protocol": "circuit"}},
     {"secure_sum": {"scheme": "ckks", "bits": 17}},
+    {"votes": {"labeller": "ridge"}},
     {"guard": {"mechanism": "gaussian", "sigma": 2.5}},
     {"minimum_batch": 3},
     {"epochs": 4},

@@ -63,7 +63,9 @@ def test_facts_are_true_of_what_a_run_sends_and_keeps(method: str) -> None:
     assert {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS} == {
         None: set(), "active": {True}, "passives": {False},
     }[facts.representations_from]  # fmt: skip
-    assert ((Kind.CONTRIBUTION, False) in sent) is facts.sums_gradients
+    assert ((Kind.CONTRIBUTION, False) in sent) is facts.sums
+    assert ((Kind.LABELS, True) in sent) is facts.sends_labels
+    assert ((Kind.VOTES, False) in sent) is (facts.opens_votes == "randomised")
     assert ((Kind.GRADIENTS, True) in sent) is facts.returns_gradients
     assert bool(sent) is bool(recording.alignment) is facts.has_passives
     assert (recording.model is not None) is facts.predicts_alone
@@ -148,5 +150,8 @@ def test_a_method_is_planned_by_its_facts(toy: str) -> None:
 
 
 def test_a_sentence_for_people_lists_methods_from_the_table() -> None:
-    with pytest.raises(ValidationError, match="use all, or apfed, apfed_r, apfed_c or helped"):
+    with pytest.raises(
+        ValidationError,
+        match="use all, or apfed, apfed_r, apfed_c, votes, votes_randomised or helped",
+    ):
         config_of("tvfl", alignment={"mode": "pairwise"})

@@ -31,6 +31,7 @@ from secure_apfed.privacy.gdp import GaussianRelease, NoPrivacy, gdp_epsilon, gd
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.privacy.votes import (
+    calibrate_votes,
     distance_in_steps,
     summed_moment,
     summed_votes,
@@ -198,11 +199,27 @@ def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool,
 
 
 def test_sums_and_moments_take_these_distances() -> None:
-    votes = summed_votes(deviation=300, honest=3, steps=127, classes=4, signed=False)
+    noise: dict[str, Any] = {"deviation": 300, "honest": 3}
+    votes = summed_votes(Logistic(), hard=False, steps=127, classes=4, **noise)
     assert votes.sensitivity == pytest.approx(math.sqrt(2) * 127 + 2)
     assert votes.numbers == 4
-    moment = summed_moment(deviation=300, honest=3, steps=127, numbers=24, signed=True)
+    for labeller, hardened, more, far in (
+        (Ridge(), False, {}, 2 * 127 + 2),
+        (Ridge(), True, {}, math.sqrt(2) * 127),
+        (Ridge(), False, {"integers": True}, 2 * 127),
+        (Spreading(), False, {"integers": True}, math.sqrt(2) * 127),
+    ):
+        settings: dict[str, Any] = more
+        found = summed_votes(labeller, hard=hardened, steps=127, classes=4, **noise, **settings)
+        assert found.sensitivity == pytest.approx(far)
+    # Where 1 is no whole number of steps, hard votes are rounded, too.
+    uneven = summed_votes(Logistic(), hard=True, steps=12.7, classes=4, **noise)
+    assert uneven.sensitivity == pytest.approx(math.sqrt(2) * 12.7 + 2)
+    moment = summed_moment(Ridge(), hard=False, steps=127, numbers=24, **noise)
     assert moment.sensitivity == pytest.approx(2 * 127 + math.sqrt(24))
+    assert moment.numbers == 24
+    moment = summed_moment(Ridge(), hard=True, steps=127, numbers=24, **noise)
+    assert moment.sensitivity == pytest.approx(math.sqrt(2) * 127 + math.sqrt(24))
     ledger = PrivacyLedger(votes, delta=DELTA, budget=None, rows=2, log=None)
     ledger.charge(step=0, rows=torch.arange(2), digest=b"1")
     assert ledger.spent().epsilon_x == votes.epsilon(1, DELTA)
@@ -301,7 +318,7 @@ def test_private_labellers_out_of_range_are_refused(wrong: dict[str, Any]) -> No
 # Tables
 
 RESPONSE = VoteResponse(epsilon=1.0, classes=3)
-SUM = summed_votes(deviation=400, honest=3, steps=127, classes=3, signed=False)
+SUM = summed_votes(Logistic(), hard=False, deviation=400, honest=3, steps=127, classes=3)
 
 
 @pytest.mark.parametrize("name", sorted(LABELLERS))
@@ -378,3 +395,35 @@ def test_a_ridge_costs_more_than_a_spreading_for_the_same_noise() -> None:
 def test_a_guarantee_needs_a_delta_and_a_release(delta: float, releases: int) -> None:
     with pytest.raises(ConfigError, match="expected"):
         table_guarantee(Logistic(), RESPONSE, delta=delta, releases=releases)
+
+
+@pytest.mark.parametrize("whole_table", [False, True])
+def test_calibrated_noise_is_the_least_that_keeps_the_budget(whole_table: bool) -> None:
+    labeller = private(2.0)
+
+    def release(deviation: int) -> SummedRelease:
+        return summed_votes(
+            labeller, hard=True, deviation=deviation, honest=3, steps=127, classes=3
+        )
+
+    budget: dict[str, Any] = {"epsilon": 3.0, "delta": DELTA, "whole_table": whole_table}
+    found = calibrate_votes(labeller, release, **budget)
+
+    def spent(deviation: int) -> float:
+        guarantee = table_guarantee(labeller, release(deviation), delta=DELTA)
+        return guarantee.epsilon if whole_table else guarantee.vote
+
+    assert spent(found) <= 3.0 < spent(found - 1)
+    assert calibrate_votes(labeller, release, **budget, releases=2 - whole_table) >= found
+
+
+def test_no_noise_on_votes_makes_up_for_bare_weights() -> None:
+    def release(deviation: int) -> SummedRelease:
+        return summed_votes(
+            Logistic(), hard=True, deviation=deviation, honest=3, steps=127, classes=3
+        )
+
+    with pytest.raises(ConfigError, match="nothing for whole records"):
+        calibrate_votes(Logistic(), release, epsilon=3.0, delta=DELTA, whole_table=True)
+    with pytest.raises(ConfigError, match="a smaller share of it for weights"):
+        calibrate_votes(private(4.0), release, epsilon=3.0, delta=DELTA, whole_table=True)

@@ -1,0 +1,35 @@
+"""What the active can do alone with few labels. A new baseline is one file and one line here.
+
+Passives' help is measured against the best of these, not against the run's own network only: with
+few labels and many unlabelled rows the best baseline is often one that uses the unlabelled rows.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from secure_apfed.solo.autoencoder import Autoencoder
+from secure_apfed.solo.boosting import GradientBoosting
+from secure_apfed.solo.interface import Baseline, Predictor, SoloTask
+from secure_apfed.solo.logistic import Logistic
+from secure_apfed.solo.mixmatch import MixMatch
+from secure_apfed.solo.network import Network
+from secure_apfed.solo.ridge import Ridge
+from secure_apfed.solo.self_training import SelfTraining
+from secure_apfed.solo.spreading import Spreading, SpreadingStudent
+
+__all__ = ["BASELINES", "Baseline", "Predictor", "SoloTask"]
+
+_ALL: tuple[Baseline, ...] = (
+    MixMatch(),
+    SpreadingStudent(),
+    Spreading(),
+    Ridge(),
+    Logistic(),
+    SelfTraining(),
+    Autoencoder(),
+    GradientBoosting(),
+    Network(),
+)
+
+BASELINES: Mapping[str, Baseline] = MappingProxyType({one.name: one for one in _ALL})
+"""In the order in which equals are preferred."""

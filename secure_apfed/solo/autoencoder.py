@@ -1,0 +1,76 @@
+"""A denoising autoencoder learns a code of all rows; logistic regression classifies the code.
+
+Source: P. Vincent et al., JMLR 11, 2010.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from secure_apfed.seeds import seeded
+from secure_apfed.solo.interface import FloatArray, SoloTask
+from secure_apfed.solo.scikit import best_strength, logistic, scale_of, table_of
+
+__all__ = ["Autoencoder", "CodeClassifier"]
+
+_WIDTH, _CODE = 128, 64
+_STEPS, _BATCH = 600, 128
+_RATE = 2e-3
+_NOISE = 0.3
+"""Deviation of what is added to the standardised features."""
+
+
+@dataclass(frozen=True)
+class CodeClassifier:
+    scale: Any
+    encoder: nn.Module = field(repr=False)
+    code_scale: Any
+    model: Any
+    classes: int
+
+    def scores(self, features_BF: FloatArray) -> FloatArray:
+        codes_BD = _codes(self.encoder, self.scale.transform(features_BF))
+        return table_of(self.model, self.code_scale.transform(codes_BD), self.classes)
+
+
+class Autoencoder:
+    name, title = "autoencoder", "Autoencoder"
+
+    def fit(self, task: SoloTask) -> CodeClassifier:
+        scale = scale_of(task)
+        scaled_NF = scale.transform(task.features)
+        with seeded(task.seed, "solo", self.name):
+            encoder = _pretrained(torch.from_numpy(scaled_NF).float())
+        codes_ND = _codes(encoder, scaled_NF)
+        code_scale = StandardScaler().fit(codes_ND)
+        codes_nD = code_scale.transform(codes_ND[task.labelled])
+        model = logistic(best_strength(codes_nD, task.labels, task.seed))
+        model.fit(codes_nD, task.labels)
+        return CodeClassifier(scale, encoder, code_scale, model, task.classes)
+
+
+def _pretrained(x_NF: Tensor) -> nn.Module:
+    features = x_NF.shape[1]
+    encoder = nn.Sequential(
+        nn.Linear(features, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, _CODE), nn.ReLU()
+    )
+    decoder = nn.Sequential(nn.Linear(_CODE, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, features))
+    adam = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=_RATE)
+    for _ in range(_STEPS):
+        x_BF = x_NF[torch.randint(len(x_NF), (_BATCH,))]
+        noisy_BF = x_BF + _NOISE * torch.randn_like(x_BF)
+        loss = F.mse_loss(decoder(encoder(noisy_BF)), x_BF)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    return encoder.eval()
+
+
+@torch.no_grad()
+def _codes(encoder: nn.Module, scaled_BF: FloatArray) -> FloatArray:
+    codes_BD: Tensor = encoder(torch.from_numpy(scaled_BF).float())
+    return codes_BD.double().numpy()

@@ -1,0 +1,167 @@
+"""What the active has when it learns alone from few labels, and what a baseline makes of it.
+
+Run by: the active, or whoever measures whether the passives' help was worth it: help is compared
+with the best that the active does alone, unlabelled rows included.
+
+Letters: N training rows, n of them with labels, B rows to predict, F features of a row, K classes.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from secure_apfed.errors import DataError
+from secure_apfed.models import ModelSettings, Shape
+from secure_apfed.seeds import derive_seed
+from secure_apfed.settings.training import TrainSettings
+
+__all__ = ["Baseline", "FloatArray", "IntArray", "Predictor", "SoloTask", "checked_rows"]
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SoloTask:
+    """The active's own training rows, and the labels of some. It has no other labels to read.
+
+    Attributes:
+        features: (N, F), of all training rows, each flattened.
+        shape: of one row, for networks that convolve.
+        labelled: positions (n,) of the rows that have a label, distinct.
+        labels: (n,), of these rows, 0 to K - 1.
+        classes: K; classes without a label are never predicted.
+        seed: every number that a baseline draws follows from it.
+        model, train: the run's own, for the baseline that trains the run's own network.
+
+    Raises:
+        DataError: features that are no table of finite numbers or of another shape, positions
+            outside it or listed twice, labels outside the classes or of fewer than two.
+    """
+
+    features: FloatArray = field(repr=False)
+    shape: Shape
+    labelled: IntArray = field(repr=False)
+    labels: IntArray = field(repr=False)
+    classes: int
+    seed: int = 0
+    model: ModelSettings = field(default_factory=ModelSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    @classmethod
+    def of(
+        cls, features: ArrayLike, labelled: ArrayLike, labels: ArrayLike, *,
+        classes: int, seed: int = 0,
+        model: ModelSettings | None = None, train: TrainSettings | None = None,
+    ) -> Self:  # fmt: skip
+        """Make a task of rows (N, *shape), arrays or tensors on the CPU."""
+        rows = np.asarray(features, dtype=np.float64)
+        if rows.ndim < 2:
+            raise DataError(f"solo: features are a table or images, got shape {rows.shape}")
+        return cls(
+            features=rows.reshape(len(rows), math.prod(rows.shape[1:])),
+            shape=tuple(rows.shape[1:]),
+            labelled=np.asarray(labelled, dtype=np.int64),
+            labels=np.asarray(labels, dtype=np.int64),
+            classes=classes,
+            seed=seed,
+            model=model or ModelSettings(),
+            train=train or TrainSettings(),
+        )
+
+    def __post_init__(self) -> None:
+        checked_rows(self.features, self.shape)
+        self._check_positions()
+        seen = np.unique(self.labels)
+        if len(seen) < 2:
+            raise DataError(
+                f"solo: the {len(self.labels)} labelled rows are of {len(seen)} class(es), and "
+                "at least two are needed; label rows of another class"
+            )
+        if seen[0] < 0 or seen[-1] >= self.classes:
+            raise DataError(
+                f"solo: labels lie in 0 to {self.classes - 1}, got {seen[0]} to {seen[-1]}"
+            )
+
+    def _check_positions(self) -> None:
+        rows, at = len(self.features), self.labelled
+        if at.ndim != 1 or at.shape != self.labels.shape:
+            raise DataError(
+                f"solo: each labelled row needs one label, got positions of shape {at.shape} and "
+                f"labels of shape {self.labels.shape}"
+            )
+        if len(at) and not 0 <= at.min() <= at.max() < rows:
+            raise DataError(
+                f"solo: labelled rows lie in 0 to {rows - 1}, got {at.min()} to {at.max()}"
+            )
+        if len(np.unique(at)) != len(at):
+            raise DataError("solo: a labelled row is listed twice")
+
+    @property
+    def labelled_rows(self) -> FloatArray:
+        """The features (n, F) of the labelled rows."""
+        return self.features[self.labelled]
+
+    @property
+    def indicators(self) -> FloatArray:
+        """The labels as indicators (n, K)."""
+        return np.asarray(np.eye(self.classes)[self.labels], dtype=np.float64)
+
+    def without(self, part: IntArray) -> Self:
+        """The same without these of the labels, whose rows stay."""
+        kept = np.setdiff1d(np.arange(len(self.labels)), part)
+        return replace(self, labelled=self.labelled[kept], labels=self.labels[kept])
+
+    def state(self, *purpose: str | int) -> int:
+        """A seed for scikit-learn, which takes 32 bits, for one purpose of this task."""
+        return derive_seed(self.seed, "solo", *purpose) % 2**32
+
+
+class Predictor(Protocol):
+    """A model of the active's own features."""
+
+    def scores(self, features_BF: FloatArray) -> FloatArray:
+        """Scores (B, K) of rows like the task's; the largest of a row is the prediction."""
+        ...
+
+
+class Baseline(Protocol):
+    """One way to learn alone.
+
+    Attributes:
+        name: its key in the table.
+        title: what tables and reports call it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    def fit(self, task: SoloTask) -> Predictor:
+        """Learn from the labelled rows and, as the baseline likes, from the unlabelled ones."""
+        ...
+
+
+def checked_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
+    """Return the rows.
+
+    Raises:
+        DataError: they are not finite, or not rows of this shape, flattened.
+    """
+    width = math.prod(shape)
+    if features_BF.ndim != 2 or features_BF.shape[1] != width or not len(features_BF):
+        raise DataError(
+            f"solo: rows of shape {shape} are {width} numbers each, got features of shape "
+            f"{features_BF.shape}"
+        )
+    if not np.isfinite(features_BF).all():
+        bad = int((~np.isfinite(features_BF)).any(axis=1).sum())
+        raise DataError(
+            f"solo: {bad} rows have features that are NaN or infinite; mend or leave them out"
+        )
+    return features_BF

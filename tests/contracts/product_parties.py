@@ -1,0 +1,97 @@
+"""All parties of a sum of products in one process, for tests."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.conversation import converse
+from protocols.products import ProductAgreement, ProductReceiver, SumOfProducts
+
+__all__ = ["ProductParties", "agreement", "labels", "matrices"]
+
+Matrix = NDArray[np.float64]
+
+
+def agreement(passives: int = 2, **changes: Any) -> ProductAgreement:
+    usual: dict[str, Any] = {"people": 30, "columns": 3, "labelled": 4}
+    return ProductAgreement(
+        session="test",
+        receiver="active",
+        combiner="aggregator",
+        contributors=tuple(f"passive_{k}" for k in range(1, passives + 1)),
+        **{**usual, **changes},
+    )
+
+
+def labels(agreed: ProductAgreement, seed: int = 0) -> Matrix:
+    """One-hot rows."""
+    classes = np.random.default_rng(seed).integers(agreed.columns, size=agreed.labelled)
+    one_hot: Matrix = np.eye(agreed.columns)[classes]
+    return one_hot
+
+
+def matrices(agreed: ProductAgreement, seed: int = 0) -> dict[str, Matrix]:
+    """Rows of either sign whose magnitudes add up to the bound."""
+    rng = np.random.default_rng(seed)
+    shape = agreed.people, agreed.labelled
+    return {
+        name: rng.dirichlet(np.ones(shape[1]), shape[0])
+        * rng.choice([-1.0, 1.0], shape)
+        * agreed.row_bound
+        for name in agreed.contributors
+    }
+
+
+class ProductParties:
+    """The roles after setup; the passives hold the request unless it is kept back."""
+
+    def __init__(
+        self, agreed: ProductAgreement, labels_nK: Any = None, *, accept: bool = True
+    ) -> None:
+        self.sum = SumOfProducts(agreed)
+        self.labels = labels(agreed) if labels_nK is None else labels_nK
+        self.receiver: ProductReceiver = self.sum.receiver(self.labels)
+        self.combiner = self.sum.combiner()
+        self.contributors = {name: self.sum.contributor(name) for name in agreed.contributors}
+        converse(
+            {
+                agreed.receiver: self.receiver,
+                agreed.combiner: self.combiner,
+                **self.contributors,
+            }
+        )
+        if accept:
+            request = self.audited() if agreed.candidates else self.receiver.request()
+            for role in self.contributors.values():
+                role.accept(request)
+
+    def audited(self) -> bytes:
+        """The request after the coin was tossed."""
+        commitment = self.receiver.commitment()
+        converse({name: role.toss(commitment) for name, role in self.contributors.items()})
+        return self.receiver.request(
+            {name: role.challenge() for name, role in self.contributors.items()}
+        )
+
+    def answers(self, block: int, rows: Mapping[str, Matrix], **noise: Any) -> dict[str, bytes]:
+        people = self.sum.people_of(block)
+        return {
+            name: role.answer(block, rows[name][people.start : people.stop], **noise)
+            for name, role in self.contributors.items()
+        }
+
+    def integers(self, rows: Mapping[str, Matrix]) -> NDArray[np.float64]:
+        """What the sum of products must be, in steps of fixed point."""
+        scale = self.sum.fixed_point.levels / self.sum.products.row_bound
+        return np.asarray(sum(np.rint(A * scale) for A in rows.values()) @ self.labels)
+
+    def opened(self, rows: Mapping[str, Matrix]) -> NDArray[np.float64]:
+        """The protocol over all blocks; the sum in steps of fixed point."""
+        scale = self.sum.fixed_point.levels / self.sum.products.row_bound
+        blocks = [
+            self.receiver.open(block, self.combiner.combine(block, self.answers(block, rows)))
+            for block in range(self.sum.blocks)
+        ]
+        return (np.concatenate(blocks) * scale).astype(np.float64)

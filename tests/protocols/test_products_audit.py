@@ -1,0 +1,367 @@
+"""All requests but one are opened: honest ones give exact sums, others are found out."""
+
+import hashlib
+import itertools
+import os
+import pickle
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols.conversation import Conversation, Outgoing, converse
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.products import SumOfProducts, audit
+from protocols.products.described import open_request, request_frame
+from protocols.products.labels import encrypt_labels
+from protocols.sums.interface import IntArray
+from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
+
+SHAPES: tuple[dict[str, Any], ...] = (
+    {},
+    {"columns": 1, "people": 5, "labelled": 1},
+    {"columns": 2},
+    {"columns": 10, "people": 4096 + 128 + 5, "labelled": 20},
+    {"columns": 33, "people": 100, "passives": 3},
+    {"passives": 1, "allow_single": True},
+    {"candidates": 9},
+)
+
+
+@pytest.mark.parametrize("changes", SHAPES, ids=str)
+def test_the_sum_of_products_is_exact(changes: dict[str, Any]) -> None:
+    agreed = agreement(**{"candidates": 3, **changes})
+    played, rows = ProductParties(agreed), matrices(agreed)
+    assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
+    assert len(played.receiver.request()) == played.sum.request_bytes
+    assert f"one time in {agreed.candidates}" in played.sum.malicious
+
+
+def test_an_answer_has_one_word_for_a_class_and_person() -> None:
+    """What the two powers of a class hold apart, which tells more than their sum, is not sent."""
+    described = SumOfProducts(agreement(columns=10, candidates=2))
+    assert described.headroom.stride == 32
+    assert described.words(0) == [30 * 10 + described.ring.degree]
+
+
+def test_shifts_say_nothing_of_the_labels() -> None:
+    agreed = agreement(columns=4, labelled=160, candidates=2)
+    counts = []
+    for row in ([1, 0, 0, 0], [0, 0, 0, 1]):
+        played = ProductParties(agreed, np.tile(row, (160, 1)), accept=False)
+        parts = open_request(played.sum, played.sum.frames().fingerprint, played.audited(), 4 + 160)
+        shifts = np.frombuffer(parts[1], ">u2").astype(np.int64)
+        counts.append(np.bincount(shifts, minlength=4))
+    assert all(np.abs(count - 40).max() < 28 for count in counts)  # five deviations
+
+
+def test_the_outcome_is_the_same_for_all_and_uniform() -> None:
+    agreed = agreement(3, candidates=8)
+    described = SumOfProducts(agreed)
+    commitment = described.receiver(labels(agreed)).commitment()
+    outcomes = []
+    for _ in range(400):
+        coins = {
+            name: audit.PublicCoin(name, described, described.frames(), commitment)
+            for name in agreed.contributors
+        }
+        converse(coins)
+        kept = {coin.kept for coin in coins.values()}
+        assert len(kept) == 1
+        outcomes.append(kept.pop())
+    assert np.abs(np.bincount(outcomes, minlength=8) - 50).max() < 35
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_links_of_any_speed(order: tuple[int, ...]) -> None:
+    """Messages of one sender stay in order, those of several do not."""
+    agreed = agreement(3, candidates=4)
+    described = SumOfProducts(agreed)
+    commitment = described.receiver(labels(agreed)).commitment()
+    coins: dict[str, Conversation] = {
+        name: audit.PublicCoin(name, described, described.frames(), commitment)
+        for name in agreed.contributors
+    }
+    links: dict[tuple[str, str], list[Outgoing]] = {}
+
+    def send(sender: str, messages: Any) -> None:
+        for message in messages:
+            links.setdefault((sender, message.receiver), []).append(message)
+
+    for name, coin in coins.items():
+        send(name, coin.start())
+    names = [agreed.contributors[place] for place in order]
+    while any(links.values()):
+        # The fastest link first, until nothing is on it.
+        pair = min(
+            (pair for pair, waiting in links.items() if waiting),
+            key=lambda pair: (names.index(pair[1]), names.index(pair[0])),
+        )
+        message = links[pair].pop(0)
+        send(pair[1], coins[pair[1]].receive(pair[0], message.body))
+    assert all(coin.finished for coin in coins.values())
+
+
+class Cheat:
+    """An active that makes one candidate otherwise than agreed; the others are honest."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
+        self.bad, self.made, self.roots = bad, 0, []  # type: ignore[var-annotated]
+        self.packed = np.array([[5, 0, 0], [25, 0, 0], [0, 1, 1], [0, 0, 0]])
+        monkeypatch.setattr(audit, "encrypt_labels", self._encrypt)
+
+    def _encrypt(self, described: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
+        if root not in self.roots:
+            self.roots.append(root)
+        cheats = self.roots.index(root) == self.bad
+        return encrypt_labels(described, root, self.packed if cheats else bits_nK)
+
+
+@pytest.mark.parametrize("bad", range(4))
+def test_a_request_that_was_made_otherwise_is_found_out(
+    bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But where it happens to be the one that is kept."""
+    with monkeypatch.context() as active:
+        cheat = Cheat(active, bad)
+        played = ProductParties(agreement(candidates=4), accept=False)
+        assert len(cheat.roots) == 4
+        request = played.audited()
+    kept = vars(played.contributors["passive_1"])["_coin"].kept
+    for role in played.contributors.values():
+        if kept == bad:
+            role.accept(request)
+        else:
+            with pytest.raises(RemoteProtocolError, match="cheated"):
+                role.accept(request)
+
+
+def changed(
+    played: ProductParties, request: bytes, change: Callable[[list[bytes]], object]
+) -> bytes:
+    mark = played.sum.frames().fingerprint
+    parts = list(open_request(played.sum, mark, request, 4 + played.sum.products.labelled))
+    change(parts)
+    return request_frame(played.sum, mark, parts)
+
+
+CHANGES: dict[str, tuple[str, Callable[[list[bytes]], object]]] = {
+    "another root": ("cheated", lambda p: p.__setitem__(0, bytes(32) + p[0][32:])),
+    "roots exchanged": ("cheated", lambda p: p.__setitem__(0, p[0][32:] + p[0][:32])),
+    "a root less": ("expected", lambda p: p.__setitem__(0, p[0][32:])),
+    "a root more": ("expected", lambda p: p.__setitem__(0, p[0] + bytes(32))),
+    "another label": ("cheated", lambda p: p.__setitem__(4, p[5])),
+    "another key": ("cheated", lambda p: p.__setitem__(3, p[4])),
+    "another seed": ("cheated", lambda p: p.__setitem__(2, bytes(32))),
+    "no shifts": ("expected", lambda p: p.__setitem__(1, b"")),
+    "an odd byte of shifts": ("expected", lambda p: p.__setitem__(1, p[1] + b"\0")),
+    "a shift of K": ("below 3", lambda p: p.__setitem__(1, b"\0\3" + p[1][2:])),
+    "a shift beyond N": ("below 3", lambda p: p.__setitem__(1, b"\xff\xff" + p[1][2:])),
+}
+
+
+@pytest.mark.parametrize("which", CHANGES)
+def test_requests_that_were_altered(which: str) -> None:
+    played = ProductParties(agreement(candidates=3), accept=False)
+    says, change = CHANGES[which]
+    request = played.audited()
+    role = played.contributors["passive_1"]
+    with pytest.raises(RemoteProtocolError, match=says):
+        role.accept(changed(played, request, change))
+    role.accept(request)
+    with pytest.raises(RemoteProtocolError, match="second request"):
+        role.accept(request)
+
+
+def test_challenges_that_do_not_agree_open_nothing() -> None:
+    agreed = agreement(candidates=3)
+    played = ProductParties(agreed, accept=False)
+    commitment = played.receiver.commitment()
+    converse({name: role.toss(commitment) for name, role in played.contributors.items()})
+    told = {name: role.challenge() for name, role in played.contributors.items()}
+    frames = played.sum.frames()
+    digest = hashlib.sha256(open_request(played.sum, frames.fingerprint, commitment, 1)[0]).digest()
+    kept = vars(played.contributors["passive_1"])["_coin"].kept
+    other = frames.setup(((kept + 1) % 3).to_bytes(2, "big") + digest)
+    beyond = frames.setup(b"\0\3" + digest)
+    for bad in (
+        {},
+        {"passive_1": told["passive_1"]},
+        {**told, "aggregator": told["passive_1"]},
+        {**told, "passive_2": other},
+        dict.fromkeys(told, beyond),
+        dict.fromkeys(told, frames.setup()),
+        {**told, "passive_2": b""},
+        {**told, "passive_2": told["passive_2"][:-1]},
+    ):
+        with pytest.raises(RemoteProtocolError):
+            played.receiver.request(bad)
+    with pytest.raises(LocalProtocolError, match="once the passives' challenges came"):
+        played.receiver.request()
+    request = played.receiver.request(told)
+    with pytest.raises(LocalProtocolError, match="opened already"):
+        played.receiver.request(dict.fromkeys(told, other))  # which would open the one kept
+    assert played.receiver.request() == request
+
+
+def test_messages_of_the_coin_that_are_refused() -> None:
+    agreed = agreement(3, candidates=3)
+    described = SumOfProducts(agreed)
+    receiver = described.receiver(labels(agreed))
+
+    def coin(name: str, of: Any = receiver) -> audit.PublicCoin:
+        return audit.PublicCoin(name, described, described.frames(), of.commitment())
+
+    one, two = coin("passive_1"), coin("passive_2")
+    promise = two.start()[0].body
+    for sender in ("passive_1", "active", "nobody"):
+        with pytest.raises(RemoteProtocolError, match="out of turn"):
+            one.receive(sender, promise)
+    for bad in (b"", described.frames().setup(), described.frames().setup(bytes(31))):
+        with pytest.raises(RemoteProtocolError):
+            one.receive("passive_2", bad)
+    assert one.receive("passive_2", promise) == ()
+    with pytest.raises(RemoteProtocolError, match="other bytes for the coin"):
+        one.receive("passive_2", described.frames().setup(bytes(32)))
+    with pytest.raises(LocalProtocolError, match="still"):
+        _ = one.kept
+    # Passives that the active told other hashes find out.
+    pair = {
+        "passive_1": coin("passive_1"),
+        "passive_2": coin("passive_2", described.receiver(labels(agreed))),
+        "passive_3": coin("passive_3"),
+    }
+    with pytest.raises(RemoteProtocolError, match="other hashes of active"):
+        converse(pair)
+
+
+def test_own_bytes_stay_secret_until_all_others_are_bound() -> None:
+    agreed = agreement(3, candidates=3)
+    described = SumOfProducts(agreed)
+    commitment = described.receiver(labels(agreed)).commitment()
+    one, two, three = (
+        audit.PublicCoin(name, described, described.frames(), commitment)
+        for name in agreed.contributors
+    )
+    first = one.start()
+    assert all(vars(one)["_drawn"]["passive_1"] not in message.body for message in first)
+    assert one.receive("passive_2", two.start()[0].body) == ()
+    revealed = one.receive("passive_3", three.start()[0].body)
+    assert [message.receiver for message in revealed] == ["passive_2", "passive_3"]
+    assert vars(one)["_drawn"]["passive_1"] in revealed[0].body
+
+
+def test_commitments_that_are_none() -> None:
+    agreed = agreement(candidates=3)
+    played = ProductParties(agreed, accept=False)
+    role = played.contributors["passive_1"]
+    mark = played.sum.frames().fingerprint
+    for bad in (
+        b"",
+        request_frame(played.sum, mark, (bytes(64),)),
+        request_frame(played.sum, mark, ()),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            role.toss(bad)
+    role.toss(played.receiver.commitment())
+    with pytest.raises(RemoteProtocolError, match="second commitment"):
+        role.toss(played.receiver.commitment())
+
+
+def test_what_is_called_out_of_turn() -> None:
+    audited = ProductParties(agreement(candidates=2), accept=False)
+    with pytest.raises(LocalProtocolError, match="once the passives' challenges came"):
+        audited.receiver.request()
+    with pytest.raises(LocalProtocolError, match="once the passives' challenges came"):
+        audited.receiver.open(0, b"")
+    role = audited.contributors["passive_1"]
+    for early in (role.challenge, lambda: role.accept(b"")):
+        with pytest.raises(LocalProtocolError, match="tossed no coin"):
+            early()
+    trusted = ProductParties(agreement(), accept=False)
+    for action in (
+        trusted.receiver.commitment,
+        lambda: trusted.receiver.request({}),
+        lambda: trusted.contributors["passive_1"].toss(b""),
+    ):
+        with pytest.raises(LocalProtocolError, match="no candidates"):
+            action()
+    for bad in (np.zeros((4, 3)), np.ones((4, 3))):
+        with pytest.raises(LocalProtocolError, match="one class"):
+            SumOfProducts(agreement(candidates=2)).receiver(bad)
+    for number in (1, 1025, True, 2.0):
+        with pytest.raises(LocalProtocolError, match="candidates"):
+            agreement(candidates=number)
+
+
+def test_secrets_of_the_audit_are_never_copied() -> None:
+    played = ProductParties(agreement(candidates=2), accept=False)
+    held = vars(played.receiver)["_candidates"]
+    played.contributors["passive_1"].toss(played.receiver.commitment())
+    for thing in (held, vars(played.contributors["passive_1"])["_coin"]):
+        with pytest.raises(LocalProtocolError, match="never serialised"):
+            pickle.dumps(thing)
+
+
+def test_mutated_messages_of_an_audit() -> None:
+    agreed, rng, refused = agreement(candidates=3), random.Random(0), 0
+    honest = ProductParties(agreed, accept=False)
+    request = honest.audited()
+
+    def attempt(action: Callable[[bytes], object], body: bytes) -> None:
+        nonlocal refused
+        for size in (len(body), rng.randrange(len(body))):
+            changed = bytearray(body[:size] + rng.randbytes(rng.choice((0, 0, 3))))
+            if size == len(body):
+                changed[rng.randrange(min(size, 600))] ^= 1 << rng.randrange(8)
+            try:
+                action(bytes(changed))
+            except RemoteProtocolError:
+                refused += 1
+
+    def told_by_all(played: ProductParties, body: bytes) -> None:
+        played.receiver.request(dict.fromkeys(agreed.contributors, body))
+
+    for _ in range(60):
+        played = ProductParties(agreed, accept=False)
+        one, two = (played.contributors[name] for name in agreed.contributors)
+        commitment = played.receiver.commitment()
+        attempt(played.sum.contributor("passive_1").toss, commitment)
+        coins = {"passive_1": one.toss(commitment), "passive_2": two.toss(commitment)}
+        promise = coins["passive_2"].start()[0].body
+        attempt(partial(coins["passive_1"].receive, "passive_2"), promise)
+        told = honest.contributors["passive_1"].challenge()
+        attempt(partial(told_by_all, played), told)
+        attempt(honest.contributors["passive_1"].accept, request)
+    # But for a changed bit in what is only checked later: hashes, and the bytes of a promise.
+    assert refused > 60 * (4 + 2)
+    assert vars(honest.contributors["passive_1"])["_labels"] is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+def test_a_forked_copy_opens_nothing() -> None:
+    played = ProductParties(agreement(candidates=2), accept=False)
+    commitment = played.receiver.commitment()
+    converse({name: role.toss(commitment) for name, role in played.contributors.items()})
+    told = {name: role.challenge() for name, role in played.contributors.items()}
+    child = os.fork()
+    if child == 0:
+        try:
+            played.receiver.request(told)
+        except LocalProtocolError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    played.receiver.request(told)
+
+
+def test_the_kept_secret_is_not_among_the_opened() -> None:
+    played = ProductParties(agreement(candidates=5), accept=False)
+    roots = set(vars(vars(played.receiver)["_candidates"])["_roots"])
+    request = played.audited()
+    opened = {root for root in roots if root in request}
+    assert len(opened) == 4
+    assert vars(vars(played.receiver)["_candidates"])["_roots"] == []

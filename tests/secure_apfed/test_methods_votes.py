@@ -1,0 +1,262 @@
+"""Votes: what is opened, what it costs, who may ask, and a student that learns from it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from protocols.errors import RemoteProtocolError
+from protocols.sums import SECURE_SUMS
+from secure_apfed.config import Config
+from secure_apfed.data import PartyTable, VerticalData, load_data
+from secure_apfed.errors import CheckpointError
+from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.labellers import Spreading
+from secure_apfed.learning.votes import Votes, likely_labels, reliability_of
+from secure_apfed.methods import open_session
+from secure_apfed.parties import Ballot
+from secure_apfed.runs import RunFolder, load_model, run
+from secure_apfed.runs.record import read_outcome
+from secure_apfed.solo import SoloTask
+from tests.secure_apfed.small_runs import interrupted, small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+OPENINGS = ["votes", "votes_randomised"]
+
+
+def config_of(method: str = "votes", **changes: Any) -> Config:
+    usual: dict[str, Any] = {
+        "data": {"dataset": "digits", "views": 4, "limit": 400, "labelled": 30},
+        "model": {"network": "random_features", "random_features": 60},
+        "train": {"epochs": 1, "device": "cpu"},
+        "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
+    }
+    return small_config(method, **{**usual, **changes})
+
+
+def clear_votes(config: Config, data: VerticalData) -> np.ndarray:
+    """The sum of the passives' votes as each would cast them, by the active's training rows."""
+    assert data.active.labels is not None
+    rows = data.train_rows
+    labelled = torch.isin(rows, data.labelled_rows).nonzero().flatten().numpy()
+    labels = data.active.labels[data.train_rows[labelled]].numpy()
+    total = np.zeros((len(rows), len(data.classes)))
+    for table in data.passives:
+        place = {one: row for row, one in enumerate(table.ids)}
+        here = [place[data.active.ids[row]] for row in rows.tolist()]
+        features = table.features[here].flatten(1).double().numpy()
+        total += Spreading().label(features, labelled, labels, len(data.classes))
+    return total
+
+
+@pytest.mark.parametrize("name", SECURE_SUMS)
+def test_every_sum_opens_the_sum_of_the_votes(name: str) -> None:
+    kind = SECURE_SUMS[name]
+    data = {"dataset": "digits", "views": 4, "limit": 120, "labelled": 30}
+    config = config_of(data=data, secure_sum={"scheme": kind.scheme, "masks": kind.masks})
+    held = load_data(config.data, seed=config.seed)
+    session = open_session(config, held)
+    votes = session.play(session.learner.gather(session.links))  # type: ignore[attr-defined]  # of votes alone
+    assert session.learner.rounding is not None
+    assert np.abs(votes.totals - clear_votes(config, held)).max() <= session.learner.rounding
+    assert not votes.variance.any()
+
+
+@pytest.mark.parametrize("method", OPENINGS)
+def test_a_student_beats_the_active_alone_where_passives_tell_the_class(method: str) -> None:
+    config = config_of(method, data={"dataset": "digits", "views": 4, "labelled": 30})
+    helped = run(config, None).accuracy[config.method]
+    alone = run(config_of("single_view", data=config.data, model={}, train={
+        "epochs": 30, "learning_rate": 0.1, "batch_size": 64,
+    }), None).accuracy["single_view"]  # fmt: skip
+    assert helped > alone + 0.05
+
+
+def test_a_network_learns_from_votes_in_epochs_and_predicts_alone(tmp_path: Path) -> None:
+    config = config_of(
+        model={"hidden": [32], "representation": 16, "dropout": 0.0},
+        train={"epochs": 20, "batch_size": 32, "learning_rate": 0.1, "evaluate_every": 20},
+    )
+    result = run(config, tmp_path / "run")
+    assert result.accuracy["votes"] > 0.3
+    data = load_data(config.data, seed=config.seed)
+    assert data.active.labels is not None
+    model = load_model(tmp_path / "run")
+    right = model.predict(data.active.features[data.test_rows]).argmax(1)
+    share = (right == data.active.labels[data.test_rows]).double().mean().item()
+    assert share == pytest.approx(result.accuracy["votes"])
+
+
+@pytest.mark.parametrize("method", OPENINGS)
+def test_a_ridge_student_is_kept_and_its_cost_is_told(method: str, tmp_path: Path) -> None:
+    result = run(config_of(method, votes={"epsilon": 4.0}), tmp_path / "run")
+    outcome = read_outcome(RunFolder(tmp_path / "run"))
+    assert set(outcome.contributions) == {"passive-1", "passive-2", "passive-3"}
+    for spent in outcome.contributions.values():
+        assert 0 < spent.epsilon <= 4.0
+        assert spent.releases == 1
+    assert "one person's own vote, labeller held fixed" in (outcome.guarantee or "")
+    assert "NO guarantee for the passive's table" in (outcome.guarantee or "")
+    assert outcome.labelled_rows == 30
+    assert load_model(tmp_path / "run").classes == tuple("0123456789")
+    assert result.accuracy.keys() == {method}
+
+
+def test_a_private_labeller_covers_the_whole_table(tmp_path: Path) -> None:
+    votes = {"epsilon": 4.0, "labeller": "private_logistic", "weights_epsilon": 4.0}
+    run(config_of("votes_randomised", votes=votes), tmp_path / "run")
+    told = read_outcome(RunFolder(tmp_path / "run")).guarantee or ""
+    assert "covers the whole record of any person at one passive" in told
+
+
+def test_noise_that_drowns_the_votes_leaves_the_prior() -> None:
+    rng = np.random.default_rng(0)
+    own = rng.integers(0, 4, 500)
+    noise = rng.normal(size=(500, 4)) * 30
+    votes = Votes(totals=noise, variance=np.full(500, 900.0), voters=3)
+    likely = likely_labels(votes, own, 0.8)
+    assert likely.sum(1) == pytest.approx(1.0)
+    assert (likely.argmax(1) == own).mean() > 0.99
+    assert likely.max(1).mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_clear_votes_beat_a_wrong_prior() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 4, 500)
+    own = np.where(rng.random(500) < 0.5, truth, rng.integers(0, 4, 500))
+    votes = Votes(totals=3 * np.eye(4)[truth], variance=np.zeros(500), voters=3)
+    assert (likely_labels(votes, own, 0.6).argmax(1) == truth).all()
+    silent = Votes(totals=np.zeros((500, 4)), variance=np.zeros(500), voters=3)
+    assert (likely_labels(silent, own, 0.6).argmax(1) == own).all()
+    nothing = likely_labels(silent, np.full(500, -1), 0.6)
+    assert nothing == pytest.approx(0.25)
+
+
+def test_reliability_is_of_rows_that_were_not_shown() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(40) % 2
+    apart = rng.normal(size=(40, 3)) + 9 * labels[:, None]
+
+    def spread(task: SoloTask) -> np.ndarray:
+        return Spreading().label(task.features, task.labelled, task.labels, task.classes)
+
+    every = np.arange(40)
+    assert reliability_of(spread, SoloTask.of(apart, every, labels, classes=2)) == 0.98
+    noise = rng.normal(size=(40, 3))
+    assert reliability_of(spread, SoloTask.of(noise, every, labels, classes=2)) <= 0.9
+
+
+def test_people_may_have_different_voters() -> None:
+    config = config_of(
+        data={"dataset": "digits", "views": 4, "limit": 400, "labelled": 30, "overlap": 0.6},
+        alignment={"mode": "pairwise"},
+        secure_sum={"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
+    )
+    data = load_data(config.data, seed=0)
+    fewer = tuple(
+        PartyTable(one.name, one.ids[at:], one.features[at:], None, one.encoding)
+        for at, one in zip((0, 90, 180), data.passives, strict=True)
+    )
+    session = open_session(config, replace(data, passives=fewer))
+    votes = session.play(session.learner.gather(session.links))  # type: ignore[attr-defined]  # of votes alone
+    voters = votes.totals.sum(1).round().astype(int)
+    assert {1, 2, 3} <= set(voters.tolist())
+
+
+@pytest.mark.parametrize("method", OPENINGS)
+def test_a_run_that_was_stopped_goes_on_and_gives_the_same(method: str, tmp_path: Path) -> None:
+    config = config_of(
+        method,
+        model={"hidden": [16], "representation": 8, "dropout": 0.0},
+        train={"epochs": 4, "batch_size": 64, "learning_rate": 0.1},
+        votes={"epsilon": 4.0},
+    )
+    whole = run(config, tmp_path / "whole")
+    interrupted(config, tmp_path / "run", at_step=10)
+    again = run(config, tmp_path / "run", resume=True)
+    assert again.accuracy == whole.accuracy
+    outcome = read_outcome(RunFolder(tmp_path / "run"))
+    assert {one.releases for one in outcome.contributions.values()} == {1}
+
+
+def test_two_sessions_have_other_noise() -> None:
+    config = config_of("votes", votes={"epsilon": 4.0}, guard={"mechanism": "none"})
+    session_noise = []
+    for _ in range(2):
+        held = load_data(config.data, seed=0)
+        session = open_session(config, held)
+        session_noise.append(session.play(session.learner.gather(session.links)).totals)  # type: ignore[attr-defined]  # of votes alone
+    assert not np.array_equal(*session_noise)
+
+
+def ask(**tensors: torch.Tensor) -> Envelope:
+    usual = {
+        "rows": torch.arange(10), "labelled": torch.tensor([0, 3]), "labels": torch.tensor([1, 0]),
+    }  # fmt: skip
+    return Envelope(
+        session="s", step=0, kind=Kind.LABELS, sender="active", receiver="passive-1", sequence=0,
+        payload=pack({**usual, **tensors}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"rows": torch.tensor([0, 0, 1, 2])},
+        {"rows": torch.tensor([0, 1, 500])},
+        {"rows": torch.tensor([-1, 1, 2])},
+        {"rows": torch.tensor([3])},
+        {"rows": torch.arange(10).int()},
+        {"rows": torch.empty(0, dtype=torch.int64)},
+        {"labelled": torch.tensor([0, 0])},
+        {"labelled": torch.tensor([0, 10])},
+        {"labelled": torch.empty(0, dtype=torch.int64), "labels": torch.empty(0).long()},
+        {"labels": torch.tensor([1, 10])},
+        {"labels": torch.tensor([1, -100])},
+        {"labels": torch.tensor([1])},
+        {"labels": torch.tensor([1.0, 0.0])},
+        {"more": torch.tensor([1])},
+    ],
+    ids=str,
+)
+def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor]) -> None:
+    session = open_session(config_of(), load_data(config_of().data, seed=0))
+    with pytest.raises(RemoteProtocolError, match="active"):
+        Ballot.read(ask(**tensors), session.contract, aligned=400, classes=10)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "said"),
+    [
+        ("votes_randomised", {"votes": {}}, "votes.epsilon: method votes_randomised protects"),
+        ("apfed_c", {"votes": {"epsilon": 1.0}}, "in method apfed_c nobody votes"),
+        ("votes", {"votes": {"labeller": "spreding"}}, "did you mean 'spreading'"),
+        ("votes", {"votes": {"labeller": "private_logistic"}}, "weights_epsilon is for"),
+        ("votes", {"secure_sum": {"noise": {"sigma": 1.0}}}, "noise on votes is votes.epsilon"),
+        ("votes", {"dp_sgd": {"noise_multiplier": 1.0}}, "dp_sgd"),
+        ("votes", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0}}, "labels.mechanism: lp_mst"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    method: str, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        config_of(method, **changes)
+
+
+def test_too_much_noise_for_too_little_budget_is_refused_with_the_reason() -> None:
+    with pytest.raises(Exception, match="colluders"):
+        open_session(
+            config_of(votes={"epsilon": 1.0, "colluders": 3}), load_data(config_of().data, seed=0)
+        )
+
+
+def test_a_new_run_in_a_folder_of_another_is_refused(tmp_path: Path) -> None:
+    run(config_of(), tmp_path / "run")
+    with pytest.raises(CheckpointError):
+        run(config_of(), tmp_path / "run")

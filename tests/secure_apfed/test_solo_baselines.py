@@ -1,0 +1,204 @@
+"""Baselines of the active alone: a shared contract, and what unlabelled rows are worth.
+
+Every test runs over the table, so that a new baseline is tested at once.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import hadamard
+from sklearn.datasets import load_digits, make_moons
+
+from secure_apfed.errors import DataError, ModelError
+from secure_apfed.models import ModelSettings
+from secure_apfed.settings.training import TrainSettings
+from secure_apfed.solo import BASELINES, Baseline, SoloTask
+from secure_apfed.solo.interface import FloatArray, IntArray
+
+Rows = tuple[FloatArray, IntArray]
+
+each_baseline = pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES.keys())
+
+
+def first_of_each(labels_N: IntArray, each: int) -> IntArray:
+    members = [np.flatnonzero(labels_N == one)[:each] for one in np.unique(labels_N)]
+    return np.sort(np.concatenate(members))
+
+
+def task_of(
+    rows: Rows, each: int, *, seed: int = 0, classes: int | None = None
+) -> tuple[SoloTask, Rows]:
+    """A task on three quarters of the rows, with `each` labels a class, and the other rows."""
+    x, y = rows
+    order = np.random.default_rng(seed).permutation(len(y))
+    x, y = x[order], y[order]
+    at = len(y) * 3 // 4
+    labelled = first_of_each(y[:at], each)
+    classes = classes or int(y.max()) + 1
+    task = SoloTask.of(x[:at], labelled, y[labelled], classes=classes, seed=seed)
+    return task, (x[at:].reshape(len(y) - at, -1), y[at:])
+
+
+def accuracy(baseline: Baseline, task: SoloTask, test: Rows) -> float:
+    x_BF, y_B = test
+    return float((baseline.fit(task).scores(x_BF).argmax(1) == y_B).mean())
+
+
+def moons(rows: int = 300) -> Rows:
+    x, y = make_moons(rows, noise=0.08, random_state=1)
+    return x, y
+
+
+@cache
+def strips() -> Rows:
+    """The upper two pixel rows of digits, as images."""
+    bunch = load_digits()
+    return bunch.images[:900, None, :2, :] / 16, bunch.target[:900]
+
+
+def clusters(seed: int, *, apart: float = 1.4, each: int = 80) -> Rows:
+    """Four round clusters that do not touch; one member of each says little of its middle."""
+    drawn = np.random.default_rng(seed)
+    y = np.repeat(np.arange(4), each)
+    return apart * hadamard(16)[1:5][y] + drawn.normal(size=(len(y), 16)), y
+
+
+def test_the_table_is_by_name() -> None:
+    assert all(name == one.name and one.title for name, one in BASELINES.items())
+    assert len({one.title for one in BASELINES.values()}) == len(BASELINES)
+
+
+@each_baseline
+def test_two_moons_with_six_labels_each(baseline: Baseline) -> None:
+    task, test = task_of(moons(), 6)
+    assert accuracy(baseline, task, test) > 0.7
+
+
+@each_baseline
+def test_a_strip_of_digits_with_five_labels_each(baseline: Baseline) -> None:
+    task, test = task_of(strips(), 5)
+    assert task.shape == (1, 2, 8)
+    assert accuracy(baseline, task, test) > 0.3  # chance is 0.1
+
+
+@each_baseline
+def test_the_same_seed_gives_the_same_scores(baseline: Baseline) -> None:
+    task, (x_BF, _) = task_of(moons(80), 3)
+    before = torch.get_rng_state()
+    first, again = baseline.fit(task).scores(x_BF), baseline.fit(task).scores(x_BF)
+    assert np.array_equal(first, again)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@each_baseline
+def test_one_label_in_a_class_and_none_in_another(baseline: Baseline) -> None:
+    x, y = clusters(0, each=20)
+    labelled = np.concatenate([np.flatnonzero(y == 0)[:1], np.flatnonzero(y == 2)[:6]])
+    task = SoloTask.of(x, labelled, y[labelled], classes=4)
+    scores_BK = baseline.fit(task).scores(x)
+    assert scores_BK.shape == (80, 4)
+    assert np.isfinite(scores_BK).all()
+    assert set(scores_BK.argmax(1).tolist()) <= {0, 2}
+
+
+@each_baseline
+def test_every_row_has_a_label(baseline: Baseline) -> None:
+    x, y = clusters(0, each=20)
+    task = SoloTask.of(x, np.arange(80), y, classes=4)
+    assert accuracy(baseline, task, (x, y)) > 0.9
+
+
+@each_baseline
+def test_a_constant_feature_and_a_single_row(baseline: Baseline) -> None:
+    x, y = clusters(0, each=20)
+    x = np.hstack([x, np.full((80, 1), 7.0)])
+    task = SoloTask.of(x, np.arange(0, 80, 4), y[::4], classes=4)
+    assert baseline.fit(task).scores(x[:1]).shape == (1, 4)
+
+
+@cache
+def mean_accuracy(name: str) -> float:
+    tasks = [task_of(clusters(seed, apart=1.0, each=150), 1, seed=seed) for seed in range(3)]
+    return float(np.mean([accuracy(BASELINES[name], *one) for one in tasks]))
+
+
+@pytest.mark.parametrize("name", ["label_spreading", "label_spreading_ridge", "mixmatch"])
+def test_unlabelled_rows_help_where_classes_are_clusters(name: str) -> None:
+    alone = ("logistic", "ridge", "gradient_boosting")
+    assert mean_accuracy(name) > max(map(mean_accuracy, alone)) + 0.03
+
+
+def test_a_part_of_the_graph_that_no_label_reaches() -> None:
+    x, y = clusters(0, apart=10.0, each=30)
+    labelled = first_of_each(y, 2)[:4]
+    task = SoloTask.of(x, labelled, y[labelled], classes=4)
+    for name in ("label_spreading", "label_spreading_ridge"):
+        scores_BK = BASELINES[name].fit(task).scores(x)
+        assert np.isfinite(scores_BK).all()
+        assert (scores_BK.argmax(1)[y < 2] == y[y < 2]).all()
+
+
+def test_the_network_is_the_runs_own() -> None:
+    x, y = np.random.default_rng(0).normal(size=(40, 1, 7, 8)), np.arange(40) % 2
+    task = SoloTask.of(
+        x, np.arange(6), y[:6], classes=2,
+        model=ModelSettings(network="conv_mnist"), train=TrainSettings(learning_rate=0.05),
+    )  # fmt: skip
+    assert BASELINES["network"].fit(task).scores(x.reshape(40, -1)).shape == (40, 2)
+
+
+def test_a_slow_rate_does_not_make_the_network_weak() -> None:
+    task, test = task_of(strips(), 5)
+    slow = replace(task, train=TrainSettings(learning_rate=1e-4))
+    assert accuracy(BASELINES["network"], slow, test) > 0.2
+
+
+def test_a_network_that_diverges_is_refused() -> None:
+    task, _ = task_of(clusters(0, each=20), 2)
+    wild = replace(task, train=TrainSettings(learning_rate=1e30))
+    with pytest.raises(ModelError, match="diverged"):
+        BASELINES["network"].fit(wild)
+
+
+def test_a_task_takes_tensors() -> None:
+    task = SoloTask.of(
+        torch.zeros(6, 1, 2, 3), torch.tensor([0, 5]), torch.tensor([1, 0]), classes=2
+    )
+    assert task.features.shape == (6, 6)
+    assert task.features.dtype == np.float64
+    assert task.indicators.tolist() == [[0, 1], [1, 0]]
+
+
+X = np.zeros((6, 2))
+
+
+@pytest.mark.parametrize(
+    ("features", "labelled", "labels", "says"),
+    [
+        (X, [0, 1], [1, 1], "of 1 class"),
+        (X, [], [], "of 0 class"),
+        (X, [0, 1], [0, 2], "labels lie in 0 to 1"),
+        (X, [0, 1], [-1, 1], "labels lie in 0 to 1"),
+        (X, [0, 6], [0, 1], "labelled rows lie in 0 to 5"),
+        (X, [0, 0], [0, 1], "listed twice"),
+        (X, [0, 1, 2], [0, 1], "each labelled row needs one label"),
+        (X * np.nan, [0, 1], [0, 1], "6 rows have features that are NaN"),
+        (X + np.inf, [0, 1], [0, 1], "NaN or infinite"),
+        (X[0], [0, 1], [0, 1], "a table or images"),
+        (X[:0], [0, 1], [0, 1], "shape"),
+    ],
+)
+def test_a_task_that_cannot_be_learnt_is_refused(
+    features: FloatArray, labelled: list[int], labels: list[int], says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        SoloTask.of(features, labelled, labels, classes=2)
+
+
+def test_the_shape_is_that_of_the_rows() -> None:
+    task = SoloTask.of(X, [0, 1], [0, 1], classes=2)
+    with pytest.raises(DataError, match="are 3 numbers each"):
+        replace(task, shape=(3,))

@@ -1,0 +1,185 @@
+"""The best solo baseline: chosen by the active's own labels, measured on test rows."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from secure_apfed.errors import DataError
+from secure_apfed.solo import BASELINES, SoloTask
+from secure_apfed.solo.choice import BaselineResult, best, compare
+from secure_apfed.solo.folds import ENOUGH_LABELS, held_out
+from secure_apfed.solo.interface import FloatArray, IntArray
+
+FAST = {name: BASELINES[name] for name in ("label_spreading", "ridge", "logistic")}
+
+
+@dataclass(frozen=True)
+class Answers:
+    table: FloatArray
+
+    def scores(self, features_BF: FloatArray) -> FloatArray:
+        return np.asarray(self.table[features_BF[:, 0].astype(int)], dtype=np.float64)
+
+
+@dataclass
+class Witness:
+    """A baseline that knows the label of a row by its first feature, where `knows` says so.
+
+    It keeps the tasks that it was given.
+    """
+
+    name: str
+    knows: list[bool]
+    tasks: list[SoloTask] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    def fit(self, task: SoloTask) -> Answers:
+        self.tasks.append(task)
+        right = np.arange(len(self.knows)) % 2
+        guess = np.where(self.knows, right, 1 - right)
+        return Answers(np.eye(2)[guess])
+
+
+def rows(count: int) -> FloatArray:
+    return np.arange(count, dtype=np.float64)[:, None]
+
+
+def blobs(labels: int, seed: int = 0) -> tuple[SoloTask, FloatArray, IntArray]:
+    drawn = np.random.default_rng(seed)
+    y = np.arange(200) % 4
+    x = 3 * np.eye(4, 6)[y] + drawn.normal(size=(200, 6))
+    task = SoloTask.of(x[:120], np.arange(labels), y[:labels], classes=4, seed=seed)
+    return task, x[120:], y[120:]
+
+
+def test_held_out_labels_are_not_in_the_task() -> None:
+    witness = Witness("witness", [True] * 30)
+    task = SoloTask.of(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
+    compare(task, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
+    parts = held_out(task.labels, 5, task.seed)
+    *validating, last = witness.tasks
+    assert [sorted(set(range(10)) - set(one.labelled.tolist())) for one in validating] == [
+        part.tolist() for part in parts
+    ]
+    assert all(len(one.features) == 20 for one in validating)
+    assert np.array_equal(last.labelled, task.labelled)
+
+
+def test_accuracies_are_those_of_held_out_labels_and_of_test_rows() -> None:
+    witness = Witness("witness", [True] * 6 + [False] * 4 + [True] * 8 + [False] * 2)
+    task = SoloTask.of(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
+    (result,) = compare(task, rows(20)[10:], np.arange(10, 20) % 2, baselines={"w": witness})
+    assert result == BaselineResult(name="w", title="witness", validation=0.6, test=0.8)
+
+
+def test_test_labels_choose_nothing() -> None:
+    task, x, y = blobs(24)
+    truly = compare(task, x, y, baselines=FAST)
+    mixed = compare(task, x, np.random.default_rng(0).permutation(y), baselines=FAST)
+    assert [one.validation for one in truly] == [one.validation for one in mixed]
+    assert best(truly).name == best(mixed).name
+    assert [one.test for one in truly] != [one.test for one in mixed]
+
+
+def test_labels_that_are_hidden_change_nothing() -> None:
+    task, x, y = blobs(24)
+    full = np.arange(120) % 4
+    other = full.copy()
+    other[24:] = 0
+    first, second = (
+        replace(task, labelled=np.arange(24), labels=all_labels[:24])
+        for all_labels in (full, other)
+    )
+    assert compare(first, x, y, baselines=FAST) == compare(second, x, y, baselines=FAST)
+
+
+def test_the_same_seed_gives_the_same_results() -> None:
+    task, x, y = blobs(12)
+    few = {name: BASELINES[name] for name in ("ridge", "label_spreading_ridge")}
+    results = compare(task, x, y, baselines=few, folds=2)
+    assert results == compare(task, x, y, baselines=few, folds=2)
+    assert [one.name for one in results] == list(few)
+
+
+def test_images_and_flat_test_rows_are_the_same() -> None:
+    task, x, y = blobs(12)
+    task = replace(task, shape=(1, 2, 3))
+    flat = compare(task, x, y, baselines={"ridge": BASELINES["ridge"]})
+    assert flat == compare(task, x.reshape(-1, 1, 2, 3), y, baselines={"ridge": BASELINES["ridge"]})
+
+
+def test_one_label_a_class_leaves_none_to_choose_by() -> None:
+    task, x, y = blobs(4)
+    results = compare(task, x, y, baselines=FAST)
+    assert all(one.validation is None for one in results)
+    assert best(results).name == next(iter(FAST))
+
+
+def test_the_first_of_equals_is_best() -> None:
+    results = [
+        BaselineResult(name=name, title=name, validation=validation, test=test)
+        for name, validation, test in (("a", None, 1.0), ("b", 0.5, 0.2), ("c", 0.5, 0.9))
+    ]
+    assert best(results).name == "b"
+    with pytest.raises(DataError, match="no baseline"):
+        best([])
+
+
+@pytest.mark.parametrize("folds", [2, 3, 5])
+def test_parts_leave_every_class_a_label(folds: int) -> None:
+    labels = np.array([0] + [1] * 5 + [2] * 6 + [3] * 8)
+    parts = held_out(labels, folds, 0)
+    held = np.sort(np.concatenate(parts))
+    assert len(parts) == folds
+    assert held.tolist() == list(range(1, 20)), "each label once, but the only one of its class"
+    for part in parts:
+        assert set(np.delete(labels, part).tolist()) == {0, 1, 2, 3}
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_parts_are_as_many_as_the_rarest_class_has_labels() -> None:
+    labels = np.arange(20) % 10
+    parts = held_out(labels, 5, 0)
+    assert [sorted(labels[part].tolist()) for part in parts] == [list(range(10))] * 2
+
+
+def test_parts_follow_from_the_seed() -> None:
+    labels = np.arange(20) % 2
+    first = [part.tolist() for part in held_out(labels, 5, 0)]
+    assert first == [part.tolist() for part in held_out(labels, 5, 0)]
+    assert first != [part.tolist() for part in held_out(labels, 5, 1)]
+
+
+def test_many_labels_are_split_once() -> None:
+    labels = np.arange(ENOUGH_LABELS) % 4
+    (part,) = held_out(labels, 5, 0)
+    assert len(part) == ENOUGH_LABELS // 5
+    assert set(np.bincount(labels[part]).tolist()) == {len(part) // 4}
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "says"),
+    [
+        (np.zeros((3, 5)), np.zeros(3), "rows of shape"),
+        (np.full((3, 6), np.nan), np.zeros(3), "NaN"),
+        (np.zeros((3, 6)), np.zeros(2), "3 test rows need as many labels"),
+        (np.zeros((0, 6)), np.zeros(0), "rows of shape"),
+    ],
+)
+def test_test_rows_that_do_not_fit_are_refused(
+    features: FloatArray, labels: FloatArray, says: str
+) -> None:
+    task, _, _ = blobs(8)
+    with pytest.raises(DataError, match=says):
+        compare(task, features, labels, baselines=FAST)
+
+
+def test_two_parts_are_the_least() -> None:
+    task, x, y = blobs(8)
+    with pytest.raises(DataError, match="at least 2 parts"):
+        compare(task, x, y, baselines=FAST, folds=1)
