@@ -84,7 +84,7 @@ class Config(RunSettings):
     def _teaching_fits(self) -> "Config":
         said: dict[str, tuple[Teacher, bool]] = {
             "teacher": ("joint model", self.teacher != TeacherSettings()),
-            "imputation": ("imputed representations", self.imputation != ImputationSettings()),
+            "imputed": ("imputed representations", self.imputed != ImputationSettings()),
         }
         for key, (teacher, given) in said.items():
             if given and self.facts.teacher != teacher:

@@ -71,7 +71,7 @@ def predicted(features_UF: Tensor, released_UD: Floats, *, seed: int) -> Floats:
     with the least error on rows that were left out, one at a time.
     """
     x_UF = features_UF.detach().cpu().flatten(1).double()
-    with seeded(seed, "imputation"):
+    with seeded(seed, "imputed"):
         cosines = RandomFeatures(x_UF.shape[1], _COSINES).double()
     cosines.fit(x_UF)
     phi_UP = cosines(x_UF).numpy()

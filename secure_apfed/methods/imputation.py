@@ -69,7 +69,7 @@ class ImputationLearner(Learner):
         self.name, self.student, self.guarantee = own.name, student, guarantee
         self.training_rows = student.rows_U
         self.smallest_batch = contract.minimum_batch
-        self._contract, self._settings, self._seed = contract, own.config.imputation, own.seed
+        self._contract, self._settings, self._seed = contract, own.config.imputed, own.seed
         self._headline, self._test_rows = headline, own.test_rows
         self._features_N, self._aligned = own.rows.features, aligned
         self._taught = False
@@ -205,7 +205,7 @@ class Imputation(Method):
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         for name, offered in offers.items():
-            numbers = min(math.prod(offered.shape), own.config.imputation.numbers)
+            numbers = min(math.prod(offered.shape), own.config.imputed.numbers)
             require_own_terms(own.name, name, offered, _row(own, numbers))
         return Agreed(
             passives={
@@ -235,7 +235,7 @@ class Imputation(Method):
                 features_N=features_NF,
                 encoder=fixed_projection(
                     features_NF, numbers, seed=config.seed, party=own.name,
-                    principal=config.imputation.projection == "principal_components",
+                    principal=config.imputed.projection == "principal_components",
                 ),
                 guard=guard,
                 ledger=ledger_for(own, guard, aligned=len(rows)),
@@ -250,7 +250,7 @@ class Imputation(Method):
 
 
 def _numbers(config: RunSettings, features: int) -> int:
-    return min(config.imputation.numbers, features)
+    return min(config.imputed.numbers, features)
 
 
 def _row(own: Own, numbers: int) -> RepresentationTerms:

@@ -40,7 +40,7 @@ from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["Tvfl", "TvflHelper", "TvflLearner"]
+__all__ = ["Joint", "Tvfl", "TvflHelper", "TvflLearner"]
 
 
 def _zeros(own_BD: Tensor, like_BD: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class RunSettings(Settings, ABC):
         passives: settings by party name; "default" holds for those not named.
         votes: how passives label rows, where the method asks them to.
         teacher: the joint model that labels rows, where the method has one.
-        imputation: what passives release once, and how rows are labelled by it.
+        imputed: what passives release once, and how rows are labelled by it.
         dp_sgd: private training of the active; null: none.
         defences: without a guarantee, beside the guard, in the order in which they act.
     """
@@ -73,7 +73,7 @@ class RunSettings(Settings, ABC):
     guard: GuardSettings
     votes: VotesSettings = VotesSettings()
     teacher: TeacherSettings = TeacherSettings()
-    imputation: ImputationSettings = ImputationSettings()
+    imputed: ImputationSettings = ImputationSettings()
     dp_sgd: DpSgdSettings | None = None
     defences: tuple[DefenceSettings, ...] = ()
     labels: LabelSettings = LabelSettings()
