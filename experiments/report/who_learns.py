@@ -74,6 +74,7 @@ FACTS: Mapping[str, Fact] = {
     "the active sends representations": lambda run: run.method.representations_from == "active",
     "passives send representations": lambda run: run.method.representations_from == "passives",
     "gradients are summed": lambda run: run.method.sums_gradients,
+    "a teacher labels rows": lambda run: run.method.teacher is not None,
     "gradients are returned": lambda run: run.method.returns_gradients,
     **{f"sum {name}": _sums_by(name) for name in SECURE_SUMS},
     "noise under the sum": lambda run: run.method.sums_gradients and run.noisy,

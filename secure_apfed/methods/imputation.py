@@ -78,7 +78,7 @@ class ImputationLearner(Learner):
         """Ask once, then train the student: in epochs, or in one go."""
         for epoch in course.epochs():
             if not self._taught:
-                self._teach(await self._gather(links, course))
+                self._teach(await self.gather(links, course))
             if self.student.in_one_go:
                 await course.finish_epoch(self, links)
                 return
@@ -86,7 +86,7 @@ class ImputationLearner(Learner):
                 course.stepped(await self.step(links, step, rows_B))
             await course.finish_epoch(self, links)
 
-    async def _gather(self, links: Links, course: Course) -> list[Floats]:
+    async def gather(self, links: Links, course: Course) -> list[Floats]:
         """What each passive releases of the training rows, in the order of the contract."""
         contract, released = self._contract, []
         positions_U = positions_in(self._aligned, self.training_rows)
@@ -234,7 +234,11 @@ class Imputation(Method):
                 contract,
                 features_N=features_NF,
                 encoder=fixed_projection(
-                    features_NF, numbers, seed=config.seed, party=own.name,
+                    # In the table's order: that of the alignment is random, and rounds otherwise.
+                    own.rows.features[rows.sort().values],
+                    numbers,
+                    seed=config.seed,
+                    party=own.name,
                     principal=config.imputed.projection == "principal_components",
                 ),
                 guard=guard,

@@ -85,7 +85,7 @@ class JointTeacherLearner(TvflLearner):
             places_V = np.concatenate([places_B for places_B, _ in told])
             labels_UK[places_V] = self._label(places_V, [joint for _, joint in told])
         if settings.epsilon is not None:
-            labels_UK = self._answered(labels_UK, settings.epsilon)
+            labels_UK = self.answered(labels_UK, settings.epsilon)
         self.student.teach(labels_UK)
         train_student(self.student, self._config)
 
@@ -113,7 +113,7 @@ class JointTeacherLearner(TvflLearner):
             )  # fmt: skip
         return hard(labels_VK) if settings.form == "hard" else labels_VK
 
-    def _answered(self, labels_UK: Floats, epsilon: float) -> Floats:
+    def answered(self, labels_UK: Floats, epsilon: float) -> Floats:
         """The labels that the student learns under randomised response, with its own prior."""
         response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
         answers_U = response.answer(hard(labels_UK), key=self._key, step=_ONCE)
