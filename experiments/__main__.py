@@ -10,6 +10,9 @@ import typer
 from rich.console import Console
 
 from experiments.bench import BENCHES, run_bench
+from experiments.gains import HEADER as GAIN_HEADER
+from experiments.gains import QUICK, QUICK_SEEDS, SEEDS, cases_like, run_gains
+from experiments.gains import READING as GAIN_READING
 from experiments.main_job import HEADER, READING, run_main_job
 from experiments.references import REFERENCES, run_reference
 from experiments.study_page import table_of
@@ -22,7 +25,17 @@ from secure_apfed.errors import ApfedError
 from secure_apfed.parties import Compute
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["app", "audit", "bench", "experiments", "main", "main_job", "references", "sweep"]
+__all__ = [
+    "app",
+    "audit",
+    "bench",
+    "experiments",
+    "gains",
+    "main",
+    "main_job",
+    "references",
+    "sweep",
+]
 
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -94,6 +107,32 @@ def references(
             table = run_reference(REFERENCES[name], output, jobs=jobs, on_done=on_done)
         terminal.show_rows(f"{name}, {table.reference.source}", table.header, table.cells())
         Console().print(f"accuracy of the runs {table.accuracy.text(scale=100)} %", highlight=False)
+
+
+@app.command()
+def gains(
+    output: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/gains"),
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each case; 10.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, one thread each.")] = 2,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Cases, as globs such as 'votes/*'; all unless given.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Three cases, three seeds.")] = False,
+) -> None:
+    """What help adds to the best that the active does alone, case by case; stopped ones go on."""
+    warnings.simplefilter("ignore", UnsafeChoiceWarning)
+    cases = cases_like(only or (QUICK if quick else ("*",)))
+    with progress_bars.counting("runs", quiet=as_json) as on_done:
+        rows = run_gains(
+            output, cases, seeds=seeds or (QUICK_SEEDS if quick else SEEDS), jobs=jobs,
+            on_done=on_done,
+        )  # fmt: skip
+    if as_json:
+        terminal.print_json({"rows": [row.as_json() for row in rows]})
+        return
+    terminal.show_rows("What help is worth", GAIN_HEADER, [row.cells() for row in rows])
+    Console().print(GAIN_READING, highlight=False)
 
 
 @app.command()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attacks.interface import AttackResult
+from experiments.solo import FILE as SOLO
+from experiments.solo import SoloRecord, read_solo
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
@@ -25,11 +27,13 @@ class FinishedRun:
     Attributes:
         config, outcome: what was asked and reached.
         attacks: their results; None where none were mounted.
+        solo: what the active would do alone; None where nobody measured it.
     """
 
     config: Config
     outcome: Outcome
     attacks: tuple[AttackResult, ...] | None
+    solo: SoloRecord | None = None
 
 
 def read_finished_run(path: Path) -> FinishedRun:
@@ -51,9 +55,10 @@ def read_finished_run(path: Path) -> FinishedRun:
         )
         raise CheckpointError(f"{path}: has no result.json: {reason}")
     folder.check(folder.config, folder.result)
-    attacks = path / "attacks.json"
+    attacks, solo, config = path / "attacks.json", path / SOLO, folder.load_config()
     return FinishedRun(
-        config=folder.load_config(),
+        config=config,
         outcome=read_outcome(folder),
         attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
+        solo=read_solo(config, solo) if solo.is_file() else None,
     )

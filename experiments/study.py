@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ from joblib import Parallel, delayed
 from experiments.centralised import centralise
 from experiments.finish import mount_attacks
 from experiments.finished_run import FinishedRun, read_finished_run
+from experiments.solo import SoloRecord, keep_solo, read_solo, solo_file
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
@@ -32,7 +33,7 @@ from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs import RunFolder, resumable, run
 from secure_apfed.runs.folder import own_subfolder, write_atomically
-from secure_apfed.runs.record import Outcome, Privacy, Written
+from secure_apfed.runs.record import Contributions, Outcome, Privacy, Written
 
 __all__ = [
     "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial", "base_config",
@@ -60,6 +61,8 @@ class Point:
         config: of its runs, but for their seeds; its name is the point's.
         folder: where the runs' folders lie, or their files of figures.
         figures_only: no attacks follow, and of each run one small file is kept.
+        alone: whose network and training the solo baselines are measured with, where it is not
+            `config`: points that share it share them.
         centralised: all features in one table at the active, of which figures are kept: as a run
             folder it would look like a run of the active alone.
     """
@@ -67,6 +70,7 @@ class Point:
     config: Config
     folder: Path
     figures_only: bool = False
+    alone: Config | None = None
     centralised: bool = False
 
     @property
@@ -99,6 +103,11 @@ class Trial:
         """Its seed decides everything: a study compares, and whoever repeats it finds the same."""
         own = {"name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison"}
         return self.point.config.model_copy(update=own)
+
+    @property
+    def alone(self) -> Config:
+        """What the solo baselines are measured with."""
+        return (self.point.alone or self.config).model_copy(update={"seed": self.seed})
 
     @property
     def keeps_figures(self) -> bool:
@@ -156,7 +165,7 @@ def finish(trial: Trial) -> FinishedRun:
             run(trial.config, trial.path, resume=resumable(trial.path, trial.config))
         if not (trial.path / "attacks.json").exists():
             mount_attacks(trial.path)
-    return read_finished_run(trial.path)
+    return replace(read_finished_run(trial.path), solo=_solo(trial))
 
 
 class _KeptFigures(Written):
@@ -177,7 +186,11 @@ def _keep_figures(trial: Trial) -> None:
         privacy=Privacy.model_validate(asdict(result.privacy)),
         seconds=time.monotonic() - began,
         aligned_rows=len(aligned),
+        labelled_rows=len(data.labelled_rows),
         test_rows=len(data.test_rows),
+        contributions={
+            name: Contributions.model_validate(told) for name, told in result.contributions.items()
+        },
     )
     kept = _KeptFigures(settings=trial.settings, outcome=outcome)
     trial.point.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -195,7 +208,13 @@ def _read_figures(trial: Trial) -> FinishedRun:
         raise CheckpointError(
             f"{trial.path} is of a run with other settings; remove it, or choose another folder"
         )
-    return FinishedRun(config=trial.config, outcome=kept.outcome, attacks=None)
+    return FinishedRun(config=trial.config, outcome=kept.outcome, attacks=None, solo=_solo(trial))
+
+
+def _solo(trial: Trial) -> SoloRecord | None:
+    """What the active would do alone on the trial's data, where the study measured it."""
+    path = solo_file(trial.alone, trial.point.folder)
+    return read_solo(trial.alone, path) if path.is_file() else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,13 +237,19 @@ def _attempt(trial: Trial, *, keep_going: bool) -> tuple[str, FinishedRun | Fail
 
 
 def figures_of(run: FinishedRun) -> Figures:
-    """The accuracy of each way of inference, and each attack that applied, by one adversary.
+    """The accuracy of each way of inference, of each solo baseline, and each attack that applied.
 
-    target: "task" or that of the attack; name: the way of inference, the method's own first, or
+    target: "task", "solo" or that of the attack; baseline: of a solo baseline its accuracy on
+    held-out labels; name: the way of inference, the method's own first, or
     the attack's setting; metric, score: what it reached in what; baseline, advantage: of an attack.
     """
     for name, accuracy in run.outcome.accuracy.items():
         yield {"target": "task", "name": name, "metric": "accuracy", "score": accuracy}
+    for one in run.solo.baselines if run.solo else ():
+        yield {
+            "target": "solo", "name": one.name, "metric": "accuracy", "score": one.test,
+            "baseline": one.validation,
+        }  # fmt: skip
     for attack in run.attacks or ():
         if attack.advantage is None or not math.isfinite(attack.advantage):
             continue
@@ -270,10 +295,15 @@ def results_of(
         of_run = {
             "point": trial.point.name, "seed": trial.seed, "epsilon_x": privacy.epsilon_x,
             "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
-            "wire_bytes": found.outcome.wire_bytes,
+            "wire_bytes": found.outcome.wire_bytes, "epsilon_passives": _worst(found.outcome),
         }  # fmt: skip
         rows += [{**of_run, **figure} for figure in figures(found)]
     return Results(pd.DataFrame(rows), tuple(failures))
+
+
+def _worst(outcome: Outcome) -> float:
+    """What a person costs the passive that spent most; inf where no passive adds noise."""
+    return max((one.epsilon for one in outcome.contributions.values()), default=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +321,7 @@ class Study:
     def run(
         self, *, jobs: int = 1, on_done: OnDone = lambda done, total: None,
         keep_going: bool = False, figures: Callable[[FinishedRun], Figures] = figures_of,
+        solo: bool = False,
     ) -> Results:  # fmt: skip
         """Run what is missing, and read all of it.
 
@@ -300,12 +331,16 @@ class Study:
             keep_going: a trial that ends with an error meant for people becomes a failure;
                 otherwise it ends the study.
             figures: what to read of each run.
+            solo: measure first what the active would do alone, once for all runs on the same data.
 
         Raises:
             CheckpointError: a trial's place holds a run with other settings.
             ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.runs.run`.
         """
         trials = self.trials
+        if solo:
+            files = {solo_file(one.alone, one.point.folder): one.alone for one in trials}
+            Parallel(n_jobs=jobs)(delayed(keep_solo)(of, path) for path, of in files.items())
         found: dict[str, FinishedRun | Failure] = {}
         finished = Parallel(n_jobs=jobs, return_as="generator_unordered")(
             delayed(_attempt)(trial, keep_going=keep_going) for trial in trials

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from scipy.stats import bootstrap
+from scipy.stats import bootstrap, sem, t
 
 from protocols.errors import RemoteProtocolError
 
-__all__ = ["Interval", "Leakage", "Row", "Setting", "Summary", "accuracy_of"]
+__all__ = ["Gain", "Interval", "Leakage", "Row", "Setting", "Summary", "accuracy_of"]
 
 Row: TypeAlias = dict[str, Any]
 """A line of a table: numbers, texts, intervals or None by column."""
@@ -30,6 +30,15 @@ class Interval:
     mean: float
     low: float
     high: float
+
+    @classmethod
+    def paired(cls, differences: Sequence[float]) -> "Interval":
+        """Of differences paired by seed: Student's, which holds its level for few of them, too."""
+        mean = float(np.mean(differences))
+        if len(differences) < 2 or len(set(differences)) == 1:
+            return cls.of(differences)
+        half = float(sem(differences) * t.ppf((1 + _CONFIDENCE) / 2, len(differences) - 1))
+        return cls(mean, mean - half, mean + half)
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval":
@@ -155,6 +164,58 @@ class Leakage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What help was worth: accuracy minus that of the best solo baseline, paired by seed.
+
+    Attributes:
+        baseline: the one that held-out labels of the active choose, by their mean over the seeds.
+        solo, accuracy: means, of it and of the run.
+        over_chosen: the gain over it.
+        hindsight: the baseline with the best mean on the test rows, which nobody could choose.
+        over_hindsight: the gain over that one, which is never above the other by its mean.
+    """
+
+    baseline: str
+    solo: float
+    accuracy: float
+    over_chosen: Interval
+    hindsight: str
+    over_hindsight: Interval
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame) -> "Gain | None":
+        """Of the rows of a point; None where no baseline was measured."""
+        alone = rows[rows["target"] == "solo"]
+        if alone.empty:
+            return None
+        tests = alone.pivot_table(index="seed", columns="name", values="score", sort=False)
+        held_out = alone.groupby("name", sort=False)["baseline"].mean().fillna(-1.0)
+        chosen, best = str(held_out.idxmax()), str(tests.mean().idxmax())
+        reached = accuracy_of(rows)
+        return cls(
+            baseline=chosen,
+            solo=float(tests[chosen].mean()),
+            accuracy=float(reached.mean()),
+            over_chosen=Interval.paired((reached - tests[chosen]).tolist()),
+            hindsight=best,
+            over_hindsight=Interval.paired((reached - tests[best]).tolist()),
+        )
+
+    @property
+    def sentence(self) -> str:
+        """Whether help paid, in one sentence."""
+        gain = self.over_chosen
+        told = f"{gain.text(scale=100, form='+.1f')} points over {self.baseline}, the best alone"
+        if math.isnan(gain.low):
+            return f"One seed: {told}, which shows nothing yet."
+        if gain.low > 0:
+            return f"Help paid: {told}."
+        if gain.high < 0:
+            return f"Help cost: {told}."
+        return f"No help shown: {told}."
+
+
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """One point over its seeds.
 
@@ -162,9 +223,11 @@ class Summary:
         seeds: how many.
         accuracies: on the test rows, by way of inference, the method's own first.
         epsilon_x, epsilon_y: the largest over the seeds; inf: nothing is promised.
+        epsilon_passives: what a person costs the passive that spent most; inf without noise there.
         releases: T, the most releases of one row.
         wire_bytes: mean.
         leakage: by target; a target that no attack applied to is absent.
+        gain: over the best solo baseline; None where none was measured.
     """
 
     seeds: int
@@ -174,6 +237,8 @@ class Summary:
     releases: int
     wire_bytes: float
     leakage: Mapping[str, Leakage]
+    gain: Gain | None = None
+    epsilon_passives: float = math.inf
 
     @property
     def accuracy(self) -> Interval:
@@ -186,6 +251,7 @@ class Summary:
         runs = rows.drop_duplicates("seed")
         by_target = {str(target): found for target, found in rows.groupby("target", sort=False)}
         tasks = by_target.pop("task").groupby("name", sort=False)["score"]
+        by_target.pop("solo", None)
         return cls(
             seeds=len(runs),
             accuracies={str(name): Interval.of(scores.tolist()) for name, scores in tasks},
@@ -193,6 +259,8 @@ class Summary:
             epsilon_y=float(runs["epsilon_y"].max()),
             releases=int(runs["releases"].max()),
             wire_bytes=float(runs["wire_bytes"].mean()),
+            gain=Gain.of(rows),
+            epsilon_passives=float(runs["epsilon_passives"].max()),
             leakage={
                 target: Leakage.of(attacks, target=target, seeds=len(runs))
                 for target, attacks in by_target.items()

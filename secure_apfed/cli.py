@@ -23,6 +23,7 @@ from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
     from attacks.interface import AttackResult
+    from experiments.solo import SoloRecord
     from secure_apfed.config import Config
     from secure_apfed.runs import RunResult
 
@@ -82,6 +83,7 @@ def run(
             "--prepare", help="Make the parties' folders and files for `party`; start none of them."
         ),
     ] = False,
+    baselines: Annotated[bool, typer.Option(help="Measure what the active does alone.")] = True,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -96,11 +98,12 @@ def run(
     _check_attacks(config)
     how = {"transport": transport.value, "timeout_s": timeout}
     result = _train(config, folder, resume=resume, quiet=as_json, how=how)
+    solo = _alone(config, folder, quiet=as_json) if baselines else None
     results, page = _finish(config, folder, result, quiet=as_json)
     if as_json:
-        terminal.print_json(_as_json(result, results, page))
+        terminal.print_json(_as_json(result, results, solo, page))
     else:
-        _show_result(result, results, page)
+        _show_result(result, results, solo, page)
 
 
 def _prepare(config: "Config", folder: Path, timeout: float, *, as_json: bool) -> None:
@@ -145,6 +148,15 @@ class _InterruptedRun(Exception):  # noqa: N818 - it is no error
     """The user stopped a run; the message says how to continue."""
 
 
+def _alone(config: "Config", folder: Path, *, quiet: bool) -> "SoloRecord":
+    """What the active would do without anybody, from the same rows and labels."""
+    from experiments.solo import FILE, keep_solo
+
+    if not quiet:
+        terminal.show_note("measuring what the active would do alone")
+    return keep_solo(config, folder / FILE)
+
+
 def _finish(
     config: "Config", folder: Path, result: "RunResult", *, quiet: bool
 ) -> "tuple[tuple[AttackResult, ...], Path | None]":
@@ -164,23 +176,35 @@ def _finish(
 
 
 def _as_json(
-    result: "RunResult", results: "Sequence[AttackResult]", page: Path | None
-) -> dict[str, Any]:
+    result: "RunResult", results: "Sequence[AttackResult]", solo: "SoloRecord | None",
+    page: Path | None,
+) -> dict[str, Any]:  # fmt: skip
     return {
         "method": result.method, "accuracy": dict(result.accuracy),
         "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
         "attacks": [attack.as_json() for attack in results],
+        "contributions": {name: dict(one) for name, one in result.contributions.items()},
+        "solo": None if solo is None else solo.model_dump(mode="json"),
         "folder": result.folder, "report": page,
     }  # fmt: skip
 
 
-def _show_result(result: "RunResult", results: "Sequence[AttackResult]", page: Path | None) -> None:
+def _show_result(
+    result: "RunResult", results: "Sequence[AttackResult]", solo: "SoloRecord | None",
+    page: Path | None,
+) -> None:  # fmt: skip
     from attacks.run import headlines
     from secure_apfed.privacy_rows import cross_check_rows, privacy_rows
 
     rows = [
         (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
     ]
+    if solo is not None:
+        alone = solo.best
+        rows += [
+            (f"best alone, {alone.title}", f"{100 * alone.test:.2f} %"),
+            ("help", solo.sentence(next(iter(result.accuracy.values())))),
+        ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
     rows += [*privacy_rows(result.privacy), *cross_check_rows(result.privacy)]
     rows += [

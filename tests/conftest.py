@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # Workers of xdist share the cores.
@@ -11,3 +12,12 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _few_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside runs of tests two solo baselines are measured, not all; those have tests of theirs."""
+    from secure_apfed.solo import BASELINES
+
+    few = {name: BASELINES[name] for name in ("ridge", "logistic")}
+    monkeypatch.setattr("experiments.solo.BASELINES", few)

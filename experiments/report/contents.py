@@ -104,6 +104,9 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
         share = next(iter(reference.outcome.accuracy.values()))
         title = reference.facts.method.title
         yield Tile(f"{title} accuracy", words.percent(share), "the active alone")
+    if run.solo is not None:
+        alone = run.solo.best
+        yield Tile("best alone", words.percent(alone.test), f"{alone.title}, by its own labels")
     delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
     counted = "" if privacy.releases is None else f"T {words.count(privacy.releases)}, "
     yield Tile(
@@ -246,7 +249,8 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     own = data.dataset == "tables"
     title = "the parties' own tables" if own else find_dataset(data.dataset).title
     rows = {
-        "trained": outcome.train_rows, "tested": outcome.test_rows, "aligned": outcome.aligned_rows,
+        "trained": outcome.train_rows, "of these with a label": outcome.labelled_rows,
+        "tested": outcome.test_rows, "aligned": outcome.aligned_rows,
     }  # fmt: skip
     yield "method", run.facts.method.title
     yield "data", f"{title}, {data.view_count} views"
@@ -317,6 +321,7 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
                 name: account.model_dump() for name, account in run.outcome.contributions.items()
             },
         },
+        "solo": None if run.solo is None else run.solo.model_dump(mode="json"),
         "attacks": [result.as_json() for result in run.attacks or ()],
         "not_guaranteed": list(limits_of(run)),
     }  # fmt: skip

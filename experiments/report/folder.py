@@ -113,6 +113,7 @@ def read_run(path: Path, *, examples: bool = False) -> ReportedRun:
         config=finished.config,
         outcome=finished.outcome,
         attacks=finished.attacks,
+        solo=finished.solo,
         epochs=read_json_lines(files.metrics, EpochMetrics),
         flows=read_json(files.flows, tuple[Flow, ...]),
         contract_sha256=contract.sha256,

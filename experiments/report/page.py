@@ -33,6 +33,7 @@ def render(
         "report.html.jinja",
         run=run,
         headline=contents.headline_of(run),
+        accuracy=next(iter(run.outcome.accuracy.values())),
         warnings=contents.warnings_of(run),
         tiles=contents.tiles_of(run, reference),
         pictures=[inside(picture) for picture in pictures],

@@ -93,9 +93,13 @@ def _use(agreement: MomentAgreement, me: str) -> None:
         _USED.add((agreement.digest, me))
 
 
+_MASKED = ("sum of votes", "sum of noise")
+"""What is masked, in the order of the masks' steps."""
+
+
 def _binding(agreement: MomentAgreement, people: bytes, what: str) -> StepBinding:
     """What the masks of the votes, or of the noise, are for."""
-    step, message = ("votes", "noise").index(what), hashlib.sha256(what.encode()).digest()
+    step, message = _MASKED.index(what), hashlib.sha256(what.encode()).digest()
     session = agreement.masking.session
     return StepBinding(session=session, step=step, rows=people, message=message)
 
@@ -199,7 +203,7 @@ class MomentContributor(_MomentRole):
         self._seeds.require_finished()
         self._fork_check.require()
         _use(agreed, self.me)
-        for part, what in zip(parts, ("votes", "noise"), strict=False):
+        for part, what in zip(parts, _MASKED, strict=False):
             binding = _binding(agreed, people, what)
             self._seeds.add_cancelling(binding, part)
             self._seeds.add_stream(agreed.receiver, binding, part, sign=1)
@@ -349,7 +353,7 @@ class MomentReceiver(_MomentRole):
 
     def _unmask(self, people: bytes, F_UK: Elements, M_dK: Elements) -> None:
         """Take R off F, and Q off the moment where there is noise."""
-        masked = [(F_UK, "votes")] + ([(M_dK, "noise")] if self.agreement.noise else [])
+        masked = [(F_UK, _MASKED[0])] + ([(M_dK, _MASKED[1])] if self.agreement.noise else [])
         for total, what in masked:
             binding = _binding(self.agreement, people, what)
             for peer in self.agreement.contributors:

@@ -4,7 +4,7 @@ Letters: N rows of a table.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -133,6 +133,13 @@ class VerticalData:
                 classes=self.classes, labelled=self.labelled,
             )  # fmt: skip
         return next((OwnData(table=one) for one in self.passives if one.name == name), None)
+
+    def with_own(self, own: OwnData) -> "VerticalData":
+        """The same, with this in place of what the active holds."""
+        return replace(
+            self, active=own.table, train_rows=own.train_rows, test_rows=own.test_rows,
+            labelled=own.labelled,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]

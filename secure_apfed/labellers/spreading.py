@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import numpy as np
 from scipy import sparse
-from sklearn.neighbors import NearestNeighbors
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.interface import (
@@ -94,6 +93,8 @@ class Spreading:
 
     def _normalised_graph(self, features_UF: Floats) -> sparse.csr_array:
         """S_UU."""
+        from sklearn.neighbors import NearestNeighbors
+
         rows = len(features_UF)
         if rows == 1:
             return sparse.csr_array((1, 1))

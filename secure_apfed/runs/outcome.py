@@ -1,8 +1,9 @@
 """What a run tells: how far it is, and what it gave."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.recording import Recording, no_recording
@@ -39,6 +40,7 @@ class RunResult:
     Attributes:
         accuracy: on the test rows, by inference variant.
         privacy: what was spent by the party that spent most.
+        contributions: by passive that adds noise of its own, what that cost it, in plain values.
         recorded: what the experimenter holds, where one process played all parties.
     """
 
@@ -47,6 +49,7 @@ class RunResult:
     wire_bytes: int
     privacy: PrivacySpent
     folder: Path | None
+    contributions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     recorded: Recording | None = None
 
     @property

@@ -8,7 +8,6 @@ what was written is whole: see `folder` and `checkpoint`.
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -90,14 +89,7 @@ def _play(
     held = data.own(name)
     assert held is not None
     labels, state = answered_labels(config, held, active)
-    answered = labels.data()
-    start = Start(
-        config=config,
-        data=replace(
-            data, active=answered.table, train_rows=answered.train_rows, labelled=answered.labelled
-        ),
-        brought=brought,
-    )
+    start = Start(config=config, data=data.with_own(labels.data()), brought=brought)
     session = Simulation(METHODS[config.method], start)
     experimenter = _Experimenter(config, data, session, writer)
     experimenter.record(active, state)
@@ -115,6 +107,7 @@ def _play(
         accuracy=course.accuracy,
         wire_bytes=session.transcript.wire_bytes,
         privacy=privacy,
+        contributions={name: one.account() for name, one in session.contributions.items()},
         recorded=experimenter.recording(),
         folder=writer.folder.path if writer else None,
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -41,6 +40,8 @@ class Autoencoder:
     name, title = "autoencoder", "Autoencoder"
 
     def fit(self, task: SoloTask) -> CodeClassifier:
+        from sklearn.preprocessing import StandardScaler
+
         scale = scale_of(task)
         scaled_NF = scale.transform(task.features)
         with seeded(task.seed, "solo", self.name):

@@ -1,7 +1,5 @@
 """Gradient-boosted trees on the labelled rows."""
 
-from sklearn.ensemble import HistGradientBoostingClassifier
-
 from secure_apfed.solo.interface import SoloTask
 from secure_apfed.solo.scikit import Classifier, scale_of
 
@@ -18,6 +16,8 @@ class GradientBoosting:
     name, title = "gradient_boosting", "Gradient boosting"
 
     def fit(self, task: SoloTask) -> Classifier:
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
         scale = scale_of(task)
         least = min(max(len(task.labels) // (4 * task.classes), 1), _MOST_IN_A_LEAF)
         model = HistGradientBoostingClassifier(

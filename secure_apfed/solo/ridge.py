@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.kernel_approximation import RBFSampler
-from sklearn.linear_model import RidgeCV
 
 from secure_apfed.solo.interface import FloatArray, IntArray, SoloTask
 from secure_apfed.solo.scikit import scale_of
@@ -34,6 +32,9 @@ class RidgeStudent:
 
 def ridge_student(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> RidgeStudent:
     """Return the regression from the features of the task's `rows` to `targets_RK`."""
+    from sklearn.kernel_approximation import RBFSampler
+    from sklearn.linear_model import RidgeCV
+
     scale = scale_of(task)
     scaled_RF = scale.transform(task.features[rows])
     width = 1 / scaled_RF.shape[1]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 
 from secure_apfed.solo.folds import held_out
 from secure_apfed.solo.interface import FloatArray, IntArray, SoloTask
@@ -42,11 +40,15 @@ def table_of(model: Any, scaled_BF: FloatArray, classes: int) -> FloatArray:
 
 def scale_of(task: SoloTask) -> Any:
     """Return the scaler to mean 0 and variance 1 over all training rows."""
+    from sklearn.preprocessing import StandardScaler
+
     return StandardScaler().fit(task.features)
 
 
 def logistic(strength: float) -> Any:
     """Return an unfitted logistic regression; the larger `strength` (C), the less it is held."""
+    from sklearn.linear_model import LogisticRegression
+
     return LogisticRegression(C=strength, max_iter=_STEPS)
 
 

@@ -4,7 +4,6 @@ Source: D. Yarowsky, ACL 1995, as in scikit-learn.
 """
 
 import numpy as np
-from sklearn.semi_supervised import SelfTrainingClassifier
 
 from secure_apfed.solo.interface import SoloTask
 from secure_apfed.solo.scikit import Classifier, best_strength, logistic, scale_of
@@ -21,6 +20,8 @@ class SelfTraining:
     name, title = "self_training", "Self-training"
 
     def fit(self, task: SoloTask) -> Classifier:
+        from sklearn.semi_supervised import SelfTrainingClassifier
+
         scale = scale_of(task)
         scaled_NF = scale.transform(task.features)
         strength = best_strength(scaled_NF[task.labelled], task.labels, task.seed)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sklearn.neighbors import NearestNeighbors
-from sklearn.semi_supervised import LabelSpreading
 
 from secure_apfed.solo.interface import FloatArray, SoloTask
 from secure_apfed.solo.ridge import RidgeStudent, ridge_student
@@ -39,6 +37,8 @@ class Spreading:
     name, title = "label_spreading", "Label spreading"
 
     def fit(self, task: SoloTask) -> Neighbours:
+        from sklearn.neighbors import NearestNeighbors
+
         labels_NK = _spread(task)
         reached_RK = labels_NK[labels_NK.any(axis=1)]
         nearest = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(reached_RK)))
@@ -59,6 +59,8 @@ class SpreadingStudent:
 
 def _spread(task: SoloTask) -> FloatArray:
     """Return labels (N, K) of all training rows; 0 in rows that no label reached."""
+    from sklearn.semi_supervised import LabelSpreading
+
     labels_N = np.full(len(task.features), -1)
     labels_N[task.labelled] = task.labels
     model = LabelSpreading(

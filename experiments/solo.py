@@ -1,0 +1,105 @@
+"""What the active would do alone, beside every run: all solo baselines, on the same data and rows.
+
+A run's help is worth what it adds to the best of these, chosen by the active's own labels
+(`secure_apfed.solo.choice`). The file depends on data, seed, network and training alone, so that
+the runs of a study that share these share it, too.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import CheckpointError
+from secure_apfed.folder_files import read_json
+from secure_apfed.plain_json import to_json
+from secure_apfed.runs.folder import write_atomically
+from secure_apfed.runs.record import Written
+from secure_apfed.solo import BASELINES, SoloTask
+from secure_apfed.solo.choice import BaselineResult, best, compare
+
+__all__ = ["FILE", "SoloRecord", "keep_solo", "read_solo", "settings_digest", "solo_file"]
+
+FILE = "solo.json"
+
+
+class SoloRecord(Written):
+    """The file: the digest of what it was measured on, and each baseline's accuracy."""
+
+    settings: str
+    baselines: tuple[BaselineResult, ...]
+
+    @property
+    def best(self) -> BaselineResult:
+        """The one that the active's own labels choose."""
+        return best(self.baselines)
+
+    def sentence(self, accuracy: float) -> str:
+        """How a run of this accuracy stands beside it; one run shows no more than that."""
+        alone = self.best
+        return (
+            f"{100 * (accuracy - alone.test):+.1f} points against {alone.title}, the best that the "
+            f"active does alone by its own labels ({100 * alone.test:.1f} %); one run shows no "
+            "gain, only several seeds do"
+        )
+
+
+def settings_digest(config: Config) -> str:
+    """SHA-256 (hex) of all that solo baselines depend on."""
+    of = {
+        "data": config.data.model_dump(mode="json"),
+        "seed": config.seed,
+        "model": config.model.model_dump(mode="json"),
+        "train": config.train.model_dump(mode="json"),
+    }
+    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
+
+
+def solo_file(config: Config, folder: Path) -> Path:
+    """Where a study keeps the baselines of this data, seed, network and training."""
+    return folder / f"solo-{settings_digest(config)[:16]}.json"
+
+
+def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -> SoloRecord:
+    """Measure the baselines on one thread and write the file, unless it is there."""
+    if path.is_file():
+        return read_solo(config, path)
+    torch.set_num_threads(1)
+    own = (data or load_data(config.data, seed=config.seed)).own(config.data.active_name)
+    assert own is not None
+    table, rows = own.table, own.train_rows
+    assert table.labels is not None
+    labelled = torch.isin(rows, own.labelled_rows).nonzero().flatten()
+    task = SoloTask.of(
+        table.features[rows],
+        labelled,
+        table.labels[rows[labelled]],
+        classes=len(own.classes),
+        seed=config.seed,
+        model=config.model,
+        train=config.train,
+    )
+    found = compare(
+        task, table.features[own.test_rows], table.labels[own.test_rows], baselines=BASELINES
+    )
+    record = SoloRecord(settings=settings_digest(config), baselines=tuple(found))
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(path, to_json(record.model_dump(mode="json")).encode())
+    return record
+
+
+def read_solo(config: Config, path: Path) -> SoloRecord:
+    """Read what `keep_solo` wrote.
+
+    Raises:
+        CheckpointError: the file is of other data or settings, or none of ours.
+    """
+    record = read_json(path, SoloRecord)
+    if record.settings != settings_digest(config):
+        raise CheckpointError(
+            f"{path} holds solo baselines of other data or settings; remove it and measure again"
+        )
+    return record
