@@ -95,6 +95,7 @@ FACTS: Mapping[str, Fact] = {
     "no noise on votes": lambda run: _votes(run) and not run.noisy,
     "votes move each other": lambda run: _votes(run) and not run.inductive,
     "votes stand alone": lambda run: _votes(run) and run.inductive,
+    "a teacher labels rows": lambda run: run.method.teacher is not None,
     "gradients are returned": lambda run: run.method.returns_gradients,
     **{f"sum {name}": _sums_by(name) for name in SECURE_SUMS},
     "votes are opened as a moment": lambda run: run.method.opens_votes == "moment",

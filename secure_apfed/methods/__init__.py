@@ -13,6 +13,8 @@ from torch import Tensor
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.apfed import APFED, APFED_C, APFED_R, Apfed, SingleView
+from secure_apfed.methods.imputation import Imputation
+from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
     Brought,
     Course,
@@ -78,6 +80,8 @@ METHODS: Mapping[str, Method] = {
     "votes_randomised": RandomisedVotes(),
     "votes_encrypted": EncryptedVotes(),
     "votes_moment": MomentVotes(),
+    "joint_teacher": JointTeacher(),
+    "imputation": Imputation(),
 }
 
 

@@ -168,7 +168,8 @@ class MomentVotesLearner(VotesLearner):
             links.send(name, Kind.LABELS, _ASK, ballot.payload)
         message = await links.receive(AGGREGATOR, Kind.SUM, step=_ASK, patience=4)
         with self._refused.noting(step=_ASK, contract=contract.digest.hex()):
-            self.moment = self._receiver.open(message.payload) * agreed.scale
+            moment_dK = self._receiver.open(message.payload) * agreed.scale
+        self.moment = np.asarray(moment_dK, dtype=np.float64)
         assert agreed.noise is not None
         voters = len(agreed.contributors)
         variance = voters * (agreed.noise * agreed.scale) ** 2

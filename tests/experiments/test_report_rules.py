@@ -46,7 +46,7 @@ VOTES: dict[VoteOpening, list[tuple[Kind, Role]]] = {
 }
 
 
-VOTES = [
+ASKED = [
     (Kind.ALIGNMENT, Role.ACTIVE),
     (Kind.ALIGNMENT, Role.PASSIVE),
     (Kind.SUM_SETUP, Role.PASSIVE),
@@ -57,14 +57,14 @@ VOTES = [
 ]
 MESSAGES |= {
     "votes_encrypted": [
-        *VOTES,
+        *ASKED,
         (Kind.ENCRYPTED_LABELS, Role.PASSIVE),
         (Kind.COMMITMENT, Role.PASSIVE),
         (Kind.COIN, Role.PASSIVE),
         (Kind.CHALLENGE, Role.ACTIVE),
     ],
     "votes_moment": [
-        *VOTES,
+        *ASKED,
         (Kind.SUM_SETUP, Role.ACTIVE),
         (Kind.BALLOT_SIZE, Role.DEALER),
         (Kind.LABELS, Role.PASSIVE),
