@@ -35,6 +35,13 @@ class Kind(StrEnum):
     REQUEST = "request"
     LABELS = "labels"
     VOTES = "cast-votes"
+    BALLOT_SIZE = "ballot-size"
+    COMMITMENT = "commitment"
+    COIN = "coin"
+    CHALLENGE = "challenge"
+    ENCRYPTED_LABELS = "encrypted-labels"
+    DEALT = "dealt"
+    SIGNS = "signs"
     REPRESENTATIONS = "representations"
     CONTRIBUTION = "contribution"
     SUM_REQUEST = "sum-request"
@@ -59,6 +66,12 @@ _PHASES = {
     Kind.SIGNATURE: "agreement",
     Kind.ALIGNMENT: "alignment",
     Kind.SUM_SETUP: "set-up",
+    Kind.BALLOT_SIZE: "set-up",
+    Kind.DEALT: "set-up",
+    Kind.SIGNS: "set-up",
+    Kind.COMMITMENT: "set-up",
+    Kind.COIN: "set-up",
+    Kind.CHALLENGE: "set-up",
     Kind.READY: "set-up",
     Kind.SAVED: "checkpoint",
 }

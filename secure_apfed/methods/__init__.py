@@ -13,6 +13,8 @@ from torch import Tensor
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.apfed import APFED, APFED_C, APFED_R, Apfed, SingleView
+from secure_apfed.methods.imputation import Imputation
+from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
     Brought,
     Course,
@@ -37,6 +39,8 @@ from secure_apfed.methods.session import (
 )
 from secure_apfed.methods.tvfl import Tvfl
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
+from secure_apfed.methods.votes_encrypted import EncryptedVotes
+from secure_apfed.methods.votes_moment import MomentVotes
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -74,6 +78,10 @@ METHODS: Mapping[str, Method] = {
     "single_view": SingleView(),
     "votes": SummedVotes(),
     "votes_randomised": RandomisedVotes(),
+    "votes_encrypted": EncryptedVotes(),
+    "votes_moment": MomentVotes(),
+    "joint_teacher": JointTeacher(),
+    "imputation": Imputation(),
 }
 
 

@@ -152,8 +152,9 @@ async def assist(
     contract = agreement.contract
     state, rows = _standing(own, contract)
     if role == "dealer":
-        if rows is None:
+        if rows is None and needs_dealer(own.config.alignment):
             await deal(own, links, contract.session)
+        await method.deal(own, links, contract)
         return
     if rows is None:
         rows = torch.empty(0, dtype=torch.int64)
@@ -412,7 +413,7 @@ def roles_of(
         roles |= dict.fromkeys(passives, "passive")
     if method.facts.aggregates:
         roles[AGGREGATOR] = "aggregator"
-    if method.facts.has_passives and needs_dealer(config.alignment):
+    if method.facts.has_passives and (needs_dealer(config.alignment) or method.facts.takes_dealer):
         roles[DEALER] = "dealer"
     return roles
 

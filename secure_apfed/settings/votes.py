@@ -30,16 +30,20 @@ class VotesSettings(Settings):
         weights_epsilon: what the weights of a labeller that noises them may cost a labelled
             person, at `delta`; for `private_logistic`, which needs it.
         moment_features: d, signs of random hyperplanes under which the moment is taken.
+        candidates: requests with encrypted labels that the active makes, of which the passives see
+            through all but one: an active that cheats is found out but for one time in so many;
+            null: it is trusted.
     """
 
     labeller: str = "spreading"
     form: Literal["soft", "hard"] = "soft"
-    prior: str = "labeller"
+    prior: str = "mixmatch"
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=0.5)
     colluders: int = Field(0, ge=0)
     weights_epsilon: float | None = Field(None, gt=0)
     moment_features: int = Field(256, ge=8, le=4096)
+    candidates: int | None = Field(None, ge=2, le=1024)
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:

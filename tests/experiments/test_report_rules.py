@@ -46,6 +46,33 @@ VOTES: dict[VoteOpening, list[tuple[Kind, Role]]] = {
 }
 
 
+ASKED = [
+    (Kind.ALIGNMENT, Role.ACTIVE),
+    (Kind.ALIGNMENT, Role.PASSIVE),
+    (Kind.SUM_SETUP, Role.PASSIVE),
+    (Kind.BALLOT_SIZE, Role.PASSIVE),
+    (Kind.BALLOT_SIZE, Role.AGGREGATOR),
+    (Kind.CONTRIBUTION, Role.AGGREGATOR),
+    (Kind.SUM, Role.ACTIVE),
+]
+MESSAGES |= {
+    "votes_encrypted": [
+        *ASKED,
+        (Kind.ENCRYPTED_LABELS, Role.PASSIVE),
+        (Kind.COMMITMENT, Role.PASSIVE),
+        (Kind.COIN, Role.PASSIVE),
+        (Kind.CHALLENGE, Role.ACTIVE),
+    ],
+    "votes_moment": [
+        *ASKED,
+        (Kind.SUM_SETUP, Role.ACTIVE),
+        (Kind.BALLOT_SIZE, Role.DEALER),
+        (Kind.LABELS, Role.PASSIVE),
+        (Kind.DEALT, Role.ACTIVE),
+        (Kind.DEALT, Role.AGGREGATOR),
+        (Kind.SIGNS, Role.AGGREGATOR),
+    ],
+}
 SECOND_ROUND = [(Kind.SUM_REQUEST, Role.PASSIVE), (Kind.SUM_ANSWER, Role.AGGREGATOR)]
 
 

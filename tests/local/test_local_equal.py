@@ -18,6 +18,7 @@ SUMS = {
     for name, kind in SECURE_SUMS.items()
 }
 OPEN = {"mechanism": "none", "noise": "reproducible_insecure"}
+FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
 NOISE = {"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 0.1}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: ("apfed_c", changes) for name, changes in SUMS.items()},
@@ -36,6 +37,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "guarded": ("apfed_c", {"guard": small_config().guard.model_dump()}),
     "noise under the sum": ("apfed_c", {"secure_sum": NOISE}),
     "private training": ("apfed_c", {"dp_sgd": {"clip": 0.5, "noise_multiplier": 2.0}}),
+    "votes": ("votes", FEW),
+    "votes, noised": ("votes", {**FEW, "votes": {"epsilon": 4.0}}),
+    "votes, randomised": ("votes_randomised", {**FEW, "votes": {"epsilon": 4.0}}),
+    "votes, encrypted": ("votes_encrypted", {**FEW, "votes": {"epsilon": 4.0, "candidates": 3}}),
+    "votes, encrypted, dealt": (
+        "votes_encrypted",
+        {**FEW, "votes": {"epsilon": 4.0}, "alignment": {"protocol": "circuit"}},
+    ),
+    "votes, moment": ("votes_moment", {**FEW, "votes": {"epsilon": 4.0, "moment_features": 32}}),
+    "votes, moment, dealt": (
+        "votes_moment",
+        {
+            **FEW,
+            "votes": {"epsilon": 4.0, "moment_features": 32},
+            "alignment": {"protocol": "circuit"},
+        },
+    ),
     "label stages": ("apfed_c", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0, "stages": 2}}),
 }
 

@@ -64,7 +64,7 @@ def test_facts_are_true_of_what_a_run_sends_and_keeps(method: str) -> None:
     assert {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS} == {
         None: set(), "active": {True}, "passives": {False},
     }[facts.representations_from]  # fmt: skip
-    assert ((Kind.CONTRIBUTION, False) in sent) is facts.sums
+    assert ((Kind.CONTRIBUTION, False) in sent) is facts.aggregates
     assert ((Kind.LABELS, True) in sent) is facts.sends_labels
     assert ((Kind.VOTES, False) in sent) is (facts.opens_votes == "randomised")
     assert ((Kind.GRADIENTS, True) in sent) is facts.returns_gradients

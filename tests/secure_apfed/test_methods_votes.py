@@ -26,7 +26,7 @@ from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
-OPENINGS = ["votes", "votes_randomised"]
+OPENINGS = ["votes", "votes_randomised", "votes_encrypted", "votes_moment"]
 
 
 def config_of(method: str = "votes", **changes: Any) -> Config:

@@ -1,0 +1,220 @@
+"""Votes on encrypted labels: the same sum as of clear labels, and what is refused on the way."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from protocols.errors import PartyLeftError, RemoteProtocolError
+from secure_apfed.contract import AGGREGATOR
+from secure_apfed.data import load_data
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.labellers import make_labeller
+from secure_apfed.methods import Simulation, open_session
+from secure_apfed.privacy.votes import summed_votes
+from secure_apfed.runs import run
+from tests.secure_apfed.test_methods_votes import clear_votes, config_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+
+def session_of(**changes: Any) -> tuple[Simulation, np.ndarray]:
+    """A session that is set up, and the votes that its passives would cast in the clear."""
+    config = config_of("votes_encrypted", **changes)
+    held = load_data(config.data, seed=config.seed)
+    return open_session(config, held), clear_votes(config, held)
+
+
+def gathered(session: Simulation) -> Any:
+    return session.play(session.learner.gather(session.links))  # type: ignore[attr-defined]  # of votes alone
+
+
+def altered(monkeypatch: pytest.MonkeyPatch, kind: Kind, change: Callable[[bytes], bytes]) -> None:
+    """Let whoever sends this kind to the first that is sent it, send something else."""
+    send = Links.send
+    seen: list[str] = []
+
+    def sent(self: Links, to: str, what: Kind, step: int, payload: bytes = b"") -> None:
+        if what is kind and not seen:
+            seen.append(to)
+            payload = change(payload)
+        send(self, to, what, step, payload)
+
+    monkeypatch.setattr(Links, "send", sent)
+
+
+@pytest.mark.parametrize("candidates", [None, 3])
+def test_the_sum_of_the_votes_is_opened_and_no_label_is_sent(candidates: int | None) -> None:
+    session, clear = session_of(votes={"candidates": candidates})
+    votes = gathered(session)
+    assert session.learner.rounding is not None
+    assert np.abs(votes.totals - clear).max() <= session.learner.rounding < 0.01
+    assert not votes.variance.any()
+    sent = {flow.kind for flow in session.transcript.flows}
+    assert Kind.LABELS not in sent
+    assert (Kind.CHALLENGE in sent) is (Kind.COIN in sent) is (candidates is not None)
+    told = "found out before anybody answers" if candidates else "trusted to encrypt bits"
+    assert told in session.learner.guarantee
+
+
+def test_the_model_is_that_of_labels_in_the_clear() -> None:
+    accuracies = [
+        run(config_of(name), None).accuracy[name] for name in ("votes", "votes_encrypted")
+    ]
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.03)
+
+
+def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
+    session, clear = session_of(votes={"epsilon": 2.0, "colluders": 1})
+    votes = gathered(session)
+    noise, told = votes.totals - clear, np.sqrt(votes.variance[0])
+    assert 0.9 < noise.std() / told < 1.1
+    terms = session.contract.secure_sum["noise"]
+    assert terms["honest"] == 2
+    release = summed_votes(
+        make_labeller("spreading"), hard=False, deviation=terms["steps"], honest=2,
+        steps=2**15 - 1, classes=10, integers=True,
+    )  # fmt: skip
+    assert 1.95 < release.epsilon(1, 1e-5) <= 2.0
+    assert {name: one.spent().epsilon_x for name, one in session.contributions.items()} == (
+        pytest.approx(dict.fromkeys(session.contract.passives, release.epsilon(1, 1e-5)))
+    )
+
+
+def test_a_row_of_integers_keeps_its_bound() -> None:
+    session, _ = session_of()
+    helper: Any = session.helpers["passive-1"]
+    ballot = session.learner.party.ballot  # type: ignore[attr-defined]  # of votes alone
+    steps = helper._matrix(ballot) * (2**15 - 1)
+    assert np.abs(steps - np.rint(steps)).max() < 1e-6
+    assert np.abs(np.rint(steps)).sum(axis=1).max() <= 2**15 - 1
+
+
+def other_ballot(payload: bytes) -> bytes:
+    """The same labels, asked of other people."""
+    asked, request = msgpack.unpackb(payload, max_bin_len=len(payload))
+    vector = TensorSpec(torch.int64, (None,))
+    told, _ = unpack(asked, {"rows": vector, "labelled": vector}, sender="active")
+    return bytes(msgpack.packb([pack({**told, "rows": told["rows"].flip(0)}), request]))
+
+
+def other_labels(payload: bytes) -> bytes:
+    asked, request = msgpack.unpackb(payload, max_bin_len=len(payload))
+    return bytes(msgpack.packb([asked, request[:-9] + bytes([request[-9] ^ 1]) + request[-8:]]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        (Kind.BALLOT_SIZE, lambda _: b"", "something else than a ballot's size"),
+        (Kind.BALLOT_SIZE, lambda _: msgpack.packb([1, 2]), "something else than a ballot's size"),
+        (Kind.ENCRYPTED_LABELS, lambda _: b"", "no ballot with encrypted labels"),
+        (Kind.ENCRYPTED_LABELS, lambda _: msgpack.packb([b"", 3]), "no ballot with encrypted"),
+        (Kind.ENCRYPTED_LABELS, lambda body: body[:-1], "no ballot with encrypted labels"),
+        (Kind.ENCRYPTED_LABELS, other_ballot, "on another ballot than it told"),
+        (Kind.ENCRYPTED_LABELS, other_labels, "aggregator|different|answer"),
+        (Kind.CONTRIBUTION, lambda body: body[:-1], "passive-1"),
+        (Kind.CONTRIBUTION, lambda _: b"", "passive-1"),
+        (Kind.SUM, lambda body: body[:-1], "aggregator"),
+        (Kind.SUM, lambda _: b"", "aggregator"),
+        (Kind.COMMITMENT, lambda body: body[:-1], "active"),
+        (Kind.COIN, lambda body: body[:-1], "passive"),
+        (Kind.CHALLENGE, lambda body: body[:-1], "passive-1"),
+    ],
+)
+def test_messages_that_are_none_are_refused(
+    kind: Kind, change: Callable[[bytes], bytes], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited = kind in (Kind.COMMITMENT, Kind.COIN, Kind.CHALLENGE)
+    altered(monkeypatch, kind, change)
+    with pytest.raises(RemoteProtocolError, match=said):
+        gathered(session_of(votes={"candidates": 3 if audited else None})[0])
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        {"people": 10**9},
+        {"people": 0},
+        {"people": True},
+        {"labelled": 0},
+        {"labelled": 10**6},
+        {"ballot": b"short"},
+        {"ballot": "text"},
+        {"people": None},
+    ],
+    ids=str,
+)
+def test_a_size_that_may_not_be_is_refused(
+    size: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered(monkeypatch, Kind.BALLOT_SIZE, lambda body: msgpack.packb(msgpack.unpackb(body) | size))
+    with pytest.raises(RemoteProtocolError, match="active asks about"):
+        session_of()
+
+
+def test_a_sum_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    altered(monkeypatch, Kind.SUM, lambda body: body[:-200] + bytes(200))
+    with pytest.raises(RemoteProtocolError):
+        run(config_of("votes_encrypted"), tmp_path / "run")
+    (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
+    assert '"step": 0' in noted.read_text(encoding="utf-8")
+
+
+def test_a_passive_that_falls_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, _ = session_of()
+    send = Links.send
+
+    def silent(self: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+        if not (kind is Kind.CONTRIBUTION and self.me == "passive-2"):
+            send(self, to, kind, step, payload)
+
+    monkeypatch.setattr(Links, "send", silent)
+    with pytest.raises(PartyLeftError, match="passive-2"):
+        gathered(session)
+
+
+def test_a_passive_is_asked_once_and_for_what_was_told() -> None:
+    session, _ = session_of()
+    gathered(session)
+    helper: Any = session.helpers["passive-1"]
+    again = Envelope(
+        session=session.contract.session, step=0, kind=Kind.ENCRYPTED_LABELS, sender="active",
+        receiver="passive-1", sequence=9,
+        payload=msgpack.packb([session.learner.party.ballot.payload, b""]),  # type: ignore[attr-defined]  # of votes alone
+    )  # fmt: skip
+    with pytest.raises(RemoteProtocolError, match="never answered twice"):
+        session.play(helper.answer(session.network.links["passive-1"], again))
+
+
+def test_the_aggregator_takes_no_block_that_there_is_none_of() -> None:
+    session, _ = session_of()
+    session.network.links["passive-1"].send(AGGREGATOR, Kind.CONTRIBUTION, 7, b"")
+    with pytest.raises(RemoteProtocolError, match="block 7"):
+        gathered(session)
+
+
+@pytest.mark.parametrize(
+    ("method", "votes", "said"),
+    [
+        ("votes_encrypted", {"form": "hard"}, "is not linear in the labels"),
+        ("votes_encrypted", {"labeller": "logistic"}, "is not linear in the labels"),
+        ("votes", {"candidates": 20}, "no labels are encrypted"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    method: str, votes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        config_of(method, votes=votes)
+
+
+def test_noise_that_nobody_adds_is_refused() -> None:
+    with pytest.raises(ConfigError, match="leave no honest one"):
+        session_of(votes={"epsilon": 1.0, "colluders": 3})
