@@ -1,0 +1,149 @@
+"""Votes as a moment: what is opened, under which noise, and what is refused on the way."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocols.errors import PartyLeftError, RemoteProtocolError
+from protocols.moments import MomentAgreement
+from secure_apfed.contract import AGGREGATOR
+from secure_apfed.data import load_data
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Kind, Links
+from secure_apfed.learning.moment import hyperplane_signs, smoothed_votes
+from secure_apfed.methods import METHODS, Simulation, open_session, roles_of
+from secure_apfed.methods.alignment import DEALER
+from secure_apfed.runs import run
+from tests.secure_apfed.test_methods_votes import clear_votes, config_of
+from tests.secure_apfed.test_methods_votes_encrypted import altered
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+VOTES = {"epsilon": 4.0, "moment_features": 64}
+
+
+def session_of(**changes: Any) -> tuple[Simulation, np.ndarray]:
+    """A session that is set up, and the votes that its passives would cast in the clear."""
+    config = config_of("votes_moment", **{"votes": VOTES, **changes})
+    held = load_data(config.data, seed=config.seed)
+    return open_session(config, held), clear_votes(config, held)
+
+
+def gathered(session: Simulation) -> Any:
+    return session.play(session.learner.gather(session.links))  # type: ignore[attr-defined]  # of votes alone
+
+
+@pytest.mark.parametrize("protocol", ["ecdh", "circuit"])
+def test_the_moment_of_the_votes_is_opened_under_the_noise_that_is_told(protocol: str) -> None:
+    session, clear_UK = session_of(alignment={"protocol": protocol})
+    gathered(session)
+    learner: Any = session.learner
+    signs_Ud = hyperplane_signs(learner.party.asked_features, 64, seed=0)
+    noise_dK = learner.moment - signs_Ud.T @ clear_UK / np.sqrt(64)
+    steps = session.contract.secure_sum["noise"]["steps"]
+    told = np.sqrt(3) * steps / (2**12 * np.sqrt(64))
+    assert 0.9 < noise_dK.std() / told < 1.1
+    agreed: MomentAgreement = learner._agreed
+    release = next(iter(session.contributions.values())).spent()
+    assert 3.9 < release.epsilon_x <= 4.0
+    assert release.releases == 1
+    assert agreed.scale * agreed.sensitivity() == pytest.approx(np.sqrt(2))
+
+
+def test_colluders_make_the_others_add_more() -> None:
+    steps = [
+        session_of(votes={**VOTES, "colluders": colluders})[0].contract.secure_sum["noise"]["steps"]
+        for colluders in (0, 2)
+    ]
+    assert steps[1] == pytest.approx(np.sqrt(3) * steps[0], rel=0.01)
+    with pytest.raises(ConfigError, match="leave no honest one"):
+        session_of(votes={**VOTES, "colluders": 3})
+
+
+def test_a_dealer_takes_part_and_holds_nothing() -> None:
+    config = config_of("votes_moment", votes=VOTES)
+    roles = roles_of(METHODS[config.method], config, "active", ("a", "b"))
+    assert roles[DEALER] == "dealer"
+    assert DEALER not in roles_of(METHODS["votes"], config, "active", ("a", "b"))
+
+
+def test_help_is_kept_under_noise() -> None:
+    data = {"dataset": "digits", "views": 4, "labelled": 30}
+    alone, helped = (
+        run(config_of("votes_moment", data=data, votes={"epsilon": epsilon}), None).accuracy
+        for epsilon in (0.01, 8.0)
+    )
+    assert helped["votes_moment"] > alone["votes_moment"] + 0.03
+
+
+def test_smoothing_follows_the_noise() -> None:
+    rng = np.random.default_rng(0)
+    x_UF = rng.normal(size=(600, 4))
+    votes_UK = 3 * np.eye(3)[(x_UF[:, 0] > 0).astype(int) + (x_UF[:, 1] > 0)]
+    signs_Ud = hyperplane_signs(x_UF, 64, seed=1)
+    moment_dK = signs_Ud.T @ votes_UK / 8
+    errors = []
+    for deviation in (1e-3, 2.0, 1e3):
+        noisy_dK = moment_dK + rng.normal(size=moment_dK.shape) * deviation
+        found = smoothed_votes(signs_Ud, noisy_dK, variance=deviation**2, voters=3)
+        errors.append(float(((found.totals - votes_UK) ** 2).mean()))
+        assert found.variance.shape == (600,)
+        assert np.isfinite(found.variance).all()
+    nothing = float(((votes_UK - 1) ** 2).mean())
+    assert errors[0] < errors[1] < 0.7 * nothing
+    assert errors[2] < 1.2 * nothing
+
+
+@pytest.mark.parametrize(
+    "cut", [lambda body: body[:-1], lambda body: b"", lambda body: body + b"x"]
+)
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Kind.BALLOT_SIZE, "active"),
+        (Kind.DEALT, "dealer"),
+        (Kind.SIGNS, "active"),
+        (Kind.LABELS, "active"),
+        (Kind.CONTRIBUTION, "passive-1"),
+        (Kind.SUM, "aggregator"),
+    ],
+)
+def test_messages_that_are_none_are_refused(
+    kind: Kind, said: str, cut: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered(monkeypatch, kind, cut)
+    with pytest.raises(RemoteProtocolError, match=said):
+        gathered(session_of()[0])
+
+
+def test_an_answer_that_is_altered_is_refused_and_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    altered(monkeypatch, Kind.SUM, lambda body: body[:-64] + b"\x7f" * 64)
+    with pytest.raises(RemoteProtocolError, match="beyond the range"):
+        run(config_of("votes_moment", votes=VOTES), tmp_path / "run")
+    (noted,) = (tmp_path / "run" / "parties").rglob("refused-*.jsonl")
+    assert '"step": 0' in noted.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("who", "kind"), [("passive-2", Kind.CONTRIBUTION), (DEALER, Kind.DEALT)])
+def test_who_falls_silent_is_named(who: str, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = Links.send
+
+    def silent(self: Links, to: str, what: Kind, step: int, payload: bytes = b"") -> None:
+        if not (what is kind and self.me == who):
+            send(self, to, what, step, payload)
+
+    monkeypatch.setattr(Links, "send", silent)
+    with pytest.raises(PartyLeftError, match=who):
+        gathered(session_of()[0])
+
+
+def test_the_aggregator_opens_one_moment() -> None:
+    session, _ = session_of()
+    session.network.links["passive-1"].send(AGGREGATOR, Kind.CONTRIBUTION, 1, b"")
+    with pytest.raises(RemoteProtocolError, match="block 1"):
+        gathered(session)
