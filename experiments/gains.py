@@ -53,17 +53,23 @@ _DATA: Mapping[str, dict[str, Any]] = {
 _STUDENT = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
 _NETWORK = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
-    "train": {"epochs": 300, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 300},
+    "train": {"epochs": 83, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 83},
     "secure_sum": {"scheme": "plain", "clip": None},
     "passives": {"default": {"weight": 10.0}},
 }
+_JOINTLY = {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60}
 _METHODS: Mapping[str, dict[str, Any]] = {
     "votes": {"method": "votes", **_STUDENT},
     "votes-randomised": {"method": "votes_randomised", **_STUDENT},
     "votes-moment": {"method": "votes_moment", **_STUDENT},
     "votes-encrypted": {"method": "votes_encrypted", **_STUDENT},
-    "joint_teacher": {"method": "joint_teacher"},
-    "imputation": {"method": "imputation"},
+    "joint_teacher": {
+        "method": "joint_teacher",
+        **_STUDENT,
+        "train": _JOINTLY,
+        "teacher": {"labels": "spreading"},
+    },
+    "imputation": {"method": "imputation", **_STUDENT},
     "apfed_c": {"method": "apfed_c", **_NETWORK},
     "apfed_r": {"method": "apfed_r", **_NETWORK},
 }

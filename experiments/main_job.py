@@ -76,6 +76,8 @@ _PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
 _MASKED = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "pairwise"}}
 _STUDENT = {**_MASKED, "model": {"network": "random_features"}, "train": {"epochs": 1}}
 _ENDLESS = 100.0
+_JOINTLY = {"epochs": 20, "batch_size": 64, "learning_rate": 0.1, "evaluate_every": 20}
+_TEACHER = {"labels": "spreading"}
 _EPSILON = {"votes": {"epsilon": 4.0}}
 
 
@@ -120,9 +122,9 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(key="votes-encrypted", label="Votes", method="votes_encrypted",
             protection="labels encrypted", changes=_STUDENT),
     Variant(key="joint-teacher", label="Joint teacher", method="joint_teacher", protection="none",
-            protected=False, changes=_PLAIN),
+            protected=False, changes={**_STUDENT, "train": _JOINTLY, "teacher": _TEACHER}),
     Variant(key="imputation", label="Imputation", method="imputation", protection="none",
-            protected=False, changes=_PLAIN),
+            protected=False, changes=_STUDENT),
     Variant(key="tvfl", label="TVFL", method="tvfl", protection="none", protected=False,
             changes=_PLAIN),
     Variant(key="apfed_c", label="APFed-C", method="apfed_c", protection="none", protected=False,
