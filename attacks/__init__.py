@@ -15,6 +15,7 @@ from attacks.features.inverse_network import InverseNetwork
 from attacks.features.isolation import Isolation
 from attacks.features.representation_network import RepresentationNetwork
 from attacks.features.unpaired_inversion import UnpairedInversion
+from attacks.features.vote_regression import VoteRegression
 from attacks.interface import Attack
 from attacks.labels.batch_labels import BatchLabels
 from attacks.labels.gradient_direction import GradientDirection
@@ -22,6 +23,7 @@ from attacks.labels.gradient_norm import GradientNorm
 from attacks.labels.label_gradients import LabelGradients
 from attacks.labels.model_completion import ModelCompletion
 from attacks.labels.semi_supervised import SemiSupervised
+from attacks.labels.shown_labels import ShownLabels
 from attacks.labels.spectral import Spectral
 from attacks.labels.temporal import Temporal
 from attacks.people.id_stuffing import IdStuffing
@@ -39,6 +41,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     GradientNorm,
     GradientDirection,
     BatchLabels,
+    # Labels, from those that come with a request for votes.
+    ShownLabels,
     # Labels, from the passives' own representations in joint training.
     Spectral,
     # Pseudo-labels of MMVFL and FedMV (Z_k by argmax or matching, then a few labels): here, once
@@ -50,6 +54,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     # The same, by a passive of APFed or the active of joint training that deviates (attacks.live).
     ReversedHijack,
     FeatureSpaceHijack,
+    # The passives' features, from the votes that the active opened.
+    VoteRegression,
     # The passives' features, from the sums that the active decoded.
     ContrastiveInversion,
     # The same, by an active that deviates (attacks.live).

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.ballots import asked_positions
 from attacks.interface import AttackError, Guess, Prediction
 from attacks.reading import answered_positions, released_positions
 from attacks.view import AdversaryView
@@ -38,7 +39,7 @@ def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
     and the others, which in joint training are test rows; of each, people whom the victim holds
     and those whom it does not. So a decoy speaks of the same rows.
     """
-    observed = released_positions(view)
+    observed = torch.cat([released_positions(view), asked_positions(view)]).unique()
     asked = observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
     answered = answered_positions(view)
     groups = {

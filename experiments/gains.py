@@ -9,7 +9,7 @@ chosen, which nobody could know.
 import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ READING = (
 
 SEEDS, QUICK_SEEDS = 10, 3
 EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
+_ALONE = "votes"
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
 
 _DATA: Mapping[str, dict[str, Any]] = {
@@ -89,6 +90,11 @@ class GainCase:
         rows = "all" if self.labelled is None else f"n{self.labelled}"
         noise = [] if self.epsilon is None else [f"eps{self.epsilon:g}"]
         return "/".join([self.method, self.data, rows, *noise])
+
+    @property
+    def alone(self) -> Config:
+        """With what the solo baselines are measured, for all methods on the same rows."""
+        return replace(self, method=_ALONE, epsilon=None).config
 
     @property
     def config(self) -> Config:
@@ -227,7 +233,7 @@ def run_gains(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     absent = {case.name: _absent(case) for case in cases}
     points = {
-        case.name: Point(config=case.config, folder=folder, figures_only=True)
+        case.name: Point(config=case.config, folder=folder, figures_only=True, alone=case.alone)
         for case in cases
         if not absent[case.name]
     }

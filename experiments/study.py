@@ -61,6 +61,8 @@ class Point:
         config: of its runs, but for their seeds; its name is the point's.
         folder: where the runs' folders lie, or their files of figures.
         figures_only: no attacks follow, and of each run one small file is kept.
+        alone: whose network and training the solo baselines are measured with, where it is not
+            `config`: points that share it share them.
         centralised: all features in one table at the active, of which figures are kept: as a run
             folder it would look like a run of the active alone.
     """
@@ -68,6 +70,7 @@ class Point:
     config: Config
     folder: Path
     figures_only: bool = False
+    alone: Config | None = None
     centralised: bool = False
 
     @property
@@ -100,6 +103,11 @@ class Trial:
         """Its seed decides everything: a study compares, and whoever repeats it finds the same."""
         own = {"name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison"}
         return self.point.config.model_copy(update=own)
+
+    @property
+    def alone(self) -> Config:
+        """What the solo baselines are measured with."""
+        return (self.point.alone or self.config).model_copy(update={"seed": self.seed})
 
     @property
     def keeps_figures(self) -> bool:
@@ -205,8 +213,8 @@ def _read_figures(trial: Trial) -> FinishedRun:
 
 def _solo(trial: Trial) -> SoloRecord | None:
     """What the active would do alone on the trial's data, where the study measured it."""
-    path = solo_file(trial.config, trial.point.folder)
-    return read_solo(trial.config, path) if path.is_file() else None
+    path = solo_file(trial.alone, trial.point.folder)
+    return read_solo(trial.alone, path) if path.is_file() else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +339,7 @@ class Study:
         """
         trials = self.trials
         if solo:
-            files = {solo_file(one.config, one.point.folder): one.config for one in trials}
+            files = {solo_file(one.alone, one.point.folder): one.alone for one in trials}
             Parallel(n_jobs=jobs)(delayed(keep_solo)(of, path) for path, of in files.items())
         found: dict[str, FinishedRun | Failure] = {}
         finished = Parallel(n_jobs=jobs, return_as="generator_unordered")(

@@ -223,6 +223,7 @@ class Summary:
         seeds: how many.
         accuracies: on the test rows, by way of inference, the method's own first.
         epsilon_x, epsilon_y: the largest over the seeds; inf: nothing is promised.
+        epsilon_passives: what a person costs the passive that spent most; inf without noise there.
         releases: T, the most releases of one row.
         wire_bytes: mean.
         leakage: by target; a target that no attack applied to is absent.
@@ -237,6 +238,7 @@ class Summary:
     wire_bytes: float
     leakage: Mapping[str, Leakage]
     gain: Gain | None = None
+    epsilon_passives: float = math.inf
 
     @property
     def accuracy(self) -> Interval:
@@ -258,6 +260,7 @@ class Summary:
             releases=int(runs["releases"].max()),
             wire_bytes=float(runs["wire_bytes"].mean()),
             gain=Gain.of(rows),
+            epsilon_passives=float(runs["epsilon_passives"].max()),
             leakage={
                 target: Leakage.of(attacks, target=target, seeds=len(runs))
                 for target, attacks in by_target.items()

@@ -11,13 +11,17 @@ from typing import Literal, TypeAlias
 
 from secure_apfed.objectives.settings import ObjectiveSettings
 
-__all__ = ["MethodFacts", "Released", "Side", "VoteOpening"]
+__all__ = ["MethodFacts", "Released", "Side", "Teacher", "VoteOpening"]
 
 Side: TypeAlias = Literal["active", "passives"]
 VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
 """How the active reads passives' votes on rows: their secure sum; each passive's under randomised
 response; a noised linear map of the sum and nothing of a row; the sum, of labels that no passive
 sees."""
+
+Teacher: TypeAlias = Literal["joint model", "imputed representations"]
+"""What labels the rows that the active's student learns: a model on all parties' representations;
+or passives' representations, as the active predicts them from its own features."""
 
 Released: TypeAlias = Literal["representations", "contributions", "returned gradients", "labels"]
 """What training lets out of a party, labels by way of the gradients of their loss."""
@@ -38,6 +42,8 @@ class MethodFacts:
             which the active reads.
         opens_votes: every passive labels the rows of the active from its own features, once, and
             this is how the active reads the labels; None: nobody votes.
+        teacher: what labels the active's rows, where votes do not; None: nothing does, and the
+            active learns from the labels that there are.
         returns_gradients: the active returns to each passive the gradient of the task loss on
             what that passive sent.
         trains_privately: takes `dp_sgd`: the active gives the passives nothing beyond its guarded
@@ -52,6 +58,7 @@ class MethodFacts:
     representations_from: Side | None = None
     sums_gradients: bool = False
     opens_votes: VoteOpening | None = None
+    teacher: Teacher | None = None
     returns_gradients: bool = False
     trains_privately: bool = False
     takes_pairwise: bool = False
@@ -68,6 +75,8 @@ class MethodFacts:
             raise ValueError(f"{self.title} has no passives to exchange anything with")
         if self.returns_gradients and self.representations_from != "passives":
             raise ValueError(f"{self.title} returns gradients on what no passive sent")
+        if self.teacher is not None and self.representations_from != "passives":
+            raise ValueError(f"{self.title} has a teacher that passives tell nothing")
         if self.own_objective is not None and not self.sums_gradients:
             raise ValueError(f"{self.title} has an objective of passives that contribute nothing")
 
@@ -94,7 +103,14 @@ class MethodFacts:
     @property
     def asks_once(self) -> bool:
         """Whether passives are asked for each row once, and not in every epoch."""
-        return self.opens_votes is not None
+        passives_tell = self.representations_from == "passives" and not self.returns_gradients
+        return self.opens_votes is not None or passives_tell
+
+    @property
+    def predicts_throughout(self) -> bool:
+        """Whether the model that predicts alone is there from the first epoch on."""
+        taught = self.opens_votes is not None or self.teacher is not None
+        return self.predicts_alone and not taught
 
     def sender_of(self, released: Released) -> Side | None:
         """Who lets this out; None: nobody does."""

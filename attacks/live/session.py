@@ -7,6 +7,7 @@ Letters: B batch.
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -32,6 +33,8 @@ class LiveSession(Generic[OfMethod]):
         data: of the run, where it is loaded already.
         role: of the active whom the session needs.
         alignment: of an earlier session with the same data.
+        logs: folder in which parties count what they release and answer, over all sessions of one
+            run; None: this session is a run of its own.
 
     Attributes:
         learner: the active's honest role.
@@ -47,10 +50,11 @@ class LiveSession(Generic[OfMethod]):
         role: type[OfMethod],
         *,
         alignment: Mapping[str, Tensor] | None = None,
+        logs: Path | None = None,
     ) -> None:
         self.config = config
         self.data = data or load_data(config.data, seed=config.seed)
-        self.session: Simulation = open_session(config, self.data, alignment=alignment)
+        self.session: Simulation = open_session(config, self.data, alignment=alignment, logs=logs)
         if not isinstance(self.session.learner, role) or not self.session.contract.passives:
             raise AttackError(
                 f"passives that help {role.__name__} are attacked here, not in {config.method}"

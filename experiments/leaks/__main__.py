@@ -1,4 +1,4 @@
-"""`python -m experiments.leaks`: twelve tables, nearly all of live runs of all parties.
+"""`python -m experiments.leaks`: seventeen tables, nearly all of live runs of all parties.
 
 `--store FILE` keeps the figures as JSON: each part that was played replaces its rows in FILE as
 soon as it ends; the rows of other parts stay.
@@ -11,6 +11,11 @@ choice. `labels`: what passives read out of representations, at once and over ti
 `joint_inversion` and `hijacking`: what a curious and a malicious active of TVFL rebuild;
 `reversed_hijacking`: a malicious passive of APFed-C. `split_learning`: hijacking near its published
 setting. `stuffing`: guessed IDs in intersections.
+
+Of votes: `few_labels`: what is read of votes, APFed-C and joint training with few labels.
+`chosen_labels`: an active that chooses the labels that it shows. `repeated_votes`: new runs on the
+same people. `vote_membership`: whether two openings tell who is in a passive's table.
+`poisoned_votes`: a passive that spoils the student.
 """
 
 import json
@@ -24,6 +29,7 @@ import torch
 import typer
 
 from experiments.leaks.degradation import degradation
+from experiments.leaks.few_labels import few_labels
 from experiments.leaks.inversion import inversion
 from experiments.leaks.isolation import isolation
 from experiments.leaks.joint_training import hijacking, joint_inversion, reversed_hijacking
@@ -31,6 +37,12 @@ from experiments.leaks.labels import labels
 from experiments.leaks.questions import chosen, decoder, noise
 from experiments.leaks.split_learning import split_learning
 from experiments.leaks.stuffing import stuffing
+from experiments.leaks.votes import (
+    chosen_labels,
+    poisoned_votes,
+    repeated_votes,
+    vote_membership,
+)
 from experiments.study_page import markdown, table_of, write_text
 from experiments.summary import Interval, Row, Setting
 from protocols.errors import UnsafeChoiceWarning
@@ -43,7 +55,8 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     part.__name__: part
     for part in (
         inversion, chosen, decoder, noise, isolation, degradation, labels, joint_inversion,
-        hijacking, reversed_hijacking, split_learning, stuffing,
+        hijacking, reversed_hijacking, split_learning, stuffing, few_labels, chosen_labels,
+        repeated_votes, vote_membership, poisoned_votes,
     )
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 What is said depends on facts of the run, never on its method's name.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -17,11 +18,13 @@ from protocols.psi import SET_INTERSECTIONS
 from secure_apfed.data import find_dataset
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
+from secure_apfed.runs.record import AgreementOf
+from secure_apfed.settings import Settings
 
 __all__ = [
-    "Learned", "Tile", "accounting_of", "alignment_leaks_of", "coalitions_of", "headline_of",
-    "learned_by", "limits_of", "privacy_document", "settings_of", "tiles_of", "trace_of",
-    "unevenness", "warnings_of",
+    "Learned", "Tile", "accounting_of", "agreement_of", "alignment_leaks_of", "coalitions_of",
+    "headline_of", "learned_by", "limits_of", "privacy_document", "settings_of", "tiles_of",
+    "trace_of", "unevenness", "warnings_of",
 ]  # fmt: skip
 
 _BY_CLASS = "recall of class "
@@ -66,7 +69,8 @@ def headline_of(run: ReportedRun) -> str:
 def warnings_of(run: ReportedRun) -> tuple[str, ...]:
     """Return what a reader must know before any figure: unsafe choices and made-up data."""
     facts, method = run.facts, run.facts.method
-    in_clear = method.sums_gradients and run.config.secure_sum.kind.unsafe
+    in_clear = method.sums and run.config.secure_sum.kind.unsafe
+    votes = method.opens_votes is not None
     from_active = method.representations_from == "active"
     from_passives = method.representations_from == "passives"
     any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
@@ -74,9 +78,17 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
         ("synthetic" in run.config.data.dataset,
          "The data are synthetic: no figure here says anything about real people."),
         (in_clear,
-         f"The sum is {facts.secure_sum}: the aggregator reads every passive's gradient."),
-        (method.sums_gradients and facts.passives == 1,
-         "There is one passive: the active reads its gradient, whatever the sum."),
+         f"The sum is {facts.secure_sum}: the aggregator reads every passive's contribution."),
+        (method.sums and facts.passives == 1,
+         "There is one passive: the active reads what it contributes, whatever the sum."),
+        (method.sends_labels and not facts.label_dp,
+         "Every passive is shown the labels that the active trains on."),
+        (votes and not facts.noisy,
+         "There is no noise on votes: the active reads their sum as it is."),
+        (votes and facts.noisy and not facts.inductive,
+         "The epsilon on votes is of one vote, not of a person's record."),
+        (votes and not any(flow.kind is Kind.LABELS for flow in run.flows),
+         "Nobody was ever asked for votes: the active trained alone."),
         (method.returns_gradients, "Passives receive gradients that give labels away."),
         (from_active and not any_sent,
          "No batch was ever sent to the passives: the active trained alone."),
@@ -96,7 +108,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
 
 def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
     """Yield the figures of the summary; `reference` is a run of the active alone."""
-    outcome, privacy = run.outcome, run.outcome.privacy
+    outcome = run.outcome
     tested = f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
     for variant, share in outcome.accuracy.items():
         yield Tile(f"{run.title_of(variant)} accuracy", words.percent(share), tested)
@@ -107,14 +119,7 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
     if run.solo is not None:
         alone = run.solo.best
         yield Tile("best alone", words.percent(alone.test), f"{alone.title}, by its own labels")
-    delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
-    counted = "" if privacy.releases is None else f"T {words.count(privacy.releases)}, "
-    yield Tile(
-        "epsilon, released rows",
-        words.epsilon(privacy.epsilon_x),
-        f"{delta}{counted}labels {words.epsilon(privacy.epsilon_y)}, "
-        f"model {words.model_epsilon(privacy.epsilon_model)}",
-    )
+    yield _epsilon_tile(run)
     # One for each metric: advantages in different metrics do not compare.
     worst: dict[str, float] = {}
     for attack in run.attacks or ():
@@ -128,6 +133,24 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
     device = run.versions.get("device")
     where = f"on {device}" if isinstance(device, str) else ""
     yield Tile("duration", words.duration(outcome.seconds), where)
+
+
+def _epsilon_tile(run: ReportedRun) -> Tile:
+    """What the releases of one row cost, or one vote where passives vote."""
+    privacy = run.outcome.privacy
+    others = (
+        f"labels {words.epsilon(privacy.epsilon_y)}, "
+        f"model {words.model_epsilon(privacy.epsilon_model)}"
+    )
+    if run.facts.method.opens_votes:
+        spent = run.outcome.contributions.values()
+        worst = max((account.epsilon for account in spent), default=math.inf)
+        fixed = "labeller held fixed, " if spent else ""
+        return Tile("epsilon, one vote", words.epsilon(worst), fixed + others)
+    delta = f"at delta {words.number(privacy.delta)}, " if privacy.delta else ""
+    counted = "" if privacy.releases is None else f"T {words.count(privacy.releases)}, "
+    epsilon = words.epsilon(privacy.epsilon_x)
+    return Tile("epsilon, released rows", epsilon, f"{delta}{counted}{others}")
 
 
 def learned_by(run: ReportedRun) -> Mapping[str, tuple[Learned, ...]]:
@@ -190,21 +213,25 @@ def limits_of(run: ReportedRun) -> tuple[str, ...]:
 def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     """Return the privacy accounting as (name, value) rows."""
     privacy = run.outcome.privacy
-    rows = [
+    votes = run.facts.method.opens_votes is not None
+    what = "votes on one person, labeller" if votes else "contributions of one person, networks"
+    rows = [] if votes else [
         ("epsilon_x, one row's releases, encoder held fixed", words.epsilon(privacy.epsilon_x)),
+    ]  # fmt: skip
+    rows += [
         ("epsilon_y, one training label", words.epsilon(privacy.epsilon_y)),
         ("epsilon_model, the finished model", words.model_epsilon(privacy.epsilon_model)),
     ]
     if privacy.delta is not None:
         rows.append(("delta", words.number(privacy.delta)))
-    if privacy.releases is not None:
+    if privacy.releases is not None and not votes:
         rows.append(("T, most releases of one row", words.count(privacy.releases)))
     rows += [
         (words.plain(name), words.in_words(value))
         for name, value in (privacy.model_extra or {}).items()
     ]
     rows += [
-        (f"epsilon of {passive}, {account.releases} contributions of one person, networks fixed",
+        (f"epsilon of {passive}, {account.releases} {what} held fixed",
          f"{words.epsilon(account.epsilon)} at delta {words.number(account.delta)}")
         for passive, account in run.outcome.contributions.items()
     ]  # fmt: skip
@@ -213,6 +240,19 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
         for party, charges in run.charges.items()
     ]
     return tuple(rows)
+
+
+def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
+    """Return how far each passive's votes agree with others', where each one's are read."""
+    return tuple(
+        (passive, "; ".join(_shares(one))) for passive, one in run.outcome.agreement.items()
+    )
+
+
+def _shares(one: AgreementOf) -> Iterator[str]:
+    if one.others is not None:
+        yield f"as another passive on {one.others:.2f} of the rows, +- {one.others_noise:.2f}"
+    yield f"as labelled on {one.labels:.2f} of the labelled ones, +- {one.labels_noise:.2f}"
 
 
 def trace_of(run: ReportedRun) -> tuple[str, ...]:
@@ -262,8 +302,9 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     yield "alignment", f"{config.alignment.protocol}, overlap asked {asked}"
     if outcome.sum:
         yield "secure sum", words.in_words(outcome.sum)
-    guard = config.guard.model_dump(mode="json", exclude_none=True)
-    yield "guard", ", ".join(f"{name} {words.in_words(value)}" for name, value in guard.items())
+    if config.facts.opens_votes:
+        yield "how passives vote", _listed(config.votes)
+    yield "guard", _listed(config.guard)
     if config.defences:
         yield (
             "defences without a guarantee",
@@ -279,6 +320,11 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
             "training labels",
             f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}{stages}",
         )
+
+
+def _listed(settings: Settings) -> str:
+    said = settings.model_dump(mode="json", exclude_none=True)
+    return ", ".join(f"{name} {words.in_words(value)}" for name, value in said.items())
 
 
 def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[str, Any]:
@@ -323,5 +369,6 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
         },
         "solo": None if run.solo is None else run.solo.model_dump(mode="json"),
         "attacks": [result.as_json() for result in run.attacks or ()],
+        "agreement_of_votes": run.outcome.model_dump()["agreement"],
         "not_guaranteed": list(limits_of(run)),
     }  # fmt: skip

@@ -9,8 +9,10 @@ from typing import Any
 from experiments.finished_run import FinishedRun, read_finished_run
 from experiments.reconstructions import FILE, Reconstruction, read_examples
 from experiments.report.who_learns import Role, RunFacts
+from secure_apfed.config import Config
 from secure_apfed.exchange import Flow
 from secure_apfed.folder_files import count_lines, read_json, read_json_lines
+from secure_apfed.labellers import LABELLERS
 from secure_apfed.runs import RunFolder
 from secure_apfed.runs.record import Epsilon, Written
 
@@ -81,7 +83,8 @@ class ReportedRun(FinishedRun):
             pairwise=config.alignment.mode == "pairwise",
             label_dp=config.labels.mechanism != "none",
             private=config.dp_sgd is not None,
-            noisy=config.secure_sum.noise is not None,
+            noisy=_noise(config) is not None,
+            inductive=LABELLERS[config.votes.labeller].inductive,
             defended=bool(config.defences),
             apart=self.outcome.apart,
             shared_seeds=config.party_seeds == "shared_for_comparison",
@@ -93,6 +96,11 @@ class ReportedRun(FinishedRun):
         if variant == self.config.method:
             return title
         return variant if suffix == variant else f"{title.partition(',')[0]}-{suffix.upper()}"
+
+
+def _noise(config: Config) -> object:
+    """What passives add to what they let out, as its settings say; None: nothing."""
+    return config.votes.epsilon if config.facts.opens_votes else config.secure_sum.noise
 
 
 def read_run(path: Path, *, examples: bool = False) -> ReportedRun:

@@ -40,6 +40,7 @@ def render(
         lacks_reference=reference is None and run.facts.method.has_passives,
         learned=contents.learned_by(run),
         alignment_leaks=contents.alignment_leaks_of(run),
+        agreement=contents.agreement_of(run),
         coalitions=[(each.who, each.learns) for each in contents.coalitions_of(run)],
         accounting=(*contents.accounting_of(run), *(audited.rows() if audited else ())),
         trace=contents.trace_of(run),

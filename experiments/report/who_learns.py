@@ -14,7 +14,7 @@ from importlib import resources
 from protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange.envelope import Kind
-from secure_apfed.facts import MethodFacts
+from secure_apfed.facts import MethodFacts, VoteOpening
 
 __all__ = [
     "COALITIONS", "FACTS", "LIMITS", "RULES",
@@ -42,7 +42,8 @@ class RunFacts:
         pairwise: whether each passive helps on its own overlap with the active.
         label_dp: whether training labels went through a mechanism.
         private: whether the active trained by DP-SGD.
-        noisy: whether every passive adds noise under the sum.
+        noisy: whether every passive adds noise, under the sum or to its votes.
+        inductive: whether a row that has no label moves no vote but its own.
         defended: whether defences without a guarantee were on.
         apart: whether each party ran in a process of its own.
         shared_seeds: whether all parties' initial weights follow from the run's seed.
@@ -56,6 +57,7 @@ class RunFacts:
     label_dp: bool = False
     private: bool = False
     noisy: bool = False
+    inductive: bool = False
     defended: bool = False
     apart: bool = False
     shared_seeds: bool = False
@@ -65,7 +67,15 @@ Fact = Callable[[RunFacts], bool]
 
 
 def _sums_by(name: str) -> Fact:
-    return lambda run: run.method.sums_gradients and run.secure_sum == name
+    return lambda run: run.method.sums and run.secure_sum == name
+
+
+def _opens(*openings: VoteOpening) -> Fact:
+    return lambda run: run.method.opens_votes in openings
+
+
+def _votes(run: RunFacts) -> bool:
+    return run.method.opens_votes is not None
 
 
 FACTS: Mapping[str, Fact] = {
@@ -74,6 +84,18 @@ FACTS: Mapping[str, Fact] = {
     "the active sends representations": lambda run: run.method.representations_from == "active",
     "passives send representations": lambda run: run.method.representations_from == "passives",
     "gradients are summed": lambda run: run.method.sums_gradients,
+    "contributions are summed": lambda run: run.method.sums,
+    "passives vote": _votes,
+    "votes are answered singly": _opens("randomised"),
+    "the sum of votes is opened": _opens("sum", "encrypted"),
+    "a moment of votes is opened": _opens("moment"),
+    "labels are shown": lambda run: run.method.sends_labels,
+    "labels are encrypted": _opens("encrypted"),
+    "noise on votes": lambda run: _votes(run) and run.noisy,
+    "no noise on votes": lambda run: _votes(run) and not run.noisy,
+    "votes move each other": lambda run: _votes(run) and not run.inductive,
+    "votes stand alone": lambda run: _votes(run) and run.inductive,
+    "a teacher labels rows": lambda run: run.method.teacher is not None,
     "gradients are returned": lambda run: run.method.returns_gradients,
     **{f"sum {name}": _sums_by(name) for name in SECURE_SUMS},
     "votes are opened as a moment": lambda run: run.method.opens_votes == "moment",

@@ -284,7 +284,7 @@ class MaskedBfvSum(BfvSum):
             reads="One ciphertext of each passive and step: its size and time.",
             protects="BFV encryption, whose only secret key is at the active, over masks that the "
             "passives share in pairs. The masks cancel only if all answer the same "
-            "representations.",
+            "message.",
             remains="Who takes part, and when. It can alter the sum without being noticed.",
         ),
         active_and_aggregator="The sum only: the masks among the passives remain.",

@@ -80,14 +80,14 @@ class CryptenSum(DescribedSum):
     leaks: ClassVar[SumLeaks] = SumLeaks(
         contribution=Reading(
             reads="From each passive for each other one a sealed key, which stands for a share of "
-            "its gradient: its size and time.",
+            "its contribution: its size and time.",
             protects="Seals between the passives, which open only where both answer the same "
-            "representations.",
+            "message.",
             remains=_WHO,
         ),
         request=Reading(
-            reads="One share of every other passive's gradient, as good as random.",
-            protects="Additive sharing: without all of its shares a gradient is uniform.",
+            reads="One share of every other passive's contribution, as good as random.",
+            protects="Additive sharing: without all of its shares a contribution is uniform.",
             remains=_WHO,
         ),
         answer=Reading(
@@ -95,8 +95,8 @@ class CryptenSum(DescribedSum):
             protects="The seal between that passive and the active.",
             remains="It can withhold a sum, not alter it.",
         ),
-        active_and_aggregator="The sum only: every passive keeps a share of each gradient from "
-        "them.",
+        active_and_aggregator="The sum only: every passive keeps a share of each contribution "
+        "from them.",
         altered="The aggregator cannot alter a sum; a passive that adds other numbers can. "
         + ALTERED_SUM,
     )

@@ -54,11 +54,11 @@ LEAKS_WITHOUT_MASKS = SumLeaks(
         reads="One ciphertext of each passive and step: its size and time, and a digest of what "
         "it answers.",
         protects="Encryption, whose only secret key is at the active. Contributions that answer "
-        "different representations are not added.",
+        "different messages are not added.",
         remains="Who takes part, and when. It can alter the sum without being noticed, and leave "
         "passives out of it.",
     ),
-    active_and_aggregator="Every single passive's gradient: the active's key opens what the "
+    active_and_aggregator="Every single passive's contribution: the active's key opens what the "
     "aggregator holds.",
     single="active and aggregator together, who read each contribution",
     altered="Each reaction to an altered sum tells of one contribution, and all of them may be "

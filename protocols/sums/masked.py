@@ -72,7 +72,7 @@ class MaskedSum(DescribedSum):
             reads="One masked vector of each passive and step, as good as random: its size and "
             "time.",
             protects="Masks that the passives share in pairs, and one more that each shares with "
-            "the active. They cancel only if all answer the same representations.",
+            "the active. They cancel only if all answer the same message.",
             remains="Who takes part, and when. It can alter the sum without being noticed.",
         ),
         active_and_aggregator="The sum only: the masks among the passives remain.",

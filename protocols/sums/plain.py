@@ -51,12 +51,13 @@ class PlainSum(DescribedSum):
     rests_on: ClassVar[str] = "nothing"
     leaks: ClassVar[SumLeaks] = SumLeaks(
         contribution=Reading(
-            reads="Every passive's gradient in the clear.",
+            reads="Every passive's contribution in the clear.",
             protects="Nothing: `plain` without masks is no secure sum.",
-            remains="From gradients a passive's features can be rebuilt. It can alter the sum "
-            "without being noticed.",
+            remains="From contributions a passive's features can be rebuilt, wholly or in part. "
+            "It can alter the sum without being noticed.",
         ),
-        active_and_aggregator="Every single passive's gradient, which the aggregator reads alone.",
+        active_and_aggregator="Every single passive's contribution, which the aggregator reads "
+        "alone.",
         single="the aggregator, which reads each contribution",
         altered=ALTERED_SUM,
     )

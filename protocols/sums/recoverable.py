@@ -104,7 +104,7 @@ class RecoverableSum(MaskedSum):
             "time; public keys for the next step, and sealed shares that it passes on.",
             protects="Masks that the passives share in pairs, one of each passive's own, and one "
             "more that each shares with the active. They come off only if all answer the same "
-            "representations.",
+            "message.",
             remains="Who takes part, and when. It can alter the sum without being noticed, and "
             "call a passive silent that is not.",
         ),
@@ -125,8 +125,8 @@ class RecoverableSum(MaskedSum):
         ),
         active_and_aggregator="In one step the sum only. But with a threshold below M they can "
         "call a passive silent that is not, send the same batch again, and read it out of two "
-        "sums: exactly where the others' gradients are the same, and roughly where their networks "
-        "moved on.",
+        "sums: exactly where the others' contributions are the same, and roughly where their "
+        "networks moved on.",
         altered=ALTERED_SUM,
     )
 

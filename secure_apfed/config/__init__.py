@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pydantic import field_validator, model_validator
 
 from secure_apfed.defences import DEFENCES, check_defences
-from secure_apfed.facts import MethodFacts
+from secure_apfed.facts import MethodFacts, Teacher
 from secure_apfed.labellers import LABELLERS
 from secure_apfed.methods import METHODS
 from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.run import AttackChoice, RunSettings
+from secure_apfed.settings.teaching import ImputationSettings, TeacherSettings
 from secure_apfed.settings.training import PassiveSettings
 from secure_apfed.settings.votes import VotesSettings
 
@@ -84,6 +85,38 @@ class Config(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _teaching_fits(self) -> "Config":
+        said: dict[str, tuple[Teacher, bool]] = {
+            "teacher": ("joint model", self.teacher != TeacherSettings()),
+            "imputed": ("imputed representations", self.imputed != ImputationSettings()),
+        }
+        for key, (teacher, given) in said.items():
+            if given and self.facts.teacher != teacher:
+                having = [name for name, one in METHODS.items() if one.facts.teacher == teacher]
+                raise ValueError(
+                    f"{key}: method {self.method} takes no {teacher}; leave it out, or "
+                    f"use {' or '.join(having)}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _spreading_fits(self) -> "Config":
+        if not self.train.spread_labels:
+            return self
+        if not self.facts.predicts_throughout:
+            taking = _methods(lambda facts: facts.predicts_throughout)
+            raise ValueError(
+                f"train.spread_labels: method {self.method} trains no model of the active's alone, "
+                f"or labels its rows already; use {taking}"
+            )
+        if self.dp_sgd is not None:
+            raise ValueError(
+                "train.spread_labels: the last layer would be fitted to the rows without the noise "
+                "of dp_sgd; leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _pairwise_fits(self) -> "Config":
         if self.alignment.mode == "all" or not self.facts.has_passives:
             return self
@@ -103,16 +136,18 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _labels_fit(self) -> "Config":
-        if self.labels.mechanism == MultiStageResponse.name and not self.facts.predicts_alone:
-            raise ValueError(
-                f"labels.mechanism: {self.labels.mechanism} asks the active's model what it "
-                f"expects, and method {self.method} has none that predicts alone; use "
-                "randomised_response"
-            )
-        if self.labels.mechanism == MultiStageResponse.name and self.facts.asks_once:
+        if self.labels.mechanism != MultiStageResponse.name:
+            return self
+        if self.facts.sends_labels:
             raise ValueError(
                 f"labels.mechanism: {self.labels.mechanism} answers labels in stages, and method "
                 f"{self.method} sends all of them once; use randomised_response"
+            )
+        if not self.facts.predicts_throughout:
+            raise ValueError(
+                f"labels.mechanism: {self.labels.mechanism} asks the active's model what it "
+                f"expects, and method {self.method} has none that predicts alone all along; use "
+                "randomised_response"
             )
         return self
 

@@ -24,13 +24,14 @@ from secure_apfed.solo import SoloTask
 from secure_apfed.solo.folds import held_out
 
 __all__ = [
-    "SoftTrainer", "Votes", "batches_of_rows", "fit_ridge", "likely_labels", "reliability_of",
+    "SoftTrainer", "Votes", "batches_of_rows", "fit_linear", "fit_ridge", "last_layer",
+    "likely_labels", "reliability_of",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_FOLDS = 5
+_FOLDS = 3
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 _LEAST_AGREEMENT = 0.3
 _LEAST_MISFIT = 0.02
@@ -100,10 +101,7 @@ def fit_ridge(
     networks: ActiveNetworks, features_U: Tensor, targets_UK: Floats, *, labelled_n: Integers,
     labels_n: Integers,
 ) -> None:  # fmt: skip
-    """Fit a linear head on fixed random features by ridge regression, in float64.
-
-    The strength is the one whose fit to all other rows predicts the labelled rows best (squared
-    error): they are the validation rows.
+    """Fit a linear head on fixed random features; see `fit_linear`.
 
     Args:
         networks: whose encoder is `RandomFeatures`, fitted, and whose head ends in a linear layer.
@@ -112,11 +110,36 @@ def fit_ridge(
         labelled_n: places of labelled rows among them.
         labels_n: of those.
     """
-    encoder, linear = networks.encoder, list(networks.head.modules())[-1]
+    encoder = networks.encoder
     assert isinstance(encoder, RandomFeatures)
-    assert isinstance(linear, torch.nn.Linear)
     with torch.no_grad():
         phi_UD = encoder(features_U).double().cpu().numpy()
+    fit_linear(last_layer(networks), phi_UD, targets_UK, labelled_n=labelled_n, labels_n=labels_n)
+
+
+def last_layer(networks: ActiveNetworks) -> torch.nn.Linear:
+    """The linear layer in which a head ends."""
+    linear = list(networks.head.modules())[-1]
+    assert isinstance(linear, torch.nn.Linear)
+    return linear
+
+
+def fit_linear(
+    linear: torch.nn.Linear, phi_UD: Floats, targets_UK: Floats, *, labelled_n: Integers,
+    labels_n: Integers,
+) -> None:  # fmt: skip
+    """Fit a linear layer without a bias by ridge regression, in float64.
+
+    The strength is the one whose fit to all other rows predicts the labelled rows best (squared
+    error): they are the validation rows.
+
+    Args:
+        linear: the layer.
+        phi_UD: what it reads of U rows, each about 1 to 3 long.
+        targets_UK: what to learn of them.
+        labelled_n: places of labelled rows among them.
+        labels_n: of those.
+    """
     rest = np.setdiff1d(np.arange(len(phi_UD)), labelled_n)
     strength = _STRENGTHS[1]
     if len(rest) and len(labelled_n):

@@ -6,12 +6,15 @@ Outside of this package nobody asks for a method's name: whoever has a run's con
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from torch import Tensor
 
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.apfed import APFED, APFED_C, APFED_R, Apfed, SingleView
+from secure_apfed.methods.imputation import Imputation
+from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
     Brought,
     Course,
@@ -77,18 +80,24 @@ METHODS: Mapping[str, Method] = {
     "votes_randomised": RandomisedVotes(),
     "votes_encrypted": EncryptedVotes(),
     "votes_moment": MomentVotes(),
+    "joint_teacher": JointTeacher(),
+    "imputation": Imputation(),
 }
 
 
 def open_session(
-    config: RunSettings, data: VerticalData, *, alignment: Mapping[str, Tensor] | None = None
-) -> Simulation:
-    """Open a session of the config's method with new secrets, its ledgers in memory.
+    config: RunSettings, data: VerticalData, *, alignment: Mapping[str, Tensor] | None = None,
+    logs: Path | None = None,
+) -> Simulation:  # fmt: skip
+    """Open a session of the config's method with new secrets.
 
     Args:
         config: of the run.
         data: of the run.
         alignment: of an earlier session with the same data; None: intersect now.
+        logs: folder of ledgers and of counted answers, which outlast a session; None: memory.
     """
-    start = Start(config=config, data=data, alignment=alignment)
+    names = [] if logs is None else [table.name for table in data.tables]
+    brought = {name: freshly_brought(config, name, logs=logs) for name in names}
+    start = Start(config=config, data=data, brought=brought, alignment=alignment)
     return Simulation(METHODS[config.method], start)

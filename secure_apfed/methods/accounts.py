@@ -11,6 +11,7 @@ from protocols.identity import Identity, fresh_identity
 from protocols.randomness import derive_key, fresh_key
 from secure_apfed.defences import NoiseSource, Surroundings
 from secure_apfed.methods.method import Brought, Keeper, Own
+from secure_apfed.methods.terms import asked_of
 from secure_apfed.models import Shape
 from secure_apfed.names import UPDATES, log_file
 from secure_apfed.parties import PrivateUpdates, RefusedSums
@@ -67,9 +68,9 @@ def _noise_key(config: RunSettings, party: str) -> bytes:
 
 
 def guard_for(own: Own) -> RepresentationGuard:
-    """The guard of one party that releases representations: one release a row and epoch."""
+    """The guard of one party that releases representations, for as often as it is asked."""
     config = own.config
-    return make_guard(config.guard, releases=config.train.epochs, key=own.noise_key)
+    return make_guard(config.guard, releases=asked_of(config).releases, key=own.noise_key)
 
 
 def open_ledger(

@@ -31,6 +31,7 @@ __all__ = [
     "deal",
     "needs_dealer",
     "place_rows",
+    "positions_in",
     "positions_of",
     "rows_among",
 ]
@@ -50,6 +51,13 @@ def positions_of(aligned: Tensor, rows: Tensor) -> Tensor:
     """
     order = aligned.argsort()
     return order[torch.isin(aligned[order], rows)]
+
+
+def positions_in(aligned: Tensor, rows: Tensor) -> Tensor:
+    """The alignment position of each of these rows of a party, all aligned, in their order."""
+    position_N = torch.full((1 + max(aligned.tolist(), default=-1),), -1, dtype=torch.int64)
+    position_N[aligned] = torch.arange(len(aligned))
+    return position_N[rows]
 
 
 def needs_dealer(settings: AlignmentSettings) -> bool:

@@ -32,6 +32,7 @@ from secure_apfed.methods.ahead import waiting_of, worker_for
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import (
     Agreed,
+    Course,
     Helper,
     Learner,
     Method,
@@ -93,6 +94,7 @@ class ApfedLearner(Learner):
         train_rows: of its table, aligned or not.
         headline: what its accuracy is called.
         only: rows of its table beside which it trains on none; None: it may train on all.
+        spreads: whether its labels are spread over h at the end (`train.spread_labels`).
     """
 
     def __init__(
@@ -107,9 +109,10 @@ class ApfedLearner(Learner):
         train_rows: Tensor,
         test_rows: Tensor,
         only: Tensor | None = None,
+        spreads: bool = False,
     ) -> None:
         super().__init__()
-        self.name, self.party, self._only = party.name, party, only
+        self.name, self.party, self._only, self._spreads = party.name, party, only, spreads
         self.ledgers, self.training, self.guarantee = ledgers, training, guarantee
         self.rounding, self.training_rows = rounding, rows_among(train_rows, self._only)
         self._headline, self._test_rows = headline, test_rows
@@ -138,6 +141,11 @@ class ApfedLearner(Learner):
         self.left |= {name: step for name in asked if name not in present}
         self.steps_without_all += bool(self.left)
         return loss
+
+    async def conclude(self, links: Links, course: Course) -> None:
+        """Spread the labels over h, where it was asked for; sends nothing."""
+        if self._spreads:
+            self.party.spread_labels(self.training_rows)
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
         """Accuracy of the active alone; needs no exchange."""
@@ -424,6 +432,7 @@ def _learner(
         train_rows=own.train_rows,
         test_rows=own.test_rows,
         only=rows if secure_sum and not own.config.train.use_unaligned else None,
+        spreads=own.config.train.spread_labels,
     )
 
 

@@ -18,6 +18,8 @@ from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData, PartyTable
 from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
 from secure_apfed.facts import MethodFacts
+from secure_apfed.learning.agreement import Agreement
+from secure_apfed.models import Shape
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.seeds import shuffled
@@ -201,16 +203,25 @@ class Agreed:
 class Course(Protocol):
     """How far a run is, kept by whoever trains: epochs, batches, checkpoints."""
 
+    @property
+    def next_step(self) -> int:
+        """The first step that was not played."""
+        ...
+
     def epochs(self) -> Iterator[int]:
         """The epochs that are left."""
+        ...
+
+    def is_last(self, epoch: int) -> bool:
+        """Whether none comes after this one."""
         ...
 
     def batches(self, learner: "Learner", epoch: int) -> Iterator[tuple[int, Tensor]]:
         """Steps of an epoch and their rows: a function of seed and epoch."""
         ...
 
-    def stepped(self, loss: float) -> None:
-        """A step is done, with this task loss."""
+    def stepped(self, loss: float | None) -> None:
+        """A step is done, with this task loss; None: it trained nothing."""
         ...
 
     async def finish_epoch(self, learner: "Learner", links: Links) -> None:
@@ -264,6 +275,8 @@ class Learner(Role, ABC):
         rounding: the largest error of one number of a sum; None where there is no sum.
         left: who fell silent in this session, and in which step.
         steps_without_all: steps that were finished without somebody.
+        agreement: by passive, how far its votes agree with others', where each one's are read in
+            this session.
     """
 
     training_rows: Tensor
@@ -275,6 +288,7 @@ class Learner(Role, ABC):
 
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
+        self.agreement: Mapping[str, Agreement] = {}
 
     @abstractmethod
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
@@ -293,7 +307,12 @@ class Learner(Role, ABC):
         for epoch in course.epochs():
             for step, rows_B in course.batches(self, epoch):
                 course.stepped(await self.step(links, step, rows_B))
+            if course.is_last(epoch):
+                await self.conclude(links, course)
             await course.finish_epoch(self, links)
+
+    async def conclude(self, links: Links, course: Course) -> None:
+        """What follows the last step, before the last evaluation; nothing, unless a method says."""
 
     @property
     def opened(self) -> Tensor | None:
@@ -323,6 +342,10 @@ class Method(ABC):
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         """The terms of all parties, from what each of them offers; the same at whoever asks."""
         return Agreed()
+
+    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+        """The network whose output this passive sends, before training; where it sends any."""
+        raise LocalProtocolError(f"{passive} sends no output of a network in {self.facts.title}")
 
     @abstractmethod
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:

@@ -12,6 +12,7 @@ from secure_apfed.models import ModelSettings, Shape
 from secure_apfed.objectives import ObjectiveSettings
 from secure_apfed.privacy import RepresentationGuard
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.teaching import HEAD
 from secure_apfed.settings.training import PassiveSettings, SumSettings
 
 __all__ = [
@@ -29,7 +30,7 @@ __all__ = [
     "settings_of",
 ]
 
-_VOTES_AT_ONCE = 4096
+_ROWS_AT_ONCE = 4096
 _PROJECTION = 64
 _PROJECTED_NORM = 1e-3
 _UNGUARDED_NORM = 1e4
@@ -47,8 +48,10 @@ class Asked:
 def asked_of(config: RunSettings) -> Asked:
     """What the settings say that passives are asked for; the contract holds them to it."""
     if config.facts.asks_once:
-        return Asked(rows=_VOTES_AT_ONCE, releases=1)
-    return Asked(rows=config.train.batch_size, releases=config.train.epochs)
+        return Asked(rows=_ROWS_AT_ONCE, releases=1)
+    # A teacher other than the head reads labelled rows once more, after training.
+    again = config.facts.teacher == "joint model" and config.teacher.labels != HEAD
+    return Asked(rows=config.train.batch_size, releases=config.train.epochs + again)
 
 
 def settings_of(config: RunSettings, passive: str) -> PassiveSettings:

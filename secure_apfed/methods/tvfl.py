@@ -8,6 +8,7 @@ between the smallest and the largest of them, as the authors' release does.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +30,17 @@ from secure_apfed.methods.method import (
 )
 from secure_apfed.methods.terms import (
     check_passives,
-    model_of,
     representation_terms,
     require_own_terms,
+    settings_of,
 )
-from secure_apfed.models import Shape, family_for, output_shape
+from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
 from secure_apfed.parties import Compute, TvflActive, TvflPassive, accuracy_of
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.run import RunSettings
 
-__all__ = ["Tvfl", "TvflHelper", "TvflLearner"]
+__all__ = ["Joint", "Tvfl", "TvflHelper", "TvflLearner"]
 
 
 def _zeros(own_BD: Tensor, like_BD: Tensor) -> Tensor:
@@ -59,6 +61,14 @@ FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tvfl_a": _mean,
     "tvfl_r": _uniform,
 }
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """Scores of rows by all parties' model, (B, K), and the representations that it read."""
+
+    scores: Tensor
+    representations: tuple[Tensor, ...]
 
 
 class TvflLearner(Learner):
@@ -126,20 +136,29 @@ class TvflLearner(Learner):
         return accuracy_of(predict, self._test_rows, trainer.labels_N)
 
     async def _together(self, links: Links, next_step: int) -> float:
+        correct, asked, labels_N = 0, 0, self.party.trainer.labels_N
+        for index, rows_B in enumerate(self.parts_of(self._aligned_test_rows)):
+            scores_BK = (await self.joint(links, next_step + index, rows_B)).scores
+            own_B = self._aligned[rows_B].to(labels_N.device)
+            correct += int((scores_BK.argmax(1) == labels_N[own_B]).sum())
+            asked += len(rows_B)
+        return correct / asked if asked else math.nan
+
+    def parts_of(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """These rows in equal parts that the passives answer: neither too large nor too small."""
+        parts = rows.tensor_split(max(1, math.ceil(len(rows) / self.party.contract.batch_size)))
+        return tuple(rows_B for rows_B in parts if len(rows_B) >= self.smallest_batch)
+
+    async def joint(self, links: Links, step: int, rows_B: Tensor) -> Joint:
+        """What all parties together say of these alignment positions; nobody learns from it."""
         party, trainer = self.party, self.party.trainer
-        count = len(self._aligned_test_rows)
-        if count < self.smallest_batch:
-            return math.nan  # the passives answer no smaller batch
-        parts = math.ceil(count / party.contract.batch_size)
-        correct = 0
-        for index, rows_B in enumerate(self._aligned_test_rows.tensor_split(parts)):
-            answers = await self.ask(links, next_step + index, rows_B, learn=False)
-            own_B = self._aligned[rows_B].to(trainer.compute.device)
-            with torch.no_grad(), trainer.compute.forward(self._seed, "together"):
-                own_BD = trainer.encoder(trainer.features_N[own_B])
-                scores_BK = trainer.predict(own_BD, party.read(rows_B, answers))
-            correct += int((scores_BK.argmax(1) == trainer.labels_N[own_B]).sum())
-        return correct / count
+        answers = await self.ask(links, step, rows_B, learn=False)
+        own_B = self._aligned[rows_B].to(trainer.compute.device)
+        with torch.no_grad(), trainer.compute.forward(self._seed, "together"):
+            own_BD = trainer.encoder(trainer.features_N[own_B])
+            parts = party.read(rows_B, answers)
+            scores_BK = trainer.predict(own_BD, parts)
+        return Joint(scores=scores_BK, representations=(own_BD, *parts.values()))
 
     def tensors(self) -> dict[str, Tensor]:
         return self.party.tensors()
@@ -192,12 +211,20 @@ class Tvfl(Method):
         returns_gradients=True,
     )
 
+    def model(self, config: RunSettings) -> ModelSettings:
+        """Networks of the active, and of passives that have none of their own."""
+        return config.model
+
+    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+        model = settings_of(config, passive).model or self.model(config)
+        return family_for(model, features).encoder(features, model)
+
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`: every passive sends representations."""
         check_passives(own.config, own.passives)
         if own.name == own.active:
             return None
-        return _representation(own, output_shape(_encoder(own), own.features))
+        return _representation(own, output_shape(self._encoder(own), own.features))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         for name, offered in offers.items():
@@ -210,22 +237,30 @@ class Tvfl(Method):
         )
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        config, around, encoder = own.config, surroundings_of(own, ()), _encoder(own)
-        party = TvflActive(
+        party = self.active_party(own, contract, rows)
+        return TvflLearner(party, own, rows, guarantee=self.guarantee(own, contract))
+
+    def guarantee(self, own: Own, contract: Contract) -> str:
+        """What the passives' guards promise."""
+        return joint_releases_statement(guard_for(own).statement(), len(contract.passives))
+
+    def active_party(self, own: Own, contract: Contract, rows: Tensor) -> TvflActive:
+        """The active, with its networks at their reproducible start."""
+        config, around, encoder = own.config, surroundings_of(own, ()), self._encoder(own)
+        shape = output_shape(encoder, own.features)
+        return TvflActive(
             own.name,
             contract,
             table=own.rows,
             alignment=rows,
             encoder=encoder,
-            head=_head(own, contract, output_shape(encoder, own.features)),
+            head=_head(own, contract, shape, self.model(config)),
             train=config.train,
             compute=Compute.of(config.train),
             seed=own.seed,
             defences=gradient_chain(config.defences, around, "returned gradients"),
             code=label_code(config.defences, around),
         )
-        guarantee = joint_releases_statement(guard_for(own).statement(), len(contract.passives))
-        return TvflLearner(party, own, rows, guarantee=guarantee)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         config, guard = own.config, guard_for(own)
@@ -235,7 +270,7 @@ class Tvfl(Method):
                 own.name,
                 contract,
                 features_N=own.rows.features[rows],
-                encoder=_encoder(own),
+                encoder=self._encoder(own),
                 guard=guard,
                 ledger=ledger_for(own, guard, aligned=len(rows)),
                 train=config.train,
@@ -246,6 +281,15 @@ class Tvfl(Method):
             )
         )
 
+    def _encoder(self, own: Own) -> nn.Module:
+        """A party's encoder at its reproducible start."""
+        config, features = own.config, own.features
+        with seeded(own.seed, own.name, "encoder"):
+            if own.name != own.active:
+                return self.sent_network(config, own.name, features)
+            model = self.model(config)
+            return family_for(model, features).encoder(features, model)
+
 
 def _representation(own: Own, shape: Shape) -> RepresentationTerms:
     """What a row of this shape may be."""
@@ -254,18 +298,10 @@ def _representation(own: Own, shape: Shape) -> RepresentationTerms:
     return terms.model_copy(update={"minimum_spread": 0.0})
 
 
-def _encoder(own: Own) -> nn.Module:
-    """A party's encoder at its reproducible start."""
-    config = own.config
-    model = config.model if own.name == own.active else model_of(config, own.name)
-    with seeded(own.seed, own.name, "encoder"):
-        return family_for(model, own.features).encoder(own.features, model)
-
-
-def _head(own: Own, contract: Contract, shape: Shape) -> nn.Module:
+def _head(own: Own, contract: Contract, shape: Shape, model: ModelSettings) -> nn.Module:
     """The head over all parties' representations, concatenated: fc(views x d, ...)."""
     sent = (terms.representation.shape for terms in contract.passives.values())
     size = sum(math.prod(each) for each in (shape, *sent))
-    family = family_for(own.config.model, own.features)
+    family = family_for(model, own.features)
     with seeded(own.seed, own.name, "head"):
-        return family.head(size, len(own.classes), own.config.model)
+        return family.head(size, len(own.classes), model)

@@ -22,6 +22,7 @@ from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, Representa
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.facts import MethodFacts, VoteOpening
 from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, make_labeller
+from secure_apfed.learning.agreement import agreements
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Votes
 from secure_apfed.methods.accounts import answers_log, open_ledger, refused_sums
@@ -418,6 +419,10 @@ class RandomisedVotesLearner(VotesLearner):
         sum_UK = self._response.estimate(answers_MU)
         variance_UK = self._response.variance(sum_UK, parties=len(passives))
         variance_U = variance_UK.mean(axis=1).clip(min=0.0)
+        self.agreement = agreements(
+            self._response, answers_MU, names=passives,
+            labelled_n=ballot.labelled.numpy(), labels_n=ballot.labels.numpy(),
+        )  # fmt: skip
         return Votes(totals=sum_UK, variance=variance_U, voters=len(passives))
 
     async def _answers(self, links: Links, name: str) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from secure_apfed.models.convolutional import CONV_CIFAR, CONV_MNIST
+from secure_apfed.models.linear import Linear
 from secure_apfed.models.network import NetworkFamily, Shape, output_shape, projection_to
 from secure_apfed.models.perceptron import Perceptron
 from secure_apfed.models.random_features import RandomFeatureFamily, RandomFeatures
@@ -27,6 +28,7 @@ NETWORKS: Mapping[str, NetworkFamily] = {
     "conv_mnist": CONV_MNIST,
     "conv_cifar": CONV_CIFAR,
     "mlp": Perceptron(),
+    "linear": Linear(),
     "random_features": RandomFeatureFamily(),
 }
 

@@ -19,12 +19,14 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import PartyTable
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.errors import NarrowBatchWarning
+from secure_apfed.labellers import Spreading
 from secure_apfed.learning.apfed import ActiveNetworks, ActiveTrainer, Batch
 from secure_apfed.learning.checks import spread_of
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.learning.release import Releases
+from secure_apfed.learning.spread import spread_labels
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import RefusedSums, bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
@@ -197,6 +199,10 @@ class ActiveParty(Party):
     def relabel(self, labels_N: Tensor) -> None:
         """Train on these labels of its table from now on."""
         self.trainer.relabel(labels_N)
+
+    def spread_labels(self, rows: Tensor) -> None:
+        """Spread its labels over h of these rows of its table, and refit its head to them."""
+        spread_labels(self.trainer, rows, Spreading())
 
     def accuracy(self, rows: Tensor) -> float:
         """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""

@@ -120,6 +120,7 @@ class TvflPassive(Party):
         encoder: its network.
         guard, ledger: what protects its representations, and the account of what was sent.
         answers: file in which it counts what it answers; None: memory and checkpoints only.
+        beyond: answers for a row above those for training: the final inference asks once.
         defences: what its representations go through before the guard.
     """
 
@@ -136,13 +137,13 @@ class TvflPassive(Party):
         compute: Compute,
         seed: int,
         answers: Path | None,
+        beyond: int = 1,
         defences: RepresentationChain | None = None,
     ) -> None:
         super().__init__(name, contract)
         self.gate = StepGate(self.name)
-        # One answer more than for training: the final inference asks for test rows once.
         self._allowance = Allowance(
-            self.name, self.contract, aligned=len(features_N), log=answers, beyond=1
+            self.name, self.contract, aligned=len(features_N), log=answers, beyond=beyond
         )
         self._releases = Releases(guard, ledger)
         self._trainer = EncoderTrainer(

@@ -9,7 +9,6 @@ Letters: U rows to vote on, n of them labelled, B rows at once, K classes.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,29 +21,20 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.labellers import Labeller, hard
-from secure_apfed.learning.apfed import ActiveNetworks, accuracy_of
+from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.votes import (
-    SoftTrainer,
-    Votes,
-    batches_of_rows,
-    fit_ridge,
-    likely_labels,
-    reliability_of,
-)
-from secure_apfed.models import RandomFeatures
+from secure_apfed.learning.student import Student, by_baseline, by_labeller, with_prior
+from secure_apfed.learning.votes import Votes, batches_of_rows
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Allowance, StepGate
 from secure_apfed.settings.training import TrainSettings
-from secure_apfed.solo import Baseline, SoloTask
+from secure_apfed.solo import Baseline
 
 __all__ = ["Ballot", "VotesActive", "VotingParty"]
 
 Floats = NDArray[np.float64]
-
-_NO_CLASS = -1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -125,6 +115,7 @@ class VotingParty(Party):
 
     Attributes:
         classes: K, as agreed.
+        labeller: with which it votes.
     """
 
     def __init__(
@@ -142,7 +133,7 @@ class VotingParty(Party):
         (self.classes,) = contract.passives[name].representation.shape
         self.held_N = held_N
         self._features_NF = features_N.flatten(1).double().numpy()
-        self._labeller, self._form = labeller, form
+        self.labeller, self._form = labeller, form
         self._allowance = Allowance(name, contract, aligned=len(features_N), log=answers)
         self._gate = StepGate(name)
 
@@ -155,6 +146,11 @@ class VotingParty(Party):
         ballot = Ballot.read(
             envelope, self.contract, aligned=len(self.held_N), classes=self.classes, shown=shown
         )
+        if self._gate.last >= 0:
+            raise RemoteProtocolError(
+                f"{envelope.sender} asks {self.name} for votes once more in one session; the "
+                "answer to a second question could be taken apart by the first"
+            )
         self._gate.enter(envelope)
         return ballot
 
@@ -165,7 +161,7 @@ class VotingParty(Party):
         if known_n.any():
             place_U = np.cumsum(known_U) - 1
             here = ballot.rows.numpy()[known_U]
-            votes_UK[known_U] = self._labeller.label(
+            votes_UK[known_U] = self.labeller.label(
                 self._features_NF[here],
                 place_U[ballot.labelled.numpy()[known_n]],
                 ballot.labels.numpy()[known_n],
@@ -249,79 +245,51 @@ class VotesActive(Party):
         super().__init__(name, contract)
         table = data.table
         assert table.labels is not None
-        self._labels_N, self._features_N = table.labels, table.features
-        self._seed, self._labeller, self._prior = seed, labeller, prior
+        self._seed = seed
+        self._believed = by_labeller(labeller) if prior is None else by_baseline(prior)
         (self.classes,) = next(iter(contract.passives.values())).representation.shape
         self.rows_U = aligned[rows_U]
         labelled_n = torch.isin(self.rows_U, data.labelled_rows).nonzero().flatten()
         self.ballot = Ballot.of(
-            rows_U, labelled_n, self._labels_N[self.rows_U[labelled_n]],
+            rows_U, labelled_n, table.labels[self.rows_U[labelled_n]],
             size=contract.batch_size, shown=shown,
         )  # fmt: skip
-        if isinstance(networks.encoder, RandomFeatures):
-            networks.encoder.fit(table.features[data.train_rows])
-        self.trainer = SoftTrainer(
-            name, networks, features_N=table.features, train=train, compute=compute, seed=seed
-        )
+        self.student = Student(
+            name, data=data, rows_U=self.rows_U, networks=networks, classes=self.classes,
+            train=train, compute=compute, seed=seed,
+        )  # fmt: skip
         self.votes: Votes | None = None
-        self._targets_NK = torch.zeros(len(table.ids), self.classes, dtype=torch.float64)
 
     @property
     def networks(self) -> ActiveNetworks:
-        return self.trainer.networks
+        return self.student.networks
 
     @property
     def in_one_go(self) -> bool:
         """Whether the student has a best fit, and takes no epochs."""
-        return isinstance(self.networks.encoder, RandomFeatures)
+        return self.student.in_one_go
 
     @property
     def asked_features(self) -> Floats:
         """Its features of the rows to vote on."""
-        found: Floats = self._features_N[self.rows_U].flatten(1).double().numpy()
-        return found
+        return self.student.features_UF
 
     def take(self, votes: Votes) -> None:
         """Turn what was opened into labels to learn; fit a student that has a best fit."""
         self.votes = votes
-        features_UF = self.asked_features
-        labelled_n, labels_n = self.ballot.labelled.numpy(), self.ballot.labels.numpy()
-        task = SoloTask.of(features_UF, labelled_n, labels_n, classes=self.classes, seed=self._seed)
-        believed = self._believed if self._prior is None else partial(_alone, self._prior)
-        own_UK = believed(task)
-        own_U = np.where(own_UK.any(axis=1), own_UK.argmax(axis=1), _NO_CLASS)
-        targets_UK = likely_labels(votes, own_U, reliability_of(believed, task))
-        targets_UK[labelled_n] = np.eye(self.classes)[labels_n]
-        self._targets_NK[self.rows_U] = torch.from_numpy(targets_UK)
-        if self.in_one_go:
-            fit_ridge(
-                self.networks, self.trainer.features_N[self.rows_U], targets_UK,
-                labelled_n=labelled_n, labels_n=labels_n,
-            )  # fmt: skip
-
-    def _believed(self, task: SoloTask) -> Floats:
-        """What its labeller says of the rows of a task."""
-        return self._labeller.label(task.features, task.labelled, task.labels, task.classes)
+        self.student.teach(with_prior(votes, self.student, self._believed, seed=self._seed))
 
     def learn(self, step: int, rows_B: Tensor) -> float:
         """Descend once on what the votes say of these rows of the table; return the loss."""
-        return self.trainer.learn(step, rows_B, self._targets_NK[rows_B])
+        return self.student.learn(step, rows_B)
 
     def accuracy(self, rows: Tensor) -> float:
         """Share of `rows` of its own table that the student labels correctly, alone."""
-        self.trainer.set_training(False)
-        try:
-            return accuracy_of(self.trainer.predict, rows, self._labels_N.to(self._device))
-        finally:
-            self.trainer.set_training(True)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.trainer.compute.device
+        return self.student.accuracy(rows)
 
     def tensors(self) -> dict[str, Tensor]:
         """Networks, targets and what was opened."""
-        kept = {"targets": self._targets_NK} | self.trainer.tensors()
+        kept = self.student.tensors()
         if self.votes is not None:
             kept |= {
                 "votes.sum": torch.from_numpy(self.votes.totals),
@@ -330,16 +298,10 @@ class VotesActive(Party):
         return kept
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.trainer.load_tensors(tensors)
-        self._targets_NK = tensors["targets"].clone()
+        self.student.load_tensors(tensors)
         if "votes.sum" in tensors:
             self.votes = Votes(
                 totals=tensors["votes.sum"].numpy(),
                 variance=tensors["votes.variance"].numpy(),
                 voters=len(self.contract.passives),
             )
-
-
-def _alone(baseline: Baseline, task: SoloTask) -> Floats:
-    """What a baseline says of the rows of a task."""
-    return baseline.fit(task).scores(task.features)

@@ -15,6 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind
+from secure_apfed.methods.terms import asked_of
 from secure_apfed.planning.rehearsal import STEPS, Rehearsal, rehearse
 from secure_apfed.privacy import (
     EXACT,
@@ -126,7 +127,8 @@ def forecast(config: Config) -> Forecast:
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
         privacy = _privacy(config)
-    links = tuple(_links(played, data, steps))
+    # Who is asked once is not asked in every epoch.
+    links = tuple(_links(played, data, steps // train.epochs if config.facts.asks_once else steps))
     evaluations = -(-train.epochs // train.evaluate_every)
     evaluation = played.evaluation_seconds * len(data.test_rows) / len(played.data.test_rows)
     return Forecast(
@@ -201,11 +203,12 @@ def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) ->
 
 
 def _privacy(config: Config) -> PrivacySpent:
-    """What every planned epoch costs together: each row is released once in each."""
+    """What all that passives and active are asked for costs together."""
     delta, epochs = config.guard.delta, config.train.epochs
     # No noise is drawn here, so any key does.
-    guard = make_guard(config.guard, releases=epochs, key=bytes(32))
-    releases = guard.planned(epochs) if config.facts.representations_from else 0
+    asked = asked_of(config).releases
+    guard = make_guard(config.guard, releases=asked, key=bytes(32))
+    releases = guard.planned(asked) if config.facts.representations_from else 0
     mechanism = guard.mechanism()
     released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
     label = model = math.inf
@@ -242,11 +245,12 @@ def _warnings(
         yield "there is no guard: representations leave as they are, epsilon is infinite"
     elif sent and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
-    if config.facts.sums_gradients:
+    if config.facts.sums:
+        each = "gradient" if config.facts.sums_gradients else "row of votes"
         if config.secure_sum.kind.unsafe:
-            yield f"the sum is {config.secure_sum.name}: the aggregator reads every gradient"
+            yield f"the sum is {config.secure_sum.name}: the aggregator reads every {each}"
         if passives == 1:
-            yield "with one passive the sum is its gradient: the active reads it"
+            yield f"with one passive the sum is its {each}: the active reads it"
     yield from _memory_warning(config, links)
 
 

@@ -84,23 +84,28 @@ class _Course:
 
     def __init__(self, batch: int) -> None:
         self._batch, self._began = batch, time.perf_counter()
+        self.next_step = 0
         self.seconds: list[float] = []
         self.evaluation_seconds = 0.0
 
     def epochs(self) -> Iterator[int]:
         yield 0
 
+    def is_last(self, epoch: int) -> bool:
+        return True
+
     def batches(self, learner: Learner, epoch: int) -> Iterator[tuple[int, Tensor]]:
         for step, rows_B in enumerate(learner.training_rows.split(self._batch)):
             self._began = time.perf_counter()
             yield step, rows_B
 
-    def stepped(self, loss: float) -> None:
+    def stepped(self, loss: float | None) -> None:
+        self.next_step += 1
         self.seconds.append(time.perf_counter() - self._began)
 
     async def finish_epoch(self, learner: Learner, links: Links) -> None:
         began = time.perf_counter()
-        await learner.evaluate(links, next_step=len(self.seconds), final=False)
+        await learner.evaluate(links, next_step=self.next_step, final=False)
         self.evaluation_seconds = time.perf_counter() - began
 
 

@@ -96,6 +96,15 @@ class Course:
         self.session.entered.end()
         end_all(links, self.session.present, self._step)
 
+    @property
+    def next_step(self) -> int:
+        """See `Course`."""
+        return self._step
+
+    def is_last(self, epoch: int) -> bool:
+        """See `Course`."""
+        return epoch + 1 == self._config.train.epochs
+
     def epochs(self) -> Iterator[int]:
         """See `Course`; the transcript is told of each."""
         for epoch in range(self._epoch, self._config.train.epochs):
@@ -110,12 +119,15 @@ class Course:
         for rows_B in batches:
             yield self._step, rows_B
 
-    def stepped(self, loss: float) -> None:
+    def stepped(self, loss: float | None) -> None:
         """See `Course`."""
         self.session.keep_opened(self._step)
-        self._loss += loss
-        self._of_epoch += 1
         self._step += 1
+        if loss is None:
+            self._steps += 1
+        else:
+            self._loss += loss
+            self._of_epoch += 1
         self._tell(self._epoch + 1)
 
     async def finish_epoch(self, learner: Learner, links: Links) -> None:

@@ -16,9 +16,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_bytes
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.methods import Session
-from secure_apfed.methods.terms import model_of
-from secure_apfed.models import family_for
+from secure_apfed.methods import METHODS, Session
 from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.folder import RunFolder, write_atomically
 
@@ -51,8 +49,8 @@ def load_encoders(folder: RunFolder, config: Config, data: VerticalData) -> Mapp
         tensors = load(read_bytes(folder.encoders))
         encoders = {}
         for table in data.passives:
-            features, model = tuple(table.features.shape[1:]), model_of(config, table.name)
-            encoder = family_for(model, features).encoder(features, model)
+            features = tuple(table.features.shape[1:])
+            encoder = METHODS[config.method].sent_network(config, table.name, features)
             state = without_prefix(table.name, tensors)
             encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
             encoders[table.name] = encoder.eval()

@@ -17,7 +17,8 @@ from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.folder import RunFolder
 
 __all__ = [
-    "Attendance", "Contributions", "Count", "Epsilon", "Outcome", "Privacy", "Written",
+    "AgreementOf", "Attendance", "Contributions", "Count", "Epsilon", "Outcome", "Privacy",
+    "Written",
     "read_outcome", "write_outcome",
 ]  # fmt: skip
 
@@ -77,6 +78,15 @@ class Contributions(Written):
     trace: tuple[str, ...] = ()
 
 
+class AgreementOf(Written):
+    """How far one passive's votes agree with others'; see `secure_apfed.learning.agreement`."""
+
+    others: float | None
+    labels: float
+    others_noise: float
+    labels_noise: float
+
+
 class Outcome(Written):
     """result.json, with the cross-checks of accountants.json where that was written."""
 
@@ -94,6 +104,7 @@ class Outcome(Written):
     guarantee: str | None = None
     apart: bool = False
     contributions: Mapping[str, Contributions] = {}
+    agreement: Mapping[str, AgreementOf] = {}
 
 
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:

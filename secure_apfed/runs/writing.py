@@ -30,6 +30,7 @@ from secure_apfed.runs.folder import (
 )
 from secure_apfed.runs.party_folder import PartyFolder, only_here
 from secure_apfed.runs.record import (
+    AgreementOf,
     Attendance,
     Contributions,
     Outcome,
@@ -161,6 +162,7 @@ class RunWriter:
             labelled_rows=len(data.labelled_rows),
             test_rows=len(data.test_rows),
             sum=session.secure_sum,
+            agreement=_agreement_in(session),
             attendance=Attendance.model_validate(session.attendance()),
             guarantee=guarantee,
             apart=self._apart,
@@ -224,3 +226,9 @@ def _clear(folder: RunFolder, active: PartyFolder) -> None:
     for party in parties:
         if not party.is_symlink():
             PartyFolder(party).steps.clear()  # of a start that was broken off before training
+
+
+def _agreement_in(session: Session) -> dict[str, AgreementOf]:
+    """How far votes agree, where each passive's are read."""
+    agreement = session.learner.agreement
+    return {name: AgreementOf.model_validate(asdict(one)) for name, one in agreement.items()}

@@ -20,6 +20,7 @@ from secure_apfed.models.settings import ModelSettings
 from secure_apfed.names import RunName
 from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
 from secure_apfed.settings import Settings
+from secure_apfed.settings.teaching import ImputationSettings, TeacherSettings
 from secure_apfed.settings.training import (
     PassiveSettings,
     RuleSettings,
@@ -49,9 +50,12 @@ class RunSettings(Settings, ABC):
             figure for figure, and whoever knows it knows everybody's initial weights.
         method: a key of `METHODS`: apfed (every passive says its objective), apfed_r and apfed_c
             (the paper's two), tvfl (joint training, joint inference) or single_view (the active
-            alone).
+            alone); where few rows have a label, votes, votes_randomised, joint_teacher and
+            imputation label the others for a student that predicts alone.
         passives: settings by party name; "default" holds for those not named.
         votes: how passives label rows, where the method asks them to.
+        teacher: the joint model that labels rows, where the method has one.
+        imputed: what passives release once, and how rows are labelled by it.
         dp_sgd: private training of the active; null: none.
         defences: without a guarantee, beside the guard, in the order in which they act.
     """
@@ -68,6 +72,8 @@ class RunSettings(Settings, ABC):
     secure_sum: SumSettings = SumSettings()
     guard: GuardSettings
     votes: VotesSettings = VotesSettings()
+    teacher: TeacherSettings = TeacherSettings()
+    imputed: ImputationSettings = ImputationSettings()
     dp_sgd: DpSgdSettings | None = None
     defences: tuple[DefenceSettings, ...] = ()
     labels: LabelSettings = LabelSettings()

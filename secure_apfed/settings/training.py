@@ -25,6 +25,8 @@ class TrainSettings(Settings):
             in the paper. Guarded representations are noisy and long: then a bound keeps a
             passive's training from diverging.
         use_unaligned: rows outside the intersection train the active with its own loss.
+        spread_labels: after training the active's labels are spread over its representations of all
+            its training rows, and the last layer of its head is fitted to them; for few labels.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
         device: "auto" takes the GPU where there is one.
         precision: arithmetic of the networks; what is sent is never narrower than float32.
@@ -37,6 +39,7 @@ class TrainSettings(Settings):
     weight_decay: float = Field(1e-4, ge=0)
     max_gradient_norm: float | None = Field(None, gt=0)
     use_unaligned: bool = True
+    spread_labels: bool = False
     evaluate_every: int = Field(1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"

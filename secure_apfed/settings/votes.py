@@ -37,7 +37,7 @@ class VotesSettings(Settings):
 
     labeller: str = "spreading"
     form: Literal["soft", "hard"] = "soft"
-    prior: str = "labeller"
+    prior: str = "mixmatch"
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=0.5)
     colluders: int = Field(0, ge=0)

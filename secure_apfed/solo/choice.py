@@ -25,7 +25,7 @@ from secure_apfed.solo.interface import (
 
 __all__ = ["FOLDS", "BaselineResult", "best", "compare"]
 
-FOLDS = 5
+FOLDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from protocols.sums import SECURE_SUMS
 from protocols.sums.interface import Reading
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Kind
+from secure_apfed.facts import MethodFacts, VoteOpening
 from secure_apfed.methods import METHODS
 
 MESSAGES = {
@@ -35,9 +36,17 @@ MESSAGES = {
         (Kind.GRADIENTS, Role.PASSIVE),
     ],
 }
+SUMMED = [*MESSAGES["apfed"][:6], (Kind.CONTRIBUTION, Role.AGGREGATOR), (Kind.SUM, Role.ACTIVE)]
+# By how the active reads votes; for methods of the future, too.
+VOTES: dict[VoteOpening, list[tuple[Kind, Role]]] = {
+    "sum": [*SUMMED, (Kind.LABELS, Role.PASSIVE)],
+    "randomised": [*MESSAGES["tvfl"][:3], (Kind.LABELS, Role.PASSIVE), (Kind.VOTES, Role.ACTIVE)],
+    "moment": [(Kind.LABELS, Role.PASSIVE), (Kind.SUM, Role.ACTIVE)],
+    "encrypted": [(Kind.LABELS, Role.PASSIVE), (Kind.SUM, Role.ACTIVE)],
+}
 
 
-VOTES = [
+ASKED = [
     (Kind.ALIGNMENT, Role.ACTIVE),
     (Kind.ALIGNMENT, Role.PASSIVE),
     (Kind.SUM_SETUP, Role.PASSIVE),
@@ -48,14 +57,14 @@ VOTES = [
 ]
 MESSAGES |= {
     "votes_encrypted": [
-        *VOTES,
+        *ASKED,
         (Kind.ENCRYPTED_LABELS, Role.PASSIVE),
         (Kind.COMMITMENT, Role.PASSIVE),
         (Kind.COIN, Role.PASSIVE),
         (Kind.CHALLENGE, Role.ACTIVE),
     ],
     "votes_moment": [
-        *VOTES,
+        *ASKED,
         (Kind.SUM_SETUP, Role.ACTIVE),
         (Kind.BALLOT_SIZE, Role.DEALER),
         (Kind.LABELS, Role.PASSIVE),
@@ -72,6 +81,12 @@ def facts(
 ) -> RunFacts:
     usual = {"secure_sum": secure_sum, "passives": passives, "guarded": True}
     return RunFacts(method=METHODS[method].facts, **{**usual, **others})
+
+
+def voting(opening: VoteOpening, passives: int = 3, **others: Any) -> RunFacts:
+    usual = {"secure_sum": "plain + pairwise masks", "passives": passives}
+    method = MethodFacts(title="Votes", predicts_alone=True, opens_votes=opening)
+    return RunFacts(method=method, **{**usual, **others})
 
 
 def limits_in(run: RunFacts) -> tuple[str, ...]:
@@ -169,6 +184,56 @@ def test_the_threat_model_repeats_the_tables_word_for_word() -> None:
 def test_a_row_that_holds_by_no_fact_of_a_run_is_refused() -> None:
     with pytest.raises(ApfedError, match=r"tvfl in 'tvfl; guard on' is no fact of a run"):
         Limit("tvfl; guard on", "Something.")
+
+
+@pytest.mark.parametrize(
+    ("opening", "passives", "noisy", "pairwise", "label_dp"),
+    list(product(VOTES, [1, 2, 3], [False, True], [False, True], [False, True])),
+)
+def test_every_message_about_votes_has_a_rule_that_speaks_of_votes(
+    opening: VoteOpening, passives: int, noisy: bool, pairwise: bool, label_dp: bool
+) -> None:
+    run = voting(opening, passives, noisy=noisy, pairwise=pairwise, label_dp=label_dp)
+    for kind, receiver in VOTES[opening]:
+        rule = rule_for(kind, receiver, run)
+        told = f"{rule.reads} {rule.protects} {rule.remains}"
+        assert "gradient" not in told
+        assert "representation" not in told
+    told = " ".join([*limits_in(run), *coalitions_in(run).values()])
+    assert "Gradients carry no noise" not in told
+    assert "passive's gradient, " not in told
+
+
+def test_passives_are_told_to_read_the_labels_that_they_are_shown() -> None:
+    def labels(opening: VoteOpening, **others: Any) -> str:
+        rule = rule_for(Kind.LABELS, Role.PASSIVE, voting(opening, **others))
+        return f"{rule.reads} {rule.protects}"
+
+    for opening in ("sum", "randomised", "moment"):
+        assert "every passive is shown every label" in labels(opening)
+        assert "every passive is shown" not in labels(opening, label_dp=True)
+    assert "as the label mechanism answers them" in labels("sum", label_dp=True)
+    assert "an encryption of each label" in labels("encrypted")
+    assert "shown to every passive" not in " ".join(limits_in(voting("encrypted")))
+
+
+def test_the_epsilon_on_votes_is_told_as_what_it_covers() -> None:
+    def told(**others: Any) -> str:
+        return " ".join(limits_in(voting("randomised", **others)))
+
+    assert "Votes carry no noise" in told()
+    assert "Votes carry no noise" not in told(noisy=True)
+    assert "NOTHING is claimed for a person's record" in told(noisy=True)
+    stand_alone = told(noisy=True, inductive=True)
+    assert "NOTHING is claimed" not in stand_alone
+    assert "covered only where the guarantee of this run says so" in stand_alone
+
+
+def test_two_voters_are_told_what_one_of_them_learns_with_the_active() -> None:
+    assert "other passive's votes" in " ".join(coalitions_in(voting("sum", 2)).values())
+    assert "other passive's votes" not in " ".join(coalitions_in(voting("sum", 3)).values())
+    assert "dealer" not in " ".join(coalitions_in(voting("sum")))
+    assert "without any noise" in coalitions_in(voting("moment"))["active and aggregator"]
 
 
 def told_of(**changes: Any) -> str:

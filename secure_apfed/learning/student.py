@@ -1,0 +1,156 @@
+"""The active's student: learns what others say of the rows, and predicts from its own features.
+
+Run by: the active, where labels come from votes, a joint teacher or imputed representations. Random
+features under a linear head are fitted in one go; every other network descends. Labelled rows keep
+their own labels. Letters: N rows of the active's table, U rows to learn from, n labelled rows, K
+classes.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from secure_apfed.data import OwnData
+from secure_apfed.labellers import Labeller
+from secure_apfed.learning.apfed import ActiveNetworks, accuracy_of
+from secure_apfed.learning.compute import Compute
+from secure_apfed.learning.votes import (
+    SoftTrainer,
+    Votes,
+    fit_ridge,
+    likely_labels,
+    reliability_of,
+)
+from secure_apfed.models import RandomFeatures
+from secure_apfed.settings.training import TrainSettings
+from secure_apfed.solo import Baseline, SoloTask
+
+__all__ = ["Belief", "Student", "by_baseline", "by_labeller", "side_by_side", "with_prior"]
+
+Floats = NDArray[np.float64]
+
+_NO_CLASS = -1
+
+
+class Student:
+    """A network and the labels that it learns.
+
+    Args:
+        owner: the active; data: what it holds, with the labels that it may train on.
+        rows_U: of its table, to learn from.
+        networks: at their start; classes: K.
+        train, compute, seed: how a network that descends trains.
+
+    Attributes:
+        labelled: (n,), places of labelled rows among `rows_U`; labels: (n,), of those.
+    """
+
+    def __init__(
+        self, owner: str, *, data: OwnData, rows_U: Tensor, networks: ActiveNetworks, classes: int,
+        train: TrainSettings, compute: Compute, seed: int,
+    ) -> None:  # fmt: skip
+        assert data.table.labels is not None
+        features_N = data.table.features
+        if isinstance(networks.encoder, RandomFeatures):
+            networks.encoder.fit(features_N[data.train_rows])
+        self.trainer = SoftTrainer(
+            owner, networks, features_N=features_N, train=train, compute=compute, seed=seed
+        )
+        self.rows_U, self.classes = rows_U, classes
+        self.features_UF: Floats = features_N[rows_U].flatten(1).double().numpy()
+        self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
+        self.labels = data.table.labels[rows_U[self.labelled]].numpy()
+        self._labels_N = compute.place(data.table.labels)
+        self._targets_NK = torch.zeros(len(data.table.ids), classes, dtype=torch.float64)
+
+    @property
+    def networks(self) -> ActiveNetworks:
+        return self.trainer.networks
+
+    @property
+    def in_one_go(self) -> bool:
+        """Whether it has a best fit, and takes no epochs."""
+        return isinstance(self.networks.encoder, RandomFeatures)
+
+    def teach(self, targets_UK: Floats) -> None:
+        """Take what is said of all rows, and fit it where it has a best fit.
+
+        A row of zeros says nothing, and has no part in a fit; labelled rows keep their labels.
+        """
+        targets_UK = targets_UK.copy()
+        targets_UK[self.labelled] = np.eye(self.classes)[self.labels]
+        self._targets_NK[self.rows_U] = torch.from_numpy(targets_UK)
+        if self.in_one_go:
+            said_V = np.flatnonzero(targets_UK.any(axis=1))
+            fit_ridge(
+                self.networks, self.trainer.features_N[self.rows_U[said_V]], targets_UK[said_V],
+                labelled_n=np.searchsorted(said_V, self.labelled), labels_n=self.labels,
+            )  # fmt: skip
+
+    def learn(self, step: int, rows_B: Tensor) -> float:
+        """Descend once on what is said of these rows of the table; return the loss."""
+        return self.trainer.learn(step, rows_B, self._targets_NK[rows_B])
+
+    def accuracy(self, rows: Tensor) -> float:
+        """Share of `rows` of the table that it labels correctly."""
+        self.trainer.set_training(False)
+        try:
+            return accuracy_of(self.trainer.predict, rows, self._labels_N)
+        finally:
+            self.trainer.set_training(True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"targets": self._targets_NK} | self.trainer.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self.trainer.load_tensors(tensors)
+        self._targets_NK = tensors["targets"].clone()
+
+
+Belief: TypeAlias = Callable[[SoloTask], Floats]
+"""What the active believes of the rows of a task before it reads anything of others, (U, K)."""
+
+
+def by_labeller(labeller: Labeller) -> Belief:
+    """What a labeller says."""
+    return lambda task: labeller.label(task.features, task.labelled, task.labels, task.classes)
+
+
+def by_baseline(baseline: Baseline) -> Belief:
+    """What the active would do alone."""
+    return lambda task: baseline.fit(task).scores(task.features)
+
+
+def with_prior(votes: Votes, student: Student, believed: Belief, *, seed: int) -> Floats:
+    """Return the probability of each class for each row, with what was believed as the prior.
+
+    Args:
+        votes: on the rows that the student learns from.
+        student: whose features and labels the belief reads.
+        believed: the active's own.
+        seed: of the folds that tell how often it is right.
+    """
+    task = SoloTask.of(
+        student.features_UF, student.labelled, student.labels, classes=student.classes, seed=seed
+    )
+    own_UK = believed(task)
+    own_U = np.where(own_UK.any(axis=1), own_UK.argmax(axis=1), _NO_CLASS)
+    return likely_labels(votes, own_U, reliability_of(believed, task))
+
+
+def side_by_side(parts: Iterable[Tensor]) -> Floats:
+    """Return the parts' rows beside each other, (U, F), each part about its mean and about 1 long.
+
+    So that none decides alone which rows are near.
+    """
+    centred = [part.detach().cpu().flatten(1).double() for part in parts]
+    centred = [part_UF - part_UF.mean(0) for part_UF in centred]
+    sizes = [part_UF.square().sum(1).mean().sqrt() for part_UF in centred]
+    scaled = [part_UF / size if size > 0 else part_UF
+              for part_UF, size in zip(centred, sizes, strict=True)]  # fmt: skip
+    together: Floats = torch.cat(scaled, dim=1).numpy()
+    return together

@@ -1,0 +1,263 @@
+"""Imputation: passives release one fixed projection of each row; the active learns to predict it.
+
+One round trip before training: the active asks for its aligned training rows, and every passive
+answers with a projection of its own features, behind its guard, once for each person. The active
+predicts these numbers from its own features, spreads its labels over what it predicts beside its
+own, and fits a student that needs nobody. No label leaves the active, and no gradient either way.
+`guard.mechanism: frozen_gaussian` fits: one release a person for the whole run. Under `projection:
+random` a person's features move nobody else's row; principal components are fitted to all rows of
+the passive, without noise. Letters: U aligned training rows, D numbers of a projection.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from protocols.errors import RemoteProtocolError
+from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.defences import representation_chain
+from secure_apfed.exchange import Kind, Links, pack
+from secure_apfed.facts import MethodFacts
+from secure_apfed.labellers import make_labeller
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.imputation import fixed_projection, linear_projection, predicted
+from secure_apfed.learning.student import Student, side_by_side
+from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
+from secure_apfed.methods.alignment import positions_in
+from secure_apfed.methods.method import (
+    Agreed,
+    Course,
+    Helper,
+    Learner,
+    Method,
+    Own,
+    Save,
+    keep_or_end,
+)
+from secure_apfed.methods.students import student_of
+from secure_apfed.methods.terms import check_passives, representation_terms, require_own_terms
+from secure_apfed.models import Shape
+from secure_apfed.parties import ActiveNetworks, Compute, TvflPassive
+from secure_apfed.parties.rules import read_representations
+from secure_apfed.privacy.guard import joint_releases_statement
+from secure_apfed.settings.run import RunSettings
+
+__all__ = ["Imputation", "ImputationHelper", "ImputationLearner"]
+
+Floats = NDArray[np.float64]
+
+
+class ImputationLearner(Learner):
+    """The active's role; see `Learner`.
+
+    Args:
+        contract: of the session; own: what the active brings.
+        aligned: its row at each position of the alignment.
+        student: that will predict alone; headline: what its accuracy is called.
+        guarantee: what the passives' guards promise.
+    """
+
+    def __init__(
+        self, contract: Contract, own: Own, aligned: Tensor, *, student: Student, headline: str,
+        guarantee: str,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.name, self.student, self.guarantee = own.name, student, guarantee
+        self.training_rows = student.rows_U
+        self.smallest_batch = contract.minimum_batch
+        self._contract, self._settings, self._seed = contract, own.config.imputed, own.seed
+        self._headline, self._test_rows = headline, own.test_rows
+        self._features_N, self._aligned = own.rows.features, aligned
+        self._taught = False
+
+    async def learn(self, links: Links, course: Course) -> None:
+        """Ask once, then train the student: in epochs, or in one go."""
+        for epoch in course.epochs():
+            if not self._taught:
+                self._teach(await self.gather(links, course))
+            if self.student.in_one_go:
+                await course.finish_epoch(self, links)
+                return
+            for step, rows_B in course.batches(self, epoch):
+                course.stepped(await self.step(links, step, rows_B))
+            await course.finish_epoch(self, links)
+
+    async def gather(self, links: Links, course: Course) -> list[Floats]:
+        """What each passive releases of the training rows, in the order of the contract."""
+        contract, released = self._contract, []
+        positions_U = positions_in(self._aligned, self.training_rows)
+        parts = positions_U.tensor_split(max(1, -(-len(positions_U) // contract.batch_size)))
+        for rows_B in parts:
+            step = course.next_step
+            for name in contract.passives:
+                links.send(name, Kind.REQUEST, step, pack({"rows": rows_B}))
+            released.append([await self._read(links, name, step, rows_B)
+                             for name in contract.passives])  # fmt: skip
+            course.stepped(None)
+        return [np.concatenate(of_passive) for of_passive in zip(*released, strict=True)]
+
+    async def _read(self, links: Links, name: str, step: int, rows_B: Tensor) -> Floats:
+        message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=4)
+        terms = self._contract.passives[name].representation
+        got_B, z_BD = read_representations(
+            message, terms, aligned=len(self._aligned), minimum=self._contract.minimum_batch
+        )
+        if not torch.equal(got_B, rows_B):
+            raise RemoteProtocolError(f"{name} answered for other rows than asked")
+        z: Floats = z_BD.double().numpy()
+        return z
+
+    def _teach(self, released: list[Floats]) -> None:
+        """Label the rows by what the passives released, and teach the student."""
+        own_UF, settings, student = (
+            self._features_N[self.training_rows],
+            self._settings,
+            self.student,
+        )
+        told_UD = np.hstack(released)
+        if settings.labels_from == "predicted":
+            told_UD = predicted(own_UF, told_UD, seed=self._seed)
+        ends = np.cumsum([part_UD.shape[1] for part_UD in released])[:-1]
+        parts = [torch.from_numpy(part_UD) for part_UD in np.split(told_UD, ends, axis=1)]
+        labels_UK = make_labeller(settings.labels).label(
+            side_by_side([own_UF, *parts]), student.labelled, student.labels, student.classes
+        )
+        student.teach(labels_UK)
+        self._taught = True
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """One step of the student; sends nothing."""
+        return self.student.learn(step, rows_B)
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
+        """Accuracy of the active alone; needs no exchange."""
+        return {self._headline: self.student.accuracy(self._test_rows)}
+
+    def solo(self) -> ActiveNetworks | None:
+        """The student."""
+        return self.student.networks
+
+    def tensors(self) -> dict[str, Tensor]:
+        taught = torch.tensor(self._taught)
+        return {"taught": taught, **prefixed("student", self.student.tensors())}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self._taught = bool(tensors["taught"])
+        self.student.load_tensors(without_prefix("student", tensors))
+
+
+class ImputationHelper(Helper):
+    """A passive's role: it answers for each row once; see `Helper`."""
+
+    def __init__(self, party: TvflPassive) -> None:
+        self.name, self.party = party.name, party
+        self.ledgers = {party.name: party.ledger}
+
+    def sent_network(self) -> nn.Module | None:
+        """Its projection."""
+        return self.party.encoder
+
+    async def help(self, links: Links, save: Save) -> None:
+        """Answer for the rows that it is asked for, until the session ends."""
+        active = self.party.contract.active
+        while True:
+            message = await links.receive(
+                active, Kind.REQUEST, Kind.CHECKPOINT, Kind.END, patience=8
+            )
+            if message.kind is Kind.REQUEST:
+                z = self.party.represent(message)
+                links.send(active, Kind.REPRESENTATIONS, message.step, z)
+            elif not keep_or_end(message.kind, message.step, links, active, save):
+                return
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.party.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.party.load_tensors(tensors, last_step=next_step - 1)
+
+
+class Imputation(Method):
+    """The method; see `Method`."""
+
+    headline = "imputation"
+    facts = MethodFacts(
+        title="imputation",
+        predicts_alone=True,
+        representations_from="passives",
+        teacher="imputed representations",
+    )
+
+    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+        size = math.prod(features)
+        return linear_projection(size, _numbers(config, size))
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """See `Method`: every passive sends its projection."""
+        check_passives(own.config, own.passives)
+        if own.name == own.active:
+            return None
+        return _row(own, _numbers(own.config, math.prod(own.features)))
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        for name, offered in offers.items():
+            numbers = min(math.prod(offered.shape), own.config.imputed.numbers)
+            require_own_terms(own.name, name, offered, _row(own, numbers))
+        return Agreed(
+            passives={
+                name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
+                for name in own.passives
+            }
+        )
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        return ImputationLearner(
+            contract,
+            own,
+            rows,
+            student=student_of(own, rows),
+            headline=self.headline,
+            guarantee=joint_releases_statement(guard_for(own).statement(), len(contract.passives)),
+        )
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        config, guard = own.config, guard_for(own)
+        (numbers,) = shape = contract.passives[own.name].representation.shape
+        features_NF = own.rows.features[rows]
+        return ImputationHelper(
+            TvflPassive(
+                own.name,
+                contract,
+                features_N=features_NF,
+                encoder=fixed_projection(
+                    # In the table's order: that of the alignment is random, and rounds otherwise.
+                    own.rows.features[rows.sort().values],
+                    numbers,
+                    seed=config.seed,
+                    party=own.name,
+                    principal=config.imputed.projection == "principal_components",
+                ),
+                guard=guard,
+                ledger=ledger_for(own, guard, aligned=len(rows)),
+                train=config.train,
+                compute=Compute.of(config.train),
+                seed=own.seed,
+                answers=answers_log(own),
+                beyond=0,
+                defences=representation_chain(config.defences, surroundings_of(own, shape)),
+            )
+        )  # fmt: skip
+
+
+def _numbers(config: RunSettings, features: int) -> int:
+    return min(config.imputed.numbers, features)
+
+
+def _row(own: Own, numbers: int) -> RepresentationTerms:
+    """What a row of so many numbers may be."""
+    terms = representation_terms(own.config, (numbers,), guard_for(own), projected=False)
+    return terms.model_copy(update={"minimum_spread": 0.0})

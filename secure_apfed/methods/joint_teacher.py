@@ -1,0 +1,184 @@
+"""Joint teacher: all parties train one model on the labelled rows, which labels the others once.
+
+Training is that of `tvfl`, on the aligned rows that have a label. Then the active asks the passives
+once more, for the aligned training rows without one; the joint model labels these, and the active's
+student learns the labels from the active's own features. It predicts alone. Help is worth most
+where few rows have a label and many more are aligned.
+
+`teacher.epsilon` puts k-ary randomised response between the teacher and the student. It covers, at
+delta 0, what the finished student says of the passives' features of one person without a label:
+they reach the student by this one label alone, since the teacher was fitted without that person. It
+covers nothing that the active itself reads, which has the person's representation already; nor a
+person with a label, on whom the teacher was fitted; nor the teacher, or checkpoints, which hold it.
+
+Letters: U aligned training rows, B batch, K classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protocols.randomness import derive_key
+from secure_apfed.contract import Contract
+from secure_apfed.exchange import Links
+from secure_apfed.labellers import Spreading, hard, make_labeller
+from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.student import Student, by_labeller, side_by_side, with_prior
+from secure_apfed.learning.votes import Votes
+from secure_apfed.methods.alignment import positions_in
+from secure_apfed.methods.method import Course, Learner, Own
+from secure_apfed.methods.students import student_of, train_student
+from secure_apfed.methods.tvfl import Joint, Tvfl, TvflLearner
+from secure_apfed.models import ModelSettings
+from secure_apfed.parties import ActiveNetworks, TvflActive
+from secure_apfed.privacy.vote_response import VoteResponse
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.teaching import HEAD
+
+__all__ = ["JointTeacher", "JointTeacherLearner"]
+
+Floats = NDArray[np.float64]
+
+_ONCE = 0
+
+
+class JointTeacherLearner(TvflLearner):
+    """The active's role; see `Learner`.
+
+    Args:
+        party, own, aligned, guarantee: as of `TvflLearner`.
+        student: that will predict alone.
+        headline: what its accuracy is called.
+        key: of randomised response, 32 secret bytes.
+    """
+
+    def __init__(
+        self, party: TvflActive, own: Own, aligned: Tensor, *, student: Student, headline: str,
+        guarantee: str, key: bytes,
+    ) -> None:  # fmt: skip
+        super().__init__(party, own, aligned, guarantee=guarantee)
+        self.student, self._key, self._headline = student, key, headline
+        self._config, self._train_rows = own.config, positions_in(aligned, student.rows_U)
+
+    async def conclude(self, links: Links, course: Course) -> None:
+        """Ask for the rows that the teacher is to label, label them, and train the student."""
+        settings = self._config.teacher
+        labelled = torch.zeros(len(self._train_rows), dtype=torch.bool)
+        labelled[torch.from_numpy(self.student.labelled)] = True
+        places = torch.arange(len(labelled))
+        if settings.labels == HEAD:
+            places = places[~labelled]
+        self.party.trainer.set_training(False)
+        try:
+            told = [
+                (places_B.numpy(), await self._ask_once(links, course, self._train_rows[places_B]))
+                for places_B in self.parts_of(places)
+            ]
+        finally:
+            self.party.trainer.set_training(True)
+        labels_UK = np.zeros((len(labelled), self.student.classes))
+        if told:
+            places_V = np.concatenate([places_B for places_B, _ in told])
+            labels_UK[places_V] = self._label(places_V, [joint for _, joint in told])
+        if settings.epsilon is not None:
+            labels_UK = self.answered(labels_UK, settings.epsilon)
+        self.student.teach(labels_UK)
+        train_student(self.student, self._config)
+
+    async def _ask_once(self, links: Links, course: Course, rows_B: Tensor) -> Joint:
+        joint = await self.joint(links, course.next_step, rows_B)
+        course.stepped(None)
+        return joint
+
+    def _label(self, places_V: NDArray[np.int64], told: list[Joint]) -> Floats:
+        """What the teacher says of these places of the training rows, (V, K)."""
+        settings = self._config.teacher
+        if settings.labels == HEAD:
+            scores_VK = torch.cat([joint.scores for joint in told]).double()
+            labels_VK = scores_VK.softmax(1).cpu().numpy()
+        else:
+            known = np.isin(places_V, self.student.labelled)
+            class_of = dict(zip(self.student.labelled, self.student.labels, strict=True))
+            labels = np.array([class_of[place] for place in places_V[known]], dtype=np.int64)
+            labels_VK = make_labeller(settings.labels).label(
+                side_by_side(
+                    torch.cat(parts)
+                    for parts in zip(*(joint.representations for joint in told), strict=True)
+                ),
+                np.flatnonzero(known), labels, self.student.classes,
+            )  # fmt: skip
+        return hard(labels_VK) if settings.form == "hard" else labels_VK
+
+    def answered(self, labels_UK: Floats, epsilon: float) -> Floats:
+        """The labels that the student learns under randomised response, with its own prior."""
+        response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
+        answers_U = response.answer(hard(labels_UK), key=self._key, step=_ONCE)
+        estimate_UK = response.estimate(answers_U[None])
+        variance_U = response.variance(estimate_UK, parties=1).mean(axis=1).clip(min=0.0)
+        votes = Votes(totals=estimate_UK, variance=variance_U, voters=1)
+        return with_prior(votes, self.student, by_labeller(Spreading()), seed=self._seed)
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
+        """At the end the student's accuracy, alone, and the teacher's with all parties present."""
+        if not final:
+            return {}
+        self.party.trainer.set_training(False)
+        try:
+            together = await self._together(links, next_step)
+        finally:
+            self.party.trainer.set_training(True)
+        alone = {self._headline: self.student.accuracy(self._test_rows)}
+        return alone if together != together else {**alone, f"{self._headline}_together": together}
+
+    def solo(self) -> ActiveNetworks | None:
+        """The student."""
+        return self.student.networks
+
+    def tensors(self) -> dict[str, Tensor]:
+        return super().tensors() | prefixed("student", self.student.tensors())
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        super().load_tensors(tensors, next_step=next_step)
+        self.student.load_tensors(without_prefix("student", tensors))
+
+
+class JointTeacher(Tvfl):
+    """The method; see `Method`."""
+
+    headline = "joint_teacher"
+    facts = replace(Tvfl.facts, title="joint teacher", predicts_alone=True, teacher="joint model")
+
+    def model(self, config: RunSettings) -> ModelSettings:
+        return config.teacher.model
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        return JointTeacherLearner(
+            self.active_party(own, contract, rows),
+            own,
+            rows,
+            student=student_of(own, rows),
+            headline=self.headline,
+            guarantee=self.guarantee(own, contract) + _response_statement(own),
+            key=derive_key(own.noise_key, b"secure-apfed teacher v1"),
+        )
+
+
+def _response_statement(own: Own) -> str:
+    """What randomised response between teacher and student gives, in words; may be empty."""
+    epsilon = own.config.teacher.epsilon
+    if epsilon is None:
+        return ""
+    seeded = own.config.guard.noise != "secret"
+    against = "whoever has the finished student alone" + (
+        " and does not know the run's seed" if seeded else ""
+    )
+    return (
+        f"; the student learns each label of the teacher's under {len(own.classes)}-ary randomised "
+        f"response of epsilon {epsilon:g}, delta 0, against {against}, for one person without a "
+        "label, with the teacher held fixed; against the active, which read the representations, "
+        "and for people with a label it gives nothing"
+    )

@@ -1,0 +1,425 @@
+"""Students of a joint teacher and of imputed representations, and labels spread over h."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from protocols.errors import RemoteProtocolError
+from secure_apfed.config import Config
+from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
+from secure_apfed.labellers import Spreading
+from secure_apfed.learning.imputation import fixed_projection, predicted
+from secure_apfed.methods import Simulation, open_session
+from secure_apfed.methods.imputation import ImputationHelper, ImputationLearner
+from secure_apfed.methods.joint_teacher import JointTeacherLearner
+from secure_apfed.methods.tvfl import TvflHelper
+from secure_apfed.runs import load_model, run
+from secure_apfed.solo import BASELINES, SoloTask
+from tests.secure_apfed.single_steps import active_of, step_config
+from tests.secure_apfed.small_runs import interrupted, small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+K, TRAIN, TEST, LABELLED = 4, 240, 160, 8
+
+
+def planted(seed: int = 0) -> VerticalData:
+    """The active's features tell the class dimly, the passives' clearly; two labels a class."""
+    draw = torch.Generator().manual_seed(seed)
+    people = TRAIN + TEST
+    labels = torch.arange(people) % K
+    names = tuple(f"person {row}" for row in range(people))
+
+    def table(name: str, columns: int, noise: float) -> PartyTable:
+        centres = torch.randn(K, columns, generator=draw)
+        features = centres[labels] + noise * torch.randn(people, columns, generator=draw)
+        encoding = ColumnEncoding.plain(tuple(f"{name}{at}" for at in range(columns)))
+        own = labels if name == "active" else None
+        return PartyTable(name, names, features, own, encoding)
+
+    tables = [table("active", 12, 1.6), table("passive-1", 6, 0.3), table("passive-2", 5, 0.3)]
+    rows = torch.arange(people)
+    return VerticalData(
+        tables[0], tuple(tables[1:]), tuple("abcd"), rows[:TRAIN], rows[TRAIN:],
+        labelled=rows[:LABELLED].clone(),
+    )  # fmt: skip
+
+
+def config_of(method: str, **changes: Any) -> Config:
+    usual: dict[str, Any] = {
+        "model": {"network": "random_features", "random_features": 60},
+        "train": {
+            "epochs": 30, "batch_size": 64, "learning_rate": 0.1, "device": "cpu",
+            "precision": "float64",
+        },
+    }  # fmt: skip
+    return step_config(method, **{**usual, **changes})
+
+
+def alone(data: VerticalData) -> float:
+    """The best that the active does alone, of what uses its unlabelled rows and what does not."""
+    assert data.active.labels is not None
+    task = SoloTask.of(
+        data.active.features[data.train_rows], np.arange(LABELLED),
+        data.active.labels[:LABELLED], classes=K,
+    )  # fmt: skip
+    x_BF = data.active.features[data.test_rows].double().numpy()
+    y_B = data.active.labels[data.test_rows].numpy()
+    names = ("ridge", "logistic", "label_spreading", "label_spreading_ridge")
+    return max(
+        float((BASELINES[name].fit(task).scores(x_BF).argmax(1) == y_B).mean()) for name in names
+    )
+
+
+WAYS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "head": ("joint_teacher", {}),
+    "hard": ("joint_teacher", {"teacher": {"form": "hard"}}),
+    "labeller": ("joint_teacher", {"teacher": {"labels": "spreading"}}),
+    "response": ("joint_teacher", {"teacher": {"epsilon": 4.0}}),
+    "predicted": ("imputation", {}),
+    "random": ("imputation", {"imputed": {"projection": "random"}}),
+    "released": ("imputation", {"imputed": {"labels_from": "released"}}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_student_beats_the_active_alone_where_passives_tell_the_class(way: str) -> None:
+    method, changes = WAYS[way]
+    gains = []
+    for seed in range(3):
+        data = planted(seed)
+        found = run(config_of(method, **changes), None, data=data)
+        gains.append(found.accuracy[method] - alone(data))
+    assert np.mean(gains) > 0.05
+
+
+def test_a_network_is_a_student_too() -> None:
+    model = {"network": "mlp", "hidden": [16], "representation": 8, "dropout": 0.0}
+    data = planted()
+    for method in ("joint_teacher", "imputation"):
+        found = run(config_of(method, model=model), None, data=data)
+        assert found.accuracy[method] > alone(data)
+
+
+class Counted:
+    """A course of which only the number of steps is asked."""
+
+    next_step = 100
+
+    def stepped(self, loss: float | None) -> None:
+        assert loss is None
+        self.next_step += 1
+
+
+def test_the_teacher_is_the_joint_model_and_its_labels_are_its_probabilities() -> None:
+    data = planted()
+    config = config_of("joint_teacher")
+    session = open_session(config, data)
+    joint = open_session(config_of("tvfl", model=config.teacher.model.model_dump()), data)
+    order = session.learner.training_rows
+    assert len(order) == LABELLED
+    for step in range(5):
+        losses = [one.step(step, one.learner.training_rows) for one in (session, joint)]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+    learner = session.learner
+    assert isinstance(learner, JointTeacherLearner)
+    session.play(learner.conclude(session.links, Counted()))  # type: ignore[arg-type] # one of it
+    trainer = learner.party.trainer
+    parts = [trainer.encoder(trainer.features_N[:TRAIN])]
+    for name, table in zip(session.contract.passives, data.passives, strict=True):
+        helper = session.helpers[name]
+        assert isinstance(helper, TvflHelper)
+        parts.append(helper.party.encoder(table.features[:TRAIN].double()))
+    expected = trainer.head(torch.cat(parts, dim=1)).softmax(1).detach()
+    expected[:LABELLED] = torch.eye(K, dtype=torch.float64)[torch.arange(LABELLED) % K]
+    targets = learner.student.tensors()["targets"]
+    torch.testing.assert_close(targets[:TRAIN], expected, rtol=0, atol=1e-12)
+    assert not targets[TRAIN:].any()
+
+
+@pytest.mark.parametrize(("labels", "again"), [("head", 0), ("logistic", 1)])
+def test_every_ask_is_in_the_passives_accounts(labels: str, again: int) -> None:
+    data = planted()
+    guard = {"mechanism": "gaussian", "epsilon": 8.0}
+    config = config_of(
+        "joint_teacher", guard=guard, teacher={"labels": labels},
+        train={"epochs": 3, "batch_size": 64, "device": "cpu"},
+    )  # fmt: skip
+    result = run(config, None, data=data)
+    assert result.privacy.releases == 3 + again
+    assert result.privacy.epsilon_x == pytest.approx(8.0, rel=1e-3)
+
+
+def test_imputation_releases_each_person_once_and_takes_no_label_along() -> None:
+    data = planted()
+    guard = {"mechanism": "frozen_gaussian", "epsilon": 8.0}
+    result = run(config_of("imputation", guard=guard), None, data=data)
+    assert result.privacy.releases == 1
+    assert result.privacy.epsilon_x == pytest.approx(8.0, rel=1e-3)
+    sent = {(flow.kind, flow.sender) for flow in result.recording.transcript.flows}
+    assert not {kind for kind, _ in sent} & {Kind.GRADIENTS, Kind.LABELS}
+
+
+@pytest.mark.parametrize("method", ["joint_teacher", "imputation"])
+@pytest.mark.parametrize("network", ["random_features", "mlp"])
+@pytest.mark.parametrize("at_step", [2, 5])
+def test_a_run_that_was_stopped_goes_on_and_gives_the_same(
+    method: str, network: str, at_step: int, tmp_path: Path
+) -> None:
+    if (method, network, at_step) == ("imputation", "random_features", 5):
+        pytest.skip("it has one step")
+    config = small_config(
+        method, data={"dataset": "breast_cancer", "labelled": 100},
+        model={"network": network, "hidden": [8], "representation": 4, "random_features": 20},
+        train={"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"},
+    )  # fmt: skip
+    whole = run(config, tmp_path / "whole")
+    if (method, network) == ("imputation", "random_features"):
+        at_step = 1
+    interrupted(config, tmp_path / "broken", at_step=at_step)
+    resumed = run(config, tmp_path / "broken", resume=True)
+    assert resumed.accuracy == whole.accuracy
+    assert resumed.privacy.releases == whole.privacy.releases
+    models = [load_model(tmp_path / name).network for name in ("whole", "broken")]
+    for mine, other in zip(*(one.state_dict().values() for one in models), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_the_finished_student_is_what_was_measured(tmp_path: Path) -> None:
+    data = planted()
+    assert data.active.labels is not None
+    for method in ("joint_teacher", "imputation"):
+        result = run(config_of(method), tmp_path / method, data=data)
+        model = load_model(tmp_path / method)
+        said = model.predict(data.active.features[data.test_rows]).argmax(1)
+        right = (said == data.active.labels[data.test_rows]).double().mean().item()
+        assert result.accuracy[method] == pytest.approx(right)
+
+
+def request(session: Simulation, name: str, rows: list[int], *, step: int) -> Envelope:
+    return Envelope(
+        session=session.contract.session, step=step, kind=Kind.REQUEST, sender="active",
+        receiver=name, sequence=0, payload=pack({"rows": torch.tensor(rows)}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [([0, 0], "repeated a row"), ([0], "at least 2"), ([0, TRAIN + TEST], "outside the alignment")],
+)
+def test_a_request_that_breaks_a_rule_is_refused(rows: list[int], message: str) -> None:
+    session = open_session(config_of("imputation"), planted())
+    helper = session.helpers["passive-1"]
+    assert isinstance(helper, ImputationHelper)
+    with pytest.raises(RemoteProtocolError, match=message):
+        helper.party.represent(request(session, "passive-1", rows, step=0))
+
+
+def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
+    config = config_of("imputation", rules={"spare_answers": 1}, guard={"mechanism": "none"})
+    session = open_session(config, planted())
+    helper = session.helpers["passive-1"]
+    assert isinstance(helper, ImputationHelper)
+    for step in range(2):
+        helper.party.represent(request(session, "passive-1", [0, 1], step=step))
+    with pytest.raises(RemoteProtocolError, match="more than 2 times"):
+        helper.party.represent(request(session, "passive-1", [0, 1], step=2))
+
+
+@pytest.mark.parametrize("method", ["joint_teacher", "imputation"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows, z: (rows.flip(0), z), "answered for other rows"),
+        (lambda rows, z: (rows, z * 1e9), "whose norm"),
+        (lambda rows, z: (rows, z[:, :-1]), "sent 'z'"),
+        (lambda rows, z: (rows, z[:-1]), "row positions for"),
+    ],
+)
+def test_the_active_refuses_answers_that_break_a_rule(
+    method: str, change: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(config_of(method), planted())
+    helper = session.helpers["passive-2"]
+    assert isinstance(helper, TvflHelper | ImputationHelper)
+    width = session.contract.passives["passive-2"].representation.shape[0]
+
+    def lie(message: Envelope) -> bytes:
+        rows = rows_of(message)
+        rows, z = change(rows, torch.ones(len(rows), width, dtype=torch.float64))
+        return pack({"rows": rows, "z": z})
+
+    monkeypatch.setattr(helper.party, "represent", lie)
+    learner, course = session.learner, Counted()
+    assert isinstance(learner, JointTeacherLearner | ImputationLearner)
+    ask = learner.conclude if isinstance(learner, JointTeacherLearner) else learner.gather
+    script = ask(session.links, course)  # type: ignore[arg-type] # as much of one as is asked
+    with pytest.raises(RemoteProtocolError, match=message):
+        session.play(script)
+
+
+def rows_of(message: Envelope) -> Tensor:
+    expected = {"rows": TensorSpec(torch.int64, (None,))}
+    return unpack(message.payload, expected, sender="active")[0]["rows"]
+
+
+def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labels() -> None:
+    data = planted()
+    session = open_session(config_of("joint_teacher"), data)
+    learner = session.learner
+    assert isinstance(learner, JointTeacherLearner)
+    told = np.eye(K)[np.arange(TRAIN) % K]
+    shares = []
+    for epsilon in (0.1, 12.0):
+        targets = learner.answered(told, epsilon)
+        shares.append(float((targets.argmax(1) == told.argmax(1)).mean()))
+        np.testing.assert_allclose(targets.sum(1), 1.0)
+    own = Spreading().label(
+        learner.student.features_UF, learner.student.labelled, learner.student.labels, K
+    )
+    assert shares[0] == pytest.approx(float((own.argmax(1) == told.argmax(1)).mean()), abs=0.05)
+    assert shares[1] > 0.95
+
+
+def test_what_a_response_covers_is_said_with_what_it_does_not() -> None:
+    session = open_session(config_of("joint_teacher", teacher={"epsilon": 2.0}), planted())
+    said = session.learner.guarantee
+    assert "epsilon 2, delta 0" in said
+    assert "one person without a label" in said
+    assert "against the active" in said
+    assert "gives nothing" in said
+    quiet = open_session(config_of("joint_teacher"), planted()).learner.guarantee
+    assert "randomised response" not in quiet
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("tvfl", {"teacher": {"form": "hard"}}, "use joint_teacher"),
+        ("joint_teacher", {"imputed": {"numbers": 3}}, "use imputation"),
+        ("joint_teacher", {"teacher": {"labels": "spreading", "epsilon": 1}}, "no epsilon of one"),
+        ("joint_teacher", {"teacher": {"labels": "spredding"}}, "did you mean 'spreading'"),
+        ("imputation", {"imputed": {"labels": "private_logistic"}}, "is unknown"),
+        ("joint_teacher", {"alignment": {"mode": "pairwise"}}, "needs all passives"),
+        ("joint_teacher", {"train": {"spread_labels": True}}, "use apfed"),
+        (
+            "joint_teacher",
+            {"labels": {"mechanism": "lp_mst", "epsilon": 1.0}},
+            "none that predicts alone",
+        ),
+        (
+            "apfed_c",
+            {"train": {"spread_labels": True}, "dp_sgd": {"clip": 1.0, "noise_multiplier": 1.0}},
+            "without the noise of dp_sgd",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    method: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config_of(method, **changes)
+
+
+def test_principal_components_are_those_of_the_covariance() -> None:
+    x = torch.randn(50, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    projection = fixed_projection(x, 3, principal=True, seed=0, party="p").double()
+    z = projection(x).detach()
+    values, vectors = np.linalg.eigh(np.cov(x.numpy(), rowvar=False, bias=True))
+    largest = (x - x.mean(0)).numpy() @ vectors[:, ::-1][:, :3] / np.sqrt(values[-3:].sum())
+    np.testing.assert_allclose(np.abs(z.numpy()), np.abs(largest), atol=1e-5)
+    assert z.square().sum(1).mean().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_random_projection_reads_nobodys_features() -> None:
+    x = torch.randn(50, 7)
+    one, other = (
+        fixed_projection(rows, 3, principal=False, seed=4, party="p") for rows in (x, 9 * x + 1)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_predictions_follow_what_the_own_features_tell_and_no_more() -> None:
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(200, 6, generator=draw, dtype=torch.float64)
+    told = np.stack([x[:, 0].numpy(), torch.randn(200, generator=draw).double().numpy()], axis=1)
+    found = predicted(x, told, seed=0)
+    assert np.corrcoef(found[:, 0], told[:, 0])[0, 1] > 0.95
+    assert found.shape == told.shape
+
+
+def h_of(session: Simulation) -> Tensor:
+    trainer = active_of(session).trainer
+    trainer.set_training(False)
+    with torch.no_grad():
+        return trainer.networks.encoder(trainer.features_N)  # type: ignore[no-any-return] # nn
+
+
+def test_labels_spread_over_h_are_what_the_head_says() -> None:
+    data = planted()
+    assert data.active.labels is not None
+    shown = data.active.labels.clone()
+    shown[LABELLED:TRAIN] = UNLABELLED
+    data = replace(data, active=replace(data.active, labels=shown))
+    config = config_of(
+        "apfed_c", model={"network": "mlp", "hidden": [16], "representation": 8, "dropout": 0.5},
+        train={"epochs": 1, "batch_size": 240, "device": "cpu", "precision": "float64",
+               "spread_labels": True},
+    )  # fmt: skip
+    session = open_session(config, data)
+    networks = active_of(session).trainer.networks
+    encoder, head = networks.encoder, networks.head
+    assert isinstance(encoder, torch.nn.Sequential)
+    assert isinstance(head, torch.nn.Sequential)
+    first = encoder[1]
+    assert isinstance(first, torch.nn.Linear)
+    before = first.weight.clone()
+    session.play(session.learner.conclude(session.links, Counted()))  # type: ignore[arg-type] # one
+    h = h_of(session)[:TRAIN]
+    said = Spreading().label(h, np.arange(LABELLED), np.arange(LABELLED) % K, K)
+    assert torch.equal(first.weight, before)
+    head.eval()
+    with torch.no_grad():
+        scores, read = head(h).numpy(), head[:-1](h).numpy()
+    said[:LABELLED] = np.eye(K)[np.arange(LABELLED) % K]
+    reached = said.any(1)
+    size = np.sqrt((read**2).sum(1).mean())
+    phi = np.hstack([read / size, np.ones((TRAIN, 1))])
+    fits = [
+        phi
+        @ np.linalg.solve(
+            phi[reached].T @ phi[reached] + strength * np.eye(phi.shape[1]),
+            phi[reached].T @ said[reached],
+        )
+        for strength in (0.01, 0.1, 1.0, 10.0)
+    ]
+    assert min(np.abs(scores - fit).max() for fit in fits) < 1e-9
+
+
+def test_a_spread_head_is_kept_and_comes_back(tmp_path: Path) -> None:
+    config = small_config(
+        data={"dataset": "breast_cancer", "labelled": 30},
+        train={"epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
+               "spread_labels": True},
+    )  # fmt: skip
+    whole = run(config, tmp_path / "whole")
+    train = config.train.model_copy(update={"spread_labels": False})
+    plain = run(config.model_copy(update={"train": train}), None)
+    assert whole.recording.model is not None
+    assert plain.recording.model is not None
+    last = [list(one.parameters())[-1] for one in (whole.recording.model, plain.recording.model)]
+    assert not torch.equal(*last)
+    interrupted(config, tmp_path / "broken", at_step=8)
+    resumed = run(config, tmp_path / "broken", resume=True)
+    assert resumed.accuracy == whole.accuracy
+    models = [load_model(tmp_path / name).network for name in ("whole", "broken")]
+    for mine, other in zip(*(one.state_dict().values() for one in models), strict=True):
+        assert torch.equal(mine, other)
