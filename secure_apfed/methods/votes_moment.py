@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from torch import Tensor
 
 from protocols.errors import RemoteProtocolError
