@@ -169,12 +169,12 @@ class MomentVotesLearner(VotesLearner):
             links.send(name, Kind.LABELS, _ASK, ballot.payload)
         message = await links.receive(AGGREGATOR, Kind.SUM, step=_ASK, patience=4)
         with self._refused.noting(step=_ASK, contract=contract.digest.hex()):
-            steps_dK = self._receiver.open(message.payload)
-        self.moment = moment_dK = np.asarray(steps_dK * agreed.scale, dtype=np.float64)
+            moment_dK = self._receiver.open(message.payload) * agreed.scale
+        self.moment = np.asarray(moment_dK, dtype=np.float64)
         assert agreed.noise is not None
         voters = len(agreed.contributors)
         variance = voters * (agreed.noise * agreed.scale) ** 2
-        return smoothed_votes(self._signs_Ud, moment_dK, variance=variance, voters=voters)
+        return smoothed_votes(self._signs_Ud, self.moment, variance=variance, voters=voters)
 
 
 class MomentVotesHelper(VotesHelper):
