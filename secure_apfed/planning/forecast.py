@@ -127,8 +127,7 @@ def forecast(config: Config) -> Forecast:
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
         privacy = _privacy(config)
-    asked = steps // train.epochs if config.facts.asks_once else steps
-    links = tuple(_links(played, data, asked))
+    links = tuple(_links(played, data, _asked(config, steps)))
     evaluations = -(-train.epochs // train.evaluate_every)
     evaluation = played.evaluation_seconds * len(data.test_rows) / len(played.data.test_rows)
     return Forecast(
@@ -156,6 +155,11 @@ def forecast(config: Config) -> Forecast:
         releases_passives=train.epochs if noise else None,
         warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
     )
+
+
+def _asked(config: Config, steps: int) -> int:
+    """How many of the steps ask anybody: who is asked once is not asked in every epoch."""
+    return steps // config.train.epochs if config.facts.asks_once else steps
 
 
 def _steps(config: Config, rows: int, *, classes: int) -> int:
