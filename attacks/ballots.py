@@ -67,6 +67,8 @@ def why_no_votes(attack: Attack, view: AdversaryView) -> str | None:
         return f"{view.method}: nobody votes"
     if opening == "moment":
         return f"{view.method}: a moment of votes is opened, and nothing row by row"
+    if opening == "encrypted":
+        return f"{view.method}: whom a ballot of encrypted labels names is not read here yet"
     if asked(view) is None or not votes_read(view):
         return "the transcript kept no votes; set transcript.keep to first_and_last or all"
     return None

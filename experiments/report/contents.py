@@ -28,6 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 _BY_CLASS = "recall of class "
+_BALLOTS = frozenset({Kind.LABELS, Kind.ENCRYPTED_LABELS})
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
          "There is no noise on votes: the active reads their sum as it is."),
         (votes and facts.noisy and not facts.inductive,
          "The epsilon on votes is of one vote, not of a person's record."),
-        (votes and not any(flow.kind is Kind.LABELS for flow in run.flows),
+        (votes and not any(flow.kind in _BALLOTS for flow in run.flows),
          "Nobody was ever asked for votes: the active trained alone."),
         (method.returns_gradients, "Passives receive gradients that give labels away."),
         (from_active and not any_sent,

@@ -127,8 +127,8 @@ def forecast(config: Config) -> Forecast:
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
         privacy = _privacy(config)
-    # Who is asked once is not asked in every epoch.
-    links = tuple(_links(played, data, steps // train.epochs if config.facts.asks_once else steps))
+    asked = steps // train.epochs if config.facts.asks_once else steps
+    links = tuple(_links(played, data, asked))
     evaluations = -(-train.epochs // train.evaluate_every)
     evaluation = played.evaluation_seconds * len(data.test_rows) / len(played.data.test_rows)
     return Forecast(

@@ -42,7 +42,7 @@ VOTES: dict[VoteOpening, list[tuple[Kind, Role]]] = {
     "sum": [*SUMMED, (Kind.LABELS, Role.PASSIVE)],
     "randomised": [*MESSAGES["tvfl"][:3], (Kind.LABELS, Role.PASSIVE), (Kind.VOTES, Role.ACTIVE)],
     "moment": [(Kind.LABELS, Role.PASSIVE), (Kind.SUM, Role.ACTIVE)],
-    "encrypted": [(Kind.LABELS, Role.PASSIVE), (Kind.SUM, Role.ACTIVE)],
+    "encrypted": [(Kind.ENCRYPTED_LABELS, Role.PASSIVE), (Kind.SUM, Role.ACTIVE)],
 }
 
 
@@ -213,7 +213,8 @@ def test_passives_are_told_to_read_the_labels_that_they_are_shown() -> None:
         assert "every passive is shown every label" in labels(opening)
         assert "every passive is shown" not in labels(opening, label_dp=True)
     assert "as the label mechanism answers them" in labels("sum", label_dp=True)
-    assert "an encryption of each label" in labels("encrypted")
+    encrypted = rule_for(Kind.ENCRYPTED_LABELS, Role.PASSIVE, voting("encrypted"))
+    assert "the labels as ciphertexts" in encrypted.reads
     assert "shown to every passive" not in " ".join(limits_in(voting("encrypted")))
 
 
@@ -233,7 +234,7 @@ def test_two_voters_are_told_what_one_of_them_learns_with_the_active() -> None:
     assert "other passive's votes" in " ".join(coalitions_in(voting("sum", 2)).values())
     assert "other passive's votes" not in " ".join(coalitions_in(voting("sum", 3)).values())
     assert "dealer" not in " ".join(coalitions_in(voting("sum")))
-    assert "without any noise" in coalitions_in(voting("moment"))["active and aggregator"]
+    assert "in the clear" in coalitions_in(voting("moment"))["active and aggregator"]
 
 
 def told_of(**changes: Any) -> str:
