@@ -62,8 +62,12 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     "votes-randomised": {"method": "votes_randomised", **_STUDENT},
     "votes-moment": {"method": "votes_moment", **_STUDENT},
     "votes-encrypted": {"method": "votes_encrypted", **_STUDENT},
-    "joint_teacher": {"method": "joint_teacher"},
-    "imputation": {"method": "imputation"},
+    "joint_teacher": {
+        "method": "joint_teacher",
+        **_STUDENT,
+        "train": {"epochs": 60, "batch_size": 128, "learning_rate": 0.1, "evaluate_every": 60},
+    },
+    "imputation": {"method": "imputation", **_STUDENT},
     "apfed_c": {"method": "apfed_c", **_NETWORK},
     "apfed_r": {"method": "apfed_r", **_NETWORK},
 }
