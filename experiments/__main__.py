@@ -11,11 +11,11 @@ from rich.console import Console
 
 from experiments.bench import BENCHES, run_bench
 from experiments.gains import HEADER as GAIN_HEADER
-from experiments.gains import QUICK, QUICK_SEEDS, SEEDS, cases_like, run_gains
+from experiments.gains import QUICK, QUICK_SEEDS, SEEDS, cases_like, run_gains, stored_of
 from experiments.gains import READING as GAIN_READING
 from experiments.main_job import HEADER, READING, run_main_job
 from experiments.references import REFERENCES, run_reference
-from experiments.study_page import table_of
+from experiments.study_page import table_of, write_text
 from experiments.sweep import CONFIGS, run_sweep
 from experiments.sweep import HEADER as SWEEP_HEADER
 from experiments.sweep import READING as SWEEP_READING
@@ -23,6 +23,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoi
 from secure_apfed import progress_bars, terminal
 from secure_apfed.errors import ApfedError
 from secure_apfed.parties import Compute
+from secure_apfed.plain_json import to_json
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
@@ -117,6 +118,9 @@ def gains(
     only: Annotated[
         list[str] | None, typer.Option(help="Cases, as globs such as 'votes/*'; all unless given.")
     ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Write what `secure-apfed plan` reads to this file, too.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Three cases, three seeds.")] = False,
 ) -> None:
@@ -128,6 +132,8 @@ def gains(
             output, cases, seeds=seeds or (QUICK_SEEDS if quick else SEEDS), jobs=jobs,
             on_done=on_done,
         )  # fmt: skip
+    if store is not None:
+        write_text(store, to_json(stored_of(rows), indent=1))
     if as_json:
         terminal.print_json({"rows": [row.as_json() for row in rows]})
         return

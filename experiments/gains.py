@@ -23,7 +23,7 @@ from secure_apfed.plain_json import to_json
 
 __all__ = [
     "CASES", "EPSILONS", "HEADER", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase",
-    "GainRow", "cases_like", "run_gains",
+    "GainRow", "cases_like", "run_gains", "stored_of",
 ]  # fmt: skip
 
 READING = (
@@ -265,6 +265,22 @@ def run_gains(
     write_text(folder / "gains.md", markdown(HEADER, [row.cells() for row in rows]))
     _draw(folder / "gains.png", rows)
     return rows
+
+
+def stored_of(rows: Sequence[GainRow]) -> list[dict[str, Any]]:
+    """What `secure-apfed plan` reads of these rows."""
+    stored = []
+    for row in rows:
+        if row.gain is None:
+            continue
+        data, over = row.case.config.data, row.gain.over_chosen
+        stored.append({
+            "method": row.case.config.method, "dataset": data.dataset,
+            "active_view": data.active_view, "labelled": row.case.labelled,
+            "epsilon": row.case.epsilon, "seeds": row.seeds, "baseline": row.gain.baseline,
+            "gain": 100 * over.mean, "low": 100 * over.low, "high": 100 * over.high,
+        })  # fmt: skip
+    return stored
 
 
 def _absent(case: GainCase) -> str:

@@ -70,6 +70,7 @@ _INFERENCE: Mapping[str, str] = {
     "tvfl_0": "TVFL-0",
     "tvfl_a": "TVFL-A",
     "tvfl_r": "TVFL-R",
+    "joint_teacher_together": "Teacher, all parties",
 }
 _NO_GUARD = {"guard": {"mechanism": "none"}}
 _PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
@@ -126,9 +127,9 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(key="imputation", label="Imputation", method="imputation", protection="none",
             protected=False, changes=_STUDENT),
     Variant(key="tvfl", label="TVFL", method="tvfl", protection="none", protected=False,
-            changes=_PLAIN),
+            changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 200, "evaluate_every": 200}}),
     Variant(key="apfed_c", label="APFed-C", method="apfed_c", protection="none", protected=False,
-            changes=_PLAIN),
+            changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 200, "evaluate_every": 200}}),
     Variant(key="apfed_c-protected", label="APFed-C", method="apfed_c",
             protection="guard + secure sum", changes={}),
 )  # fmt: skip
@@ -296,11 +297,12 @@ def draw(path: Path, *, title: str, lines: Sequence[Line]) -> Picture:
     with drawing(path, (10.0, 0.9 + 0.33 * len(lines))) as figure:
         accuracy, epsilon, advantage = figure.subplots(1, 3, sharey=True)
         _dots(accuracy, lines, [line.gain for line in lines], colour=OURS, scale=100)
-        accuracy.set(title="Gain over the best solo model", xlabel="points")
+        accuracy.set(title="Gain", xlabel="points over the best solo model")
         accuracy.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
         spent = [Interval.of([min(line.epsilon, _ENDLESS)]) for line in lines]
         _dots(epsilon, lines, spent, colour=OURS)
-        epsilon.set(title="Epsilon", xlabel=f"no noise: drawn at {_ENDLESS:g}", xscale="symlog")
+        epsilon.set(title="Epsilon", xlabel=f"{_ENDLESS:g}: no noise", xscale="symlog")
+        epsilon.set_xlim(-0.3, 2 * _ENDLESS)
         gains = [line.leakage.advantage if line.leakage else None for line in lines]
         _dots(advantage, lines, gains, colour=ATTACK)
         advantage.set(title="Attack advantage", xlabel="balanced accuracy over baseline")

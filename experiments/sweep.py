@@ -11,9 +11,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+
 from experiments.study import OnDone, Point, Results, Study, base_config
-from experiments.study_page import Part, Picture, drawing, markdown, write_comparison, write_text
-from experiments.summary import Interval, Summary, accuracy_of
+from experiments.study_page import (
+    OTHER,
+    Part,
+    Picture,
+    drawing,
+    markdown,
+    write_comparison,
+    write_text,
+)
+from experiments.summary import Gain, Interval, Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.plain_json import to_json
 from secure_apfed.privacy import GuardSettings, LabelSettings
@@ -119,7 +129,7 @@ def points_of(
     """All points of one data set in the order of lines and epsilons; figures alone are kept."""
     return [
         SweepPoint(
-            config=line.of(base, epsilon), folder=folder, figures_only=True,
+            config=line.of(base, epsilon), folder=folder, figures_only=True, alone=base,
             centralised=line.centralised, line=line, epsilon=epsilon,
         )
         for line in LINES
@@ -246,7 +256,7 @@ def run_sweep(
         for base in map(base_config, configs)
     ]
     points = [point for _, of_base in parts for point in of_base]
-    results = Study(points=points, seeds=seeds).run(jobs=jobs, on_done=on_done)
+    results = Study(points=points, seeds=seeds).run(jobs=jobs, on_done=on_done, solo=True)
     sweeps = [Sweep(base, seeds, summarise(of_base, results)) for base, of_base in parts]
     pictures = []
     for sweep in sweeps:
@@ -283,6 +293,17 @@ _FLAT = {"single": ("#24292f", ":"), "centralised": ("#009e73", "--"), "plain": 
 _APART = 0.05
 
 
+def _draw_gain(axes: Axes, gain: Gain) -> None:
+    """The best solo model, and on the right what stands above it: the gain of help."""
+    solo = 100 * gain.solo
+    axes.axhline(solo, color=OTHER, linestyle=":", label=f"best solo model ({gain.baseline})")
+    low, high = axes.get_ylim()
+    right = axes.twinx()
+    right.set_ylim(low - solo, high - solo)
+    right.set_ylabel("points over the best solo model")
+    right.grid(visible=False)
+
+
 def draw(path: Path, *, title: str, points: Sequence[PointSummary]) -> Picture:
     """Accuracy over epsilon, and lines that bound what one may hope for, of one data set."""
     lines = {key: [one for one in points if one.point.line.key == key] for key in (*_LOOKS, *_FLAT)}
@@ -316,6 +337,8 @@ def draw(path: Path, *, title: str, points: Sequence[PointSummary]) -> Picture:
             "training label",
         )  # fmt: skip
         axes.grid(visible=False, axis="x")
+        for gain in filter(None, [points[0].summary.gain if points else None]):
+            _draw_gain(axes, gain)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return Picture(
         path=path, title=title,

@@ -194,7 +194,7 @@ def _show_result(
     page: Path | None,
 ) -> None:  # fmt: skip
     from attacks.run import headlines
-    from secure_apfed.privacy_rows import cross_check_rows, privacy_rows
+    from secure_apfed.privacy_rows import cross_check_rows, privacy_rows, told
 
     rows = [
         (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
@@ -207,6 +207,11 @@ def _show_result(
         ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
     rows += [*privacy_rows(result.privacy), *cross_check_rows(result.privacy)]
+    rows += [
+        (f"epsilon of {name}, one person there", told(one["epsilon"], delta=one["delta"],
+                                                     releases=one["releases"]))
+        for name, one in result.contributions.items()
+    ]  # fmt: skip
     rows += [
         (f"attack {worst.attack}", "not applicable" if worst.advantage is None
          else f"advantage {worst.advantage:+.3f} in {worst.metric} by {worst.adversary}")

@@ -9,7 +9,7 @@ import pandas as pd
 
 from experiments.study import Failure, Results
 from experiments.study_page import markdown
-from experiments.summary import Interval, Leakage, Summary
+from experiments.summary import Gain, Interval, Leakage, Summary
 from experiments.tradeoff.settings import DefencePoint
 from secure_apfed.plain_csv import to_csv
 
@@ -77,6 +77,12 @@ class Entry:
         return self.summary.accuracy
 
     @property
+    def alone(self) -> tuple[str, float] | None:
+        """The best solo baseline on the same data, and its mean accuracy; None: not measured."""
+        gain = self.summary.gain
+        return None if gain is None else (gain.baseline, gain.solo)
+
+    @property
     def leakage(self) -> Mapping[str, Leakage]:
         return self.summary.leakage
 
@@ -86,7 +92,8 @@ class Entry:
         return {
             "defence": point.defence, "strength": point.strength, "undefended": point.undefended,
             "reference": point.reference, "seeds": summary.seeds,
-            "accuracy": asdict(self.accuracy), "epsilon_x": summary.epsilon_x,
+            "accuracy": asdict(self.accuracy),
+            "gain": asdict(summary.gain) if summary.gain else None, "epsilon_x": summary.epsilon_x,
             "epsilon_y": summary.epsilon_y, "releases": summary.releases,
             "leakage": {target: leak.as_json() for target, leak in self.leakage.items()},
             "dcs_vflair": self.dcs_vflair, "dcs_baseline": self.dcs_baseline,
@@ -136,7 +143,10 @@ class Board:
     def header(self) -> tuple[str, ...]:
         """Of `cells`."""
         leaks = (f"advantage on {target}" for target in self.targets)
-        return ("defence", "accuracy %", *leaks, "ε_x", "ε_y", "T", "dcs_baseline", "dcs_vflair")
+        return (
+            "defence", "accuracy %", "gain, points", *leaks, "ε_x", "ε_y", "T", "dcs_baseline",
+            "dcs_vflair",
+        )  # fmt: skip
 
     def cells(self) -> list[tuple[str, ...]]:
         """Texts, one row an entry."""
@@ -144,6 +154,7 @@ class Board:
             (
                 entry.point.label,
                 entry.accuracy.text(scale=100),
+                _gain(entry.summary.gain),
                 *(_leak(entry.leakage.get(target)) for target in self.targets),
                 _epsilon(entry.summary.epsilon_x),
                 _epsilon(entry.summary.epsilon_y),
@@ -186,6 +197,10 @@ class Board:
     def as_csv(self) -> str:
         """The leaderboard with plain numbers, nested names joined by dots."""
         return to_csv(pd.json_normalize(self.as_json()))
+
+
+def _gain(gain: Gain | None) -> str:
+    return "-" if gain is None else gain.over_chosen.text(scale=100, form="+.1f")
 
 
 def _leak(leak: Leakage | None) -> str:

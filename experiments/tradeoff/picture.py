@@ -34,7 +34,8 @@ def write_picture(board: Board, target: str, folder: Path) -> Picture:
         title=f"Accuracy against leakage of {target}",
         caption=f"Leakage of {target}: means with 95 % bootstrap intervals. The thin line joins "
         "the points that no other beats in both. Grey lines: accuracy of the active alone, of one "
-        "table of all features, and of TVFL.",
+        "table of all features, and of TVFL. Dotted: the best solo model, below which nothing "
+        "helped.",
     )
 
 
@@ -45,12 +46,13 @@ def draw(figure: Figure, board: Board, target: str) -> list[Text]:
         entry for entry in board.entries if target in entry.leakage and not entry.point.reference
     ]
     # The legend has two columns; one line of it is for the front.
-    lines = math.ceil((len(shown) + len(references) + 1) / 2)
+    lines = math.ceil((len(shown) + len(references) + 2) / 2)
     figure.set_size_inches(_WIDTH_INCHES, _PLOT_INCHES + _LINE_INCHES * lines)
     axes = figure.subplots()
     numbers = _draw_points(axes, shown, target)
     _draw_front(axes, on_the_front(shown, target), target)
     _draw_references(axes, references)
+    _draw_alone(axes, shown)
     metric = next(iter(shown)).leakage[target].metric.replace("_", " ")
     axes.axvline(0, color=OTHER, linewidth=1)
     axes.set(
@@ -101,6 +103,15 @@ def _draw_front(axes: Axes, front: Sequence[Entry], target: str) -> None:
         [100 * entry.accuracy.mean for entry in front],
         color=ATTACK, linewidth=1, alpha=0.6, zorder=1, label="Pareto front",
     )  # fmt: skip
+
+
+def _draw_alone(axes: Axes, shown: Sequence[Entry]) -> None:
+    """The best that the active does without anybody: what lies below it was no help."""
+    for name, accuracy in filter(None, [next((entry.alone for entry in shown), None)]):
+        axes.axhline(
+            100 * accuracy, color=COLOURS[0], linewidth=1.3, linestyle=":",
+            label=f"best solo model ({name})",
+        )  # fmt: skip
 
 
 def _draw_references(axes: Axes, references: Sequence[Entry]) -> None:

@@ -69,7 +69,7 @@ def run_tradeoff(
     study = Study(points=points, seeds=range(tradeoff.seeds))
     with _in_processes(backend):
         _claim(folder, tradeoff, study)
-        results = study.run(jobs=jobs, keep_going=True, on_done=on_done)
+        results = study.run(jobs=jobs, keep_going=True, on_done=on_done, solo=True)
         _refuse_without_undefended(tradeoff, points, results)
         board = Board.of(points, results)
         reported = [entry.point for entry in board.entries if not entry.point.centralised]

@@ -51,11 +51,14 @@ def plan(
     else:
         config = _config(config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta)
         calibrations, expected, planned = _forecast(config, quiet=as_json)
+        planned["help"] = _help_of(config)
     if as_json:
         noise = [asdict(calibration) for calibration in calibrations]
         terminal.print_json({**planned, "calibration": noise, "expected": expected})
         return
     _show(calibrations, expected)
+    for line in planned.get("help", ()):
+        typer.echo(f"\nHelp, from the nearest stored case: {line}")
 
 
 def _config(
@@ -138,6 +141,14 @@ def _expected_of(config: "Config", epsilon_x: float) -> list[str]:
             labels=config.labels.mechanism,
         )  # fmt: skip
     return [sentence(sweep, point) for sweep, point in found]
+
+
+def _help_of(config: "Config") -> list[str]:
+    """What help was worth in the nearest stored case of this method."""
+    from secure_apfed.planning.stored_gains import load_gains, nearest_gain
+
+    found = nearest_gain(config, load_gains())
+    return [] if found is None else [found.sentence]
 
 
 def _show(calibrations: Sequence["Calibration"], expected: Sequence[str]) -> None:

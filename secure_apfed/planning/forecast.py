@@ -98,7 +98,9 @@ class _Counts:
     @classmethod
     def of(cls, config: Config, data: VerticalData) -> "_Counts":
         """Count what all parties share; all tables are at hand in a simulation."""
-        train = {data.active.ids[row] for row in data.train_rows.tolist()}
+        # Whose passives learn from returned gradients trains on rows with a label alone.
+        rows = data.labelled_rows if config.facts.returns_gradients else data.train_rows
+        train = {data.active.ids[row] for row in rows.tolist()}
         if not config.facts.has_passives:
             return cls(common=0, train=len(train), aligned_share=1.0)
         common = set(data.active.ids).intersection(*(table.ids for table in data.passives))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
@@ -375,18 +375,14 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
                "spread_labels": True},
     )  # fmt: skip
     session = open_session(config, data)
-    networks = active_of(session).trainer.networks
-    encoder, head = networks.encoder, networks.head
-    assert isinstance(encoder, torch.nn.Sequential)
-    assert isinstance(head, torch.nn.Sequential)
-    first = encoder[1]
-    assert isinstance(first, torch.nn.Linear)
-    before = first.weight.clone()
+    before = [one.clone() for one in active_of(session).trainer.networks.encoder.parameters()]
     session.play(session.learner.conclude(session.links, Counted()))  # type: ignore[arg-type] # one
     h = h_of(session)[:TRAIN]
     said = Spreading().label(h, np.arange(LABELLED), np.arange(LABELLED) % K, K)
-    assert torch.equal(first.weight, before)
-    head.eval()
+    networks = active_of(session).trainer.networks
+    assert all(map(torch.equal, networks.encoder.parameters(), before))
+    assert isinstance(networks.head, nn.Sequential)
+    head = networks.head.eval()
     with torch.no_grad():
         scores, read = head(h).numpy(), head[:-1](h).numpy()
     said[:LABELLED] = np.eye(K)[np.arange(LABELLED) % K]

@@ -1,0 +1,127 @@
+"""Gains: paired by seed against a baseline that no test row chose; solo baselines are kept once."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.gains import CASES, GainCase, cases_like, run_gains, stored_of
+from experiments.solo import keep_solo, read_solo
+from experiments.summary import Gain, Interval
+from secure_apfed.config import Config
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.planning.stored_gains import StoredGain, load_gains, nearest_gain
+from secure_apfed.solo import SoloTask
+from secure_apfed.solo.choice import compare
+
+
+def rows_of(accuracies: list[float], **baselines: list[tuple[float, float]]) -> pd.DataFrame:
+    rows = [
+        {"seed": seed, "target": "task", "name": "votes", "score": score}
+        for seed, score in enumerate(accuracies)
+    ]
+    for name, values in baselines.items():
+        rows += [
+            {"seed": seed, "target": "solo", "name": name, "score": test, "baseline": held_out}
+            for seed, (held_out, test) in enumerate(values)
+        ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_the_baseline_is_chosen_by_held_out_labels_and_hindsight_is_told() -> None:
+    gain = Gain.of(
+        rows_of([0.8, 0.9], honest=[(0.7, 0.6), (0.7, 0.7)], lucky=[(0.5, 0.75), (0.6, 0.75)])
+    )
+    assert gain is not None
+    assert gain.baseline == "honest"
+    assert gain.over_chosen.mean == pytest.approx(0.2)
+    assert gain.over_chosen.low == pytest.approx(0.2)
+    assert gain.hindsight == "lucky"
+    assert gain.over_hindsight.mean == pytest.approx(0.1)
+    assert Gain.of(rows_of([0.8])) is None
+
+
+def test_a_sentence_says_whether_help_paid() -> None:
+    near = [(0.7, 0.70), (0.7, 0.71), (0.7, 0.69)]
+    paid = Gain.of(rows_of([0.8, 0.82, 0.81], alone=near))
+    nothing = Gain.of(rows_of([0.71, 0.69, 0.7], alone=near))
+    cost = Gain.of(rows_of([0.5, 0.52, 0.51], alone=near))
+    one = Gain.of(rows_of([0.8], alone=near[:1]))
+    assert [each.sentence.partition(":")[0] for each in (paid, nothing, cost, one) if each] == [
+        "Help paid", "No help shown", "Help cost", "One seed",
+    ]  # fmt: skip
+
+
+def test_an_interval_of_differences_is_students() -> None:
+    found = Interval.paired([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    # 4.303 is the .975 quantile for two degrees of freedom; the standard error is 1 / sqrt 3.
+    assert found.high - 2.0 == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
+
+
+def test_every_case_is_a_run_that_can_be_described() -> None:
+    for case in CASES.values():
+        assert case.config.data.labelled == case.labelled
+        assert case.alone.data == case.config.data
+    for wanted in ("votes/digits/n20", "votes-moment/handwritten-zer/n20/eps1",
+                   "votes-encrypted/digits/n50", "apfed_c/handwritten-zer/n50"):  # fmt: skip
+        assert wanted in CASES
+    with pytest.raises(ConfigError, match="no case is like 'vots/"):
+        cases_like(["vots/*"])
+
+
+def test_a_case_is_measured_written_and_not_run_again(tmp_path: Path) -> None:
+    case = GainCase(method="votes", data="wine", labelled=9)
+    (row,) = run_gains(tmp_path, [case], seeds=2, jobs=1)
+    assert row.gain is not None
+    assert row.gain.baseline in ("ridge", "logistic")
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*seed*.json")}
+    assert run_gains(tmp_path, [case], seeds=2, jobs=1) == [row]
+    assert written == {path: path.stat().st_mtime_ns for path in written}
+    (stored,) = stored_of([row])
+    assert "9 labelled rows" in StoredGain.model_validate(stored).sentence
+
+
+def test_baselines_of_other_data_are_refused(tmp_path: Path) -> None:
+    config = GainCase(method="votes", data="wine", labelled=9).config
+    path = tmp_path / "solo.json"
+    record = keep_solo(config, path)
+    assert read_solo(config, path) == record
+    assert "one run shows no gain" in record.sentence(0.9)
+    with pytest.raises(CheckpointError, match="other data or settings"):
+        read_solo(config.model_copy(update={"seed": 1}), path)
+
+
+def test_hidden_labels_do_not_reach_the_baselines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = GainCase(method="votes", data="wine", labelled=9).config
+    seen = []
+
+    def spy(task: SoloTask, *rest: object, **more: object) -> object:
+        seen.append(task)
+        return compare(task, *rest, **more)  # type: ignore[arg-type]  # passed on as they came
+
+    monkeypatch.setattr("experiments.solo.compare", spy)
+    keep_solo(config, tmp_path / "solo.json")
+    (task,) = seen
+    assert len(task.labels) == len(task.labelled) == 9
+
+
+def test_a_plan_finds_the_nearest_stored_case() -> None:
+    def case(**changes: object) -> StoredGain:
+        usual = {
+            "method": "votes", "dataset": "digits", "active_view": 1, "labelled": 20, "seeds": 10,
+            "baseline": "mixmatch", "gain": 10.0, "low": 8.0, "high": 12.0,
+        }  # fmt: skip
+        return StoredGain.model_validate({**usual, **changes})
+
+    stored = (case(), case(labelled=200), case(labelled=None), case(dataset="wine", labelled=30))
+    config = GainCase(method="votes", data="digits", labelled=30).config
+    assert nearest_gain(config, stored) == stored[0]
+    every = GainCase(method="votes", data="digits", labelled=None).config
+    assert nearest_gain(every, stored) == stored[2]
+    other: Config = GainCase(method="imputation", data="digits", labelled=30).config
+    assert nearest_gain(other, stored) is None
+    assert all(one.seeds >= 5 for one in load_gains())
