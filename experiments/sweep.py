@@ -6,7 +6,7 @@ changed. A stopped sweep goes on where it was; `secure-apfed plan` reads what it
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -304,6 +304,23 @@ def _draw_gain(axes: Axes, gain: Gain) -> None:
     right.grid(visible=False)
 
 
+def _draw_swept(
+    axes: Axes, lines: Mapping[str, Sequence[PointSummary]], epsilons: Sequence[float]
+) -> None:
+    """Each line over its epsilons, moved apart a little, so that no interval hides another."""
+    for at, (key, (colour, marker, style)) in enumerate(_LOOKS.items()):
+        line = lines[key]
+        arms = [summary.accuracy.arms(100) for summary in line]
+        shift = (at - (len(_LOOKS) - 1) / 2) * _APART
+        axes.errorbar(
+            [epsilons.index(summary.point.epsilon) + shift for summary in line],
+            [100 * summary.accuracy.mean for summary in line],
+            yerr=[[below for (below,), _ in arms], [above for _, (above,) in arms]],
+            color=colour, marker=marker, linestyle=style, capsize=2.5, markersize=6,
+            label=line[0].point.line.label if line else key,
+        )  # fmt: skip
+
+
 def draw(path: Path, *, title: str, points: Sequence[PointSummary]) -> Picture:
     """Accuracy over epsilon, and lines that bound what one may hope for, of one data set."""
     lines = {key: [one for one in points if one.point.line.key == key] for key in (*_LOOKS, *_FLAT)}
@@ -317,18 +334,7 @@ def draw(path: Path, *, title: str, points: Sequence[PointSummary]) -> Picture:
                 if math.isfinite(accuracy.low):
                     low, high = 100 * accuracy.low, 100 * accuracy.high
                     axes.axhspan(low, high, color=colour, alpha=0.09, lw=0)
-        for at, (key, (colour, marker, style)) in enumerate(_LOOKS.items()):
-            line = lines[key]
-            arms = [summary.accuracy.arms(100) for summary in line]
-            # Moved apart a little, so that no interval hides another.
-            shift = (at - (len(_LOOKS) - 1) / 2) * _APART
-            axes.errorbar(
-                [epsilons.index(summary.point.epsilon) + shift for summary in line],
-                [100 * summary.accuracy.mean for summary in line],
-                yerr=[[below for (below,), _ in arms], [above for _, (above,) in arms]],
-                color=colour, marker=marker, linestyle=style, capsize=2.5, markersize=6,
-                label=line[0].point.line.label if line else key,
-            )  # fmt: skip
+        _draw_swept(axes, lines, epsilons)
         axes.set_xticks(range(len(epsilons)), [f"{epsilon:g}" for epsilon in epsilons])
         axes.set_xlim(-0.35, len(epsilons) - 0.65)
         axes.set(

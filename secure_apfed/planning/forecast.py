@@ -15,6 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind
+from secure_apfed.methods.sum_noise import noise_of
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.planning.rehearsal import STEPS, Rehearsal, rehearse
 from secure_apfed.privacy import (
@@ -122,7 +123,7 @@ def forecast(config: Config) -> Forecast:
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
-    train, noise = config.train, config.secure_sum.noise
+    train, noise, releases = config.train, noise_of(config), asked_of(config).releases
     batch = min(train.batch_size, counts.train)
     steps = _steps(config, counts.train, classes=len(data.classes))
     with warnings.catch_warnings():
@@ -130,8 +131,6 @@ def forecast(config: Config) -> Forecast:
         played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
         privacy = _privacy(config)
     links = tuple(_links(played, data, _asked(config, steps)))
-    evaluations = -(-train.epochs // train.evaluate_every)
-    evaluation = played.evaluation_seconds * len(data.test_rows) / len(played.data.test_rows)
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
         aligned_rows=counts.common,
@@ -143,7 +142,7 @@ def forecast(config: Config) -> Forecast:
         links=links,
         seconds=_alignment_seconds(config, data, played)
         + steps * played.step_seconds
-        + evaluations * evaluation,
+        + _evaluation_seconds(config, data, played),
         seconds_per_step=played.step_seconds,
         epsilon_x=privacy.epsilon_x,
         epsilon_y=privacy.epsilon_y,
@@ -151,12 +150,19 @@ def forecast(config: Config) -> Forecast:
         delta=privacy.delta,
         releases=privacy.releases,
         epsilon_passives={
-            name: ledger.would_cost(train.epochs) for name, ledger in played.contributions.items()
+            name: ledger.would_cost(releases) for name, ledger in played.contributions.items()
         },
         delta_passives=noise.delta if noise else None,
-        releases_passives=train.epochs if noise else None,
+        releases_passives=releases if noise else None,
         warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
     )
+
+
+def _evaluation_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
+    """Of all evaluations of the run."""
+    evaluations = -(-config.train.epochs // config.train.evaluate_every)
+    rows = len(data.test_rows) / len(played.data.test_rows)
+    return evaluations * played.evaluation_seconds * rows
 
 
 def _asked(config: Config, steps: int) -> int:
