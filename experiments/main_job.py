@@ -82,7 +82,7 @@ _TEACHER = {"labels": "spreading"}
 _EPSILON = {"votes": {"epsilon": 4.0}}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Variant:
     """How a run differs from the protected APFed-C.
 

@@ -22,7 +22,7 @@ def small(name: str) -> Config:
     return base.model_copy(
         update={
             "method": "tvfl",
-            "data": base.data.model_copy(update={"views": 2}),
+            "data": base.data.model_copy(update={"views": 2, "labelled": None, "limit": None}),
             "train": base.train.model_copy(update={"epochs": 2, "evaluate_every": 2}),
             "guard": base.guard.model_copy(update={"mechanism": "none", "epsilon": None}),
             "attacks": (

@@ -155,7 +155,7 @@ def test_single_votes_stay_hidden_from_active_and_aggregator(
     agreed = moment_agreement(**SHAPE)
     parties, held = MomentParties(agreed), planted(agreed)
     frames, seeds = parties.contribute(held), vars(parties.receiver)["_seeds"]
-    binding = roles._binding(agreed, PEOPLE, "votes")
+    binding = roles._binding(agreed, PEOPLE, roles._MASKED[0])
     bare = {}
     for name, frame in frames.items():
         bare[name] = votes_of(agreed, frame).copy()

@@ -101,7 +101,9 @@ def test_contributions_and_setup_are_counted_but_not_kept(kind: Kind) -> None:
     recorder = Recorder()
     recorder.transcript.begin_epoch(0)
     recorder.send(b"x", kind=kind)
-    kept = kind in (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)
+    kept = kind in (
+        Kind.REQUEST, Kind.LABELS, Kind.VOTES, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM
+    )  # fmt: skip
     assert bool(recorder.transcript.kept[0]) == kept
     assert recorder.transcript.flows[0].messages == 1
 

@@ -189,7 +189,7 @@ def test_a_passive_is_asked_once_and_for_what_was_told() -> None:
         receiver="passive-1", sequence=9,
         payload=msgpack.packb([session.learner.party.ballot.payload, b""]),  # type: ignore[attr-defined]  # of votes alone
     )  # fmt: skip
-    with pytest.raises(RemoteProtocolError, match="never answered twice"):
+    with pytest.raises(RemoteProtocolError, match="once more in one session"):
         session.play(helper.answer(session.network.links["passive-1"], again))
 
 

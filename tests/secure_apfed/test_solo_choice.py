@@ -7,7 +7,7 @@ import pytest
 
 from secure_apfed.errors import DataError
 from secure_apfed.solo import BASELINES, SoloTask
-from secure_apfed.solo.choice import BaselineResult, best, compare
+from secure_apfed.solo.choice import FOLDS, BaselineResult, best, compare
 from secure_apfed.solo.folds import ENOUGH_LABELS, held_out
 from secure_apfed.solo.interface import FloatArray, IntArray
 
@@ -60,7 +60,7 @@ def test_held_out_labels_are_not_in_the_task() -> None:
     witness = Witness("witness", [True] * 30)
     task = SoloTask.of(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
     compare(task, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
-    parts = held_out(task.labels, 5, task.seed)
+    parts = held_out(task.labels, FOLDS, task.seed)
     *validating, last = witness.tasks
     assert [sorted(set(range(10)) - set(one.labelled.tolist())) for one in validating] == [
         part.tolist() for part in parts
