@@ -95,7 +95,7 @@ def test_a_trial_is_run_once(tmp_path: Path) -> None:
     rows = results_of([(trial, first)]).of(point)
     assert set(rows["epsilon_x"]) == {math.inf}
     gains = [one.advantage for one in first.attacks or () if one.advantage is not None]
-    told = rows["advantage"].dropna() if "advantage" in rows else []
+    told = rows["advantage"].dropna().tolist() if "advantage" in rows else []
     assert sorted(told) == sorted(gains)
 
 
