@@ -20,7 +20,7 @@ from secure_apfed.runs import Recording, run
 __all__ = ["labels"]
 
 _SEEDS = range(5)
-_DATA = ("main-digits", "main-breast-cancer")
+_DATA = ("all-labels-digits", "all-labels-breast-cancer")
 _NOISE = {"clip": 1.0, "sigma": 0.5, "noise": "reproducible_insecure"}
 _GUARDS: Mapping[str, Mapping[str, Any]] = {
     "none": {"mechanism": "none"},
@@ -34,7 +34,7 @@ def labels() -> Iterator[Setting]:
     """Balanced accuracies, means over the passives, by noise and by labels that they know."""
     for name, noise, known in product(_DATA, _GUARDS, _KNOWN):
         columns = {
-            "data": name.removeprefix("main-"), "noise": noise, "labels a class": known or "none",
+            "data": name.removeprefix("all-labels-"), "noise": noise, "labels a class": known or "none",
         }  # fmt: skip
         measure = partial(_read_labels, name, noise, known)
         yield Setting(columns=columns, measure=measure, seeds=_SEEDS)
