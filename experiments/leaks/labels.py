@@ -34,7 +34,8 @@ def labels() -> Iterator[Setting]:
     """Balanced accuracies, means over the passives, by noise and by labels that they know."""
     for name, noise, known in product(_DATA, _GUARDS, _KNOWN):
         columns = {
-            "data": name.removeprefix("all-labels-"), "noise": noise, "labels a class": known or "none",
+            "data": name.removeprefix("all-labels-"), "noise": noise,
+            "labels a class": known or "none",
         }  # fmt: skip
         measure = partial(_read_labels, name, noise, known)
         yield Setting(columns=columns, measure=measure, seeds=_SEEDS)
