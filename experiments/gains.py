@@ -53,7 +53,13 @@ _DATA: Mapping[str, dict[str, Any]] = {
 _STUDENT = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
 _NETWORK = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
-    "train": {"epochs": 83, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 83},
+    "train": {
+        "epochs": 83,
+        "batch_size": 128,
+        "learning_rate": 0.02,
+        "evaluate_every": 83,
+        "spread_labels": True,
+    },
     "secure_sum": {"scheme": "plain", "clip": None},
     "passives": {"default": {"weight": 10.0}},
 }
