@@ -129,7 +129,7 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(key="tvfl", label="TVFL", method="tvfl", protection="none", protected=False,
             changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 200, "evaluate_every": 200}}),
     Variant(key="apfed_c", label="APFed-C", method="apfed_c", protection="none", protected=False,
-            changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 200, "evaluate_every": 200}}),
+            changes=_PLAIN),
     Variant(key="apfed_c-protected", label="APFed-C", method="apfed_c",
             protection="guard + secure sum", changes={}),
 )  # fmt: skip
