@@ -324,4 +324,6 @@ def _draw(path: Path, rows: Sequence[GainRow]) -> None:
             xscale="log", xlabel="epsilon of one person's vote at one passive, labeller held fixed",
             ylabel="points over the best solo baseline",
         )  # fmt: skip
+        axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+        axes.minorticks_off()
         axes.legend(fontsize=8)
