@@ -15,7 +15,7 @@ from secure_apfed.runs import Recording, run
 
 __all__ = ["few_labels"]
 
-_SEEDS = range(3)
+_SEEDS = range(5)
 _NETWORKS: Mapping[str, Any] = {
     "model": {"network": "mlp", "hidden": [64], "representation": 32, "dropout": 0.2},
     "train": {
@@ -26,15 +26,17 @@ _NETWORKS: Mapping[str, Any] = {
 _METHODS: Mapping[str, Mapping[str, Any]] = {
     "votes": _NETWORKS, "votes_randomised": {"epsilon": 4.0, **_NETWORKS},
     "apfed_c": {"passives": {"default": {"weight": 10.0}}, **_NETWORKS}, "tvfl": _NETWORKS,
+    "joint_teacher": {"teacher": {"labels": "spreading"}, **_NETWORKS}, "imputation": _NETWORKS,
 }  # fmt: skip
 _PAIRS = {"shadow_rows": 100}
 _ONE_LABEL = {"labels_per_class": 1}
+_MORE_LABELS = {"labels_per_class": 20}  # joint training observes the few labelled rows alone
 _ATTACKS: Mapping[str, tuple[tuple[str, Mapping[str, Any]], ...]] = {
     "features": (
         ("vote_regression", _PAIRS), ("contrastive_inversion", _PAIRS), ("inverse_network", _PAIRS),
     ),
     "labels": (("shown_labels", _ONE_LABEL), ("model_completion", _ONE_LABEL),
-        ("gradient_direction", {}),
+        ("gradient_direction", _MORE_LABELS),
     ),
     "membership": (("membership", {"shadow_models": 16, "epochs": 20}),),
 }  # fmt: skip

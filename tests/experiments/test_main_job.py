@@ -47,9 +47,10 @@ def test_one_line_for_each_inference() -> None:
     })  # fmt: skip
     assert [line.method for line in lines] == ["SingleVL", "TVFL, all parties", "TVFL-0", "APFed-C"]
     assert lines[0].cells() == (
-        "SingleVL", "nothing is sent", "90.0", "", "0", "0", "not applicable"
+        "SingleVL", "nothing is sent", "90.0", "", "0", "0", "not applicable",
+        "not applicable",
     )  # fmt: skip
-    assert lines[1].cells()[4:] == ("1.0 MB", "∞", "0.100 labels")
+    assert lines[1].cells()[4:] == ("1.0 MB", "∞", "0.100", "not applicable")
     assert lines[3].summary.epsilon_x == 8
     assert lines[3].variant.protection == "guard + secure sum"
 
@@ -107,8 +108,10 @@ def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
         for of_seed in gains
     ]
     (line,) = lines_of({PLAIN: runs})
-    assert line.leakage is not None
-    assert line.leakage.advantage.mean == pytest.approx(0.1)
+    read = line.read("labels")
+    assert read is not None
+    assert read.mean == pytest.approx(0.1)
+    assert line.read("features") is None
 
 
 def test_an_attack_that_some_seeds_lack_is_shown_with_their_number() -> None:
@@ -118,7 +121,7 @@ def test_an_attack_that_some_seeds_lack_is_shown_with_their_number() -> None:
         for of_seed in gains
     ]
     (line,) = lines_of({PLAIN: runs})
-    assert line.cells()[-1] == "0.900 labels (1 of 2 seeds)"
+    assert line.cells()[-2:] == ("0.900 (1 of 2 seeds)", "not applicable")
 
 
 def test_the_page_holds_pictures_and_links(tmp_path: Path) -> None:
