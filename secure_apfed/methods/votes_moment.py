@@ -134,8 +134,8 @@ class MomentVotesLearner(VotesLearner):
         self._agreed = terms.agreement(party.contract, self._size)
         self.rounding = self._agreed.rounding()
         self._signs_Ud = hyperplane_signs(
-            party.asked_features, self._agreed.features, seed=own.seed
-        )  # fmt: skip
+            party.student.features_UF, self._agreed.features, seed=own.seed
+        )
         self._refused = refused
         self._receiver = MomentReceiver(self._agreed)
 
