@@ -39,7 +39,7 @@ from secure_apfed.methods.method import (
     Save,
     keep_or_end,
 )
-from secure_apfed.methods.students import student_of
+from secure_apfed.methods.students import StudentLearner, student_of
 from secure_apfed.methods.sum_noise import (
     NoisePlan,
     contribution_noise,
@@ -48,7 +48,7 @@ from secure_apfed.methods.sum_noise import (
     summed_release,
 )
 from secure_apfed.methods.terms import check_passives, require_own_terms
-from secure_apfed.parties import ActiveNetworks, Ballot, VotesActive, VotingParty
+from secure_apfed.parties import Ballot, VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums, bind_step, read_sum
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.vote_response import VoteResponse
@@ -83,21 +83,12 @@ def open_votes_facts(title: str, opening: VoteOpening) -> MethodFacts:
     )
 
 
-class VotesLearner(Learner):
-    """The active's role; see `Learner`.
-
-    Args:
-        party: the active, set up.
-        own: what it brings.
-        headline: what its accuracy is called.
-        guarantee: what noise on votes gives.
-    """
+class VotesLearner(StudentLearner):
+    """The active's role; see `StudentLearner`. `party` is the active, set up."""
 
     def __init__(self, party: VotesActive, own: Own, *, headline: str, guarantee: str) -> None:
-        super().__init__()
-        self.name, self.party, self.guarantee = party.name, party, guarantee
-        self.training_rows = party.student.rows_U
-        self._headline, self._test_rows = headline, own.test_rows
+        super().__init__(own, party.student, headline=headline, guarantee=guarantee)
+        self.party = party
 
     @abstractmethod
     async def gather(self, links: Links) -> Votes:
@@ -109,35 +100,16 @@ class VotesLearner(Learner):
         votes = self.party.votes
         return None if votes is None else torch.from_numpy(votes.totals)
 
-    async def learn(self, links: Links, course: Course) -> None:
-        """Open the votes once, then train the student: in epochs, or in one go."""
-        for epoch in course.epochs():
-            if self.party.votes is None:
-                self.party.take(await self.gather(links))
-            if self.party.student.in_one_go:
-                course.stepped(0.0)
-                await course.finish_epoch(self, links)
-                return
-            for step, rows_B in course.batches(self, epoch):
-                course.stepped(await self.step(links, step, rows_B))
-            await course.finish_epoch(self, links)
-
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """One step of the student; sends nothing."""
-        return self.party.student.learn(step, rows_B)
-
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Accuracy of the active alone; needs no exchange."""
-        return {self._headline: self.party.student.accuracy(self._test_rows)}
-
-    def solo(self) -> ActiveNetworks | None:
-        """The student."""
-        return self.party.student.networks
+    async def teach(self, links: Links, course: Course) -> None:
+        self.party.take(await self.gather(links))
+        if self.student.in_one_go:
+            course.stepped(0.0)
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.party.tensors()
+        return super().tensors() | self.party.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        super().load_tensors(tensors, next_step=next_step)
         self.party.load_tensors(tensors)
 
 

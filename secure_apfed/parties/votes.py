@@ -239,17 +239,15 @@ class VotesActive(Party):
         self.student.teach(with_prior(votes, self.student, self._believed, seed=self._seed))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Networks, targets and what was opened."""
-        kept = self.student.tensors()
-        if self.votes is not None:
-            kept |= {
-                "votes.sum": torch.from_numpy(self.votes.totals),
-                "votes.variance": torch.from_numpy(self.votes.variance),
-            }
-        return kept
+        """What was opened."""
+        if self.votes is None:
+            return {}
+        return {
+            "votes.sum": torch.from_numpy(self.votes.totals),
+            "votes.variance": torch.from_numpy(self.votes.variance),
+        }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.student.load_tensors(tensors)
         if "votes.sum" in tensors:
             self.votes = Votes(
                 totals=tensors["votes.sum"].numpy(),
