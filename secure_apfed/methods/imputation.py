@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
-from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import representation_chain
 from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.facts import MethodFacts
@@ -27,18 +27,10 @@ from secure_apfed.learning.imputation import fixed_projection, linear_projection
 from secure_apfed.learning.student import Student, side_by_side
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import positions_in
-from secure_apfed.methods.method import (
-    Agreed,
-    Course,
-    Helper,
-    Learner,
-    Method,
-    Own,
-    Save,
-    keep_or_end,
-)
+from secure_apfed.methods.method import Agreed, Course, Helper, Learner, Method, Own
 from secure_apfed.methods.students import StudentLearner, student_of
-from secure_apfed.methods.terms import check_passives, representation_terms, require_own_terms
+from secure_apfed.methods.terms import agree_with_senders, check_passives, sent_terms
+from secure_apfed.methods.tvfl import TvflHelper
 from secure_apfed.models import Shape
 from secure_apfed.parties import Compute, TvflPassive
 from secure_apfed.parties.rules import read_representations
@@ -109,35 +101,10 @@ class ImputationLearner(StudentLearner):
         )
 
 
-class ImputationHelper(Helper):
-    """A passive's role: it answers for each row once; see `Helper`."""
+class ImputationHelper(TvflHelper):
+    """A passive's role: it answers for each row once, and learns nothing; see `Helper`."""
 
-    def __init__(self, party: TvflPassive) -> None:
-        self.name, self.party = party.name, party
-        self.ledgers = {party.name: party.ledger}
-
-    def sent_network(self) -> nn.Module | None:
-        """Its projection."""
-        return self.party.encoder
-
-    async def help(self, links: Links, save: Save) -> None:
-        """Answer for the rows that it is asked for, until the session ends."""
-        active = self.party.contract.active
-        while True:
-            message = await links.receive(
-                active, Kind.REQUEST, Kind.CHECKPOINT, Kind.END, patience=8
-            )
-            if message.kind is Kind.REQUEST:
-                z = self.party.represent(message)
-                links.send(active, Kind.REPRESENTATIONS, message.step, z)
-            elif not keep_or_end(message.kind, message.step, links, active, save):
-                return
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.party.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.party.load_tensors(tensors, last_step=next_step - 1)
+    asks = (Kind.REQUEST,)
 
 
 class Imputation(Method):
@@ -160,18 +127,15 @@ class Imputation(Method):
         check_passives(own.config, own.passives)
         if own.name == own.active:
             return None
-        return _row(own, _numbers(own.config, math.prod(own.features)))
+        numbers = _numbers(own.config, math.prod(own.features))
+        return sent_terms(own.config, (numbers,), guard_for(own))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        for name, offered in offers.items():
-            numbers = min(math.prod(offered.shape), own.config.imputed.numbers)
-            require_own_terms(own.name, name, offered, _row(own, numbers))
-        return Agreed(
-            passives={
-                name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
-                for name in own.passives
-            }
-        )
+        shapes = {
+            name: (_numbers(own.config, math.prod(offered.shape)),)
+            for name, offered in offers.items()
+        }
+        return agree_with_senders(own, offers, shapes, guard_for(own))
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return ImputationLearner(
@@ -214,9 +178,3 @@ class Imputation(Method):
 
 def _numbers(config: RunSettings, features: int) -> int:
     return min(config.imputed.numbers, features)
-
-
-def _row(own: Own, numbers: int) -> RepresentationTerms:
-    """What a row of so many numbers may be."""
-    terms = representation_terms(own.config, (numbers,), guard_for(own), projected=False)
-    return terms.model_copy(update={"minimum_spread": 0.0})
