@@ -343,8 +343,8 @@ def draw(path: Path, *, title: str, points: Sequence[PointSummary]) -> Picture:
             "training label",
         )  # fmt: skip
         axes.grid(visible=False, axis="x")
-        for gain in filter(None, [points[0].summary.gain if points else None]):
-            _draw_gain(axes, gain)
+        if points and points[0].summary.gain:
+            _draw_gain(axes, points[0].summary.gain)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return Picture(
         path=path, title=title,

@@ -257,4 +257,4 @@ def _accuracy(
         run.vote_by(VICTIM, PoisonedVotes(honest=honest, way=way, seed=seed))
     run.learn()
     agreement = {name: one.others or 0.0 for name, one in run.learner.agreement.items()}
-    return 100 * run.learner.party.accuracy(run.data.test_rows), agreement
+    return 100 * run.learner.student.accuracy(run.data.test_rows), agreement

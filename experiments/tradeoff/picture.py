@@ -107,11 +107,13 @@ def _draw_front(axes: Axes, front: Sequence[Entry], target: str) -> None:
 
 def _draw_alone(axes: Axes, shown: Sequence[Entry]) -> None:
     """The best that the active does without anybody: what lies below it was no help."""
-    for name, accuracy in filter(None, [next((entry.alone for entry in shown), None)]):
-        axes.axhline(
-            100 * accuracy, color=COLOURS[0], linewidth=1.3, linestyle=":",
-            label=f"best solo model ({name})",
-        )  # fmt: skip
+    if not shown or not shown[0].alone:
+        return
+    name, accuracy = shown[0].alone
+    axes.axhline(
+        100 * accuracy, color=COLOURS[0], linewidth=1.3, linestyle=":",
+        label=f"best solo model ({name})",
+    )  # fmt: skip
 
 
 def _draw_references(axes: Axes, references: Sequence[Entry]) -> None:

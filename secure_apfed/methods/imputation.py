@@ -18,30 +18,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
-from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import representation_chain
 from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.facts import MethodFacts
 from secure_apfed.labellers import make_labeller
-from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.imputation import fixed_projection, linear_projection, predicted
 from secure_apfed.learning.student import Student, side_by_side
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import positions_in
-from secure_apfed.methods.method import (
-    Agreed,
-    Course,
-    Helper,
-    Learner,
-    Method,
-    Own,
-    Save,
-    keep_or_end,
-)
-from secure_apfed.methods.students import student_of
-from secure_apfed.methods.terms import check_passives, representation_terms, require_own_terms
+from secure_apfed.methods.method import Agreed, Course, Helper, Learner, Method, Own
+from secure_apfed.methods.students import StudentLearner, student_of
+from secure_apfed.methods.terms import agree_with_senders, check_passives, sent_terms
+from secure_apfed.methods.tvfl import TvflHelper
 from secure_apfed.models import Shape
-from secure_apfed.parties import ActiveNetworks, Compute, TvflPassive
+from secure_apfed.parties import Compute, TvflPassive
 from secure_apfed.parties.rules import read_representations
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.settings.run import RunSettings
@@ -51,40 +42,25 @@ __all__ = ["Imputation", "ImputationHelper", "ImputationLearner"]
 Floats = NDArray[np.float64]
 
 
-class ImputationLearner(Learner):
-    """The active's role; see `Learner`.
+class ImputationLearner(StudentLearner):
+    """The active's role; see `StudentLearner`.
 
     Args:
-        contract: of the session; own: what the active brings.
-        aligned: its row at each position of the alignment.
-        student: that will predict alone; headline: what its accuracy is called.
-        guarantee: what the passives' guards promise.
+        contract: of the session.
+        aligned: the active's row at each position of the alignment.
     """
 
     def __init__(
         self, contract: Contract, own: Own, aligned: Tensor, *, student: Student, headline: str,
         guarantee: str,
     ) -> None:  # fmt: skip
-        super().__init__()
-        self.name, self.student, self.guarantee = own.name, student, guarantee
-        self.training_rows = student.rows_U
+        super().__init__(own, student, headline=headline, guarantee=guarantee)
         self.smallest_batch = contract.minimum_batch
         self._contract, self._settings, self._seed = contract, own.config.imputed, own.seed
-        self._headline, self._test_rows = headline, own.test_rows
         self._features_N, self._aligned = own.rows.features, aligned
-        self._taught = False
 
-    async def learn(self, links: Links, course: Course) -> None:
-        """Ask once, then train the student: in epochs, or in one go."""
-        for epoch in course.epochs():
-            if not self._taught:
-                self._teach(await self.gather(links, course))
-            if self.student.in_one_go:
-                await course.finish_epoch(self, links)
-                return
-            for step, rows_B in course.batches(self, epoch):
-                course.stepped(await self.step(links, step, rows_B))
-            await course.finish_epoch(self, links)
+    async def teach(self, links: Links, course: Course) -> None:
+        self.student.teach(self._labels(await self.gather(links, course)))
 
     async def gather(self, links: Links, course: Course) -> list[Floats]:
         """What each passive releases of the training rows, in the order of the contract."""
@@ -111,74 +87,24 @@ class ImputationLearner(Learner):
         z: Floats = z_BD.double().numpy()
         return z
 
-    def _teach(self, released: list[Floats]) -> None:
-        """Label the rows by what the passives released, and teach the student."""
-        own_UF, settings, student = (
-            self._features_N[self.training_rows],
-            self._settings,
-            self.student,
-        )
+    def _labels(self, released: list[Floats]) -> Floats:
+        """Labels of the rows, by what the passives released of them."""
+        own_UF, settings = self._features_N[self.training_rows], self._settings
         told_UD = np.hstack(released)
         if settings.labels_from == "predicted":
             told_UD = predicted(own_UF, told_UD, seed=self._seed)
         ends = np.cumsum([part_UD.shape[1] for part_UD in released])[:-1]
         parts = [torch.from_numpy(part_UD) for part_UD in np.split(told_UD, ends, axis=1)]
-        labels_UK = make_labeller(settings.labels).label(
+        student = self.student
+        return make_labeller(settings.labels).label(
             side_by_side([own_UF, *parts]), student.labelled, student.labels, student.classes
         )
-        student.teach(labels_UK)
-        self._taught = True
-
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """One step of the student; sends nothing."""
-        return self.student.learn(step, rows_B)
-
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Accuracy of the active alone; needs no exchange."""
-        return {self._headline: self.student.accuracy(self._test_rows)}
-
-    def solo(self) -> ActiveNetworks | None:
-        """The student."""
-        return self.student.networks
-
-    def tensors(self) -> dict[str, Tensor]:
-        taught = torch.tensor(self._taught)
-        return {"taught": taught, **prefixed("student", self.student.tensors())}
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self._taught = bool(tensors["taught"])
-        self.student.load_tensors(without_prefix("student", tensors))
 
 
-class ImputationHelper(Helper):
-    """A passive's role: it answers for each row once; see `Helper`."""
+class ImputationHelper(TvflHelper):
+    """A passive's role: it answers for each row once, and learns nothing; see `Helper`."""
 
-    def __init__(self, party: TvflPassive) -> None:
-        self.name, self.party = party.name, party
-        self.ledgers = {party.name: party.ledger}
-
-    def sent_network(self) -> nn.Module | None:
-        """Its projection."""
-        return self.party.encoder
-
-    async def help(self, links: Links, save: Save) -> None:
-        """Answer for the rows that it is asked for, until the session ends."""
-        active = self.party.contract.active
-        while True:
-            message = await links.receive(
-                active, Kind.REQUEST, Kind.CHECKPOINT, Kind.END, patience=8
-            )
-            if message.kind is Kind.REQUEST:
-                z = self.party.represent(message)
-                links.send(active, Kind.REPRESENTATIONS, message.step, z)
-            elif not keep_or_end(message.kind, message.step, links, active, save):
-                return
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.party.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.party.load_tensors(tensors, last_step=next_step - 1)
+    asks = (Kind.REQUEST,)
 
 
 class Imputation(Method):
@@ -201,18 +127,15 @@ class Imputation(Method):
         check_passives(own.config, own.passives)
         if own.name == own.active:
             return None
-        return _row(own, _numbers(own.config, math.prod(own.features)))
+        numbers = _numbers(own.config, math.prod(own.features))
+        return sent_terms(own.config, (numbers,), guard_for(own))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        for name, offered in offers.items():
-            numbers = min(math.prod(offered.shape), own.config.imputed.numbers)
-            require_own_terms(own.name, name, offered, _row(own, numbers))
-        return Agreed(
-            passives={
-                name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
-                for name in own.passives
-            }
-        )
+        shapes = {
+            name: (_numbers(own.config, math.prod(offered.shape)),)
+            for name, offered in offers.items()
+        }
+        return agree_with_senders(own, offers, shapes, guard_for(own))
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return ImputationLearner(
@@ -255,9 +178,3 @@ class Imputation(Method):
 
 def _numbers(config: RunSettings, features: int) -> int:
     return min(config.imputed.numbers, features)
-
-
-def _row(own: Own, numbers: int) -> RepresentationTerms:
-    """What a row of so many numbers may be."""
-    terms = representation_terms(own.config, (numbers,), guard_for(own), projected=False)
-    return terms.model_copy(update={"minimum_spread": 0.0})

@@ -1,19 +1,78 @@
 """The active's student as methods build and train it, once the rows to learn from have labels.
 
-Run by: the active, alone: nothing is sent.
+Run by: the active, alone: nothing is sent but where a method asks others for these labels.
 """
+
+from abc import abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from secure_apfed.exchange import Links
+from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.student import Student
-from secure_apfed.methods.method import Own
+from secure_apfed.methods.method import Course, Learner, Own
 from secure_apfed.models import encoder_and_head
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.seeds import seeded, shuffled
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["student_of", "train_student"]
+__all__ = ["StudentLearner", "student_of", "train_student"]
+
+
+class StudentLearner(Learner):
+    """The active's role where it asks others once, and then trains alone; see `Learner`.
+
+    Args:
+        own: what the active brings.
+        student: that will predict alone; headline: what its accuracy is called.
+        guarantee: what the others' noise or guards promise.
+    """
+
+    def __init__(self, own: Own, student: Student, *, headline: str, guarantee: str) -> None:
+        super().__init__()
+        self.name, self.student, self.guarantee = own.name, student, guarantee
+        self.training_rows = student.rows_U
+        self._headline, self._test_rows = headline, own.test_rows
+        self._taught = False
+
+    @abstractmethod
+    async def teach(self, links: Links, course: Course) -> None:
+        """Ask the others, and teach the student what they say; once in a run."""
+
+    async def learn(self, links: Links, course: Course) -> None:
+        """Ask once, then train the student: in epochs, or in one go."""
+        for epoch in course.epochs():
+            if not self._taught:
+                await self.teach(links, course)
+                self._taught = True
+            if self.student.in_one_go:
+                await course.finish_epoch(self, links)
+                return
+            for step, rows_B in course.batches(self, epoch):
+                course.stepped(await self.step(links, step, rows_B))
+            await course.finish_epoch(self, links)
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """One step of the student; sends nothing."""
+        return self.student.learn(step, rows_B)
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
+        """Accuracy of the active alone; needs no exchange."""
+        return {self._headline: self.student.accuracy(self._test_rows)}
+
+    def solo(self) -> ActiveNetworks | None:
+        """The student."""
+        return self.student.networks
+
+    def tensors(self) -> dict[str, Tensor]:
+        taught = torch.tensor(self._taught)
+        return {"taught": taught, **prefixed("student", self.student.tensors())}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self._taught = bool(tensors["taught"])
+        self.student.load_tensors(without_prefix("student", tensors))
 
 
 def student_of(own: Own, aligned: Tensor) -> Student:

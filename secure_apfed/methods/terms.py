@@ -1,13 +1,14 @@
 """From settings to what the parties agree on: objectives, representations, sums."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from protocols.errors import RemoteProtocolError
 from protocols.sums import PlainSum, SecureSum, SumAgreement
 from secure_apfed.contract import AGGREGATOR, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError
+from secure_apfed.methods.method import Agreed, Own
 from secure_apfed.models import ModelSettings, Shape
 from secure_apfed.objectives import ObjectiveSettings
 from secure_apfed.privacy import RepresentationGuard
@@ -17,6 +18,7 @@ from secure_apfed.settings.training import PassiveSettings, SumSettings
 
 __all__ = [
     "Asked",
+    "agree_with_senders",
     "asked_of",
     "check_passives",
     "clip_of",
@@ -27,6 +29,7 @@ __all__ = [
     "projection_size",
     "representation_terms",
     "require_own_terms",
+    "sent_terms",
     "settings_of",
 ]
 
@@ -161,6 +164,43 @@ def require_own_terms(
             f"{sender} offers {me} representations with {', '.join(differ)} by the settings of "
             f"{me}; give both the same rules, guard and model"
         )
+
+
+def sent_terms(
+    config: RunSettings, shape: Shape, guard: RepresentationGuard
+) -> RepresentationTerms:
+    """What a row of this shape may be that a passive sends to the active."""
+    terms = representation_terms(config, shape, guard, projected=False)
+    # What goes back, if anything, comes from the active's own loss: directions tell it nothing.
+    return terms.model_copy(update={"minimum_spread": 0.0})
+
+
+def agree_with_senders(
+    own: Own,
+    offers: Mapping[str, RepresentationTerms],
+    shapes: Mapping[str, Shape],
+    guard: RepresentationGuard,
+) -> Agreed:
+    """The terms of passives that each send the active rows of a shape of their own.
+
+    Args:
+        own: of the party that agrees.
+        offers: by passive.
+        shapes: by passive, as `own` expects them.
+        guard: of the settings.
+
+    Raises:
+        RemoteProtocolError: see `require_own_terms`.
+    """
+    for name, offered in offers.items():
+        expected = sent_terms(own.config, shapes[name], guard)
+        require_own_terms(own.name, name, offered, expected)
+    return Agreed(
+        passives={
+            name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
+            for name in own.passives
+        }
+    )
 
 
 def passive_terms(

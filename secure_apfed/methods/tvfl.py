@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import gradient_chain, label_code, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
@@ -29,9 +29,9 @@ from secure_apfed.methods.method import (
     keep_or_end,
 )
 from secure_apfed.methods.terms import (
+    agree_with_senders,
     check_passives,
-    representation_terms,
-    require_own_terms,
+    sent_terms,
     settings_of,
 )
 from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
@@ -168,7 +168,13 @@ class TvflLearner(Learner):
 
 
 class TvflHelper(Helper):
-    """A passive's role; see `Helper`."""
+    """A passive's role; see `Helper`.
+
+    Attributes:
+        asks: what it answers or learns from.
+    """
+
+    asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
 
     def __init__(self, party: TvflPassive) -> None:
         self.name, self.party = party.name, party
@@ -182,9 +188,7 @@ class TvflHelper(Helper):
         """Answer requests, and learn from the gradients that come back."""
         active = self.party.contract.active
         while True:
-            message = await links.receive(
-                active, Kind.REQUEST, Kind.GRADIENTS, Kind.CHECKPOINT, Kind.END, patience=8
-            )
+            message = await links.receive(active, *self.asks, Kind.CHECKPOINT, Kind.END, patience=8)
             if message.kind is Kind.REQUEST:
                 h = self.party.represent(message)
                 links.send(active, Kind.REPRESENTATIONS, message.step, h)
@@ -224,17 +228,12 @@ class Tvfl(Method):
         check_passives(own.config, own.passives)
         if own.name == own.active:
             return None
-        return _representation(own, output_shape(self._encoder(own), own.features))
+        shape = output_shape(self._encoder(own), own.features)
+        return sent_terms(own.config, shape, guard_for(own))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        for name, offered in offers.items():
-            require_own_terms(own.name, name, offered, _representation(own, offered.shape))
-        return Agreed(
-            passives={
-                name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
-                for name in own.passives
-            }
-        )
+        shapes = {name: offered.shape for name, offered in offers.items()}
+        return agree_with_senders(own, offers, shapes, guard_for(own))
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         party = self.active_party(own, contract, rows)
@@ -289,13 +288,6 @@ class Tvfl(Method):
                 return self.sent_network(config, own.name, features)
             model = self.model(config)
             return family_for(model, features).encoder(features, model)
-
-
-def _representation(own: Own, shape: Shape) -> RepresentationTerms:
-    """What a row of this shape may be."""
-    terms = representation_terms(own.config, shape, guard_for(own), projected=False)
-    # The active answers with the gradient of its own loss: directions tell it nothing.
-    return terms.model_copy(update={"minimum_spread": 0.0})
 
 
 def _head(own: Own, contract: Contract, shape: Shape, model: ModelSettings) -> nn.Module:

@@ -6,9 +6,10 @@ that votes on other people or other labels never add up. All passives must vote.
 """
 
 import hashlib
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Self
 
 import msgpack
 import numpy as np
@@ -31,6 +32,7 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "BallotSize",
+    "VoteTerms",
     "VotesAggregator",
     "calibrated",
     "counted",
@@ -115,6 +117,34 @@ class BallotSize:
     def bind(self, contract: Contract) -> bytes:
         """32 bytes that stand for this ballot in this session, the same at all parties."""
         return hashlib.sha256(contract.digest + self.ballot).digest()
+
+
+@dataclass(frozen=True)
+class VoteTerms(ABC):
+    """What the settings say of a protocol, before there is a ballot.
+
+    Attributes:
+        own: of any party; contributors: the passives; classes: K.
+    """
+
+    own: Own
+    contributors: tuple[str, ...]
+    classes: int
+
+    @classmethod
+    def of(cls, own: Own, contract: Contract) -> Self:
+        (classes,) = contract.passives[own.passives[0]].representation.shape
+        return cls(own, tuple(contract.passives), classes)
+
+    @property
+    def config(self) -> RunSettings:
+        """Public settings."""
+        return self.own.config
+
+    @property
+    @abstractmethod
+    def release(self) -> SummedRelease | None:
+        """What the noise of all passives gives; None: there is none."""
 
 
 def honest_passives(config: RunSettings, passives: int) -> int:

@@ -24,9 +24,10 @@ from secure_apfed.facts import MethodFacts, VoteOpening
 from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, make_labeller
 from secure_apfed.learning.agreement import agreements
 from secure_apfed.learning.release import ContributionNoise
+from secure_apfed.learning.student import Belief, by_baseline, by_labeller
 from secure_apfed.learning.votes import Votes
 from secure_apfed.methods.accounts import answers_log, open_ledger, refused_sums
-from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import (
     Agreed,
@@ -38,6 +39,7 @@ from secure_apfed.methods.method import (
     Save,
     keep_or_end,
 )
+from secure_apfed.methods.students import StudentLearner, student_of
 from secure_apfed.methods.sum_noise import (
     NoisePlan,
     contribution_noise,
@@ -46,13 +48,11 @@ from secure_apfed.methods.sum_noise import (
     summed_release,
 )
 from secure_apfed.methods.terms import check_passives, require_own_terms
-from secure_apfed.models import encoder_and_head
-from secure_apfed.parties import ActiveNetworks, Ballot, Compute, VotesActive, VotingParty
+from secure_apfed.parties import Ballot, VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums, bind_step, read_sum
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.privacy.votes import Opening, table_guarantee
-from secure_apfed.seeds import seeded
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import BASELINES
 
@@ -66,7 +66,6 @@ __all__ = [
     "VotesHelper",
     "VotesLearner",
     "VotesMethod",
-    "active_labeller",
     "open_votes_facts",
     "passive_labeller",
 ]
@@ -84,21 +83,12 @@ def open_votes_facts(title: str, opening: VoteOpening) -> MethodFacts:
     )
 
 
-class VotesLearner(Learner):
-    """The active's role; see `Learner`.
-
-    Args:
-        party: the active, set up.
-        own: what it brings.
-        headline: what its accuracy is called.
-        guarantee: what noise on votes gives.
-    """
+class VotesLearner(StudentLearner):
+    """The active's role; see `StudentLearner`. `party` is the active, set up."""
 
     def __init__(self, party: VotesActive, own: Own, *, headline: str, guarantee: str) -> None:
-        super().__init__()
-        self.name, self.party, self.guarantee = party.name, party, guarantee
-        self.training_rows = party.rows_U
-        self._headline, self._test_rows = headline, own.test_rows
+        super().__init__(own, party.student, headline=headline, guarantee=guarantee)
+        self.party = party
 
     @abstractmethod
     async def gather(self, links: Links) -> Votes:
@@ -110,35 +100,16 @@ class VotesLearner(Learner):
         votes = self.party.votes
         return None if votes is None else torch.from_numpy(votes.totals)
 
-    async def learn(self, links: Links, course: Course) -> None:
-        """Open the votes once, then train the student: in epochs, or in one go."""
-        for epoch in course.epochs():
-            if self.party.votes is None:
-                self.party.take(await self.gather(links))
-            if self.party.in_one_go:
-                course.stepped(0.0)
-                await course.finish_epoch(self, links)
-                return
-            for step, rows_B in course.batches(self, epoch):
-                course.stepped(await self.step(links, step, rows_B))
-            await course.finish_epoch(self, links)
-
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """One step of the student; sends nothing."""
-        return self.party.learn(step, rows_B)
-
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Accuracy of the active alone; needs no exchange."""
-        return {self._headline: self.party.accuracy(self._test_rows)}
-
-    def solo(self) -> ActiveNetworks | None:
-        """The student."""
-        return self.party.networks
+    async def teach(self, links: Links, course: Course) -> None:
+        self.party.take(await self.gather(links))
+        if self.student.in_one_go:
+            course.stepped(0.0)
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.party.tensors()
+        return super().tensors() | self.party.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        super().load_tensors(tensors, next_step=next_step)
         self.party.load_tensors(tensors)
 
 
@@ -199,20 +170,13 @@ class VotesMethod(Method):
 
     def active_party(self, own: Own, contract: Contract, rows: Tensor) -> VotesActive:
         """The active, with its student at its reproducible start."""
-        config = own.config
-        with seeded(own.seed, own.name, "student"):
-            encoder, head = encoder_and_head(config.model, own.features, len(own.classes))
+        student = student_of(own, rows)
         return VotesActive(
             own.name,
             contract,
-            data=own.held,
-            aligned=rows,
-            rows_U=positions_of(rows, own.train_rows),
-            networks=ActiveNetworks(encoder, head),
-            labeller=active_labeller(config),
-            prior=BASELINES.get(config.votes.prior),
-            train=config.train,
-            compute=Compute.of(config.train),
+            student=student,
+            positions_U=positions_in(rows, student.rows_U),
+            believed=_belief(own.config),
             seed=own.seed,
             shown=self.facts.sends_labels,
         )
@@ -251,11 +215,13 @@ def passive_labeller(own: Own) -> Labeller:
     )
 
 
-def active_labeller(config: RunSettings) -> Labeller:
-    """The active's own; it needs no noise against itself."""
-    if config.votes.labeller == PrivateLogistic.name:
-        return Logistic()
-    return make_labeller(config.votes.labeller)
+def _belief(config: RunSettings) -> Belief:
+    """What the active believes before it reads votes; it needs no noise against itself."""
+    votes = config.votes
+    if votes.prior in BASELINES:
+        return by_baseline(BASELINES[votes.prior])
+    noised = votes.labeller == PrivateLogistic.name
+    return by_labeller(Logistic() if noised else make_labeller(votes.labeller))
 
 
 def _row_of_votes(classes: int) -> RepresentationTerms:

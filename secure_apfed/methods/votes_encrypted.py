@@ -7,7 +7,7 @@ learns stands in `protocols.products.roles`, and what an active that breaks the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import msgpack
@@ -33,6 +33,7 @@ from secure_apfed.methods.method import Helper, Learner, Own, meet, meet_all
 from secure_apfed.methods.vote_protocol import (
     BallotSize,
     VotesAggregator,
+    VoteTerms,
     calibrated,
     counted,
     honest_passives,
@@ -45,7 +46,6 @@ from secure_apfed.parties import Ballot, VotesActive, VotingParty
 from secure_apfed.parties.rules import RefusedSums
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.votes import summed_votes
-from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "EncryptedVotes",
@@ -58,22 +58,8 @@ _ASK = 0
 _MOST_LABELLED = 4096
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """What the settings say of the sums, before there is a ballot.
-
-    Attributes:
-        config: public settings; contributors: the passives; classes: K.
-    """
-
-    config: RunSettings
-    contributors: tuple[str, ...]
-    classes: int
-
-    @classmethod
-    def of(cls, own: Own, contract: Contract) -> "_Terms":
-        (classes,) = contract.passives[own.passives[0]].representation.shape
-        return cls(own.config, tuple(contract.passives), classes)
+class _Terms(VoteTerms):
+    """What the settings say of the sums; see `VoteTerms`."""
 
     @property
     def levels(self) -> int:
@@ -120,15 +106,16 @@ class _Terms:
             )
         )
 
-    async def heard(self, links: Links, contract: Contract, *, most: int) -> SumOfProducts:
-        """The sum for the ballot that the active tells of; run by passives and aggregator."""
+    @staticmethod
+    async def heard(links: Links, contract: Contract, *, most: int) -> BallotSize:
+        """See `BallotSize.heard`; of no more labels than a sum of products takes."""
         size = await BallotSize.heard(links, contract, most=most)
         if size.labelled > _MOST_LABELLED:
             raise RemoteProtocolError(
                 f"{contract.active} asks about {size.labelled} labels; a sum of products takes "
                 f"{_MOST_LABELLED} at most"
             )
-        return self.sums(contract, size)
+        return size
 
 
 class EncryptedVotesLearner(VotesLearner):
@@ -200,7 +187,7 @@ class EncryptedVotesHelper(VotesHelper):
         super().__init__(party)
         self._labeller, self._terms, self._noise = labeller, terms, noise
         self._contributor: ProductContributor | None = None
-        self._sums: SumOfProducts | None = None
+        self._size: BallotSize | None = None
         self.contributions = noise.ledger if noise else None
         if noise:
             self.ledgers = {party.name: noise.ledger}
@@ -211,10 +198,11 @@ class EncryptedVotesHelper(VotesHelper):
         if not is_due(contract):
             return
         others = [name for name in contract.passives if name != self.name]
-        self._sums = await self._terms.heard(links, contract, most=len(self.party.held_N))
-        self._contributor = self._sums.contributor(self.name)
+        self._size = await self._terms.heard(links, contract, most=len(self.party.held_N))
+        sums = self._terms.sums(contract, self._size)
+        self._contributor = sums.contributor(self.name)
         await links.converse(Kind.SUM_SETUP, self._contributor, others)
-        if self._sums.products.candidates is None:
+        if sums.products.candidates is None:
             return
         await meet(links, contract.active)
         message = await links.receive(contract.active, Kind.COMMITMENT, step=BEFORE_TRAINING)
@@ -222,15 +210,12 @@ class EncryptedVotesHelper(VotesHelper):
         links.send(contract.active, Kind.CHALLENGE, BEFORE_TRAINING, self._contributor.challenge())
 
     async def answer(self, links: Links, message: Envelope) -> None:
-        party, sums, contributor = self.party, self._sums, self._contributor
+        party, contributor = self.party, self._contributor
         asked, request = _opened(message)
         ballot = party.read(replace(message, payload=asked), shown=False)
-        if sums is None or contributor is None:
+        if self._size is None or contributor is None:
             raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
-        if sums.products.session != BallotSize.of(ballot).bind(party.contract).hex():
-            raise RemoteProtocolError(
-                f"{message.sender} asks for votes on another ballot than it told all parties of"
-            )
+        self._size.require(ballot, sender=message.sender)
         contributor.accept(request)
         matrix_Un = self._matrix(ballot)
         digest = counted(party, ballot, matrix_Un)
@@ -272,7 +257,8 @@ class EncryptedVotesAggregator(VotesAggregator):
     async def set_up(self, links: Links) -> None:
         """Hear of the size."""
         if is_due(self.contract):
-            sums = await self._terms.heard(links, self.contract, most=self._most)
+            size = await self._terms.heard(links, self.contract, most=self._most)
+            sums = self._terms.sums(self.contract, size)
             self._combiner, self._blocks = sums.combiner(), sums.blocks
 
     @property
@@ -292,7 +278,7 @@ class EncryptedVotes(VotesMethod):
         super().__init__("votes_encrypted", facts)
 
     def sum_terms(self, own: Own, session: str, shape: tuple[int, ...]) -> Mapping[str, object]:
-        terms = _Terms(own.config, own.passives, *shape)
+        terms = _Terms(own, own.passives, *shape)
         settings, votes = own.config.secure_sum, own.config.votes
         return {
             "scheme": SumOfProducts.scheme,

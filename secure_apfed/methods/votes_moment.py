@@ -7,7 +7,6 @@ as in `votes`. The active then estimates votes as functions of its own features.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -33,6 +32,7 @@ from secure_apfed.methods.method import Helper, Learner, Own
 from secure_apfed.methods.vote_protocol import (
     BallotSize,
     VotesAggregator,
+    VoteTerms,
     calibrated,
     counted,
     honest_passives,
@@ -58,22 +58,8 @@ _ASK = 0
 _BITS = 12
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """What the settings say of the moment, before there is a ballot.
-
-    Attributes:
-        own: of any party; contributors: the passives; classes: K.
-    """
-
-    own: Own
-    contributors: tuple[str, ...]
-    classes: int
-
-    @classmethod
-    def of(cls, own: Own, contract: Contract) -> "_Terms":
-        (classes,) = contract.passives[own.passives[0]].representation.shape
-        return cls(own, tuple(contract.passives), classes)
+class _Terms(VoteTerms):
+    """What the settings say of the moment; see `VoteTerms`."""
 
     @cached_property
     def release(self) -> SummedRelease:
@@ -82,8 +68,7 @@ class _Terms:
         One person moves the moment by a vector of d signs times votes that are rounded towards
         zero, in integers: `MomentAgreement.sensitivity`.
         """
-        config = self.own.config
-        votes, honest = config.votes, honest_passives(config, len(self.contributors))
+        votes, honest = self.config.votes, honest_passives(self.config, len(self.contributors))
         labeller = passive_labeller(self.own)
 
         def release(deviation: int) -> SummedRelease:
@@ -93,12 +78,11 @@ class _Terms:
                 numbers=votes.moment_features * self.classes, integers=True,
             )  # fmt: skip
 
-        return calibrated(config, labeller, release)
+        return calibrated(self.config, labeller, release)
 
     def agreement(self, contract: Contract, size: BallotSize) -> MomentAgreement:
         """The moment of one ballot."""
-        config = self.own.config
-        votes = config.votes
+        votes = self.config.votes
         return MomentAgreement(
             session=size.bind(contract).hex(),
             receiver=contract.active,
@@ -111,7 +95,7 @@ class _Terms:
             noise=self.release.deviation,
             bits=_BITS,
             signed=votes.form == "soft" and LABELLERS[votes.labeller].signed,
-            allow_single=config.secure_sum.allow_single_passive,
+            allow_single=self.config.secure_sum.allow_single_passive,
         )
 
 
@@ -134,8 +118,8 @@ class MomentVotesLearner(VotesLearner):
         self._agreed = terms.agreement(party.contract, self._size)
         self.rounding = self._agreed.rounding()
         self._signs_Ud = hyperplane_signs(
-            party.asked_features, self._agreed.features, seed=own.seed
-        )  # fmt: skip
+            party.student.features_UF, self._agreed.features, seed=own.seed
+        )
         self._refused = refused
         self._receiver = MomentReceiver(self._agreed)
 

@@ -18,19 +18,14 @@ from torch import Tensor
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract
-from secure_apfed.data import OwnData
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.labellers import Labeller, hard
-from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.checks import check_rows
-from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.student import Student, by_baseline, by_labeller, with_prior
+from secure_apfed.learning.student import Belief, Student, with_prior
 from secure_apfed.learning.votes import Votes, batches_of_rows
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Allowance, StepGate
-from secure_apfed.settings.training import TrainSettings
-from secure_apfed.solo import Baseline
 
 __all__ = ["Ballot", "VotesActive", "VotingParty"]
 
@@ -211,94 +206,48 @@ class VotingParty(Party):
 
 
 class VotesActive(Party):
-    """Asks for votes on its training rows, and teaches a student what they say.
+    """Asks for votes on the rows of its student, and teaches it what they say.
 
     Args:
-        data: what it holds, with the labels that it may train on.
-        aligned: row of its table at each position of the alignment.
-        networks: the student; random features under a linear head are fitted in one go.
-        labeller: its own.
-        prior: what it believes of its rows before it reads votes: what this baseline would do
-            alone; None: what the labeller says.
-        train, compute, seed: how a network student trains.
+        student: at its start.
+        positions_U: of its rows in the alignment.
+        believed: of these rows before it reads votes; seed: of the folds that tell how often that
+            is right.
+        shown: whether passives see the labels.
 
     Attributes:
+        classes: K.
         votes: what was opened, (U, K); None before.
     """
 
     def __init__(
-        self,
-        name: str,
-        contract: Contract,
-        *,
-        data: OwnData,
-        aligned: Tensor,
-        rows_U: Tensor,
-        networks: ActiveNetworks,
-        labeller: Labeller,
-        prior: Baseline | None,
-        train: TrainSettings,
-        compute: Compute,
-        seed: int,
-        shown: bool = True,
-    ) -> None:
+        self, name: str, contract: Contract, *, student: Student, positions_U: Tensor,
+        believed: Belief, seed: int, shown: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(name, contract)
-        table = data.table
-        assert table.labels is not None
-        self._seed = seed
-        self._believed = by_labeller(labeller) if prior is None else by_baseline(prior)
-        (self.classes,) = next(iter(contract.passives.values())).representation.shape
-        self.rows_U = aligned[rows_U]
-        labelled_n = torch.isin(self.rows_U, data.labelled_rows).nonzero().flatten()
+        self.student, self.classes = student, student.classes
+        self._believed, self._seed = believed, seed
         self.ballot = Ballot.of(
-            rows_U, labelled_n, table.labels[self.rows_U[labelled_n]],
+            positions_U, torch.from_numpy(student.labelled), torch.from_numpy(student.labels),
             size=contract.batch_size, shown=shown,
         )  # fmt: skip
-        self.student = Student(
-            name, data=data, rows_U=self.rows_U, networks=networks, classes=self.classes,
-            train=train, compute=compute, seed=seed,
-        )  # fmt: skip
         self.votes: Votes | None = None
-
-    @property
-    def networks(self) -> ActiveNetworks:
-        return self.student.networks
-
-    @property
-    def in_one_go(self) -> bool:
-        """Whether the student has a best fit, and takes no epochs."""
-        return self.student.in_one_go
-
-    @property
-    def asked_features(self) -> Floats:
-        """Its features of the rows to vote on."""
-        return self.student.features_UF
 
     def take(self, votes: Votes) -> None:
         """Turn what was opened into labels to learn; fit a student that has a best fit."""
         self.votes = votes
         self.student.teach(with_prior(votes, self.student, self._believed, seed=self._seed))
 
-    def learn(self, step: int, rows_B: Tensor) -> float:
-        """Descend once on what the votes say of these rows of the table; return the loss."""
-        return self.student.learn(step, rows_B)
-
-    def accuracy(self, rows: Tensor) -> float:
-        """Share of `rows` of its own table that the student labels correctly, alone."""
-        return self.student.accuracy(rows)
-
     def tensors(self) -> dict[str, Tensor]:
-        """Networks, targets and what was opened."""
-        kept = self.student.tensors()
-        if self.votes is not None:
-            kept |= {
-                "votes.sum": torch.from_numpy(self.votes.totals),
-                "votes.variance": torch.from_numpy(self.votes.variance),
-            }
-        return kept
+        """What was opened."""
+        if self.votes is None:
+            return {}
+        return {
+            "votes.sum": torch.from_numpy(self.votes.totals),
+            "votes.variance": torch.from_numpy(self.votes.variance),
+        }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.student.load_tensors(tensors)
         if "votes.sum" in tensors:
             self.votes = Votes(
                 totals=tensors["votes.sum"].numpy(),

@@ -41,7 +41,7 @@ def test_the_moment_of_the_votes_is_opened_under_the_noise_that_is_told(protocol
     session, clear_UK = session_of(alignment={"protocol": protocol})
     gathered(session)
     learner: Any = session.learner
-    signs_Ud = hyperplane_signs(learner.party.asked_features, 64, seed=0)
+    signs_Ud = hyperplane_signs(learner.student.features_UF, 64, seed=0)
     noise_dK = learner.moment - signs_Ud.T @ clear_UK / np.sqrt(64)
     steps = session.contract.secure_sum["noise"]["steps"]
     told = np.sqrt(3) * steps / (2**12 * np.sqrt(64))
