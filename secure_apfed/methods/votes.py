@@ -374,6 +374,7 @@ class RandomisedVotesLearner(VotesLearner):
     ) -> None:  # fmt: skip
         super().__init__(party, own, headline=headline, guarantee=guarantee)
         self._response = response
+        self._answers_MU: NDArray[np.int64] | None = None
 
     async def gather(self, links: Links) -> Votes:
         """Ask all passives, and read each one's answers."""
@@ -382,14 +383,31 @@ class RandomisedVotesLearner(VotesLearner):
         for name in passives:
             links.send(name, Kind.LABELS, _ASK, ballot.payload)
         answers_MU = np.stack([await self._answers(links, name) for name in passives])
+        self._keep(answers_MU)
         sum_UK = self._response.estimate(answers_MU)
         variance_UK = self._response.variance(sum_UK, parties=len(passives))
         variance_U = variance_UK.mean(axis=1).clip(min=0.0)
+        return Votes(totals=sum_UK, variance=variance_U, voters=len(passives))
+
+    def _keep(self, answers_MU: NDArray[np.int64]) -> None:
+        """Tell how far they agree, also after a resumption."""
+        ballot = self.party.ballot
+        self._answers_MU = answers_MU
         self.agreement = agreements(
-            self._response, answers_MU, names=passives,
+            self._response, answers_MU, names=tuple(self.party.contract.passives),
             labelled_n=ballot.labelled.numpy(), labels_n=ballot.labels.numpy(),
         )  # fmt: skip
-        return Votes(totals=sum_UK, variance=variance_U, voters=len(passives))
+
+    def tensors(self) -> dict[str, Tensor]:
+        kept = super().tensors()
+        if self._answers_MU is not None:
+            kept["answers"] = torch.from_numpy(self._answers_MU)
+        return kept
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        super().load_tensors(tensors, next_step=next_step)
+        if "answers" in tensors:
+            self._keep(tensors["answers"].numpy())
 
     async def _answers(self, links: Links, name: str) -> NDArray[np.int64]:
         ballot, classes = self.party.ballot, self.party.classes

@@ -56,6 +56,7 @@ __all__ = ["MomentVotes", "MomentVotesAggregator", "MomentVotesHelper", "MomentV
 
 _ASK = 0
 _BITS = 12
+_UNASKED = 8  # blocks of 4 MiB
 
 
 class _Terms(VoteTerms):
@@ -99,6 +100,11 @@ class _Terms(VoteTerms):
         )
 
 
+def _is_asked_for(block: int) -> bool:
+    """Whether the dealer waits to be asked for this block, so that few are on their way at once."""
+    return block > 0 and block % _UNASKED == 0
+
+
 class MomentVotesLearner(VotesLearner):
     """Opens the moment of the votes, and estimates votes from it; see `VotesLearner`.
 
@@ -135,6 +141,8 @@ class MomentVotesLearner(VotesLearner):
         )
         links.send(AGGREGATOR, Kind.SIGNS, BEFORE_TRAINING, asked)
         for block in range(self._agreed.blocks):
+            if _is_asked_for(block):
+                links.send(DEALER, Kind.REQUEST, block)
             receiver.take(await self._dealt(links, block))
 
     async def _dealt(self, links: Links, step: int) -> bytes:
@@ -275,5 +283,8 @@ class MomentVotes(VotesMethod):
         dealer = MomentDealer(_Terms.of(own, contract).agreement(contract, size))
         step = dict.fromkeys((AGGREGATOR, contract.active), BEFORE_TRAINING)
         for message in dealer.deal():
-            links.send(message.receiver, Kind.DEALT, step[message.receiver], message.body)
+            at = step[message.receiver]
+            if _is_asked_for(at):
+                await links.receive(contract.active, Kind.REQUEST, step=at, patience=8)
+            links.send(message.receiver, Kind.DEALT, at, message.body)
             step[message.receiver] += 1  # a seed first, then blocks from 0

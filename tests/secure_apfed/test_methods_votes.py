@@ -182,6 +182,8 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same(method: str, tmp_path
     assert again.accuracy == whole.accuracy
     outcome = read_outcome(RunFolder(tmp_path / "run"))
     assert {one.releases for one in outcome.contributions.values()} == {1}
+    assert outcome.agreement == read_outcome(RunFolder(tmp_path / "whole")).agreement
+    assert bool(outcome.agreement) is (method == "votes_randomised")
 
 
 def test_two_sessions_have_other_noise() -> None:

@@ -70,6 +70,27 @@ def test_a_dealer_takes_part_and_holds_nothing() -> None:
     assert DEALER not in roles_of(METHODS["votes"], config, "active", ("a", "b"))
 
 
+def test_the_dealer_is_never_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protocols.moments.agreement.BLOCK_BYTES", 2**15)
+    sent: list[tuple[Kind, int]] = []
+    send = Links.send
+
+    def noted(links: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
+        if kind in (Kind.DEALT, Kind.REQUEST) and to != AGGREGATOR:
+            sent.append((kind, step))
+        send(links, to, kind, step, payload)
+
+    monkeypatch.setattr(Links, "send", noted)
+    session, _ = session_of()
+    agreed: MomentAgreement = session.learner._agreed  # type: ignore[attr-defined]  # of a moment
+    asked = [step for kind, step in sent if kind is Kind.REQUEST]
+    assert agreed.blocks > 16
+    assert asked == list(range(8, agreed.blocks, 8))
+    for step in asked:
+        assert sent.index((Kind.REQUEST, step)) < sent.index((Kind.DEALT, step))
+    gathered(session)
+
+
 def test_help_is_kept_under_noise() -> None:
     data = {"dataset": "digits", "views": 4, "labelled": 30}
     alone, helped = (
