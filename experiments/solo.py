@@ -7,6 +7,8 @@ the runs of a study that share these share it, too.
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -67,7 +69,6 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
     """Measure the baselines on one thread and write the file, unless it is there."""
     if path.is_file():
         return read_solo(config, path)
-    torch.set_num_threads(1)
     own = (data or load_data(config.data, seed=config.seed)).own(config.data.active_name)
     assert own is not None
     table, rows = own.table, own.train_rows
@@ -82,13 +83,25 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
         model=config.model,
         train=config.train,
     )
-    found = compare(
-        task, table.features[own.test_rows], table.labels[own.test_rows], baselines=BASELINES
-    )
+    with _one_thread():
+        found = compare(
+            task, table.features[own.test_rows], table.labels[own.test_rows], baselines=BASELINES
+        )
     record = SoloRecord(settings=settings_digest(config), baselines=tuple(found))
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
     return record
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """So that figures depend on no number of cores, and small tensors wait for none."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def read_solo(config: Config, path: Path) -> SoloRecord:

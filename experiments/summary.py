@@ -37,8 +37,8 @@ class Interval:
         mean = float(np.mean(differences))
         if len(differences) < 2 or len(set(differences)) == 1:
             return cls.of(differences)
-        half = float(sem(differences) * t.ppf((1 + _CONFIDENCE) / 2, len(differences) - 1))
-        return cls(mean, mean - half, mean + half)
+        low, high = t.interval(_CONFIDENCE, len(differences) - 1, mean, sem(differences))
+        return cls(mean, float(low), float(high))
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Interval":

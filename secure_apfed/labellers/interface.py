@@ -7,14 +7,15 @@ data (`signed`), so that what one row costs under noise is known before any are 
 Letters: U aligned rows, F numbers of a row, n labelled rows, K classes.
 """
 
-from typing import ClassVar, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from secure_apfed.errors import DataError
-from secure_apfed.privacy.gdp import Mechanism
+from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
 
 __all__ = [
     "Features",
@@ -27,7 +28,6 @@ __all__ = [
     "checked_positions",
     "hard",
     "rows_of_norm_one",
-    "votes_from",
 ]
 
 Floats = NDArray[np.float64]
@@ -80,23 +80,30 @@ class Labeller(Protocol):
         ...
 
 
-@runtime_checkable
-class LinearLabeller(Protocol):
-    """A labeller whose votes are A Y, with Y the labels as unit vectors."""
+class LinearLabeller(ABC):
+    """A labeller whose votes are A Y, with Y the labels as unit vectors, and A without noise."""
 
+    linear: ClassVar[bool] = True
+
+    @property
+    def model(self) -> Mechanism:
+        return NoPrivacy()
+
+    def label(
+        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
+    ) -> Floats:
+        """See `Labeller.label`."""
+        matrix_Un = self.matrix(features_UF, labelled_n)
+        labels_n = checked_labels(labels_n, matrix_Un.shape[1], classes)
+        return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
+
+    @abstractmethod
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
         """Return A_Un, whose rows have L1 norm 1, or 0 for no vote.
 
         Raises:
             DataError: features or positions are unfit.
         """
-        ...
-
-
-def votes_from(matrix_Un: Floats, labels_n: Integers, classes: int) -> Floats:
-    """Return A Y."""
-    labels_n = checked_labels(labels_n, matrix_Un.shape[1], classes)
-    return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
 
 
 def rows_of_norm_one(matrix_Un: Floats) -> Floats:

@@ -21,20 +21,19 @@ from secure_apfed.labellers.interface import (
     Features,
     Floats,
     Integers,
+    LinearLabeller,
     checked_features,
     checked_positions,
     rows_of_norm_one,
-    votes_from,
 )
 from secure_apfed.labellers.scale import scale_of
-from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
 from secure_apfed.seeds import derive_seed
 
 __all__ = ["Ridge"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ridge:
+class Ridge(LinearLabeller):
     """Least squares on unit vectors of the labels, with lambda |weights|^2.
 
     Attributes:
@@ -45,7 +44,6 @@ class Ridge:
 
     name: ClassVar[str] = "ridge"
     title: ClassVar[str] = "ridge regression on the labelled rows"
-    linear: ClassVar[bool] = True
     inductive: ClassVar[bool] = True
     signed: ClassVar[bool] = True
 
@@ -59,15 +57,6 @@ class Ridge:
                 "ridge takes 1 random feature or more and a positive strength, got "
                 f"{self.cosines} and {self.strength}"
             )
-
-    @property
-    def model(self) -> Mechanism:
-        return NoPrivacy()
-
-    def label(
-        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
-    ) -> Floats:
-        return votes_from(self.matrix(features_UF, labelled_n), labels_n, classes)
 
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
         """Return A_Un; see `LinearLabeller.matrix`."""

@@ -21,12 +21,11 @@ from secure_apfed.labellers.interface import (
     Features,
     Floats,
     Integers,
+    LinearLabeller,
     checked_features,
     checked_positions,
     rows_of_norm_one,
-    votes_from,
 )
-from secure_apfed.privacy.gdp import Mechanism, NoPrivacy
 
 __all__ = ["Spreading"]
 
@@ -38,7 +37,7 @@ _FEW_COLUMNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spreading:
+class Spreading(LinearLabeller):
     """Labels spread along the edges of a graph; who has no path to a label has no vote.
 
     Attributes:
@@ -48,7 +47,6 @@ class Spreading:
 
     name: ClassVar[str] = "spreading"
     title: ClassVar[str] = "label spreading over a graph of nearest neighbours"
-    linear: ClassVar[bool] = True
     inductive: ClassVar[bool] = False
     signed: ClassVar[bool] = False
 
@@ -61,15 +59,6 @@ class Spreading:
                 "label spreading takes 1 neighbour or more and an alpha between 0 and 1, got "
                 f"{self.neighbours} and {self.alpha}"
             )
-
-    @property
-    def model(self) -> Mechanism:
-        return NoPrivacy()
-
-    def label(
-        self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
-    ) -> Floats:
-        return votes_from(self.matrix(features_UF, labelled_n), labels_n, classes)
 
     def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
         """Return A_Un; see `LinearLabeller.matrix`.

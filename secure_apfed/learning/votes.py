@@ -1,11 +1,11 @@
 """From votes to the active's model: whose label is likely, and a student of those labels.
 
-Run by: the active, on what it opened of the passives' votes and on its own labeller's answers. The
-solo labeller is the prior: where noise drowns the votes, or nobody voted, the student learns what
-the active would have taught it alone. Letters: U rows, n labelled rows, K classes, D features.
+Run by: the active, on what it opened of the passives' votes and on what it believes without them,
+the prior: where noise drowns the votes, or nobody voted, the student learns what the active would
+have taught it alone. Letters: U rows, n labelled rows, K classes, D features.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,17 +21,17 @@ from secure_apfed.learning.descent import Trainer
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import SoloTask
+from secure_apfed.solo.choice import FOLDS
 from secure_apfed.solo.folds import held_out
 
 __all__ = [
-    "SoftTrainer", "Votes", "batches_of_rows", "fit_linear", "fit_ridge", "last_layer",
-    "likely_labels", "reliability_of",
+    "SoftTrainer", "Votes", "fit_linear", "fit_ridge", "last_layer", "likely_labels",
+    "reliability_of",
 ]  # fmt: skip
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_FOLDS = 3
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 _LEAST_AGREEMENT = 0.3
 _LEAST_MISFIT = 0.02
@@ -59,7 +59,7 @@ def reliability_of(believed: Callable[[SoloTask], Floats], task: SoloTask) -> fl
     """
     right = [
         believed(task.without(part))[task.labelled[part]].argmax(1) == task.labels[part]
-        for part in held_out(task.labels, _FOLDS, task.seed)
+        for part in held_out(task.labels, FOLDS, task.seed)
     ]
     share = np.concatenate(right).mean() if right else 0.5
     return float(np.clip(share, min(2 / task.classes, 0.9), 0.98))
@@ -69,14 +69,14 @@ def likely_labels(votes: Votes, own_U: Integers, reliability: float) -> Floats:
     """Return the probability of each class for each row, (U, K).
 
     A row of class c is modelled with votes around mu for c and around 0 for the others, after the
-    row's mean is taken off, with the variance of the noise and of the voters' own errors; the own
-    labeller is right with `reliability`, and otherwise names any other class (a one-coin rater of
-    Dawid and Skene 1979). mu comes from how far votes agree with the own labeller, which has not
-    seen their noise, corrected for its errors; of a voter it lies in .3 to 1.
+    row's mean is taken off, with the variance of the noise and of the voters' own errors; the prior
+    is right with `reliability`, and otherwise names any other class (a one-coin rater of Dawid and
+    Skene 1979). mu comes from how far votes agree with the prior, which has not seen their noise,
+    corrected for its errors; of a voter it lies in .3 to 1.
 
     Args:
         votes: of the passives.
-        own_U: class that the own labeller names, -1: none.
+        own_U: class that the prior names, -1: none.
         reliability: of it.
     """
     rows, classes = votes.totals.shape
@@ -193,8 +193,3 @@ class SoftTrainer(Trainer):
         with self.forward_pass("predict"):
             scores_BK: Tensor = self.networks(self.features_N[rows_B], None)[0]
         return scores_BK
-
-
-def batches_of_rows(rows: int, size: int) -> Iterator[slice]:
-    """Cut 0..rows-1 into slices of at most `size`."""
-    yield from (slice(start, min(start + size, rows)) for start in range(0, rows, size))

@@ -2,9 +2,10 @@
 
 One round trip before training: the active names rows and the labels that it has, every passive
 labels the rows from its own features, and the active opens the votes: as a secure sum (`votes`), or
-each passive's under randomised response (`votes_randomised`). Its student then learns alone, with
-its own labeller's answers as the prior. Help is worth most where few rows have a label and many
-more are aligned. Two more openings are files of their own.
+each passive's under randomised response (`votes_randomised`). Its student then learns alone;
+the prior is what the active believes without votes (`votes.prior`: by default MixMatch). Help is
+worth most where few rows have a label and many more are aligned. Two more openings are files of
+their own.
 """
 
 from abc import abstractmethod

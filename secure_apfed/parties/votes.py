@@ -23,7 +23,7 @@ from secure_apfed.labellers import Labeller, hard
 from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.student import Belief, Student, with_prior
-from secure_apfed.learning.votes import Votes, batches_of_rows
+from secure_apfed.learning.votes import Votes
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Allowance, StepGate
 
@@ -96,7 +96,8 @@ class Ballot:
     @property
     def blocks(self) -> list[slice]:
         """Places of the rows that are voted on at once, in their order."""
-        return list(batches_of_rows(len(self.rows), self.size))
+        rows, size = len(self.rows), self.size
+        return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
 class VotingParty(Party):
