@@ -133,7 +133,7 @@ def one_answer(response: VoteResponse, runs: int, seed: int) -> Scores:
     scores = []
     for world in (0, 1):
         votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
-        answers_R = response.answer(votes_RK, key=_key(seed, "answer", world), step=0)
+        answers_R = response.answer(votes_RK, key=_key(seed, "answer", world), about=b"audit")
         scores.append((answers_R == 1).astype(np.float64) - (answers_R == 0))
     return scores[0], scores[1]
 
@@ -174,7 +174,7 @@ def record_in_answers(
     scores = []
     for world in (0, 1):
         asked = np.tile(votes[world], (runs, 1))
-        answers = response.answer(asked, key=_key(seed, "answers", world), step=0)
+        answers = response.answer(asked, key=_key(seed, "answers", world), about=b"audit")
         chosen = np.eye(tables.classes)[answers].reshape(runs, *votes[0].shape)
         scores.append((chosen * (votes[1] - votes[0])).sum(axis=(1, 2)) * response.epsilon)
     return scores[0], scores[1]
@@ -247,7 +247,7 @@ def weights_and_answer(
     scores = []
     for world in (0, 1):
         read = _read(private, tables, runs, seed, world)
-        answers_R = response.answer(read.own, key=_key(seed, "own", world), step=0)
+        answers_R = response.answer(read.own, key=_key(seed, "own", world), about=b"audit")
         gain_RK = _votes_given(read, tables, 1) - _votes_given(read, tables, 0)
         scores.append(read.ratio + response.epsilon * gain_RK[np.arange(runs), answers_R])
     return scores[0], scores[1]

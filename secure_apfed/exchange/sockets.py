@@ -33,6 +33,8 @@ Address = tuple[str, int]
 _LENGTH = struct.Struct(">I")
 _MOST_FRAME = 2**30
 _MOST_HELD = 2**28  # bytes of a peer that nobody has asked for yet; then TCP holds it back
+_MOST_UNSENT = 2**28  # bytes for a peer that does not read; then the sender waits
+_STALLED_S = 300.0
 _FRAME_COST = 256
 _CHUNK = 2**20
 _CHALLENGE_BYTES = 32
@@ -110,8 +112,20 @@ class Sockets:
         return cls(me, connections)
 
     def post(self, receiver: str, frame: bytes) -> None:
-        """Send a frame; whether it arrives shows in what comes back."""
-        self._peers[receiver].write(_LENGTH.pack(len(frame)) + frame)
+        """Send a frame; whether it arrives shows in what comes back.
+
+        Where much waits for this peer already, it is let take some of that first; what others send
+        is read meanwhile, so that two who send to each other both go on.
+        """
+        peer = self._peers[receiver]
+        peer.write(_LENGTH.pack(len(frame)) + frame)
+        left, stalled = peer.unsent, time.monotonic() + _STALLED_S
+        while (unsent := peer.unsent) > _MOST_UNSENT:
+            if unsent < left:
+                left, stalled = unsent, time.monotonic() + _STALLED_S
+            elif time.monotonic() > stalled:
+                peer.give_up(f"{receiver} took nothing of what it was sent for {_STALLED_S:g} s")
+            self._read(_PAUSE_S)
 
     def take(self, awaited: Awaited, timeout_s: float) -> Frame:
         """Wait for a frame of one of the awaited.
@@ -191,7 +205,13 @@ class _Peer:
         self._buffer = bytearray()
         self._changed = threading.Condition()
         self._unsent: deque[memoryview] = deque()
+        self._left = 0
         self._writing = self._broken = False
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the system to take them; 0 once it never will."""
+        return 0 if self._broken else self._left
 
     def read(self) -> list[bytes]:
         """The frames that are complete now."""
@@ -233,6 +253,7 @@ class _Peer:
                 view = view[self._send(view) :]
             if view and not self._broken:
                 self._unsent.append(view)
+                self._left += len(view)
                 self._changed.notify_all()
                 if not self._writing:
                     self._writing = True
@@ -258,11 +279,19 @@ class _Peer:
                 with self._changed:
                     while self._unsent and not self._broken:
                         sent = self._send(self._unsent[0])
+                        self._left -= sent
                         if sent < len(self._unsent[0]):
                             self._unsent[0] = self._unsent[0][sent:]
                             break
                         self._unsent.popleft()
                     self._changed.notify_all()
+
+    def give_up(self, why: str) -> None:
+        """Keep nothing for it any more, and say why nothing comes."""
+        with self._changed:
+            self.closed, self._broken = self.closed or why, True
+            self._unsent.clear()
+            self._changed.notify_all()
 
     def flush(self, deadline: float) -> None:
         """Wait until everything is with the system, or time is up; then say that no more comes."""

@@ -21,6 +21,7 @@ __all__ = [
     "PrivateLogistic",
     "Ridge",
     "Spreading",
+    "about",
     "hard",
     "make_labeller",
 ]
@@ -66,3 +67,8 @@ def make_labeller(
     if epsilon is None or key is None:
         raise ConfigError(f"the labeller {name} needs an epsilon for its weights, and a key")
     return kind(epsilon=epsilon, delta=delta, key=key, centre=centre, seeded=seeded)
+
+
+def about(labeller: Labeller, question: bytes) -> Labeller:
+    """The labeller for one question, which names the people and labels: noise is never shared."""
+    return labeller.about(question) if isinstance(labeller, PrivateLogistic) else labeller

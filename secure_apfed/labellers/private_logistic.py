@@ -31,6 +31,7 @@ With one row x_i replaced by x', the objectives are
 Letters: U rows, F numbers of a row, n labelled rows, K classes, T weights (F, K).
 """
 
+import copy
 import math
 from typing import ClassVar
 
@@ -98,6 +99,12 @@ class PrivateLogistic:
         self.centre, self.seeded = centre, seeded
         self._mu = gdp_mu(epsilon, delta)
         self._noise = NoiseSource(key, secret=not seeded)
+
+    def about(self, content: bytes) -> "PrivateLogistic":
+        """The same with noise for this content alone, which names the people and their labels."""
+        other = copy.copy(self)
+        other._noise = self._noise.about(content)
+        return other
 
     @property
     def model(self) -> GaussianRelease:

@@ -43,7 +43,7 @@ __all__ = ["JointTeacher", "JointTeacherLearner"]
 
 Floats = NDArray[np.float64]
 
-_ONCE = 0
+_ALL_ROWS = bytes(8)
 
 
 class JointTeacherLearner(TvflLearner):
@@ -116,7 +116,7 @@ class JointTeacherLearner(TvflLearner):
     def answered(self, labels_UK: Floats, epsilon: float) -> Floats:
         """The labels that the student learns under randomised response, with its own prior."""
         response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
-        answers_U = response.answer(hard(labels_UK), key=self._key, step=_ONCE)
+        answers_U = response.answer(hard(labels_UK), key=self._key, about=_ALL_ROWS)
         estimate_UK = response.estimate(answers_U[None])
         variance_U = response.variance(estimate_UK, parties=1).mean(axis=1).clip(min=0.0)
         votes = Votes(totals=estimate_UK, variance=variance_U, voters=1)

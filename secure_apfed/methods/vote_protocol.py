@@ -31,6 +31,8 @@ from secure_apfed.privacy.votes import calibrate_votes
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
+    "AFTER_TOLD",
+    "TOLD",
     "BallotSize",
     "VoteTerms",
     "VotesAggregator",
@@ -43,6 +45,9 @@ __all__ = [
 ]
 
 _DIGEST_BYTES = 32
+TOLD, AFTER_TOLD = 8, 9
+"""Patience with the active, and with others that have to hear of it first: so that whoever falls
+silent is named, and not who waits for it."""
 
 
 def is_due(contract: Contract) -> bool:
@@ -86,9 +91,7 @@ class BallotSize:
             RemoteProtocolError: no size, or one beyond what may be asked.
         """
         active = contract.active
-        message = await links.receive(
-            active, Kind.BALLOT_SIZE, step=BEFORE_TRAINING, patience=8
-        )  # fmt: skip
+        message = await links.receive(active, Kind.BALLOT_SIZE, step=BEFORE_TRAINING, patience=TOLD)
         try:
             told = msgpack.unpackb(message.payload)
             size = cls(**told)
@@ -240,7 +243,7 @@ class VotesAggregator(Helper):
         while True:
             message = await links.receive(
                 everybody, Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
-                least=len(everybody), patience=8,
+                least=len(everybody), patience=AFTER_TOLD,
             )  # fmt: skip
             contributed = message.kind is Kind.CONTRIBUTION
             if contributed is (message.sender == active):
@@ -258,8 +261,9 @@ class VotesAggregator(Helper):
             bodies = {message.sender: message.payload}
             while missing := [name for name in contract.passives if name not in bodies]:
                 other = await links.receive(
-                    missing, Kind.CONTRIBUTION, step=message.step, least=len(missing)
-                )
+                    missing, Kind.CONTRIBUTION, step=message.step, least=len(missing),
+                    patience=AFTER_TOLD,
+                )  # fmt: skip
                 bodies[other.sender] = other.payload
             combined = self.combine(
                 message.step, {name: bodies[name] for name in contract.passives}

@@ -72,6 +72,7 @@ __all__ = [
 ]
 
 _ASK = 0
+_SEEDED = bytes(8)
 
 
 def open_votes_facts(title: str, opening: VoteOpening) -> MethodFacts:
@@ -425,19 +426,22 @@ class RandomisedVotesHelper(VotesHelper):
     """Answers its votes by chance, for itself; see `VotesHelper`."""
 
     def __init__(
-        self, party: VotingParty, response: VoteResponse, ledger: PrivacyLedger, *, key: bytes
-    ) -> None:
+        self, party: VotingParty, response: VoteResponse, ledger: PrivacyLedger, *, key: bytes,
+        secret: bool,
+    ) -> None:  # fmt: skip
         super().__init__(party)
         self.ledgers, self.contributions = {party.name: ledger}, ledger
-        self._response, self._key = response, key
+        self._response, self._key, self._secret = response, key, secret
 
     async def answer(self, links: Links, message: Envelope) -> None:
         party, ledger = self.party, self.contributions
         ballot = party.read(message)
-        answers_U = self._response.answer(party.vote(ballot), key=self._key, step=_ASK)
+        # Chance is of this ballot: on others' votes, however alike, it is another one.
+        about = ballot.payload if self._secret else _SEEDED
+        answers_U = self._response.answer(party.vote(ballot), key=self._key, about=about)
         assert ledger is not None
         for step, block in enumerate(ballot.blocks):
-            # The same votes get the same answers from the same key, in any session.
+            # The same ballot gets the same answers from the same key, in any session.
             values = answers_U[block].tobytes()
             digest = party.count(ballot, block, step, new=False, values=values)
             rows_B = ballot.rows[block]
@@ -471,8 +475,9 @@ class RandomisedVotes(VotesMethod):
         )
         key = derive_key(own.noise_key, b"secure-apfed votes v1")
         return RandomisedVotesHelper(
-            self.voting_party(own, contract, rows), response, ledger, key=key
-        )
+            self.voting_party(own, contract, rows), response, ledger, key=key,
+            secret=own.config.guard.noise == "secret",
+        )  # fmt: skip
 
 
 def _response(own: Own, contract: Contract) -> VoteResponse:

@@ -31,6 +31,8 @@ from secure_apfed.learning.votes import Votes
 from secure_apfed.methods.accounts import refused_sums
 from secure_apfed.methods.method import Helper, Learner, Own, meet, meet_all
 from secure_apfed.methods.vote_protocol import (
+    AFTER_TOLD,
+    TOLD,
     BallotSize,
     VotesAggregator,
     VoteTerms,
@@ -201,12 +203,15 @@ class EncryptedVotesHelper(VotesHelper):
         self._size = await self._terms.heard(links, contract, most=len(self.party.held_N))
         sums = self._terms.sums(contract, self._size)
         self._contributor = sums.contributor(self.name)
-        await links.converse(Kind.SUM_SETUP, self._contributor, others)
+        await links.converse(Kind.SUM_SETUP, self._contributor, others, patience=AFTER_TOLD)
         if sums.products.candidates is None:
             return
         await meet(links, contract.active)
-        message = await links.receive(contract.active, Kind.COMMITMENT, step=BEFORE_TRAINING)
-        await links.converse(Kind.COIN, self._contributor.toss(message.payload), others)
+        message = await links.receive(
+            contract.active, Kind.COMMITMENT, step=BEFORE_TRAINING, patience=TOLD
+        )
+        toss = self._contributor.toss(message.payload)
+        await links.converse(Kind.COIN, toss, others, patience=AFTER_TOLD)
         links.send(contract.active, Kind.CHALLENGE, BEFORE_TRAINING, self._contributor.challenge())
 
     async def answer(self, links: Links, message: Envelope) -> None:

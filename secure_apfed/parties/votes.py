@@ -19,7 +19,7 @@ from torch import Tensor
 from protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
-from secure_apfed.labellers import Labeller, hard
+from secure_apfed.labellers import Labeller, about, hard
 from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.student import Belief, Student, with_prior
@@ -157,7 +157,7 @@ class VotingParty(Party):
         if known_n.any():
             place_U = np.cumsum(known_U) - 1
             here = ballot.rows.numpy()[known_U]
-            votes_UK[known_U] = self.labeller.label(
+            votes_UK[known_U] = about(self.labeller, ballot.payload).label(
                 self._features_NF[here],
                 place_U[ballot.labelled.numpy()[known_n]],
                 ballot.labels.numpy()[known_n],

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from protocols.discrete_gaussian import discrete_gaussian
 from protocols.errors import LocalProtocolError
-from protocols.randomness import KEY_BYTES, keystream
+from protocols.randomness import KEY_BYTES, derive_key, keystream
 
 __all__ = ["NoiseSource", "on_grid", "standard_normals"]
 
@@ -66,6 +66,10 @@ class NoiseSource:
         if len(key) != KEY_BYTES:
             raise LocalProtocolError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
         self._key, self.secret = key, secret
+
+    def about(self, content: bytes) -> "NoiseSource":
+        """Noise for this content alone; the same where it is not secret."""
+        return NoiseSource(derive_key(self._key, content)) if self.secret else self
 
     def __reduce__(self) -> str:
         raise LocalProtocolError("a noise key is a secret of its party and is never serialised")

@@ -72,13 +72,15 @@ class VoteResponse:
         """Epsilon of `releases` answers about one person; any delta does."""
         return releases * self.epsilon
 
-    def answer(self, votes_UK: Floats, *, key: bytes, step: int) -> Integers:
+    def answer(self, votes_UK: Floats, *, key: bytes, about: bytes) -> Integers:
         """Return one class a row; the same arguments give the same answers.
 
         Args:
             votes_UK: unit vectors, or zeros for no vote; see `labellers.hard`.
             key: 32 secret bytes; whoever has them can tell what was kept.
-            step: of the run.
+            about: what names the people and the question. Answers about other people, or to another
+                question, must never share their chance: where they did, equal answers would tell
+                that votes are equal.
 
         Raises:
             LocalProtocolError: votes of another form, or a key of the wrong length.
@@ -90,7 +92,7 @@ class VoteResponse:
         silent_U = ~votes_UK.any(axis=1)
         if not (np.isin(votes_UK, (0.0, 1.0)).all() and (votes_UK.sum(axis=1) <= 1).all()):
             raise LocalProtocolError("votes under randomised response are unit vectors or zeros")
-        own_key = derive_key(key, b"vote response", step.to_bytes(8, "big"))
+        own_key = derive_key(key, b"vote response", about)
         _, choice_U = chances(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
         any_U = (choice_U % np.uint64(self.classes)).astype(np.int64)
         # Randomised response maps a uniform class to a uniform class.

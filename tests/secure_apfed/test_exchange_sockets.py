@@ -232,6 +232,64 @@ def test_a_flood_is_held_back_and_not_held(place: Place, monkeypatch: pytest.Mon
         assert came["ann"].take(awaiting("ann", "bob"), 10) == ("bob", frame)
 
 
+def test_who_sends_waits_for_a_peer_that_does_not_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_UNSENT", 1_000_000)
+    monkeypatch.setattr(module, "_MOST_HELD", 1_000_000)
+    came, frame = place.all_come(), bytes(400_000)
+    peer, sent = vars(came["bob"])["_peers"]["ann"], []
+
+    def flood() -> None:
+        for number in range(100):
+            came["bob"].post("ann", frame)
+            sent.append(number)
+
+    thread = threading.Thread(target=flood, daemon=True)
+    thread.start()
+    thread.join(1.0)
+    assert thread.is_alive()
+    assert len(sent) < 100
+    assert peer.unsent < 2_000_000
+    came["cid"].post("bob", b"meanwhile")
+    for _ in range(100):
+        assert came["ann"].take(awaiting("ann", "bob"), 10) == ("bob", frame)
+    thread.join(10)
+    assert len(sent) == 100
+    assert came["bob"].take(awaiting("bob", "cid"), 10) == ("cid", b"meanwhile")
+
+
+def test_two_who_send_much_to_each_other_both_go_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_UNSENT", 1_000_000)
+    came, frame = place.all_come(), bytes(400_000)
+    got: list[tuple[str, bytes]] = []
+
+    def exchange(me: str, other: str) -> None:
+        for _ in range(100):
+            came[me].post(other, frame)
+        got.extend(came[me].take(awaiting(me, other), 20) for _ in range(100))
+
+    pairs = (("ann", "bob"), ("bob", "ann"))
+    threads = [threading.Thread(target=exchange, args=pair, daemon=True) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert got.count(("bob", frame)) == got.count(("ann", frame)) == 100
+
+
+def test_a_peer_that_never_reads_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_UNSENT", 1_000_000)
+    monkeypatch.setattr(module, "_STALLED_S", 0.3)
+    came, frame = place.all_come(), bytes(400_000)
+    for _ in range(50):
+        came["bob"].post("ann", frame)
+    with pytest.raises(PartyLeftError, match=r"ann took nothing of what it was sent for 0.3 s"):
+        came["bob"].take(awaiting("bob", "ann"), 10)
+
+
 def test_a_flood_of_empty_frames_is_held_back_too(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)
 def answered(votes_MU: np.ndarray, seed: int) -> np.ndarray:
     """One answer of each passive for each row, as `VoteResponse` gives them."""
     return np.stack([
-        RESPONSE.answer(np.eye(CLASSES)[votes_U], key=bytes([seed, at]) * 16, step=0)
+        RESPONSE.answer(np.eye(CLASSES)[votes_U], key=bytes([seed, at]) * 16, about=b"0")
         for at, votes_U in enumerate(votes_MU)
     ])  # fmt: skip
 

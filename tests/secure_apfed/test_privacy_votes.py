@@ -69,7 +69,7 @@ def test_answers_have_that_law() -> None:
     response = VoteResponse(epsilon=1.2, classes=classes)
     votes = np.zeros((rows, classes))
     votes[: rows // 2, 1] = 1.0
-    answers = response.answer(votes, key=fresh_key(), step=0)
+    answers = response.answer(votes, key=fresh_key(), about=b"0")
     for part, expected in (
         (answers[: rows // 2], [response.other_probability, response.keep_probability] * 2),
         (answers[rows // 2 :], [1 / 3] * 3),
@@ -84,14 +84,14 @@ def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
     response = VoteResponse(epsilon=0.5, classes=4)
     votes = hard(RNG.random((300, 4)))
     key = fresh_key()
-    answers = response.answer(votes, key=key, step=3)
-    assert (answers == response.answer(votes, key=key, step=3)).all()
+    answers = response.answer(votes, key=key, about=b"3")
+    assert (answers == response.answer(votes, key=key, about=b"3")).all()
     moved = votes.copy()
     moved[0] = np.roll(votes[0], 1)
     for other in (
-        response.answer(votes, key=key, step=4),
-        response.answer(votes, key=fresh_key(), step=3),
-        response.answer(moved, key=key, step=3),
+        response.answer(votes, key=key, about=b"4"),
+        response.answer(votes, key=fresh_key(), about=b"3"),
+        response.answer(moved, key=key, about=b"3"),
     ):
         assert (answers != other)[1:].mean() > 0.2
 
@@ -106,7 +106,7 @@ def test_the_estimate_is_unbiased_and_its_variance_the_stated_one(epsilon: float
     found = np.stack(
         [
             response.estimate(
-                np.stack([response.answer(v, key=key, step=time * parties + party)
+                np.stack([response.answer(v, key=key, about=f"{time} {party}".encode())
                           for party, v in enumerate(votes)])
             )
             for time in range(times)
@@ -121,7 +121,7 @@ def test_the_estimate_is_unbiased_and_its_variance_the_stated_one(epsilon: float
 
 def test_no_vote_counts_a_share_for_each_class() -> None:
     response = VoteResponse(epsilon=1.0, classes=2)
-    answers = response.answer(np.zeros((40_000, 2)), key=fresh_key(), step=0)
+    answers = response.answer(np.zeros((40_000, 2)), key=fresh_key(), about=b"0")
     estimate = response.estimate(answers[None])
     assert estimate.mean(axis=0) == pytest.approx([0.5, 0.5], abs=0.03)
 
@@ -131,7 +131,7 @@ def test_no_vote_counts_a_share_for_each_class() -> None:
 )
 def test_soft_votes_and_others_are_no_question(votes: Floats) -> None:
     with pytest.raises(LocalProtocolError, match="votes"):
-        VoteResponse(epsilon=1.0, classes=2).answer(votes, key=bytes(32), step=0)
+        VoteResponse(epsilon=1.0, classes=2).answer(votes, key=bytes(32), about=b"0")
 
 
 @pytest.mark.parametrize(("epsilon", "classes"), [(0.0, 2), (math.nan, 2), (41.0, 2), (1.0, 1)])
