@@ -146,14 +146,17 @@ class DescribedProducts(DescribedSum):
     def readable_bits(self) -> float:
         """What an active with labels of its choice and a proper key reads of one person, in bits.
 
-        K numbers modulo t = 2^plain, each under the noise of all passives: the capacity of such a
-        channel is plain less the entropy of the noise, log2(deviation * sqrt(2 pi e M)) bits (Cover
-        and Thomas 2006, sections 7.2 and 8.1). M counts the passives that keep their noise to
+        K numbers modulo q = 2^k, each under smudging noise that is uniform on 2^h integers, and
+        under the noise of all passives, which lies on whole steps of q / t: what an active encrypts
+        between the steps, that noise does not touch. The capacity of such a channel is at most k
+        less the entropy of what is added, h + log2(deviation * sqrt(2 pi e M)) bits (Cover and
+        Thomas 2006, sections 7.2 and 8.1). M counts the passives that keep their noise to
         themselves: all of them here.
         """
         deviation, passives = self.products.noise or 0, len(self.products.contributors)
         variance = 2 * math.pi * math.e * passives * deviation**2
-        bits = self.headroom.plain_bits - (math.log2(variance) / 2 if deviation else 0)
+        added = self.headroom.smudging_bits + (math.log2(variance) / 2 if deviation else 0)
+        bits = self.headroom.modulus_bits - added
         return self.products.columns * max(0.0, bits)
 
     @property
@@ -172,11 +175,13 @@ class DescribedProducts(DescribedSum):
         if self.products.candidates is not None:
             return one + (
                 f"An active whose key or labels are not as agreed is found out before anybody "
-                f"answers, but for one time in {self.products.candidates}."
+                f"answers, but for one time in {self.products.candidates} of the sessions that it "
+                "begins."
             )
         return one + (
             "The active is trusted to encrypt bits under a proper key; no passive can tell. "
-            "Multiples of labels give several columns in the digits of one number, "
+            "Multiples of labels give several columns in the digits of one number, fractions of a "
+            "step give some that noise on votes does not hide: together "
             f"{self.readable_bits:.0f} bits of one person at most, and a key that is none "
             f"{self.answered_bits} bits, all words of the combined answer."
         )

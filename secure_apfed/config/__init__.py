@@ -75,6 +75,12 @@ class Config(RunSettings):
             raise ValueError(
                 f"votes.candidates: in method {self.method} no labels are encrypted; leave it out"
             )
+        if opening == "encrypted" and votes.epsilon is not None and votes.candidates is None:
+            raise ValueError(
+                f"votes.candidates: method {self.method} counts an epsilon for labels of one class "
+                "each, and an active that encrypts others reads below the noise; let the passives "
+                "look, as votes: {candidates: 20}"
+            )
         linear = LABELLERS[votes.labeller].linear
         if opening == "encrypted" and not (linear and votes.form == "soft"):
             raise ValueError(

@@ -14,7 +14,7 @@ from secure_apfed.methods.method import Brought, Keeper, Own
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.models import Shape
 from secure_apfed.names import UPDATES, log_file
-from secure_apfed.parties import PrivateUpdates, RefusedSums
+from secure_apfed.parties import OpenAudits, PrivateUpdates, RefusedSums
 from secure_apfed.privacy import (
     GradientGuard,
     Mechanism,
@@ -25,14 +25,17 @@ from secure_apfed.privacy import (
     make_guard,
 )
 from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.release_log import holds_releases
 from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
+    "answered_before",
     "answers_log",
     "freshly_brought",
     "guard_for",
     "ledger_for",
+    "open_audits",
     "open_ledger",
     "private_updates",
     "refused_sums",
@@ -98,6 +101,17 @@ def answers_log(own: Own) -> Path | None:
     return log_file(own.logs, "answers", own.name, "jsonl") if own.logs else None
 
 
+def answered_before(own: Own) -> Path | None:
+    """A log of this party that holds what an earlier session released; None: there is none."""
+    if own.logs is None:
+        return None
+    logs = [
+        log_file(own.logs, "answers", own.name, "jsonl"),
+        *(log_file(own.logs, "ledger", own.name + end, "jsonl") for end in ("", UPDATES)),
+    ]
+    return next(filter(holds_releases, logs), None)
+
+
 def refused_sums(own: Own) -> RefusedSums:
     """Where the active notes sums that it refuses, over all sessions of the run.
 
@@ -106,6 +120,12 @@ def refused_sums(own: Own) -> RefusedSums:
     """
     log = log_file(own.logs, "refused", own.name, "jsonl") if own.logs else None
     return RefusedSums(own.name, log, allowed=own.config.rules.refused_sums)
+
+
+def open_audits(own: Own) -> OpenAudits:
+    """Where a passive notes audits of encrypted labels, over all sessions of the run."""
+    log = log_file(own.logs, "audits", own.name, "jsonl") if own.logs else None
+    return OpenAudits(own.name, log, allowed=own.config.votes.broken_audits)
 
 
 def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:

@@ -28,7 +28,7 @@ from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.labellers import LinearLabeller, make_labeller
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Votes
-from secure_apfed.methods.accounts import refused_sums
+from secure_apfed.methods.accounts import open_audits, refused_sums
 from secure_apfed.methods.method import Helper, Learner, Own, meet, meet_all
 from secure_apfed.methods.vote_protocol import (
     AFTER_TOLD,
@@ -45,7 +45,7 @@ from secure_apfed.methods.vote_protocol import (
 )
 from secure_apfed.methods.votes import VotesHelper, VotesLearner, VotesMethod, open_votes_facts
 from secure_apfed.parties import Ballot, VotesActive, VotingParty
-from secure_apfed.parties.rules import RefusedSums
+from secure_apfed.parties.rules import OpenAudits, RefusedSums
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.votes import summed_votes
 
@@ -131,7 +131,10 @@ class EncryptedVotesLearner(VotesLearner):
         self._size = BallotSize.of(party.ballot)
         self._sums = terms.sums(party.contract, self._size)
         noised = "; that is so for labels of one class each" if self._sums.products.noise else ""
-        self.guarantee = f"{guarantee}{noised}. {self._sums.malicious}"
+        audited = self._sums.products.candidates is not None
+        broken = own.config.votes.broken_audits
+        counted = f" After {broken + 1} that were broken off there, a passive begins no other."
+        self.guarantee = f"{guarantee}{noised}. {self._sums.malicious}{counted if audited else ''}"
         # Towards zero a number moves by a step at most, to the nearest by half of one.
         self.rounding = 2 * self._sums.rounding()
         self._refused = refused
@@ -184,9 +187,10 @@ class EncryptedVotesHelper(VotesHelper):
 
     def __init__(
         self, party: VotingParty, labeller: LinearLabeller, terms: _Terms,
-        noise: ContributionNoise | None,
+        noise: ContributionNoise | None, audits: OpenAudits,
     ) -> None:  # fmt: skip
         super().__init__(party)
+        self._audits = audits
         self._labeller, self._terms, self._noise = labeller, terms, noise
         self._contributor: ProductContributor | None = None
         self._size: BallotSize | None = None
@@ -212,6 +216,7 @@ class EncryptedVotesHelper(VotesHelper):
         )
         toss = self._contributor.toss(message.payload)
         await links.converse(Kind.COIN, toss, others, patience=AFTER_TOLD)
+        self._audits.begin(contract=contract.digest.hex())
         links.send(contract.active, Kind.CHALLENGE, BEFORE_TRAINING, self._contributor.challenge())
 
     async def answer(self, links: Links, message: Envelope) -> None:
@@ -222,6 +227,8 @@ class EncryptedVotesHelper(VotesHelper):
             raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
         self._size.require(ballot, sender=message.sender)
         contributor.accept(request)
+        if self._terms.config.votes.candidates is not None:
+            self._audits.end(contract=party.contract.digest.hex())
         matrix_Un = self._matrix(ballot)
         digest = counted(party, ballot, matrix_Un)
         noise_UK = None
@@ -313,6 +320,7 @@ class EncryptedVotes(VotesMethod):
             labeller,
             terms,
             vote_noise(own, terms.release, rows=len(rows)),
+            open_audits(own),
         )
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:

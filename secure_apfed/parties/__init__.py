@@ -6,7 +6,7 @@ from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdat
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.parties.active import ActiveParty
 from secure_apfed.parties.passive import PassiveParty
-from secure_apfed.parties.rules import RefusedSums
+from secure_apfed.parties.rules import OpenAudits, RefusedSums
 from secure_apfed.parties.tvfl import TvflActive, TvflPassive
 from secure_apfed.parties.votes import Ballot, VotesActive, VotingParty
 
@@ -16,6 +16,7 @@ __all__ = [
     "Ballot",
     "Compute",
     "ContributionNoise",
+    "OpenAudits",
     "PassiveParty",
     "PrivateGradient",
     "PrivateUpdates",

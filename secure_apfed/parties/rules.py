@@ -1,4 +1,4 @@
-"""What a party holds its peers to: each step once, answers counted, refused sums noted.
+"""What a party holds its peers to: each step once, answers counted, refusals and audits noted.
 
 Run by: passives (APFed), the active (TVFL), and the active on sums. Protects from: a malicious
 sender that probes with chosen rows (see `learning/checks.py`), replayed steps or too many
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -32,6 +33,7 @@ from secure_apfed.regular_file import open_regular
 __all__ = [
     "Acceptance",
     "Allowance",
+    "OpenAudits",
     "RefusedSums",
     "StepGate",
     "bind_step",
@@ -244,17 +246,71 @@ class RefusedSums:
     def _note(self, step: int, contract: str) -> None:
         if self._log is None:
             return
-        # Begins with a line's end, since the line before may be torn.
-        line = "\n" + json.dumps({"contract": contract, "step": step}) + "\n"
         try:
-            with FileIO(open_regular(self._log, create=True), "a") as lines:
-                lines.write(line.encode())
-                os.fsync(lines.fileno())
+            _add_line(self._log, {"contract": contract, "step": step})
         except (OSError, CheckpointError) as error:
             raise CheckpointError(
                 f"{self._log}: cannot note that {self._me} refused the sum of step {step} "
                 f"({error}); do not resume this run, which could not count it"
             ) from error
+
+
+class OpenAudits:
+    """Audits of encrypted labels that ended before their request came, over all sessions of a run.
+
+    Protects from: an active that falls silent where the coin keeps a request that is sound, until
+    it keeps one that is not. A line is written before anybody hears what the coin says, and another
+    once the request stood the test; where the first has no second, the session was broken off.
+
+    Args:
+        me: a passive.
+        log: file of the list, readable by its owner only; None: nothing is noted.
+        allowed: audits left open after which it still takes part.
+    """
+
+    def __init__(self, me: str, log: Path | None, *, allowed: int) -> None:
+        self._me, self._log, self._allowed = me, log, allowed
+
+    def begin(self, *, contract: str) -> None:
+        """Note an audit before what it keeps is told.
+
+        Raises:
+            CheckpointError: too many were left open, or it cannot be noted.
+        """
+        if (left := self._left()) > self._allowed:
+            raise CheckpointError(
+                f"{self._me}: {left} sessions ended between the word which request with encrypted "
+                f"labels is kept and that request, and votes.broken_audits is {self._allowed}. An "
+                "active that cheats breaks off where it would be found out; find out who it was. "
+                f"If it was nobody's intent, resume with votes.broken_audits: {left} at all parties"
+            )
+        self._note("begun", contract)
+
+    def end(self, *, contract: str) -> None:
+        """Note that the request of this session stood the test."""
+        self._note("passed", contract)
+
+    def _left(self) -> int:
+        if self._log is None or not os.path.lexists(self._log):
+            return 0
+        with open_plain(self._log) as lines:
+            told = lines.read(MOST_JSON_BYTES)
+        return told.count(b'"begun"') - told.count(b'"passed"')
+
+    def _note(self, what: str, contract: str) -> None:
+        if self._log is None:
+            return
+        try:
+            _add_line(self._log, {"audit": what, "contract": contract})
+        except (OSError, CheckpointError) as error:
+            raise CheckpointError(f"{self._log}: cannot note an audit ({error})") from error
+
+
+def _add_line(log: Path, fields: Mapping[str, Any]) -> None:
+    """Write a line to the disk; it begins with a line's end, since the one before may be torn."""
+    with FileIO(open_regular(log, create=True), "a") as lines:
+        lines.write(f"\n{json.dumps(fields)}\n".encode())
+        os.fsync(lines.fileno())
 
 
 def representation_specs(terms: RepresentationTerms) -> dict[str, TensorSpec]:

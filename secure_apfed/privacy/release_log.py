@@ -44,7 +44,7 @@ from protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.regular_file import open_regular
 
-__all__ = ["Release", "ReleaseCounts", "ReleaseLog"]
+__all__ = ["Release", "ReleaseCounts", "ReleaseLog", "holds_releases"]
 
 _FORMAT = 1
 _CHAIN_BYTES = 16
@@ -206,6 +206,14 @@ class ReleaseLog:
             f"{self.path} is not as a ledger wrote it from line {number} on, so it is unknown what "
             "was released; restore the file from a copy, or begin a new run in another folder"
         )
+
+
+def holds_releases(path: Path) -> bool:
+    """Whether a log there holds more than its first line, whole or torn."""
+    if not os.path.lexists(path):
+        return False
+    with FileIO(open_regular(path, create=False), "r") as file:
+        return bool(file.readline()) and bool(file.readline())
 
 
 def _lines_of(content: bytes) -> tuple[list[bytes], bytes]:

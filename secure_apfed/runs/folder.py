@@ -179,8 +179,10 @@ def _inside(name: str) -> str:
 
 
 def logs_in(folder: Path) -> tuple[Path, ...]:
-    """Ledgers, counts of what passives answered, refused sums, digests of label answers."""
-    kinds = ("ledger-*.jsonl", "answers-*.jsonl", "refused-*.jsonl", "labels-*.log")
+    """Ledgers, counts of what passives answered, audits, refused sums, digests of label answers."""
+    kinds = (
+        "ledger-*.jsonl", "answers-*.jsonl", "audits-*.jsonl", "refused-*.jsonl", "labels-*.log",
+    )  # fmt: skip
     return tuple(log for kind in kinds for log in sorted(folder.glob(kind)))
 
 

@@ -32,7 +32,9 @@ class VotesSettings(Settings):
         moment_features: d, signs of random hyperplanes under which the moment is taken.
         candidates: requests with encrypted labels that the active makes, of which the passives see
             through all but one: an active that cheats is found out but for one time in so many;
-            null: it is trusted.
+            null: it is trusted. Needed beside an epsilon of encrypted votes.
+        broken_audits: how many sessions of a run may end between a passive's word which request is
+            kept and the request itself; each gives an active that cheats another chance.
     """
 
     labeller: str = "spreading"
@@ -44,6 +46,7 @@ class VotesSettings(Settings):
     weights_epsilon: float | None = Field(None, gt=0)
     moment_features: int = Field(256, ge=8, le=4096)
     candidates: int | None = Field(None, ge=2, le=1024)
+    broken_audits: int = Field(1, ge=0)
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:

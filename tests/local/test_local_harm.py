@@ -226,6 +226,22 @@ def test_nobody_begins_anew_over_what_others_hold(tmp_path: Path) -> None:
             assert path.read_bytes() == content
 
 
+def test_nobody_begins_anew_over_votes_that_were_cast(tmp_path: Path) -> None:
+    """At step 0 still, but a new alignment would put other people at the places that count."""
+    config = small_config(
+        train=TRAIN | {"epochs": 2}, method="votes_randomised", guard={"mechanism": "none"},
+        data={"dataset": "digits", "views": 3, "limit": 120, "labelled": 30},
+        votes={"epsilon": 2.0, "prior": "labeller"}, passives={},
+    )  # fmt: skip
+    parties = Parties(config, tmp_path / "run")
+    parties.play({"active": Harm(Kind.CHECKPOINT, 0)})
+    for path in parties.run.party("active").glob("checkpoint-*"):
+        path.unlink()
+    said = parties.play(resume=True)
+    assert "active begins anew, and" in said["passive-1"]["message"]
+    assert "answers-passive-1.jsonl counts what passive-1 released" in said["passive-1"]["message"]
+
+
 def test_a_checkpoint_that_was_lost_is_named_by_its_party(tmp_path: Path) -> None:
     parties = Parties(config_of(), tmp_path / "run")
     parties.play({"active": Harm(Kind.REPRESENTATIONS, 7)})

@@ -222,5 +222,6 @@ def test_it_says_what_each_party_learns() -> None:
     assert described.leaks.request is not None
     assert "sum of products only" in described.leaks.active_and_aggregator
     assert "column" in described.malicious
-    assert described.readable_bits == 3 * described.headroom.plain_bits
+    found = described.headroom
+    assert described.readable_bits == 3 * (found.modulus_bits - found.smudging_bits)
     assert described.answered_bits == (3 + 4) * 32

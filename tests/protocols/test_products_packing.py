@@ -6,6 +6,7 @@ drowns the lower digits, and the bound `readable_bits` is above what is read in 
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from protocols.discrete_gaussian import discrete_gaussian
 from protocols.products import SumOfProducts, roles
+from protocols.products.labels import encrypt_labels
 from tests.contracts.product_parties import ProductParties, agreement
 
 DIGIT = 2  # bits; two passives vote 0 to 2 times
@@ -69,8 +71,9 @@ def test_one_number_tells_the_votes_of_many_labels(
     """Nine labels fill t; whatever a tenth is multiplied with lands on their digits."""
     votes, found, described = read(labelled, None, monkeypatch)
     assert np.array_equal(found, votes)
-    assert described.readable_bits == described.headroom.plain_bits == 18
-    assert DIGIT * labelled <= 18
+    found_bits = described.headroom
+    assert found_bits.plain_bits == 18
+    assert DIGIT * labelled <= 18 < described.readable_bits
 
 
 @pytest.mark.parametrize("noise", [100, 3000])
@@ -78,15 +81,65 @@ def test_noise_takes_the_lower_digits(noise: int, monkeypatch: pytest.MonkeyPatc
     votes, found, described = read(7, noise, monkeypatch)
     right = (votes == found).mean(axis=0)
     usable = int((right > 0.99).sum())
-    assert DIGIT * usable <= described.readable_bits < described.headroom.plain_bits
-    plain, deviation = described.headroom.plain_bits, noise * math.sqrt(2)
+    assert DIGIT * usable <= described.readable_bits
+    found_bits, deviation = described.headroom, noise * math.sqrt(2)
+    plain = found_bits.plain_bits
     for place in range(7):
         below = plain - DIGIT * (place + 1)
         if 2**below < deviation / 2:
             assert right[place] < 0.9  # as good as the commonest vote, at most
     assert described.readable_bits == pytest.approx(
-        plain - math.log2(deviation * math.sqrt(2 * math.pi * math.e))
+        found_bits.modulus_bits
+        - found_bits.smudging_bits
+        - math.log2(deviation * math.sqrt(2 * math.pi * math.e))
     )
+
+
+class Finer:
+    """What encrypts labels at a fraction of a step."""
+
+    def __init__(self, described: SumOfProducts, bits: int) -> None:
+        self._described = described
+        self.headroom = replace(described.headroom, plain_bits=described.headroom.plain_bits + bits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._described, name)
+
+
+def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise, bits = 3000, 8
+    agreed = agreement(people=300, columns=3, labelled=12, bits=bits, noise=noise)
+    below: list[NDArray[np.int64]] = []
+    finer = bits + 1  # two passives' rows of 2^(bits - 1) steps fill half a step then
+    monkeypatch.setattr(
+        roles, "encrypt_labels",
+        lambda described, root, bits_nK: encrypt_labels(Finer(described, finer), root, bits_nK),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+    def rest(receiver: Any, phase: NDArray[np.uint64], binding: Any) -> NDArray[np.int64]:
+        found = receiver._products.headroom
+        unused, step_bits = np.uint64(64 - found.kept_bits), found.kept_bits - found.plain_bits
+        signed = (phase << unused).view(np.int64) >> np.int64(unused)
+        steps = (signed + (1 << (step_bits - 1))) >> step_bits
+        below.append(signed - (steps << step_bits))
+        return np.zeros_like(signed)
+
+    monkeypatch.setattr(roles.ProductReceiver, "_step_of", rest)
+    played = ProductParties(agreed)
+    rng = np.random.default_rng(1)
+    rows = {name: rng.dirichlet(np.full(12, 0.2), 300) for name in agreed.contributors}
+    answers = {
+        name: role.answer(
+            0, rows[name], discrete_gaussian(bytes([key] * 32), deviation=noise, shape=(300, 3))
+        )
+        for key, (name, role) in enumerate(played.contributors.items())
+    }
+    played.receiver.open(0, played.combiner.combine(0, answers))
+    votes = sum(rows.values()) @ played.labels
+    said = votes + rng.normal(size=votes.shape) * math.sqrt(2) * noise / 2 ** (bits - 1)
+    assert (said.argmax(axis=1) == votes.argmax(axis=1)).mean() < 0.5
+    read_below = np.concatenate(below)[:300]
+    assert (read_below.argmax(axis=1) == votes.argmax(axis=1)).mean() > 0.9
 
 
 def test_one_label_alone_is_its_column() -> None:

@@ -1,7 +1,9 @@
 """Votes: what is opened, what it costs, who may ask, and a student that learns from it."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,8 @@ from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning.votes import Votes, likely_labels, reliability_of
 from secure_apfed.methods import open_session
-from secure_apfed.parties import Ballot
+from secure_apfed.parties import Ballot, VotingParty
+from secure_apfed.parties.rules import StepGate
 from secure_apfed.runs import RunFolder, load_model, run
 from secure_apfed.runs.record import read_outcome
 from secure_apfed.solo import SoloTask
@@ -194,6 +197,26 @@ def test_two_sessions_have_other_noise() -> None:
         session = open_session(config, held)
         session_noise.append(session.play(session.learner.gather(session.links)).totals)  # type: ignore[attr-defined]  # of votes alone
     assert not np.array_equal(*session_noise)
+
+
+def test_ballots_on_others_share_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an active would read who votes alike from answers that are alike."""
+    config = config_of("votes_randomised", guard={"mechanism": "none", "noise": "secret"})
+    monkeypatch.setattr(VotingParty, "vote", lambda self, ballot: np.eye(10)[np.arange(40) % 10])
+    session = open_session(config, load_data(config.data, seed=0))
+    helper: Any = session.helpers["passive-1"]
+    answers: list[bytes] = []
+    links = SimpleNamespace(send=lambda to, kind, step, payload: answers.append(payload))
+    for first in (0, 40, 0):
+        rows_U = torch.arange(first, first + 40)
+        ballot = Ballot.of(rows_U, torch.tensor([0]), torch.tensor([1]), size=40)
+        helper.party._gate = StepGate("passive-1")
+        with suppress(StopIteration):
+            helper.answer(links, replace(ask(), payload=ballot.payload)).send(None)
+    assert answers[0] == answers[2]
+    one, other = (np.frombuffer(answer[-80:], dtype="<i2") for answer in answers[:2])
+    assert (one != other).mean() > 0.2
+    assert helper.contributions.spent().releases == 1
 
 
 def ask(**tensors: torch.Tensor) -> Envelope:

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from protocols.errors import PartyLeftError, RemoteProtocolError
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import load_data
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.labellers import make_labeller
 from secure_apfed.methods import Simulation, open_session
+from secure_apfed.methods.votes_encrypted import EncryptedVotesLearner
 from secure_apfed.privacy.votes import summed_votes
 from secure_apfed.runs import run
 from tests.secure_apfed.test_methods_votes import clear_votes, config_of
@@ -71,7 +72,7 @@ def test_the_model_is_that_of_labels_in_the_clear() -> None:
 
 
 def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
-    session, clear = session_of(votes={"epsilon": 2.0, "colluders": 1})
+    session, clear = session_of(votes={"epsilon": 2.0, "colluders": 1, "candidates": 2})
     votes = gathered(session)
     noise, told = votes.totals - clear, np.sqrt(votes.variance[0])
     assert 0.9 < noise.std() / told < 1.1
@@ -206,6 +207,7 @@ def test_the_aggregator_takes_no_block_that_there_is_none_of() -> None:
         ("votes_encrypted", {"form": "hard"}, "is not linear in the labels"),
         ("votes_encrypted", {"labeller": "logistic"}, "is not linear in the labels"),
         ("votes", {"candidates": 20}, "no labels are encrypted"),
+        ("votes_encrypted", {"epsilon": 4.0}, "let the passives look"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(
@@ -215,6 +217,34 @@ def test_settings_that_do_not_fit_are_refused(
         config_of(method, votes=votes)
 
 
+def test_audits_that_are_broken_off_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An active that dislikes the coin and begins again gets two chances, and no third."""
+    config = config_of("votes_encrypted", votes={"candidates": 3})
+    request = EncryptedVotesLearner.gather
+
+    async def silent(learner: Any, links: Links) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EncryptedVotesLearner, "gather", silent)
+    for resume in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "run", resume=resume)
+    monkeypatch.setattr(EncryptedVotesLearner, "gather", request)
+    with pytest.raises(CheckpointError, match=r"2 sessions ended .* votes.broken_audits is 1"):
+        run(config, tmp_path / "run", resume=True)
+    log = next((tmp_path / "run" / "parties").rglob("audits-passive-1.jsonl"))
+    assert log.read_text().count("begun") == 2
+
+
+def test_an_audit_that_passed_is_no_broken_one(tmp_path: Path) -> None:
+    run(config_of("votes_encrypted", votes={"candidates": 3}), tmp_path / "run")
+    for log in (tmp_path / "run" / "parties").rglob("audits-*.jsonl"):
+        told = log.read_text()
+        assert told.count("begun") == told.count("passed") == 1
+
+
 def test_noise_that_nobody_adds_is_refused() -> None:
     with pytest.raises(ConfigError, match="leave no honest one"):
-        session_of(votes={"epsilon": 1.0, "colluders": 3})
+        session_of(votes={"epsilon": 1.0, "colluders": 3, "candidates": 2})
