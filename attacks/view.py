@@ -205,7 +205,7 @@ class AdversaryView:
 
     @property
     def is_decoy(self) -> bool:
-        """Whether releases are attributed to other rows: baselines, which read none, need no fit."""
+        """Whether releases are attributed to other rows; baselines read none, and need no fit."""
         return self.stands_for is not None
 
     def attributed(self, positions: Tensor) -> Tensor:
