@@ -203,6 +203,11 @@ class AdversaryView:
         """The coalition in words."""
         return " + ".join(self.parties)
 
+    @property
+    def is_decoy(self) -> bool:
+        """Whether releases are attributed to other rows; baselines read none, and need no fit."""
+        return self.stands_for is not None
+
     def attributed(self, positions: Tensor) -> Tensor:
         """Whose releases those of `positions` are taken for: their own, but for decoys."""
         return positions if self.stands_for is None else self.stands_for[positions]

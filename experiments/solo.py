@@ -7,7 +7,7 @@ the runs of a study that share these share it, too.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,12 +18,15 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
-from secure_apfed.runs.folder import write_atomically
+from secure_apfed.runs.folder import own_subfolder, read_sealed, write_atomically, write_sealed
 from secure_apfed.runs.record import Written
 from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.solo.choice import BaselineResult, best, compare
+from secure_apfed.solo.kept import FitStore
 
-__all__ = ["FILE", "SoloRecord", "keep_solo", "read_solo", "settings_digest", "solo_file"]
+__all__ = [
+    "FILE", "SoloRecord", "fits_beside", "keep_solo", "read_solo", "settings_digest", "solo_file",
+]  # fmt: skip
 
 FILE = "solo.json"
 
@@ -116,3 +119,22 @@ def read_solo(config: Config, path: Path) -> SoloRecord:
             f"{path} holds solo baselines of other data or settings; remove it and measure again"
         )
     return record
+
+
+def fits_beside(folder: Path) -> FitStore:
+    """Keep fits that several of a study's runs ask for in a folder `fits` of theirs.
+
+    The code is not in their names, as it is not in a finished run's: a study after a change of a
+    baseline begins in another folder. Two processes that ask at once both fit, and find the same.
+    """
+
+    def once(name: str, make: Callable[[], bytes]) -> bytes:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = own_subfolder(folder / "fits") / name
+        if path.is_file():
+            return read_sealed(path)
+        content = make()
+        write_sealed(path, content)
+        return content
+
+    return once

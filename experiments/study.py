@@ -23,7 +23,7 @@ from joblib import Parallel, delayed
 from experiments.centralised import centralise
 from experiments.finish import mount_attacks
 from experiments.finished_run import FinishedRun, read_finished_run
-from experiments.solo import SoloRecord, keep_solo, read_solo, solo_file
+from experiments.solo import SoloRecord, fits_beside, keep_solo, read_solo, solo_file
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
@@ -34,6 +34,7 @@ from secure_apfed.plain_json import to_json
 from secure_apfed.runs import RunFolder, resumable, run
 from secure_apfed.runs.folder import own_subfolder, write_atomically
 from secure_apfed.runs.record import Contributions, Outcome, Privacy, Written
+from secure_apfed.solo.kept import fits_kept_by
 
 __all__ = [
     "Failure", "Figures", "OnDone", "Point", "Results", "Study", "Trial", "base_config",
@@ -153,7 +154,7 @@ def finish(trial: Trial) -> FinishedRun:
     if not trial.keeps_figures:
         own_subfolder(trial.path)
     trial.refuse_another_run()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), fits_kept_by(fits_beside(trial.point.folder)):
         # Plain sums are unsafe by name, and the tables say so.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         if trial.keeps_figures:
@@ -166,6 +167,11 @@ def finish(trial: Trial) -> FinishedRun:
         if not (trial.path / "attacks.json").exists():
             mount_attacks(trial.path)
     return replace(read_finished_run(trial.path), solo=_solo(trial))
+
+
+def _keep_alone(config: Config, path: Path) -> None:
+    with fits_kept_by(fits_beside(path.parent)):
+        keep_solo(config, path)
 
 
 class _KeptFigures(Written):
@@ -340,7 +346,7 @@ class Study:
         trials = self.trials
         if solo:
             files = {solo_file(one.alone, one.point.folder): one.alone for one in trials}
-            Parallel(n_jobs=jobs)(delayed(keep_solo)(of, path) for path, of in files.items())
+            Parallel(n_jobs=jobs)(delayed(_keep_alone)(of, path) for path, of in files.items())
         found: dict[str, FinishedRun | Failure] = {}
         finished = Parallel(n_jobs=jobs, return_as="generator_unordered")(
             delayed(_attempt)(trial, keep_going=keep_going) for trial in trials

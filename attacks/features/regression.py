@@ -60,6 +60,7 @@ class Regression:
         pairs: (n, F) the victim's features of the shadow rows.
         shadow: (N,) which of the rows these are.
         hidden, iterations, seed: of the MLP.
+        decoy: whether rows have other rows' releases.
     """
 
     pairs: FloatArray
@@ -67,6 +68,7 @@ class Regression:
     hidden: int
     iterations: int
     seed: int
+    decoy: bool = False
 
     @classmethod
     def of(cls, view: AdversaryView, positions: Tensor, *, hidden: int, seed: int) -> Self:
@@ -84,7 +86,10 @@ class Regression:
             )
         # Both are ascending, so the i-th of these pairs is the i-th shadow row of `positions`.
         pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
-        return cls(pairs.double().numpy(), shadow_N.numpy(), hidden, view.budget.iterations, seed)
+        return cls(
+            pairs.double().numpy(), shadow_N.numpy(), hidden, view.budget.iterations, seed,
+            decoy=view.is_decoy,
+        )  # fmt: skip
 
     @property
     def unknown(self) -> Tensor:
@@ -104,6 +109,10 @@ class Regression:
             for how in REGRESSORS
         }
 
+    def without_releases(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
+        """The same on sets that hold no release, for baselines: of a decoy nobody reads them."""
+        return {} if self.decoy else self.on(columns)
+
     def guess(
         self, positions: Tensor, attacks: Mapping[str, Prediction], own_NF: FloatArray
     ) -> Guess:
@@ -117,7 +126,10 @@ class Regression:
         return Guess(
             positions=positions[self.unknown],
             attacks=attacks,
-            baselines={"mean of the shadow rows": self.mean(), **self.on({"x": own_NF})},
+            baselines={
+                "mean of the shadow rows": self.mean(),
+                **self.without_releases({"x": own_NF}),
+            },
         )
 
     def _fit(self, how: str, values_NF: FloatArray) -> Prediction:

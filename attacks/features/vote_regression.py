@@ -58,7 +58,7 @@ class VoteRegression(FeatureAttack):
         return Guess(
             positions=guess.positions,
             attacks=guess.attacks,
-            baselines={**guess.baselines, **regress.on(solo)},
+            baselines={**guess.baselines, **regress.without_releases(solo)},
         )
 
     def _solo(

@@ -98,8 +98,8 @@ def guess_labels(
         view: gives the known labels, the priors and the budget.
         positions: observed alignment positions; row i of all columns belongs to the i-th.
         attacks: name -> (N, F) standardised columns that use what was released.
-        baselines: the same of what the adversary has anyway.
-        references: the same of what is shown beside them.
+        baselines: the same of what the adversary has anyway; of a decoy nobody reads them.
+        references: the same of what is shown beside them; not of a decoy either.
         seed: of the MLP's weights and of the clusters' starts.
         fused: name -> released and own columns, both standardised, to be used together: side by
             side with several weights and, where labels are known, own ones as the prior.
@@ -113,6 +113,8 @@ def guess_labels(
             f"{view.name} knows {known} labels, but those of observed rows are of fewer "
             "than two classes; raise labels_per_class"
         )
+    if view.is_decoy:
+        baselines = references = {}
     how = _probe if (labels_N >= 0).any() else _cluster
     together = {
         key: columns for name, both in fused.items() for key, columns in beside(name, *both).items()

@@ -207,7 +207,11 @@ def table_digest(data: OwnData) -> str:
 def config_digest(config: Config) -> str:
     """SHA-256 (hex) of everything that the run's result depends on."""
     # What may be other when the run is resumed is left out.
-    content = config.model_dump_json(exclude={"attacks": True, "rules": {"refused_sums"}})
+    other = {
+        "attacks": True, "checkpoint_every": True, "rules": {"refused_sums"},
+        "votes": {"broken_audits"},
+    }  # fmt: skip
+    content = config.model_dump_json(exclude=other)
     return hashlib.sha256(content.encode()).hexdigest()
 
 

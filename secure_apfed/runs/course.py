@@ -143,12 +143,15 @@ class Course:
             self._tell(self._epoch)
         if self._writer:
             self._writer.record(self._metrics(evaluated=evaluated))
-        if self._labels.due(self._epoch):
+        answered = self._labels.due(self._epoch)
+        if answered:
             self._labels.answer(learner.solo())
             data = self._labels.data()
             assert data.table.labels is not None
             learner.relabel(data.table.labels, data.train_rows)
-        await self._save(links)
+        # Labels are answered once: an epoch played again must not ask for others.
+        if last or answered or self._epoch % self._config.checkpoint_every == 0:
+            await self._save(links)
 
     async def _save(self, links: Links) -> None:
         """Let all that help save what they are, then save what the active is."""

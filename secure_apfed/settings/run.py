@@ -56,6 +56,9 @@ class RunSettings(Settings, ABC):
         votes: how passives label rows, where the method asks them to.
         teacher: the joint model that labels rows, where the method has one.
         imputed: what passives release once, and how rows are labelled by it.
+        checkpoint_every: epochs between two checkpoints of every party; the last is always saved.
+            It changes no figure; a run that was broken off plays again what came after its newest,
+            and where the same answer again counts, `rules.spare_answers` must allow for that.
         dp_sgd: private training of the active; null: none.
         defences: without a guarantee, beside the guard, in the order in which they act.
     """
@@ -74,6 +77,7 @@ class RunSettings(Settings, ABC):
     votes: VotesSettings = VotesSettings()
     teacher: TeacherSettings = TeacherSettings()
     imputed: ImputationSettings = ImputationSettings()
+    checkpoint_every: int = Field(1, ge=1)
     dp_sgd: DpSgdSettings | None = None
     defences: tuple[DefenceSettings, ...] = ()
     labels: LabelSettings = LabelSettings()

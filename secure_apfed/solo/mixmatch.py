@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from secure_apfed.seeds import seeded
 from secure_apfed.solo.interface import FloatArray, SoloTask
+from secure_apfed.solo.kept import fitted_once
 from secure_apfed.solo.scikit import scale_of
 
 __all__ = ["MixMatch", "MixedNetwork"]
@@ -59,16 +60,27 @@ class MixMatch:
         unlabelled[task.labelled] = False
         x_nF, y_nK = x_NF[task.labelled], torch.from_numpy(task.indicators).float()
         x_UF = x_NF[unlabelled] if bool(unlabelled.any()) else x_nF
-        with seeded(task.seed, "solo", self.name):
-            return MixedNetwork(scale, _trained(x_nF, y_nK, x_UF))
+
+        def fit() -> dict[str, Tensor]:
+            with seeded(task.seed, "solo", self.name):
+                return _trained(x_nF, y_nK, x_UF).state_dict()
+
+        with torch.device("meta"):
+            network = _fresh(x_nF.shape[1], y_nK.shape[1])
+        network.load_state_dict(fitted_once(self.name, task, fit), assign=True)
+        return MixedNetwork(scale, network.eval())
+
+
+def _fresh(features: int, classes: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(features, _WIDTH), nn.ReLU(),
+        nn.Linear(_WIDTH, _WIDTH), nn.ReLU(),
+        nn.Linear(_WIDTH, classes),
+    )  # fmt: skip
 
 
 def _trained(x_nF: Tensor, y_nK: Tensor, x_UF: Tensor) -> nn.Module:
-    network = nn.Sequential(
-        nn.Linear(x_nF.shape[1], _WIDTH), nn.ReLU(),
-        nn.Linear(_WIDTH, _WIDTH), nn.ReLU(),
-        nn.Linear(_WIDTH, y_nK.shape[1]),
-    )  # fmt: skip
+    network = _fresh(x_nF.shape[1], y_nK.shape[1])
     average = copy.deepcopy(network).requires_grad_(False)
     adam = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=_DECAY)
     frequency_K = y_nK.mean(0)
@@ -89,7 +101,7 @@ def _trained(x_nF: Tensor, y_nK: Tensor, x_UF: Tensor) -> nn.Module:
         adam.step()
         for mean, now in zip(average.parameters(), network.parameters(), strict=True):
             mean.lerp_(now.detach(), 1 - min(_AVERAGE, step / (step + 10)))
-    return average.eval()
+    return average
 
 
 def _augmented(x_BF: Tensor) -> Tensor:

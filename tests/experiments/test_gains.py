@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.gains import CASES, GainCase, cases_like, run_gains, stored_of
-from experiments.solo import keep_solo, read_solo
+from experiments.solo import fits_beside, keep_solo, read_solo
 from experiments.summary import Gain, Interval
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -91,6 +91,21 @@ def test_baselines_of_other_data_are_refused(tmp_path: Path) -> None:
     assert "one run shows no gain" in record.sentence(0.9)
     with pytest.raises(CheckpointError, match="other data or settings"):
         read_solo(config.model_copy(update={"seed": 1}), path)
+
+
+def test_a_study_fits_its_prior_once(tmp_path: Path) -> None:
+    store, made = fits_beside(tmp_path / "study"), list[int]()
+
+    def make() -> bytes:
+        made.append(1)
+        return b"fitted"
+
+    assert store("mixmatch-1", make) == store("mixmatch-1", make) == b"fitted"
+    assert made == [1]
+    (path,) = (tmp_path / "study" / "fits").iterdir()
+    path.write_bytes(b"another")
+    with pytest.raises(CheckpointError, match="truncated or altered"):
+        store("mixmatch-1", make)
 
 
 def test_hidden_labels_do_not_reach_the_baselines(

@@ -236,6 +236,8 @@ def test_audits_that_are_broken_off_are_counted(
         run(config, tmp_path / "run", resume=True)
     log = next((tmp_path / "run" / "parties").rglob("audits-passive-1.jsonl"))
     assert log.read_text().count("begun") == 2
+    trusting = config_of("votes_encrypted", votes={"candidates": 3, "broken_audits": 2})
+    run(trusting, tmp_path / "run", resume=True)
 
 
 def test_an_audit_that_passed_is_no_broken_one(tmp_path: Path) -> None:

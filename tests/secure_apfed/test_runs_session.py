@@ -81,6 +81,21 @@ def test_every_method_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
             assert resumed[name] == value, name
 
 
+def test_a_run_with_rare_checkpoints_plays_more_again_and_comes_to_the_same(
+    finished: tuple[Path, RunResult], tmp_path: Path
+) -> None:
+    rare, folder = small_config(checkpoint_every=2), tmp_path / "run"
+    interrupted(rare, folder, at_step=23)
+    steps = sorted(int(path.stem.split("-")[1]) for path in folder.rglob("checkpoint-*.bin"))
+    assert set(steps) == {0, steps[-1]}
+    run(rare, folder, resume=True)
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in metrics] == [1, 2, 3, 4]
+    assert steps[-1] == metrics[1]["step"]
+    result = json.loads((folder / "result.json").read_bytes())
+    assert result["accuracy"] == finished[1].accuracy
+
+
 PRIVATE: dict[str, Any] = {"dp_sgd": {"clip": 0.5, "epsilon": 12.0}}
 
 

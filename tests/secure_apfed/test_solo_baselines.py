@@ -3,6 +3,7 @@
 Every test runs over the table, so that a new baseline is tested at once.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -17,6 +18,7 @@ from secure_apfed.models import ModelSettings
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import BASELINES, Baseline, SoloTask
 from secure_apfed.solo.interface import FloatArray, IntArray
+from secure_apfed.solo.kept import fits_kept_by
 
 Rows = tuple[FloatArray, IntArray]
 
@@ -91,6 +93,31 @@ def test_the_same_seed_gives_the_same_scores(baseline: Baseline) -> None:
     first, again = baseline.fit(task).scores(x_BF), baseline.fit(task).scores(x_BF)
     assert np.array_equal(first, again)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
+    task, (x_BF, _) = task_of(moons(80), 3)
+    mixmatch, kept, made = BASELINES["mixmatch"], dict[str, bytes](), list[str]()
+
+    def store(name: str, make: Callable[[], bytes]) -> bytes:
+        if name not in kept:
+            made.append(name)
+            kept[name] = make()
+        return kept[name]
+
+    alone = mixmatch.fit(task).scores(x_BF)
+    changed = (
+        replace(task, seed=1), task.without(np.array([0])), replace(task, labels=1 - task.labels),
+        replace(task, features=task.features + 1.0), replace(task, classes=3),
+    )  # fmt: skip
+    with fits_kept_by(store):
+        assert np.array_equal(mixmatch.fit(task).scores(x_BF), alone)
+        assert np.array_equal(mixmatch.fit(replace(task)).scores(x_BF), alone)
+        assert len(made) == 1
+        for other in changed:
+            mixmatch.fit(other)
+    mixmatch.fit(task)
+    assert len(made) == len(set(made)) == 1 + len(changed)
 
 
 @each_baseline

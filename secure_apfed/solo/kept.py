@@ -1,0 +1,59 @@
+"""Kept fits: whoever asks again with the same rows, labels and seed gets what was fitted before.
+
+Run by: who plays many runs on the same data. A study measures MixMatch alone and has it as the
+prior of every run with votes; a fit is a function of its task, so one of them serves all, and no
+figure changes. Nothing is kept unless a store is named. What it holds was learnt from the active's
+labels, so it belongs to whoever plays the active.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeAlias
+
+from safetensors.torch import load, save
+from torch import Tensor
+
+from secure_apfed.solo.interface import SoloTask
+
+__all__ = ["FitStore", "fits_kept_by", "fitted_once"]
+
+FitStore: TypeAlias = Callable[[str, Callable[[], bytes]], bytes]
+"""Called with the name of a fit and what makes it; returns what was made for this name first."""
+
+_STORE: ContextVar[FitStore | None] = ContextVar("store of fits", default=None)
+
+
+@contextmanager
+def fits_kept_by(store: FitStore) -> Iterator[None]:
+    """Let this store keep and tell fits while the block runs."""
+    before = _STORE.set(store)
+    try:
+        yield
+    finally:
+        _STORE.reset(before)
+
+
+def fitted_once(
+    name: str, task: SoloTask, fit: Callable[[], Mapping[str, Tensor]]
+) -> Mapping[str, Tensor]:
+    """Return the parameters that `fit` finds, or found before for an equal task.
+
+    Args:
+        name: of the baseline.
+        task: of which the fit reads rows, labels, classes and seed, and no settings of the run.
+        fit: fits.
+    """
+    store = _STORE.get()
+    if store is None:
+        return fit()
+    return load(store(f"{name}-{_digest(task)}", lambda: save(dict(fit()))))
+
+
+def _digest(task: SoloTask) -> str:
+    """SHA-256 (hex) of all that such a fit depends on."""
+    content = hashlib.sha256(repr((task.features.shape, task.classes, task.seed)).encode())
+    for values in (task.features, task.labelled, task.labels):
+        content.update(values.tobytes())
+    return content.hexdigest()
