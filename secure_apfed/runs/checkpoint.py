@@ -207,9 +207,9 @@ def table_digest(data: OwnData) -> str:
 def config_digest(config: Config) -> str:
     """SHA-256 (hex) of everything that the run's result depends on."""
     # What may be other when the run is resumed is left out.
-    other = {
-        "attacks": True, "checkpoint_every": True, "rules": {"refused_sums"},
-        "votes": {"broken_audits"},
+    other: dict[str, bool | dict[str, bool]] = {
+        "attacks": True, "checkpoint_every": True, "rules": {"refused_sums": True},
+        "votes": {"broken_audits": True},
     }  # fmt: skip
     content = config.model_dump_json(exclude=other)
     return hashlib.sha256(content.encode()).hexdigest()
