@@ -54,10 +54,10 @@ _STUDENT = {"model": {"network": "random_features"}, "train": {"epochs": 1}}
 _NETWORK = {
     "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
     "train": {
-        "epochs": 83,
+        "epochs": 250,
         "batch_size": 128,
         "learning_rate": 0.02,
-        "evaluate_every": 83,
+        "evaluate_every": 250,
         "spread_labels": True,
     },
     "secure_sum": {"scheme": "plain", "clip": None},

@@ -167,14 +167,11 @@ class Links:
             )
         return envelope
 
-    async def converse(
-        self, kind: Kind, role: Conversation, peers: Sequence[str], *, patience: int = 1
-    ) -> None:
+    async def converse(self, kind: Kind, role: Conversation, peers: Sequence[str]) -> None:
         """Play one end of an interactive protocol with these peers, before training.
 
         A peer that is done may say that it is ready while messages of others are on their way
-        still; that is kept for who waits for it next. `patience` is that of `Awaited`, where peers
-        may have to wait for somebody else first.
+        still; that is kept for who waits for it next.
 
         Raises:
             LocalProtocolError: the role writes to somebody who takes no part.
@@ -195,9 +192,8 @@ class Links:
         while not role.finished:
             try:
                 message = await self.receive(
-                    busy, kind, Kind.READY, step=BEFORE_TRAINING, least=len(busy),
-                    patience=patience,
-                )  # fmt: skip
+                    busy, kind, Kind.READY, step=BEFORE_TRAINING, least=len(busy)
+                )
             except PartyLeftError as error:
                 raise self._blaming_the_ready(error, kind, peers, busy) from error
             if message.kind is kind:

@@ -10,6 +10,7 @@ from pathlib import Path
 from protocols.identity import Identity, fresh_identity
 from protocols.randomness import derive_key, fresh_key
 from secure_apfed.defences import NoiseSource, Surroundings
+from secure_apfed.errors import CheckpointError
 from secure_apfed.methods.method import Brought, Keeper, Own
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.models import Shape
@@ -30,7 +31,6 @@ from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
-    "answered_before",
     "answers_log",
     "freshly_brought",
     "guard_for",
@@ -39,6 +39,7 @@ __all__ = [
     "open_ledger",
     "private_updates",
     "refused_sums",
+    "require_no_releases",
     "surroundings_of",
     "update_ledgers",
     "whole_training",
@@ -101,15 +102,23 @@ def answers_log(own: Own) -> Path | None:
     return log_file(own.logs, "answers", own.name, "jsonl") if own.logs else None
 
 
-def answered_before(own: Own) -> Path | None:
-    """A log of this party that holds what an earlier session released; None: there is none."""
-    if own.logs is None:
-        return None
+def require_no_releases(own: Own) -> None:
+    """Refuse to begin anew over logs: a new alignment puts other people at the places they count.
+
+    Raises:
+        CheckpointError: one holds a release.
+    """
+    if own.logs is None or own.aligned is not None:
+        return
     logs = [
         log_file(own.logs, "answers", own.name, "jsonl"),
         *(log_file(own.logs, "ledger", own.name + end, "jsonl") for end in ("", UPDATES)),
     ]
-    return next(filter(holds_releases, logs), None)
+    for log in filter(holds_releases, logs):
+        raise CheckpointError(
+            f"{own.name}: {own.active} begins anew, and {log} counts what {own.name} released in "
+            "a run whose rows stood in another order; resume that run, or choose another folder"
+        )
 
 
 def refused_sums(own: Own) -> RefusedSums:

@@ -19,7 +19,7 @@ from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, 
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Agreement, Greeting, InMemory, Links, Script, Transcript, agree
-from secure_apfed.methods.accounts import answered_before, freshly_brought
+from secure_apfed.methods.accounts import freshly_brought, require_no_releases
 from secure_apfed.methods.alignment import (
     DEALER,
     align_as_active,
@@ -192,7 +192,8 @@ def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor |
                 f"{own.name}: {contract.active} begins anew, and the folder of {own.name} holds "
                 f"step {state.step} of a run; resume that run, or choose another folder"
             )
-        _require_no_releases(own, contract.active)
+        if own.name != own.active:
+            require_no_releases(own)
         return None, own.aligned
     if own.data is None:
         return None, torch.empty(0, dtype=torch.int64)  # it holds nothing of a step
@@ -210,19 +211,6 @@ def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor |
             "the checkpoints of one run back at all parties"
         )
     return state, state.rows
-
-
-def _require_no_releases(own: Own, active: str) -> None:
-    """A new intersection puts other people at the positions by which logs count.
-
-    Raises:
-        CheckpointError: a passive holds a log of what it released at such positions.
-    """
-    if own.aligned is None and own.name != active and (log := answered_before(own)):
-        raise CheckpointError(
-            f"{own.name}: {active} begins anew, and {log} counts what {own.name} released in a "
-            "run, whose rows stood in another order; resume that run, or choose another folder"
-        )
 
 
 def _restore(role: Role, state: PartyState | None) -> None:

@@ -7,7 +7,8 @@ that votes on other people or other labels never add up. All passives must vote.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -15,7 +16,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.errors import RemoteProtocolError
+from protocols.errors import PartyLeftError, RemoteProtocolError
 from protocols.randomness import derive_key
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import ConfigError
@@ -31,8 +32,6 @@ from secure_apfed.privacy.votes import calibrate_votes
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
-    "AFTER_TOLD",
-    "TOLD",
     "BallotSize",
     "VoteTerms",
     "VotesAggregator",
@@ -41,13 +40,23 @@ __all__ = [
     "honest_passives",
     "is_due",
     "noise_terms",
+    "unless_untold",
     "vote_noise",
 ]
 
 _DIGEST_BYTES = 32
-TOLD, AFTER_TOLD = 8, 9
-"""Patience with the active, and with others that have to hear of it first: so that whoever falls
-silent is named, and not who waits for it."""
+
+
+@contextmanager
+def unless_untold(active: str) -> Iterator[None]:
+    """Name the active, too, where others fall silent that it may have asked nothing."""
+    try:
+        yield
+    except PartyLeftError as silence:
+        raise PartyLeftError(
+            f"{silence}; or {active}, who asks them, asked others and not them",
+            left=(*silence.left, active),
+        ) from silence
 
 
 def is_due(contract: Contract) -> bool:
@@ -91,7 +100,7 @@ class BallotSize:
             RemoteProtocolError: no size, or one beyond what may be asked.
         """
         active = contract.active
-        message = await links.receive(active, Kind.BALLOT_SIZE, step=BEFORE_TRAINING, patience=TOLD)
+        message = await links.receive(active, Kind.BALLOT_SIZE, step=BEFORE_TRAINING, patience=8)
         try:
             told = msgpack.unpackb(message.payload)
             size = cls(**told)
@@ -243,7 +252,7 @@ class VotesAggregator(Helper):
         while True:
             message = await links.receive(
                 everybody, Kind.CONTRIBUTION, Kind.CHECKPOINT, Kind.END,
-                least=len(everybody), patience=AFTER_TOLD,
+                least=len(everybody), patience=8,
             )  # fmt: skip
             contributed = message.kind is Kind.CONTRIBUTION
             if contributed is (message.sender == active):
@@ -260,10 +269,10 @@ class VotesAggregator(Helper):
                 )
             bodies = {message.sender: message.payload}
             while missing := [name for name in contract.passives if name not in bodies]:
-                other = await links.receive(
-                    missing, Kind.CONTRIBUTION, step=message.step, least=len(missing),
-                    patience=AFTER_TOLD,
-                )  # fmt: skip
+                with unless_untold(active):
+                    other = await links.receive(
+                        missing, Kind.CONTRIBUTION, step=message.step, least=len(missing)
+                    )
                 bodies[other.sender] = other.payload
             combined = self.combine(
                 message.step, {name: bodies[name] for name in contract.passives}

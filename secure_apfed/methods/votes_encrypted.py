@@ -31,8 +31,6 @@ from secure_apfed.learning.votes import Votes
 from secure_apfed.methods.accounts import open_audits, refused_sums
 from secure_apfed.methods.method import Helper, Learner, Own, meet, meet_all
 from secure_apfed.methods.vote_protocol import (
-    AFTER_TOLD,
-    TOLD,
     BallotSize,
     VotesAggregator,
     VoteTerms,
@@ -41,6 +39,7 @@ from secure_apfed.methods.vote_protocol import (
     honest_passives,
     is_due,
     noise_terms,
+    unless_untold,
     vote_noise,
 )
 from secure_apfed.methods.votes import VotesHelper, VotesLearner, VotesMethod, open_votes_facts
@@ -207,15 +206,14 @@ class EncryptedVotesHelper(VotesHelper):
         self._size = await self._terms.heard(links, contract, most=len(self.party.held_N))
         sums = self._terms.sums(contract, self._size)
         self._contributor = sums.contributor(self.name)
-        await links.converse(Kind.SUM_SETUP, self._contributor, others, patience=AFTER_TOLD)
+        with unless_untold(contract.active):
+            await links.converse(Kind.SUM_SETUP, self._contributor, others)
         if sums.products.candidates is None:
             return
         await meet(links, contract.active)
-        message = await links.receive(
-            contract.active, Kind.COMMITMENT, step=BEFORE_TRAINING, patience=TOLD
-        )
-        toss = self._contributor.toss(message.payload)
-        await links.converse(Kind.COIN, toss, others, patience=AFTER_TOLD)
+        message = await links.receive(contract.active, Kind.COMMITMENT, step=BEFORE_TRAINING)
+        with unless_untold(contract.active):
+            await links.converse(Kind.COIN, self._contributor.toss(message.payload), others)
         self._audits.begin(contract=contract.digest.hex())
         links.send(contract.active, Kind.CHALLENGE, BEFORE_TRAINING, self._contributor.challenge())
 

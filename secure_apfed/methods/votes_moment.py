@@ -30,7 +30,6 @@ from secure_apfed.methods.accounts import refused_sums
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.method import Helper, Learner, Own
 from secure_apfed.methods.vote_protocol import (
-    AFTER_TOLD,
     BallotSize,
     VotesAggregator,
     VoteTerms,
@@ -39,6 +38,7 @@ from secure_apfed.methods.vote_protocol import (
     honest_passives,
     is_due,
     noise_terms,
+    unless_untold,
     vote_noise,
 )
 from secure_apfed.methods.votes import (
@@ -191,7 +191,8 @@ class MomentVotesHelper(VotesHelper):
         self._contributor = MomentContributor(self._terms.agreement(contract, size), self.name)
         peers = [contract.active, *contract.passives]
         peers.remove(self.name)
-        await links.converse(Kind.SUM_SETUP, self._contributor, peers, patience=AFTER_TOLD)
+        with unless_untold(contract.active):
+            await links.converse(Kind.SUM_SETUP, self._contributor, peers)
 
     async def answer(self, links: Links, message: Envelope) -> None:
         party, contributor = self.party, self._contributor
@@ -229,9 +230,7 @@ class MomentVotesAggregator(VotesAggregator):
         self._people = size.bind(contract)
         self._combiner = MomentCombiner(self._terms.agreement(contract, size))
         dealt = await links.receive(DEALER, Kind.DEALT, step=BEFORE_TRAINING)
-        signs = await links.receive(
-            contract.active, Kind.SIGNS, step=BEFORE_TRAINING, patience=AFTER_TOLD
-        )
+        signs = await links.receive(contract.active, Kind.SIGNS, step=BEFORE_TRAINING, patience=8)
         self._dealt, self._signs = dealt.payload, signs.payload
 
     def combine(self, step: int, bodies: Mapping[str, bytes]) -> bytes:
@@ -288,6 +287,6 @@ class MomentVotes(VotesMethod):
         for message in dealer.deal():
             at = step[message.receiver]
             if _is_asked_for(at):
-                await links.receive(contract.active, Kind.REQUEST, step=at, patience=AFTER_TOLD)
+                await links.receive(contract.active, Kind.REQUEST, step=at, patience=8)
             links.send(message.receiver, Kind.DEALT, at, message.body)
             step[message.receiver] += 1  # a seed first, then blocks from 0

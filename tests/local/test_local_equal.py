@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "votes, encrypted": ("votes_encrypted", {**FEW, "votes": {"epsilon": 4.0, "candidates": 3}}),
     "votes, encrypted, dealt": (
         "votes_encrypted",
-        {**FEW, "votes": {"epsilon": 4.0}, "alignment": {"protocol": "circuit"}},
+        {**FEW, "alignment": {"protocol": "circuit"}},
     ),
     "votes, moment": ("votes_moment", {**FEW, "votes": {"epsilon": 4.0, "moment_features": 32}}),
     "votes, moment, dealt": (
