@@ -19,9 +19,10 @@ VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
 response; a noised linear map of the sum and nothing of a row; the sum, of labels that no passive
 sees."""
 
-Teacher: TypeAlias = Literal["joint model", "imputed representations"]
-"""What labels the rows that the active's student learns: a model on all parties' representations;
-or passives' representations, as the active predicts them from its own features."""
+Teacher: TypeAlias = Literal["joint model", "imputed representations", "joint representations"]
+"""What the active's student learns from: labels that a model on all parties' representations gives;
+labels by passives' representations, as the active predicts them from its own features; or a code of
+all parties' representations, which its own is to resemble."""
 
 Released: TypeAlias = Literal["representations", "contributions", "returned gradients", "labels"]
 """What training lets out of a party, labels by way of the gradients of their loss."""
@@ -42,8 +43,8 @@ class MethodFacts:
             which the active reads.
         opens_votes: every passive labels the rows of the active from its own features, once, and
             this is how the active reads the labels; None: nobody votes.
-        teacher: what labels the active's rows, where votes do not; None: nothing does, and the
-            active learns from the labels that there are.
+        teacher: what the active's student learns from, where not from votes; None: there is no
+            student, and the active learns from the labels that there are.
         returns_gradients: the active returns to each passive the gradient of the task loss on
             what that passive sent.
         trains_privately: takes `dp_sgd`: the active gives the passives nothing beyond its guarded

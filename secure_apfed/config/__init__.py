@@ -17,7 +17,7 @@ from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.run import AttackChoice, RunSettings
-from secure_apfed.settings.teaching import ImputationSettings, TeacherSettings
+from secure_apfed.settings.teaching import DistillationSettings, ImputationSettings, TeacherSettings
 from secure_apfed.settings.training import PassiveSettings
 from secure_apfed.settings.votes import VotesSettings
 
@@ -95,6 +95,7 @@ class Config(RunSettings):
         said: dict[str, tuple[Teacher, bool]] = {
             "teacher": ("joint model", self.teacher != TeacherSettings()),
             "imputed": ("imputed representations", self.imputed != ImputationSettings()),
+            "distilled": ("joint representations", self.distilled != DistillationSettings()),
         }
         for key, (teacher, given) in said.items():
             if given and self.facts.teacher != teacher:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import freshly_brought
+from secure_apfed.methods.apc_vfl import ApcVfl
 from secure_apfed.methods.apfed import APFED, APFED_C, APFED_R, Apfed, SingleView
 from secure_apfed.methods.imputation import Imputation
 from secure_apfed.methods.joint_teacher import JointTeacher
@@ -82,6 +83,7 @@ METHODS: Mapping[str, Method] = {
     "votes_moment": MomentVotes(),
     "joint_teacher": JointTeacher(),
     "imputation": Imputation(),
+    "apc_vfl": ApcVfl(),
 }
 
 

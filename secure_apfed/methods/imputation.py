@@ -28,7 +28,7 @@ from secure_apfed.learning.student import Student, side_by_side
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import Agreed, Course, Helper, Learner, Method, Own
-from secure_apfed.methods.students import StudentLearner, student_of
+from secure_apfed.methods.students import Pupil, StudentLearner, student_of
 from secure_apfed.methods.terms import agree_with_senders, check_passives, sent_terms
 from secure_apfed.methods.tvfl import TvflHelper
 from secure_apfed.models import Shape
@@ -37,13 +37,13 @@ from secure_apfed.parties.rules import read_representations
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["Imputation", "ImputationHelper", "ImputationLearner"]
+__all__ = ["Imputation", "ImputationHelper", "ImputationLearner", "ReleaseLearner"]
 
 Floats = NDArray[np.float64]
 
 
-class ImputationLearner(StudentLearner):
-    """The active's role; see `StudentLearner`.
+class ReleaseLearner(StudentLearner):
+    """The active's role where passives release each row once; see `StudentLearner`.
 
     Args:
         contract: of the session.
@@ -51,30 +51,31 @@ class ImputationLearner(StudentLearner):
     """
 
     def __init__(
-        self, contract: Contract, own: Own, aligned: Tensor, *, student: Student, headline: str,
+        self, contract: Contract, own: Own, aligned: Tensor, *, student: Pupil, headline: str,
         guarantee: str,
     ) -> None:  # fmt: skip
         super().__init__(own, student, headline=headline, guarantee=guarantee)
         self.smallest_batch = contract.minimum_batch
-        self._contract, self._settings, self._seed = contract, own.config.imputed, own.seed
-        self._features_N, self._aligned = own.rows.features, aligned
-
-    async def teach(self, links: Links, course: Course) -> None:
-        self.student.teach(self._labels(await self.gather(links, course)))
+        self._contract, self._aligned = contract, aligned
 
     async def gather(self, links: Links, course: Course) -> list[Floats]:
         """What each passive releases of the training rows, in the order of the contract."""
-        contract, released = self._contract, []
-        positions_U = positions_in(self._aligned, self.training_rows)
-        parts = positions_U.tensor_split(max(1, -(-len(positions_U) // contract.batch_size)))
-        for rows_B in parts:
-            step = course.next_step
-            for name in contract.passives:
-                links.send(name, Kind.REQUEST, step, pack({"rows": rows_B}))
-            released.append([await self._read(links, name, step, rows_B)
-                             for name in contract.passives])  # fmt: skip
+        released = []
+        for rows_B in self.parts_of(positions_in(self._aligned, self.training_rows)):
+            released.append(await self.ask(links, course.next_step, rows_B))
             course.stepped(None)
         return [np.concatenate(of_passive) for of_passive in zip(*released, strict=True)]
+
+    def parts_of(self, positions: Tensor) -> tuple[Tensor, ...]:
+        """These positions in equal parts that passives answer."""
+        return positions.tensor_split(max(1, -(-len(positions) // self._contract.batch_size)))
+
+    async def ask(self, links: Links, step: int, rows_B: Tensor) -> list[Floats]:
+        """What each passive releases of these positions, in the order of the contract."""
+        passives = self._contract.passives
+        for name in passives:
+            links.send(name, Kind.REQUEST, step, pack({"rows": rows_B}))
+        return [await self._read(links, name, step, rows_B) for name in passives]
 
     async def _read(self, links: Links, name: str, step: int, rows_B: Tensor) -> Floats:
         message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=4)
@@ -86,6 +87,25 @@ class ImputationLearner(StudentLearner):
             raise RemoteProtocolError(f"{name} answered for other rows than asked")
         z: Floats = z_BD.double().numpy()
         return z
+
+
+class ImputationLearner(ReleaseLearner):
+    """The active's role; see `ReleaseLearner`."""
+
+    student: Student
+
+    def __init__(
+        self, contract: Contract, own: Own, aligned: Tensor, *, student: Student, headline: str,
+        guarantee: str,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            contract, own, aligned, student=student, headline=headline, guarantee=guarantee
+        )
+        self._settings, self._seed = own.config.imputed, own.seed
+        self._features_N = own.rows.features
+
+    async def teach(self, links: Links, course: Course) -> None:
+        self.student.teach(self._labels(await self.gather(links, course)))
 
     def _labels(self, released: list[Floats]) -> Floats:
         """Labels of the rows, by what the passives released of them."""

@@ -5,6 +5,7 @@ Run by: the active, alone: nothing is sent but where a method asks others for th
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,27 @@ from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.seeds import seeded, shuffled
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["StudentLearner", "student_of", "train_student"]
+__all__ = ["Pupil", "StudentLearner", "student_of", "train_student"]
+
+
+class Pupil(Protocol):
+    """What the active teaches, and what predicts alone then; see `Student`."""
+
+    rows_U: Tensor  # noqa: N815
+
+    @property
+    def networks(self) -> ActiveNetworks: ...
+
+    @property
+    def in_one_go(self) -> bool: ...
+
+    def learn(self, step: int, rows_B: Tensor) -> float: ...
+
+    def accuracy(self, rows: Tensor) -> float: ...
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
 class StudentLearner(Learner):
@@ -30,9 +51,10 @@ class StudentLearner(Learner):
         guarantee: what the others' noise or guards promise.
     """
 
-    def __init__(self, own: Own, student: Student, *, headline: str, guarantee: str) -> None:
+    def __init__(self, own: Own, student: Pupil, *, headline: str, guarantee: str) -> None:
         super().__init__()
-        self.name, self.student, self.guarantee = own.name, student, guarantee
+        self.name, self.guarantee = own.name, guarantee
+        self.student: Pupil = student
         self.training_rows = student.rows_U
         self._headline, self._test_rows = headline, own.test_rows
         self._taught = False

@@ -10,6 +10,7 @@ from secure_apfed.models.linear import Linear
 from secure_apfed.models.network import NetworkFamily, Shape, output_shape, projection_to
 from secure_apfed.models.perceptron import Perceptron
 from secure_apfed.models.random_features import RandomFeatureFamily, RandomFeatures
+from secure_apfed.models.selu import Selu
 from secure_apfed.models.settings import ModelSettings
 
 __all__ = [
@@ -28,6 +29,7 @@ NETWORKS: Mapping[str, NetworkFamily] = {
     "conv_mnist": CONV_MNIST,
     "conv_cifar": CONV_CIFAR,
     "mlp": Perceptron(),
+    "selu": Selu(),
     "linear": Linear(),
     "random_features": RandomFeatureFamily(),
 }

@@ -18,8 +18,8 @@ class ModelSettings(Settings):
     Attributes:
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images that
             of at least 7 (grey) or 8 (colour) rows and columns, an MLP for everything else.
-        hidden: widths of the MLP's hidden layers (mlp only).
-        representation: numbers of the encoder's output (mlp and linear only).
+        hidden: widths of the hidden layers (mlp and selu only).
+        representation: numbers of the encoder's output (mlp, selu and linear only).
         projection: numbers of the linear projection that is sent to the passives; "none"
             sends the encoder's output as it is; "auto" is 64, except for a plain
             (unprotected) APFed-R, which sends the whole output as the authors' release does.
@@ -27,9 +27,9 @@ class ModelSettings(Settings):
         dropout: of the head, between its two layers (release: 0.5).
     """
 
-    network: Literal["auto", "conv_mnist", "conv_cifar", "mlp", "linear", "random_features"] = (
-        "auto"
-    )
+    network: Literal[
+        "auto", "conv_mnist", "conv_cifar", "mlp", "selu", "linear", "random_features"
+    ] = "auto"
     hidden: Annotated[tuple[Width, ...], Field(max_length=64)] = (64,)
     representation: Width = 32
     projection: Width | Literal["auto", "none"] = "auto"

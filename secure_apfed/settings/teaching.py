@@ -9,7 +9,7 @@ from secure_apfed.models.settings import ModelSettings
 from secure_apfed.privacy.settings import LARGEST_LABEL_EPSILON
 from secure_apfed.settings import Settings, unknown_name
 
-__all__ = ["HEAD", "ImputationSettings", "TeacherSettings"]
+__all__ = ["HEAD", "DistillationSettings", "ImputationSettings", "TeacherSettings"]
 
 HEAD = "head"
 # Those that the active may use for itself; noise on weights is against others.
@@ -81,3 +81,29 @@ class ImputationSettings(Settings):
         if name not in _LABELLERS:
             raise ValueError(unknown_name(name, _LABELLERS))
         return name
+
+
+class DistillationSettings(Settings):
+    """Autoencoders that end early, and how the student's code is drawn to the joint one.
+
+    The defaults are APC-VFL's (section 4, Table 3, Appendix B); its value of lambda is not legible.
+
+    Attributes:
+        own: g1 of the active; passive: g1 of passives that have no `model` of their own.
+        joint: hidden widths of g2, whose code is as wide as the student's (the run's `model`).
+        loss: between the two codes of an aligned row; weight: lambda of Eq. (5), 0: none.
+        epochs: at most; patience: of them without a better loss on held-out rows, after which
+            training ends and the best weights are taken; held_out: share of these rows.
+        learning_rate: of Adam; batch_size: rows of a step.
+    """
+
+    own: ModelSettings = ModelSettings(network="selu", hidden=(64,), representation=128)
+    passive: ModelSettings = ModelSettings(network="selu", hidden=(128,), representation=256)
+    joint: tuple[int, ...] = (256,)
+    loss: Literal["mse", "mae"] = "mse"
+    weight: float = Field(1.0, ge=0)
+    epochs: int = Field(200, ge=1)
+    patience: int = Field(10, ge=1)
+    held_out: float = Field(0.1, gt=0, lt=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    batch_size: int = Field(128, ge=1)

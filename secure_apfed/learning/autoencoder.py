@@ -1,0 +1,122 @@
+"""Autoencoders that end early, alone or drawn towards the code that another one has of some rows.
+
+Run by: every party on its own rows, and the active on the parties' codes (APC-VFL, Eqs. 1 and 5).
+Letters: N rows, n of them with a code to resemble, F features, D numbers of a code.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from secure_apfed.errors import ModelError
+from secure_apfed.seeds import seeded
+from secure_apfed.settings.teaching import DistillationSettings
+
+__all__ = ["Autoencoder", "Resembled", "fit_autoencoder"]
+
+_LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss}
+
+
+@dataclass(frozen=True, eq=False)
+class Resembled:
+    """Codes that the encoder's own are to resemble.
+
+    Attributes:
+        rows: (n,), which of the rows have one; codes: (n, D).
+    """
+
+    rows: Tensor
+    codes: Tensor
+
+
+class Autoencoder(nn.Module):
+    """An encoder, and a decoder that mirrors it."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+
+    @torch.no_grad()
+    def codes(self, features_NF: Tensor) -> Tensor:
+        """The codes of these rows, (N, D)."""
+        codes_ND: Tensor = self.encoder(features_NF)
+        return codes_ND
+
+
+def fit_autoencoder(
+    network: Autoencoder, features_NF: Tensor, settings: DistillationSettings, *,
+    owner: str, seed: int, resembled: Resembled | None = None,
+) -> int:  # fmt: skip
+    """Train until the loss on held-out rows has not fallen for `patience` epochs; take the best.
+
+    The loss of a row is that of its reconstruction, and where it has a code to resemble
+    `settings.weight` times that between the two codes.
+
+    Args:
+        network: at its start; it is changed in place.
+        features_NF: of all rows, on the network's device.
+        settings: how to train.
+        owner: whose it is; batches and held-out rows follow from this name and the seed.
+        seed: of the party.
+        resembled: codes of some rows.
+
+    Returns:
+        How many epochs were trained.
+
+    Raises:
+        ModelError: fewer than two rows, or the loss is no longer finite.
+    """
+    if len(features_NF) < 2:
+        raise ModelError(f"{owner}: an autoencoder takes two rows or more, got {len(features_NF)}")
+    wanted_ND, told_N = _spread(resembled, len(features_NF), features_NF)
+    loss_of_codes = _LOSSES[settings.loss]
+
+    def loss(rows_B: Tensor) -> Tensor:
+        codes_BD = network.encoder(features_NF[rows_B])
+        total = F.mse_loss(network.decoder(codes_BD), features_NF[rows_B])
+        told_B = told_N[rows_B]
+        if wanted_ND is not None and settings.weight and bool(told_B.any()):
+            codes = codes_BD[told_B], wanted_ND[rows_B[told_B]]
+            # Eq. (5) is of a row; rows without a code count as 0 in the mean.
+            total = total + settings.weight * loss_of_codes(*codes) * told_B.float().mean()
+        return total
+
+    with seeded(seed, owner, "autoencoder"):
+        order_N = torch.randperm(len(features_NF)).to(features_NF.device)
+        held = max(1, round(settings.held_out * len(order_N)))
+        held_V, rows_N = order_N[:held], order_N[held:]
+        adam = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
+        best, best_weights = torch.inf, copy.deepcopy(network.state_dict())
+        epochs, best_at = 0, 0
+        while epochs < settings.epochs and epochs - best_at < settings.patience:
+            epochs += 1
+            shuffled_N = rows_N[torch.randperm(len(rows_N)).to(rows_N.device)]
+            for rows_B in shuffled_N.split(settings.batch_size):
+                adam.zero_grad()
+                loss(rows_B).backward()
+                adam.step()
+            with torch.no_grad():
+                now = float(loss(held_V))
+            if now != now:
+                raise ModelError(
+                    f"{owner}: training of an autoencoder diverged; lower distilled.learning_rate"
+                )
+            if now < best:
+                best, best_at = now, epochs
+                best_weights = copy.deepcopy(network.state_dict())
+    network.load_state_dict(best_weights)
+    network.requires_grad_(requires_grad=False)
+    return epochs
+
+
+def _spread(resembled: Resembled | None, rows: int, like: Tensor) -> tuple[Tensor | None, Tensor]:
+    told_N = torch.zeros(rows, dtype=torch.bool, device=like.device)
+    if resembled is None:
+        return None, told_N
+    told_N[resembled.rows] = True
+    wanted_ND = like.new_zeros(rows, resembled.codes.shape[1])
+    wanted_ND[resembled.rows] = resembled.codes.to(like)
+    return wanted_ND, told_N

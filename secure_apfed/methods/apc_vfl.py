@@ -1,0 +1,174 @@
+"""APC-VFL: parties learn codes of their rows alone; passives release theirs once; the active's own
+code is drawn to the joint one, and it classifies by its own.
+
+One round trip before training: the active asks for its aligned training rows, and every passive
+answers with its autoencoder's code of each, behind its guard, once for each person. Everything else
+the active does alone (`secure_apfed.learning.distilling`). No label leaves the active, and no
+gradient either way. At the end the aligned test rows are asked for, once each, to tell what the
+parties would predict together: the paper's variant for rows that are all aligned (Figure 4).
+
+Source: APC-VFL, section 4 and Figures 3 and 4. A passive's autoencoder is fitted to all of its
+aligned rows, without noise: a person's features move everybody's codes a little, so that a guard's
+epsilon, of one row's release with the encoder held fixed, is none for the passive's whole table.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.defences import representation_chain
+from secure_apfed.exchange import Links
+from secure_apfed.facts import MethodFacts
+from secure_apfed.learning.autoencoder import Autoencoder, fit_autoencoder
+from secure_apfed.learning.distilling import Distilled
+from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
+from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.imputation import ImputationHelper, ReleaseLearner
+from secure_apfed.methods.method import Agreed, Course, Helper, Learner, Method, Own
+from secure_apfed.methods.terms import (
+    agree_with_senders,
+    check_passives,
+    sent_terms,
+    settings_of,
+)
+from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
+from secure_apfed.parties import Compute, TvflPassive
+from secure_apfed.privacy.guard import joint_releases_statement
+from secure_apfed.seeds import seeded
+from secure_apfed.settings.run import RunSettings
+
+__all__ = ["ApcVfl", "ApcVflLearner"]
+
+
+class ApcVflLearner(ReleaseLearner):
+    """The active's role; see `ReleaseLearner`."""
+
+    student: Distilled
+
+    async def teach(self, links: Links, course: Course) -> None:
+        released = await self.gather(links, course)
+        self.student.teach(torch.cat([torch.from_numpy(one) for one in released], dim=1))
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
+        """Accuracy alone; at the end also with all parties, on the aligned test rows."""
+        accuracies = await super().evaluate(links, next_step=next_step, final=final)
+        if final:
+            together = await self._together(links, next_step)
+            accuracies |= {} if together != together else {f"{self._headline}_together": together}
+        return accuracies
+
+    async def _together(self, links: Links, next_step: int) -> float:
+        """Releases of test rows, which the ledgers count."""
+        correct, asked = 0, 0
+        for index, rows_B in enumerate(self.parts_of(positions_of(self._aligned, self._test_rows))):
+            released = await self.ask(links, next_step + index, rows_B)
+            beside_BD = torch.cat([torch.from_numpy(one) for one in released], dim=1)
+            correct += int(self.student.together(self._aligned[rows_B], beside_BD).sum())
+            asked += len(rows_B)
+        return correct / asked if asked else math.nan
+
+
+class ApcVfl(Method):
+    """The method; see `Method`."""
+
+    headline = "apc_vfl"
+    facts = MethodFacts(
+        title="APC-VFL",
+        predicts_alone=True,
+        representations_from="passives",
+        teacher="joint representations",
+    )
+
+    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+        model = settings_of(config, passive).model or config.distilled.passive
+        return family_for(model, features).encoder(features, model)
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """See `Method`: every passive sends its code."""
+        check_passives(own.config, own.passives)
+        if own.name == own.active:
+            return None
+        network = self.sent_network(own.config, own.name, own.features)
+        return sent_terms(own.config, output_shape(network, own.features), guard_for(own))
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        shapes = {name: offered.shape for name, offered in offers.items()}
+        return agree_with_senders(own, offers, shapes, guard_for(own))
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        return ApcVflLearner(
+            contract,
+            own,
+            rows,
+            student=_student(own, contract, rows),
+            headline=self.headline,
+            guarantee=joint_releases_statement(guard_for(own).statement(), len(contract.passives)),
+        )
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        config, guard, compute = own.config, guard_for(own), Compute.of(own.config.train)
+        shape = contract.passives[own.name].representation.shape
+        model = settings_of(config, own.name).model or config.distilled.passive
+        local = _autoencoder(own, model, own.features, "g1", compute)
+        # In the table's order: that of the alignment is random.
+        own_UF = compute.place(own.rows.features[rows.sort().values])
+        fit_autoencoder(local, own_UF, config.distilled, owner=own.name, seed=own.seed)
+        return ImputationHelper(
+            TvflPassive(
+                own.name,
+                contract,
+                features_N=own.rows.features[rows],
+                encoder=local.encoder,
+                guard=guard,
+                ledger=ledger_for(own, guard, aligned=len(rows)),
+                train=config.train,
+                compute=compute,
+                seed=own.seed,
+                answers=answers_log(own),
+                defences=representation_chain(config.defences, surroundings_of(own, shape)),
+            )
+        )
+
+
+def _autoencoder(
+    own: Own, model: ModelSettings, features: Shape, name: str, compute: Compute
+) -> Autoencoder:
+    """At its reproducible start."""
+    family = family_for(model, features)
+    with seeded(own.seed, own.name, name):
+        encoder = family.encoder(features, model)
+        decoder = family.decoder(output_shape(encoder, features), features, model)
+    network = Autoencoder(encoder, decoder)
+    network.to(compute.device, compute.dtype)
+    return network
+
+
+def _student(own: Own, contract: Contract, rows: Tensor) -> Distilled:
+    """The active's networks at their start."""
+    config, compute = own.config, Compute.of(own.config.train)
+    model, distilled, classes = config.model, config.distilled, len(own.classes)
+    student = _autoencoder(own, model, own.features, "g3", compute)
+    size = math.prod(output_shape(student.encoder, own.features))
+    local = _autoencoder(own, distilled.own, own.features, "g1", compute)
+    sent = (terms.representation.shape for terms in contract.passives.values())
+    told = sum(map(math.prod, (output_shape(local.encoder, own.features), *sent)))
+    joint_model = ModelSettings(network="selu", hidden=distilled.joint, representation=size)
+    family = family_for(model, own.features)
+    with seeded(own.seed, own.name, "heads"):
+        heads = [family.head(size, classes, model) for _ in range(2)]
+    return Distilled(
+        own.name,
+        data=own.held,
+        rows_U=own.train_rows[torch.isin(own.train_rows, rows)],
+        own=local,
+        joint=_autoencoder(own, joint_model, (told,), "g2", compute),
+        student=student,
+        head=heads[0],
+        together=heads[1],
+        settings=distilled,
+        compute=compute,
+        seed=own.seed,
+    )
