@@ -41,6 +41,8 @@ class MethodFacts:
             active sends the same to every passive.
         sums_gradients: passives contribute gradients of objectives of their own to a secure sum,
             which the active reads.
+        sums_representations: passives contribute their representations to a secure sum, of which
+            the active reads the sum alone; `representations_from` is None then.
         opens_votes: every passive labels the rows of the active from its own features, once, and
             this is how the active reads the labels; None: nobody votes.
         teacher: what the active's student learns from, where not from votes; None: there is no
@@ -58,6 +60,7 @@ class MethodFacts:
     has_passives: bool = True
     representations_from: Side | None = None
     sums_gradients: bool = False
+    sums_representations: bool = False
     opens_votes: VoteOpening | None = None
     teacher: Teacher | None = None
     returns_gradients: bool = False
@@ -69,12 +72,14 @@ class MethodFacts:
         exchanges = (
             self.representations_from
             or self.sums_gradients
+            or self.sums_representations
             or self.opens_votes
             or self.returns_gradients
         )
         if not self.has_passives and (exchanges or not self.predicts_alone):
             raise ValueError(f"{self.title} has no passives to exchange anything with")
-        if self.returns_gradients and self.representations_from != "passives":
+        told = self.representations_from == "passives" or self.sums_representations
+        if self.returns_gradients and not told:
             raise ValueError(f"{self.title} returns gradients on what no passive sent")
         if self.teacher is not None and self.representations_from != "passives":
             raise ValueError(f"{self.title} has a teacher that passives tell nothing")
@@ -84,7 +89,7 @@ class MethodFacts:
     @property
     def sums(self) -> bool:
         """Whether passives contribute to a secure sum."""
-        return self.sums_gradients or self.opens_votes == "sum"
+        return self.sums_gradients or self.sums_representations or self.opens_votes == "sum"
 
     @property
     def aggregates(self) -> bool:
@@ -118,5 +123,5 @@ class MethodFacts:
         if released == "representations":
             return self.representations_from
         if released == "contributions":
-            return "passives" if self.sums_gradients else None
+            return "passives" if self.sums_gradients or self.sums_representations else None
         return "active" if self.returns_gradients else None

@@ -48,11 +48,17 @@ class Config(RunSettings):
     @model_validator(mode="after")
     def _defences_apply(self) -> "Config":
         check_defences(self.defences, self.method, self.facts)
-        if self.secure_sum.noise is not None and not self.facts.sums_gradients:
+        if self.secure_sum.noise is not None and self.facts.sender_of("contributions") is None:
             votes = "; noise on votes is votes.epsilon" if self.facts.opens_votes else ""
+            adding = _methods(lambda facts: facts.sender_of("contributions") is not None)
             raise ValueError(
-                f"secure_sum.noise: method {self.method} adds no gradients of passives; leave it "
-                f"out, or use {_methods(lambda facts: facts.sums_gradients)}{votes}"
+                f"secure_sum.noise: method {self.method} adds no gradients or representations of "
+                f"passives; leave it out, or use {adding}{votes}"
+            )
+        if self.facts.sums_representations and self.guard.mechanism != "none":
+            raise ValueError(
+                f"guard.mechanism: in method {self.method} nobody reads a representation; say none "
+                "and add noise under their sum, as secure_sum: {noise: {epsilon: 8}}"
             )
         return self
 

@@ -16,7 +16,7 @@ from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import Trainer
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["EncoderTrainer", "HeadTrainer"]
+__all__ = ["EncoderTrainer", "HeadTrainer", "SumTrainer"]
 
 
 class HeadTrainer(Trainer):
@@ -77,6 +77,18 @@ class HeadTrainer(Trainer):
     def predict(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
         """Scores of the true classes."""
         return self._code.decode(self.scores(own_B, parts))
+
+
+class SumTrainer(HeadTrainer):
+    """The head reads the sum of all parties' representations: its one part is that of the others.
+
+    With linear encoders and no clip that is one network on the concatenated table.
+    """
+
+    def scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        (others_BD,) = (parts[name] for name in self._passives)
+        scores_BK: Tensor = self.head(own_B.flatten(1) + others_BD)
+        return scores_BK
 
 
 class EncoderTrainer(Trainer):

@@ -38,6 +38,7 @@ from secure_apfed.methods.session import (
     new_session,
     roles_of,
 )
+from secure_apfed.methods.split_nn import SplitNn, SummedSplitNn
 from secure_apfed.methods.tvfl import Tvfl
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
@@ -84,6 +85,8 @@ METHODS: Mapping[str, Method] = {
     "joint_teacher": JointTeacher(),
     "imputation": Imputation(),
     "apc_vfl": ApcVfl(),
+    "split_nn": SplitNn(),
+    "split_nn_sum": SummedSplitNn(),
 }
 
 

@@ -455,7 +455,8 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
     offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
     senders = {"active": (own.active,), "passives": own.passives, None: ()}
     facts = method.facts
-    expected = senders["active" if facts.opens_votes else facts.representations_from]
+    told = "passives" if facts.sums_representations else facts.representations_from
+    expected = senders["active" if facts.opens_votes else told]
     if set(offers) != set(expected):
         raise RemoteProtocolError(
             f"{own.name}: in {facts.title} what a row is that parties send is said by "

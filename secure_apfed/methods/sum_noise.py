@@ -169,6 +169,7 @@ def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
     """How far one person's features move this passive's contribution, in steps.
 
     One row, if neither the objective nor a defence on the gradient mixes rows; all of them else.
+    Of representations one row, the encoder held fixed.
     Of votes one row, the labeller held fixed.
     """
     if config.facts.opens_votes:
@@ -177,6 +178,10 @@ def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
             steps=quantiser.levels / quantiser.clip_norm,
             numbers=math.prod(shape),
             signed=config.votes.form == "soft" and LABELLERS[config.votes.labeller].signed,
+        )
+    if config.facts.sums_representations:
+        return sensitivity_in_steps(
+            levels=_quantiser(config).levels, columns=math.prod(shape), rows=1
         )
     defences = (DEFENCES[choice.kind] for choice in config.defences)
     row_wise = OBJECTIVES[objective_of(config, passive).name].row_wise and all(

@@ -7,7 +7,7 @@ between the smallest and the largest of them, as the authors' release does.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -243,8 +243,10 @@ class Tvfl(Method):
         """What the passives' guards promise."""
         return joint_releases_statement(guard_for(own).statement(), len(contract.passives))
 
-    def active_party(self, own: Own, contract: Contract, rows: Tensor) -> TvflActive:
-        """The active, with its networks at their reproducible start."""
+    def active_party(
+        self, own: Own, contract: Contract, rows: Tensor, *, others: Sequence[str] | None = None
+    ) -> TvflActive:
+        """The active, with its networks at their reproducible start; `others` are one sum."""
         config, around, encoder = own.config, surroundings_of(own, ()), self._encoder(own)
         shape = output_shape(encoder, own.features)
         return TvflActive(
@@ -253,7 +255,8 @@ class Tvfl(Method):
             table=own.rows,
             alignment=rows,
             encoder=encoder,
-            head=_head(own, contract, shape, self.model(config)),
+            head=_head(own, contract, shape, self.model(config), summed=others is not None),
+            others=others,
             train=config.train,
             compute=Compute.of(config.train),
             seed=own.seed,
@@ -290,9 +293,11 @@ class Tvfl(Method):
             return family_for(model, features).encoder(features, model)
 
 
-def _head(own: Own, contract: Contract, shape: Shape, model: ModelSettings) -> nn.Module:
-    """The head over all parties' representations, concatenated: fc(views x d, ...)."""
-    sent = (terms.representation.shape for terms in contract.passives.values())
+def _head(
+    own: Own, contract: Contract, shape: Shape, model: ModelSettings, *, summed: bool
+) -> nn.Module:
+    """The head over all parties' representations, concatenated: fc(views x d, ...); or added."""
+    sent = () if summed else (terms.representation.shape for terms in contract.passives.values())
     size = sum(math.prod(each) for each in (shape, *sent))
     family = family_for(model, own.features)
     with seeded(own.seed, own.name, "head"):

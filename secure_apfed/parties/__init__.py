@@ -7,7 +7,7 @@ from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.parties.active import ActiveParty
 from secure_apfed.parties.passive import PassiveParty
 from secure_apfed.parties.rules import OpenAudits, RefusedSums
-from secure_apfed.parties.tvfl import TvflActive, TvflPassive
+from secure_apfed.parties.tvfl import SummedPassive, TvflActive, TvflPassive
 from secure_apfed.parties.votes import Ballot, VotesActive, VotingParty
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "PrivateGradient",
     "PrivateUpdates",
     "RefusedSums",
+    "SummedPassive",
     "TvflActive",
     "TvflPassive",
     "VotesActive",
