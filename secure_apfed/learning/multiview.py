@@ -1,0 +1,120 @@
+"""Multi-view learning by pseudo-labels: the closed forms of MMVFL and FedMV.
+
+Run by: each party on its own view X_k (weights W_k, pseudo-labels Z_k), and whoever averages (Z).
+Sources: MMVFL, Eqs. 5 to 14, where the labels tie the first party's pseudo-labels; FedMV, Eqs. 1 to
+13, where they tie the common ones. All of them minimise
+
+    sum over k of |X_k W_k - Z_k|^2 + beta |W_k|_21 + zeta_k |Z_k - Z|^2,   plus eta times
+    |Z_1 - Y|^2 (MMVFL, Eq. 4) or |Z - Y|^2 (FedMV, Eq. 1; there K times, once in each summand, while
+    its Eq. 10 is the minimiser of it taken once: we take it once).
+
+|W|_21 is the sum of the Euclidean norms of W's rows, one a feature. Letters: N rows, F features of
+a view, C classes.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_apfed.errors import ModelError
+
+__all__ = [
+    "common_labels", "importance", "own_labels", "row_norms", "start", "view_objective", "weights_of",
+]  # fmt: skip
+
+Floats = NDArray[np.float64]
+
+_LEAST_NORM = 1e-10
+"""Epsilon of Eq. (7): of the norm of a feature's row, so that its weight stays finite."""
+_TOLERANCE = 1e-12
+_MOST_ROUNDS = 10_000
+
+
+def row_norms(weights_FC: Floats) -> Floats:
+    """The Euclidean norm of each feature's row: how much it counts (MMVFL, section 4.2)."""
+    return np.asarray(np.linalg.norm(weights_FC, axis=1))
+
+
+def view_objective(x_NF: Floats, weights_FC: Floats, labels_NC: Floats, beta: float) -> float:
+    """Eq. (5): |X W - Z|^2 + beta |W|_21."""
+    residual_NC = x_NF @ weights_FC - labels_NC
+    return float((residual_NC**2).sum() + beta * row_norms(weights_FC).sum())
+
+
+def weights_of(
+    x_NF: Floats, labels_NC: Floats, beta: float, weights_FC: Floats, *,
+    tolerance: float = _TOLERANCE, most_rounds: int = _MOST_ROUNDS,
+) -> Floats:  # fmt: skip
+    """Minimise Eq. (5) by reweighting, Eqs. (7) and (8), from these weights on.
+
+    Each round minimises a quadratic that lies above the objective and touches it at the last
+    weights (|w| <= |w|^2 / 2a + a / 2), so that none raises it. A row that is 0 stays there.
+
+    Args:
+        x_NF: the view; labels_NC: the pseudo-labels.
+        beta: of Eq. (5).
+        weights_FC: to begin with.
+        tolerance: of the objective, relative, below which rounds end.
+        most_rounds: at most.
+
+    Raises:
+        ModelError: X^T X is singular and beta 0.
+    """
+    gram_FF, cross_FC = x_NF.T @ x_NF, x_NF.T @ labels_NC
+    before = view_objective(x_NF, weights_FC, labels_NC, beta)
+    for _ in range(most_rounds):
+        ridge_F = beta / (2 * (row_norms(weights_FC) + _LEAST_NORM))
+        try:
+            weights_FC = np.linalg.solve(gram_FF + np.diag(ridge_F), cross_FC)
+        except np.linalg.LinAlgError as error:
+            raise ModelError(
+                "a view's columns are linearly dependent; take a beta above 0, or fewer columns"
+            ) from error
+        now = view_objective(x_NF, weights_FC, labels_NC, beta)
+        if before - now <= tolerance * max(before, 1.0):
+            break
+        before = now
+    return np.asarray(weights_FC)
+
+
+def own_labels(
+    scores_NC: Floats, common_NC: Floats, zeta: float, *, truth_NC: Floats | None = None,
+    eta: float = 0.0,
+) -> Floats:  # fmt: skip
+    """Z_k: MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and (13).
+
+    Args:
+        scores_NC: X_k W_k.
+        common_NC: Z; zeta: how much Z_k is drawn to it.
+        truth_NC: Y, at the party whose pseudo-labels the labels tie; eta: how much.
+    """
+    total_NC, weight = scores_NC + zeta * common_NC, 1 + zeta
+    if truth_NC is not None:
+        total_NC, weight = total_NC + eta * truth_NC, weight + eta
+    return np.asarray(total_NC / weight)
+
+
+def common_labels(
+    summed_NC: Floats, zetas: float, *, truth_NC: Floats | None = None, eta: float = 0.0
+) -> Floats:
+    """Z: MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
+
+    Args:
+        summed_NC: sum of zeta_k Z_k over all parties, which is all that is read of them.
+        zetas: sum of zeta_k.
+        truth_NC: Y, where the labels tie Z; eta: how much.
+    """
+    if truth_NC is None:
+        return np.asarray(summed_NC / zetas)
+    return np.asarray((summed_NC + eta * truth_NC) / (zetas + eta))
+
+
+def start(rows: int, classes: int, rng: np.random.Generator) -> Floats:
+    """A random matrix with Z^T Z = I, (N, C)."""
+    found, _ = np.linalg.qr(rng.standard_normal((rows, classes)))
+    return np.asarray(found)
+
+
+def importance(weights_FC: Floats, share: float) -> NDArray[np.int64]:
+    """The features that count most, as many as this share of all, at least one; ascending."""
+    kept = max(1, round(share * len(weights_FC)))
+    return np.sort(np.argsort(-row_norms(weights_FC), kind="stable")[:kept])

@@ -1,0 +1,108 @@
+"""Autoencoders that end early, and codes that are drawn to others."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from secure_apfed.errors import ModelError
+from secure_apfed.learning.apfed import ActiveNetworks
+from secure_apfed.learning.autoencoder import Autoencoder, Resembled, fit_autoencoder
+from secure_apfed.learning.distilling import fit_classifier
+from secure_apfed.models import ModelSettings, family_for
+from secure_apfed.settings.teaching import DistillationSettings
+
+SETTINGS = DistillationSettings(epochs=40, batch_size=16, learning_rate=3e-3)
+MODEL = ModelSettings(network="selu", hidden=(16,), representation=8)
+
+
+def network(features: int = 6, seed: int = 0) -> Autoencoder:
+    torch.manual_seed(seed)
+    family = family_for(MODEL, (features,))
+    return Autoencoder(family.encoder((features,), MODEL), family.decoder((8,), (features,), MODEL))
+
+
+def rows(count: int = 80, features: int = 6) -> Tensor:
+    torch.manual_seed(5)
+    hidden = torch.randn(count, 2)
+    return hidden @ torch.randn(2, features) + 0.05 * torch.randn(count, features)
+
+
+def error(fitted: Autoencoder, x_NF: Tensor) -> float:
+    return float((fitted.decoder(fitted.codes(x_NF)) - x_NF).square().mean())
+
+
+def test_it_learns_to_rebuild_its_rows_and_repeats_with_its_seed() -> None:
+    x_NF = rows()
+    before, fitted, again = network(), network(), network()
+    epochs = fit_autoencoder(fitted, x_NF, SETTINGS, owner="ann", seed=1)
+    assert fit_autoencoder(again, x_NF, SETTINGS, owner="ann", seed=1) == epochs
+    assert error(fitted, x_NF) < 0.1 * error(before, x_NF)
+    assert torch.equal(fitted.codes(x_NF), again.codes(x_NF))
+    other = network()
+    fit_autoencoder(other, x_NF, SETTINGS, owner="bob", seed=1)
+    assert not torch.equal(fitted.codes(x_NF), other.codes(x_NF))
+    assert not any(one.requires_grad for one in fitted.parameters())
+
+
+def test_it_ends_once_held_out_rows_gain_nothing_and_takes_the_best_weights() -> None:
+    x_NF = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    settings = SETTINGS.model_copy(update={"epochs": 500, "learning_rate": 0.05, "patience": 5})
+    fitted = network()
+    epochs = fit_autoencoder(fitted, x_NF, settings, owner="ann", seed=0)
+    assert 5 < epochs < 500
+    shorter = network()
+    until_best = settings.model_copy(update={"epochs": epochs - 5, "patience": 500})
+    fit_autoencoder(shorter, x_NF, until_best, owner="ann", seed=0)
+    assert torch.equal(fitted.codes(x_NF), shorter.codes(x_NF))
+
+
+@pytest.mark.parametrize("loss", ["mse", "mae"])
+def test_codes_of_some_rows_are_drawn_to_others(loss: str) -> None:
+    x_NF, told = rows(), torch.arange(0, 80, 2)
+    wanted = torch.tanh(x_NF[told] @ torch.randn(6, 8, generator=torch.Generator().manual_seed(3)))
+    apart = []
+    for weight in (0.0, 5.0):
+        settings = SETTINGS.model_copy(update={"weight": weight, "loss": loss})
+        fitted = network()
+        fit_autoencoder(
+            fitted, x_NF, settings, owner="ann", seed=0,
+            resembled=Resembled(rows=told, codes=wanted),
+        )  # fmt: skip
+        apart.append(float((fitted.codes(x_NF[told]) - wanted).square().mean()))
+    assert apart[1] < 0.2 * apart[0]
+
+
+def test_a_weight_of_nothing_is_no_distillation() -> None:
+    """The paper's Ablation."""
+    x_NF, told = rows(), torch.arange(40)
+    settings = SETTINGS.model_copy(update={"weight": 0.0})
+    alone, beside = network(), network()
+    fit_autoencoder(alone, x_NF, settings, owner="ann", seed=0)
+    fit_autoencoder(
+        beside, x_NF, settings, owner="ann", seed=0,
+        resembled=Resembled(rows=told, codes=torch.randn(40, 8)),
+    )  # fmt: skip
+    assert torch.equal(alone.codes(x_NF), beside.codes(x_NF))
+
+
+def test_what_cannot_be_fitted_is_named() -> None:
+    with pytest.raises(ModelError, match="ann: an autoencoder takes two rows"):
+        fit_autoencoder(network(), rows(1), SETTINGS, owner="ann", seed=0)
+    endless = SETTINGS.model_copy(update={"learning_rate": 1e30})
+    with pytest.raises(ModelError, match="ann: training of an autoencoder diverged"):
+        fit_autoencoder(network(), rows(), endless, owner="ann", seed=0)
+
+
+def test_the_classifier_is_that_of_scikit_learn() -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    codes_nD = torch.randn(90, 5, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    labels_n = (codes_nD[:, 0] > 1).long() + (codes_nD[:, 1] > 2).long()
+    networks = ActiveNetworks(nn.Identity(), nn.Sequential(nn.Flatten(), nn.Linear(5, 4))).double()
+    fit_classifier(networks, codes_nD, labels_n)
+    scaled = StandardScaler().fit_transform(codes_nD.double().numpy())
+    theirs = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(scaled, labels_n.numpy())
+    ours_nK = networks.head(codes_nD.double()).softmax(1).detach().numpy()
+    assert abs(ours_nK[:, :3] - theirs.predict_proba(scaled)).max() < 0.03
+    assert ours_nK[:, 3].max() < 0.1  # a class without a label

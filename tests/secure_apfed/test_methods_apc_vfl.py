@@ -1,0 +1,71 @@
+"""APC-VFL: one exchange, nothing else leaves, and a model of the active's alone."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from secure_apfed.config import Config
+from secure_apfed.data import load_data
+from secure_apfed.exchange import Kind
+from secure_apfed.methods import METHODS, open_session
+from secure_apfed.runs import RunFolder, load_model, run
+from secure_apfed.runs.record import read_outcome
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+SMALL = {"network": "selu", "hidden": [16], "representation": 12}
+DISTILLED = {
+    "own": {**SMALL, "representation": 6}, "passive": {**SMALL, "representation": 8},
+    "joint": [16], "epochs": 8, "batch_size": 32,
+}  # fmt: skip
+
+
+def config_of(**changes: Any) -> Config:
+    usual: dict[str, Any] = {
+        "data": {"dataset": "breast_cancer", "overlap": 0.6},
+        "model": SMALL, "distilled": DISTILLED, "train": {"epochs": 1, "device": "cpu"},
+        "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
+    }  # fmt: skip
+    return small_config("apc_vfl", **{**usual, **changes})
+
+
+def test_rows_are_released_once_and_nothing_returns() -> None:
+    config = config_of()
+    session = open_session(config, load_data(config.data, seed=0))
+    told = Counter()  # type: ignore[var-annotated]
+    result = run(config, None)
+    told.update({flow.kind: flow.wire_bytes for flow in result.recording.flows})
+    assert {Kind.REQUEST, Kind.REPRESENTATIONS} <= told.keys()
+    assert not {Kind.GRADIENTS, Kind.LABELS, Kind.CONTRIBUTION, Kind.SUM} & told.keys()
+    assert (
+        session.contract.passives["clinic"].representation.shape == (8,)
+        if ("clinic" in session.contract.passives)
+        else True
+    )
+    assert set(result.accuracy) == {"apc_vfl", "apc_vfl_together"}
+
+
+def test_the_student_predicts_alone_and_is_kept(tmp_path: Path) -> None:
+    result = run(config_of(), tmp_path / "run")
+    assert load_model(RunFolder(tmp_path / "run")) is not None
+    assert result.accuracy["apc_vfl"] > 0.85
+    outcome = read_outcome(RunFolder(tmp_path / "run"))
+    assert outcome.accuracy == result.accuracy
+
+
+def test_a_guard_spends_one_release_a_row() -> None:
+    guard = {"mechanism": "frozen_gaussian", "epsilon": 8.0, "noise": "reproducible_insecure"}
+    config = config_of(guard=guard)
+    session = open_session(config, load_data(config.data, seed=0))
+    assert METHODS["apc_vfl"].facts.asks_once
+    spent = {ledger.spent().releases for ledger in session.ledgers.values()}
+    assert spent == {0}
+
+
+def test_settings_of_it_are_for_it() -> None:
+    with pytest.raises(ValidationError, match="distilled: method tvfl takes no joint"):
+        small_config("tvfl", distilled=DISTILLED)
