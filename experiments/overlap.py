@@ -198,7 +198,7 @@ def draw_overlaps(rows: pd.DataFrame, path: Path) -> None:
         for (accuracy, helped), (dataset, own) in zip(grid.T, datasets, strict=True):
             accuracy.set_title(str(dataset).replace("_", " "))
             _accuracy(accuracy, own)
-            _helped(helped, own[own["method"] == "apfed_c"])
+            _helped(helped, own[own["overlap"] > 0].drop_duplicates(["overlap", "mode"]))
         handles, labels = grid[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
 
