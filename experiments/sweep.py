@@ -38,11 +38,11 @@ READING = (
     "protection, each a mean over the seeds with its 95 % bootstrap interval. epsilon_x covers one "
     "row's releases with the encoder held fixed, at delta 1e-5, and no label; epsilon_y covers one "
     "training label and no features; whole records of the finished model have no guarantee in any "
-    'line. Every training row is aligned. "Centralised" is one model on all parties\' features, '
-    "which nobody holds."
+    'line. Every training row is aligned, few have a label. "Centralised" is one model on all '
+    "parties' features, which nobody holds."
 )
 
-CONFIGS = ("sweep-digits", "sweep-breast-cancer", "sweep-fashion-mnist")
+CONFIGS = ("sweep-digits", "sweep-breast-cancer")
 EPSILONS = (1.0, 4.0, 8.0)
 HEADER = ("line", "protects", "epsilon", "accuracy %", "lost against no protection")
 _UNPROTECTED = {"apfed_c": "plain", "single_view": "single"}
@@ -202,6 +202,7 @@ class Sweep:
         """What was swept, in a line."""
         data, train, count = self.base.data, self.base.train, len(self.seeds)
         rows = f", {data.limit:,} training rows" if data.limit else ""
+        rows += f", {data.labelled:,} labelled rows" if data.labelled else ""
         return (
             f"{data.dataset}: {data.view_count} parties with features{rows}, "
             f"{train.epochs} epochs, {count} seed{'' if count == 1 else 's'}"

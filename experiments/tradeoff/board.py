@@ -77,6 +77,12 @@ class Entry:
         return self.summary.accuracy
 
     @property
+    def epsilon(self) -> float:
+        """Of one person's vote at one passive where they vote, else of one row's releases."""
+        voted = self.point.config.facts.opens_votes is not None
+        return self.summary.epsilon_passives if voted else self.summary.epsilon_x
+
+    @property
     def alone(self) -> tuple[str, float] | None:
         """The best solo baseline on the same data, and its mean accuracy; None: not measured."""
         gain = self.summary.gain
@@ -94,7 +100,8 @@ class Entry:
             "reference": point.reference, "seeds": summary.seeds,
             "accuracy": asdict(self.accuracy),
             "gain": asdict(summary.gain) if summary.gain else None, "epsilon_x": summary.epsilon_x,
-            "epsilon_y": summary.epsilon_y, "releases": summary.releases,
+            "epsilon_y": summary.epsilon_y, "epsilon_passives": summary.epsilon_passives,
+            "releases": summary.releases,
             "leakage": {target: leak.as_json() for target, leak in self.leakage.items()},
             "dcs_vflair": self.dcs_vflair, "dcs_baseline": self.dcs_baseline,
         }  # fmt: skip
@@ -156,7 +163,7 @@ class Board:
                 entry.accuracy.text(scale=100),
                 _gain(entry.summary.gain),
                 *(_leak(entry.leakage.get(target)) for target in self.targets),
-                _epsilon(entry.summary.epsilon_x),
+                _epsilon(entry.epsilon),
                 _epsilon(entry.summary.epsilon_y),
                 str(entry.summary.releases),
                 _score(entry.dcs_baseline),
@@ -177,7 +184,7 @@ class Board:
                     if target in entry.leakage else "-"
                     for target in self.targets
                 ),
-                _epsilon(entry.summary.epsilon_x),
+                _epsilon(entry.epsilon),
                 str(entry.summary.releases),
                 _score(entry.dcs_baseline),
             )

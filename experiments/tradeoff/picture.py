@@ -80,7 +80,7 @@ def _draw_points(axes: Axes, shown: Sequence[Entry], target: str) -> list[Text]:
         colour, marker = styles[entry.point.defence]
         leak, accuracy = entry.leakage[target].advantage, entry.accuracy
         spent = entry.summary
-        epsilons = f"{number(spent.epsilon_x)}, {number(spent.epsilon_y)}, {spent.releases}"
+        epsilons = f"{number(entry.epsilon)}, {number(spent.epsilon_y)}, {spent.releases}"
         axes.errorbar(
             leak.mean, 100 * accuracy.mean, xerr=leak.arms(), yerr=accuracy.arms(100),
             fmt=marker, color=colour, markersize=7, elinewidth=1, capsize=2,

@@ -20,11 +20,19 @@ class Descent:
     Args:
         owner: the party, named when its training diverges.
         modules: what it trains, by name.
+
+    Raises:
+        ModelError: they have no parameters.
     """
 
     def __init__(self, owner: str, modules: Mapping[str, nn.Module], train: TrainSettings) -> None:
         self._owner, self._modules = owner, modules
         self._parameters = [p for module in modules.values() for p in module.parameters()]
+        if not self._parameters:
+            raise ModelError(
+                f"{owner}: its network has no weights that gradients reach; where a method trains "
+                "it by steps, choose another model.network, as mlp"
+            )
         self._norm_bound = train.max_gradient_norm or math.inf
         self._sgd = torch.optim.SGD(
             self._parameters,

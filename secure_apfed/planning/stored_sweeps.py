@@ -152,8 +152,9 @@ def _around(points: Sequence[StoredPoint], epsilon: float) -> list[StoredPoint]:
 def sentence(sweep: StoredSweep, point: StoredPoint) -> str:
     """Say one point in a sentence."""
     loss, accuracy = point.loss, point.accuracy
-    limit = sweep.settings["data"].get("limit")
+    limit, labelled = (sweep.settings["data"].get(key) for key in ("limit", "labelled"))
     rows = f", {limit:,} training rows" if limit else ""
+    rows += f", {labelled:,} of them with a label" if labelled else ""
     strength = (
         f"epsilon_y {point.epsilon:g}"
         if point.guard == "none"

@@ -17,6 +17,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from types import ModuleType
 from typing import ClassVar, Protocol
 
@@ -145,14 +146,9 @@ class PldAccountant(_OfGaussians):
 
     def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
         """Return an upper bound to 0.2 % or so, coarser where epsilon is near the interval."""
-        library = _library("dp_accounting")
+        _library("dp_accounting")
         _check_grid(*_pld_grid(mechanism, releases))
-        # Under its own replace-one relation it would double the sensitivity, which the
-        # noise multiplier already holds doubled.
-        relation = library.NeighboringRelation.ADD_OR_REMOVE_ONE
-        accountant = _library("dp_accounting.pld").PLDAccountant(relation, _PLD_INTERVAL)
-        accountant.compose(library.GaussianDpEvent(mechanism.noise_multiplier), releases)
-        return float(accountant.get_epsilon(delta))
+        return _pld_epsilon(mechanism.noise_multiplier, releases, delta)
 
 
 EXACT: Accountant = GdpAccountant()
@@ -160,6 +156,18 @@ ACCOUNTANTS: Mapping[str, Accountant] = {
     accountant.name: accountant
     for accountant in (EXACT, RdpAccountant(), PrvAccountant(), PldAccountant())
 }
+
+
+@lru_cache(maxsize=16)
+def _pld_epsilon(noise_multiplier: float, releases: int, delta: float) -> float:
+    """Half a second; the runs of a study that differ in their seeds ask for the same."""
+    library = _library("dp_accounting")
+    # Under its own replace-one relation it would double the sensitivity, which the noise
+    # multiplier already holds doubled.
+    relation = library.NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = _library("dp_accounting.pld").PLDAccountant(relation, _PLD_INTERVAL)
+    accountant.compose(library.GaussianDpEvent(noise_multiplier), releases)
+    return float(accountant.get_epsilon(delta))
 
 
 def _prv_grid(

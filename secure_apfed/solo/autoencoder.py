@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from secure_apfed.seeds import seeded
 from secure_apfed.solo.interface import FloatArray, SoloTask
+from secure_apfed.solo.kept import fitted_once
 from secure_apfed.solo.scikit import best_strength, logistic, scale_of, table_of
 
 __all__ = ["Autoencoder", "CodeClassifier"]
@@ -44,8 +45,15 @@ class Autoencoder:
 
         scale = scale_of(task)
         scaled_NF = scale.transform(task.features)
-        with seeded(task.seed, "solo", self.name):
-            encoder = _pretrained(torch.from_numpy(scaled_NF).float())
+
+        def fit() -> dict[str, Tensor]:
+            with seeded(task.seed, "solo", self.name):
+                return _pretrained(torch.from_numpy(scaled_NF).float()).state_dict()
+
+        with torch.device("meta"):
+            encoder = _fresh(scaled_NF.shape[1])
+        # The code is of all rows, whichever of their labels are held out.
+        encoder.load_state_dict(fitted_once(self.name, task, fit, labels=False), assign=True)
         codes_ND = _codes(encoder, scaled_NF)
         code_scale = StandardScaler().fit(codes_ND)
         codes_nD = code_scale.transform(codes_ND[task.labelled])
@@ -54,11 +62,15 @@ class Autoencoder:
         return CodeClassifier(scale, encoder, code_scale, model, task.classes)
 
 
-def _pretrained(x_NF: Tensor) -> nn.Module:
-    features = x_NF.shape[1]
-    encoder = nn.Sequential(
+def _fresh(features: int) -> nn.Module:
+    return nn.Sequential(
         nn.Linear(features, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, _CODE), nn.ReLU()
     )
+
+
+def _pretrained(x_NF: Tensor) -> nn.Module:
+    features = x_NF.shape[1]
+    encoder = _fresh(features)
     decoder = nn.Sequential(nn.Linear(_CODE, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, features))
     adam = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=_RATE)
     for _ in range(_STEPS):
@@ -68,7 +80,7 @@ def _pretrained(x_NF: Tensor) -> nn.Module:
         adam.zero_grad()
         loss.backward()
         adam.step()
-    return encoder.eval()
+    return encoder
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from secure_apfed.solo.interface import (
     SoloTask,
     checked_rows,
 )
+from secure_apfed.solo.kept import fits_kept_meanwhile
 
 __all__ = ["FOLDS", "BaselineResult", "best", "compare"]
 
@@ -73,15 +74,16 @@ def compare(
         raise DataError(f"solo: labels are held out in at least 2 parts, got {folds}")
     x_BF, y_B = _test_rows(task, test_features, test_labels)
     parts = held_out(task.labels, folds, task.seed)
-    return [
-        BaselineResult(
-            name=name,
-            title=one.title,
-            validation=_validation(one, task, parts),
-            test=float(_hits(one.fit(task), x_BF, y_B).mean()),
-        )
-        for name, one in baselines.items()
-    ]
+    with fits_kept_meanwhile():
+        return [
+            BaselineResult(
+                name=name,
+                title=one.title,
+                validation=_validation(one, task, parts),
+                test=float(_hits(one.fit(task), x_BF, y_B).mean()),
+            )
+            for name, one in baselines.items()
+        ]
 
 
 def best(results: Iterable[BaselineResult]) -> BaselineResult:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from secure_apfed.solo.interface import SoloTask
 
-__all__ = ["FitStore", "fits_kept_by", "fitted_once"]
+__all__ = ["FitStore", "fits_kept_by", "fits_kept_meanwhile", "fitted_once"]
 
 FitStore: TypeAlias = Callable[[str, Callable[[], bytes]], bytes]
 """Called with the name of a fit and what makes it; returns what was made for this name first."""
@@ -35,25 +35,42 @@ def fits_kept_by(store: FitStore) -> Iterator[None]:
         _STORE.reset(before)
 
 
+@contextmanager
+def fits_kept_meanwhile() -> Iterator[None]:
+    """The same in memory, where no store is named: for one task and parts of its labels."""
+    kept: dict[str, bytes] = {}
+
+    def once(name: str, make: Callable[[], bytes]) -> bytes:
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+    with fits_kept_by(_STORE.get() or once):
+        yield
+
+
 def fitted_once(
-    name: str, task: SoloTask, fit: Callable[[], Mapping[str, Tensor]]
+    name: str, task: SoloTask, fit: Callable[[], Mapping[str, Tensor]], *, labels: bool = True
 ) -> Mapping[str, Tensor]:
     """Return the parameters that `fit` finds, or found before for an equal task.
 
     Args:
         name: of the baseline.
-        task: of which the fit reads rows, labels, classes and seed, and no settings of the run.
+        task: of which the fit reads rows, seed, labels and classes, and no settings of the run.
         fit: fits.
+        labels: whether it reads labels and classes.
     """
     store = _STORE.get()
     if store is None:
         return fit()
-    return load(store(f"{name}-{_digest(task)}", lambda: save(dict(fit()))))
+    return load(store(f"{name}-{_digest(task, labels)}", lambda: save(dict(fit()))))
 
 
-def _digest(task: SoloTask) -> str:
+def _digest(task: SoloTask, labels: bool) -> str:
     """SHA-256 (hex) of all that such a fit depends on."""
-    content = hashlib.sha256(repr((task.features.shape, task.classes, task.seed)).encode())
-    for values in (task.features, task.labelled, task.labels):
+    read = (task.features, task.labelled, task.labels) if labels else (task.features,)
+    about = (task.features.shape, task.seed, task.classes if labels else None)
+    content = hashlib.sha256(repr(about).encode())
+    for values in read:
         content.update(values.tobytes())
     return content.hexdigest()

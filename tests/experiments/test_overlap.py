@@ -11,12 +11,15 @@ from typer.testing import CliRunner
 from experiments import overlap
 from secure_apfed.data import load_data
 
-pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
+    pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
+]
 
 
 def test_each_passive_knows_its_own_share() -> None:
-    (alone,) = overlap.points_of("digits", Path("unused"), overlaps=())
-    data = load_data(alone.config.data, seed=0)
+    (point, *_) = overlap.points_of("digits", Path("unused"), overlaps=(0.2,))
+    data = load_data(point.config.data, seed=0)
     thinned = overlap.with_overlap(data, 0.2, seed=0)
     train = {data.active.ids[row] for row in data.train_rows.tolist()}
     test = {data.active.ids[row] for row in data.test_rows.tolist()}
@@ -31,16 +34,24 @@ def test_each_passive_knows_its_own_share() -> None:
 
 
 def test_lines_of_one_data_set(tmp_path: Path) -> None:
-    points = overlap.points_of("breast_cancer", tmp_path, overlaps=(0.3,), epochs=1)
+    points = overlap.points_of("breast_cancer", tmp_path, overlaps=(0.05, 0.5), epochs=1)
     table = overlap.compare_overlaps(points, seeds=2)
-    assert list(table["method"]) == ["the active alone", "apfed_c, all", "apfed_c, pairwise"]
-    alone, both, pairs = table["helped"]
-    assert alone == 0
-    assert 0 < both < 0.2 * 427
-    assert pairs > 0.4 * 427
+    alone, *lines = table.to_dict("records")
+    assert alone["method"].startswith("best solo model (")
+    assert [(line["method"], line["mode"], line["overlap"]) for line in lines] == [
+        ("apfed_c", "all", 0.05), ("apfed_c", "all", 0.5), ("apfed_c", "pairwise", 0.05),
+        ("apfed_c", "pairwise", 0.5), ("votes", "pairwise", 0.5),
+    ]  # fmt: skip
+    for line in lines:
+        assert line["gain"] == pytest.approx(line["accuracy"] - alone["accuracy"])
+        assert line["low"] <= line["gain"] <= line["high"]
+    few, both, _, pairs, voted = (line["helped"] for line in lines)
+    assert 0 <= few < 0.02 * 427
+    assert 0.1 * 427 < both < 0.4 * 427
+    assert 0.6 * 427 < pairs == voted < 427
     assert table["accuracy"].between(0.5, 1, inclusive="right").all()
-    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(stamps) == 6
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    assert len(stamps) == 5 * 2 + 2
     assert overlap.compare_overlaps(points, seeds=2).equals(table)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
@@ -58,6 +69,6 @@ def test_the_command_prints_one_json_list_and_draws_it(
     torch.set_num_threads(threads)
     assert done.exit_code == 0, done.output
     lines = json.loads(done.stdout)
-    assert [line["method"] for line in lines][:1] == ["the active alone"]
-    assert len(lines) == 9
+    assert lines[0]["method"].startswith("best solo model")
+    assert len(lines) == 1 + 4 + 4 + 3
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -25,7 +25,7 @@ def small(name: str = "sweep-breast-cancer") -> Config:
     return base.model_copy(update={"train": train})
 
 
-@pytest.mark.parametrize("name", CONFIGS[:2])
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_centralised_table_holds_everybodys_features_of_the_same_people(name: str) -> None:
     data = load_data(base_config(name).data, seed=3)
     whole = centralise(data)

@@ -9,10 +9,13 @@ from experiments.summary import Interval, Leakage, Summary
 from experiments.tradeoff.board import Board, Entry
 from experiments.tradeoff.picture import draw
 from experiments.tradeoff.settings import DefencePoint
+from tests.secure_apfed.small_runs import small_config
 
 
 def _entry(name: str, accuracy: float, advantage: float) -> Entry:
-    point = SimpleNamespace(defence=name, label=f"{name}, strength 0.25", reference=False)
+    point = SimpleNamespace(
+        defence=name, label=f"{name}, strength 0.25", reference=False, config=small_config()
+    )
     leak = Leakage(
         target="labels", attack="any", metric="auc", score=0.6, baseline=0.5, missing="",
         advantage=Interval(advantage, advantage - 0.02, advantage + 0.02),

@@ -6,6 +6,7 @@ from torch import nn
 
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import Descent
+from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
 
 
@@ -48,6 +49,12 @@ def test_without_a_bound_it_is_plain_sgd() -> None:
         theirs["head"](theirs["encoder"](torch.ones(4, 3))).square().mean().backward()
         sgd.step()
     assert torch.equal(vector(ours), vector(theirs))
+
+
+def test_what_has_no_weights_is_refused_and_named() -> None:
+    """As random features are, which a passive of joint training cannot train."""
+    with pytest.raises(ModelError, match="passive-1: its network has no weights"):
+        Descent("passive-1", {"encoder": RandomFeatures(3, 8)}, TrainSettings())
 
 
 def test_a_diverged_gradient_is_named_and_changes_nothing() -> None:

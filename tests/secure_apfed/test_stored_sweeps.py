@@ -20,16 +20,18 @@ def point(epsilon: float | str, guard: str = "gaussian", **changes: Any) -> dict
 def text_of(*points: dict[str, Any], **changes: Any) -> str:
     alone = point("inf", "none", method="single_view", releases=0)
     sweep = {
-        "dataset": "digits", "settings": {"train": {"epochs": 3}, "data": {"limit": 1000}},
+        "dataset": "digits",
+        "settings": {"train": {"epochs": 3}, "data": {"limit": 1000, "labelled": 50}},
         "delta": 1e-5, "clip": 1.0, "seeds": [0, 1], "points": [alone, *points], **changes,
     }  # fmt: skip
     return json.dumps({"format": 1, "command": "none", "sweeps": [sweep]})
 
 
-def test_the_shipped_sweeps_are_of_three_data_sets_and_five_seeds() -> None:
+def test_the_shipped_sweeps_are_of_few_labels_and_five_seeds() -> None:
     sweeps = load_sweeps()
-    assert {sweep.dataset for sweep in sweeps} == {"digits", "breast_cancer", "fashion_mnist"}
+    assert {sweep.dataset for sweep in sweeps} == {"digits", "breast_cancer"}
     for sweep in sweeps:
+        assert sweep.settings["data"]["labelled"] in (20, 50)
         assert sweep.seeds == (0, 1, 2, 3, 4)
         for guard in ("gaussian", "frozen_gaussian"):
             found = nearest(sweeps, epsilon=4.0, dataset=sweep.dataset, guards=(guard,))
@@ -63,7 +65,7 @@ def test_a_sentence_names_data_seeds_epochs_and_the_active_alone() -> None:
     assert sentence(sweep, one) == (
         "made up on digits at epsilon_x 4 (delta 1e-05, T 3) lost 50.0 points of accuracy "
         "[40.0, 60.0] and reached 50.0 %, where the active alone reached 50.0 % (2 seeds, 3 "
-        "epochs, 1,000 training rows)"
+        "epochs, 1,000 training rows, 50 of them with a label)"
     )
     nothing = point(4.0, loss={"mean": -1e-4, "low": -0.01, "high": 1e-4})
     ((sweep, one),) = nearest(load_sweeps(text_of(nothing)), epsilon=4, guards=("gaussian",))
