@@ -1,8 +1,8 @@
 """Multi-view learning by pseudo-labels: the closed forms of MMVFL and FedMV.
 
 Run by: each party on its own view X_k (weights W_k, pseudo-labels Z_k), and whoever averages (Z).
-Sources: MMVFL, Eqs. 5 to 14, where the labels tie the first party's pseudo-labels; FedMV, Eqs. 1 to
-13, where they tie the common ones. All of them minimise
+Sources: MMVFL, Eqs. 5 to 14, where the labels tie the first party's pseudo-labels; FedMV, Eqs. 1
+to 13, where they tie the common ones. All of them minimise
 
     sum over k of |X_k W_k - Z_k|^2 + beta |W_k|_21 + zeta_k |Z_k - Z|^2,   plus eta times
     |Z_1 - Y|^2 (MMVFL, Eq. 4) or |Z - Y|^2 (FedMV, Eq. 1; there K times, once in each summand, while
@@ -18,8 +18,14 @@ from numpy.typing import NDArray
 from secure_apfed.errors import ModelError
 
 __all__ = [
-    "common_labels", "importance", "own_labels", "row_norms", "start", "view_objective", "weights_of",
-]  # fmt: skip
+    "common_labels",
+    "importance",
+    "own_labels",
+    "row_norms",
+    "start",
+    "view_objective",
+    "weights_of",
+]
 
 Floats = NDArray[np.float64]
 
@@ -50,7 +56,8 @@ def weights_of(
     weights (|w| <= |w|^2 / 2a + a / 2), so that none raises it. A row that is 0 stays there.
 
     Args:
-        x_NF: the view; labels_NC: the pseudo-labels.
+        x_NF: the view.
+        labels_NC: the pseudo-labels.
         beta: of Eq. (5).
         weights_FC: to begin with.
         tolerance: of the objective, relative, below which rounds end.
@@ -64,7 +71,9 @@ def weights_of(
     for _ in range(most_rounds):
         ridge_F = beta / (2 * (row_norms(weights_FC) + _LEAST_NORM))
         try:
-            weights_FC = np.linalg.solve(gram_FF + np.diag(ridge_F), cross_FC)
+            weights_FC = np.asarray(
+                np.linalg.solve(gram_FF + np.diag(ridge_F), cross_FC), dtype=np.float64
+            )
         except np.linalg.LinAlgError as error:
             raise ModelError(
                 "a view's columns are linearly dependent; take a beta above 0, or fewer columns"
@@ -84,8 +93,10 @@ def own_labels(
 
     Args:
         scores_NC: X_k W_k.
-        common_NC: Z; zeta: how much Z_k is drawn to it.
-        truth_NC: Y, at the party whose pseudo-labels the labels tie; eta: how much.
+        common_NC: Z.
+        zeta: how much Z_k is drawn to it.
+        truth_NC: Y, at the party whose pseudo-labels the labels tie.
+        eta: how much they tie them.
     """
     total_NC, weight = scores_NC + zeta * common_NC, 1 + zeta
     if truth_NC is not None:
@@ -101,7 +112,8 @@ def common_labels(
     Args:
         summed_NC: sum of zeta_k Z_k over all parties, which is all that is read of them.
         zetas: sum of zeta_k.
-        truth_NC: Y, where the labels tie Z; eta: how much.
+        truth_NC: Y, where the labels tie Z.
+        eta: how much they do.
     """
     if truth_NC is None:
         return np.asarray(summed_NC / zetas)

@@ -72,6 +72,7 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
         # Every party's bias takes the gradient of the sum's: together they move as one, so many
         # times faster, and weight decay is of each alone. Without biases it is one network.
         F.cross_entropy(head(joined(x_UF[rows_B])), labels_U[rows_B]).backward()
+        assert joined.bias.grad is not None
         joined.bias.grad *= len(layers)
         sgd.step()
     ours = torch.cat([one.weight for one in layers], dim=1)
@@ -81,9 +82,9 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
 
 def test_the_active_reads_sums_alone() -> None:
     result = run(config_of(), None)
-    kinds = {flow.kind for flow in result.recording.flows if flow.receiver == "active"}
+    kinds = {flow.kind for flow in result.recording.transcript.flows if flow.receiver == "active"}
     assert Kind.SUM in kinds
-    assert Kind.REPRESENTATIONS not in {flow.kind for flow in result.recording.flows}
+    assert Kind.REPRESENTATIONS not in {flow.kind for flow in result.recording.transcript.flows}
 
 
 def test_masks_change_the_rounding_only() -> None:
@@ -96,7 +97,7 @@ def test_masks_change_the_rounding_only() -> None:
 
 def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of()
-    send, changed = Links.send, []
+    send, changed = Links.send, list[str]()
 
     def sent(links: Links, to: str, kind: Kind, step: int, payload: bytes = b"") -> None:
         if kind is Kind.REQUEST and not changed:
