@@ -113,6 +113,16 @@ class Config(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _distillation_fits(self) -> "Config":
+        linear = ("selu", "linear")
+        if self.facts.teacher == "joint representations" and self.model.network not in linear:
+            raise ValueError(
+                f"model.network: method {self.method} classifies the student's code by logistic "
+                f"regression, and {self.model.network} has another head; use {' or '.join(linear)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _spreading_fits(self) -> "Config":
         if not self.train.spread_labels:
             return self

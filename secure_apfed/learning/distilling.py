@@ -117,17 +117,18 @@ class Distilled:
                 self._labels_N,
             )  # fmt: skip
 
+    def _modules(self) -> dict[str, nn.Module]:
+        return {**self._parts, **{name: one.head for name, one in self._heads.items()}}
+
     def tensors(self) -> dict[str, Tensor]:
-        modules: dict[str, nn.Module] = {**self._parts, **self._heads}
         return {
             key: value
-            for name, module in modules.items()
+            for name, module in self._modules().items()
             for key, value in prefixed(name, module.state_dict()).items()
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        modules: dict[str, nn.Module] = {**self._parts, **self._heads}
-        for name, module in modules.items():
+        for name, module in self._modules().items():
             module.load_state_dict(without_prefix(name, tensors))
 
 

@@ -5,7 +5,7 @@ Sources: MMVFL, Eqs. 5 to 14, where the labels tie the first party's pseudo-labe
 to 13, where they tie the common ones. All of them minimise
 
     sum over k of |X_k W_k - Z_k|^2 + beta |W_k|_21 + zeta_k |Z_k - Z|^2,   plus eta times
-    |Z_1 - Y|^2 (MMVFL, Eq. 4) or |Z - Y|^2 (FedMV, Eq. 1; there K times, once in each summand, while
+    |Z_1 - Y|^2 (MMVFL, Eq. 4) or |Z - Y|^2 (FedMV, Eq. 1; there once in each summand, while
     its Eq. 10 is the minimiser of it taken once: we take it once).
 
 |W|_21 is the sum of the Euclidean norms of W's rows, one a feature. Letters: N rows, F features of

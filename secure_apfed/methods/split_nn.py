@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protocols.sums import SecureSum, SumReceiver
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
@@ -125,10 +125,6 @@ class SummedSplitNnHelper(Helper):
         self.contributions = party.noise.ledger if party.noise else None
         if self.contributions:
             self.ledgers = {party.name: self.contributions}
-
-    def sent_network(self) -> nn.Module | None:
-        """Its encoder."""
-        return self.party.encoder
 
     async def set_up(self, links: Links) -> None:
         """Its end of the sum."""

@@ -26,6 +26,11 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
     }
     if method in METHODS and METHODS[method].facts.opens_votes in ("randomised", "moment"):
         settings["votes"] = {"epsilon": 4.0}
+    if method in METHODS and METHODS[method].facts.teacher == "joint representations":
+        settings["model"] = {"network": "selu", "hidden": [8], "representation": 4}
+        settings["distilled"] = {"epochs": 3}
+    if method in METHODS and METHODS[method].facts.sums_representations:
+        settings["guard"] = {"mechanism": "none", "noise": "reproducible_insecure"}
     return Config.model_validate({**settings, **changes})
 
 
