@@ -71,19 +71,7 @@ def fit_autoencoder(
     """
     if len(features_NF) < 2:
         raise ModelError(f"{owner}: an autoencoder takes two rows or more, got {len(features_NF)}")
-    wanted_ND, told_N = _spread(resembled, len(features_NF), features_NF)
-    loss_of_codes = _LOSSES[settings.loss]
-
-    def loss(rows_B: Tensor) -> Tensor:
-        codes_BD = network.encoder(features_NF[rows_B])
-        total = F.mse_loss(network.decoder(codes_BD), features_NF[rows_B])
-        told_B = told_N[rows_B]
-        if wanted_ND is not None and settings.weight and bool(told_B.any()):
-            codes = codes_BD[told_B], wanted_ND[rows_B[told_B]]
-            # Eq. (5) is of a row; rows without a code count as 0 in the mean.
-            total = total + settings.weight * loss_of_codes(*codes) * told_B.float().mean()
-        return total
-
+    loss = _Loss(network, features_NF, settings, resembled)
     with seeded(seed, owner, "autoencoder"):
         order_N = torch.randperm(len(features_NF)).to(features_NF.device)
         held = max(1, round(settings.held_out * len(order_N)))
@@ -112,11 +100,29 @@ def fit_autoencoder(
     return epochs
 
 
-def _spread(resembled: Resembled | None, rows: int, like: Tensor) -> tuple[Tensor | None, Tensor]:
-    told_N = torch.zeros(rows, dtype=torch.bool, device=like.device)
-    if resembled is None:
-        return None, told_N
-    told_N[resembled.rows] = True
-    wanted_ND = like.new_zeros(rows, resembled.codes.shape[1])
-    wanted_ND[resembled.rows] = resembled.codes.to(like)
-    return wanted_ND, told_N
+class _Loss:
+    """Of rows, with what the codes of some are to resemble; Eqs. (1) and (5)."""
+
+    def __init__(
+        self, network: Autoencoder, features_NF: Tensor, settings: DistillationSettings,
+        resembled: Resembled | None,
+    ) -> None:  # fmt: skip
+        self._network, self._features_NF = network, features_NF
+        self._weight, self._of_codes = settings.weight, _LOSSES[settings.loss]
+        rows = len(features_NF)
+        self._told_N = torch.zeros(rows, dtype=torch.bool, device=features_NF.device)
+        self._wanted_ND = features_NF.new_zeros(rows, 0)
+        if resembled is not None and self._weight:
+            self._told_N[resembled.rows] = True
+            self._wanted_ND = features_NF.new_zeros(rows, resembled.codes.shape[1])
+            self._wanted_ND[resembled.rows] = resembled.codes.to(features_NF)
+
+    def __call__(self, rows_B: Tensor) -> Tensor:
+        codes_BD = self._network.encoder(self._features_NF[rows_B])
+        total = F.mse_loss(self._network.decoder(codes_BD), self._features_NF[rows_B])
+        told_B = self._told_N[rows_B]
+        if bool(told_B.any()):
+            apart = self._of_codes(codes_BD[told_B], self._wanted_ND[rows_B[told_B]])
+            # Eq. (5) is of a row; rows without a code count as 0 in the mean.
+            total = total + self._weight * apart * told_B.to(total.dtype).mean()
+        return total

@@ -39,7 +39,13 @@ from secure_apfed.models import output_shape
 from secure_apfed.parties import Compute, SummedPassive, TvflActive
 from secure_apfed.parties.rules import RefusedSums, bind_step, read_sum
 
-__all__ = ["SplitNn", "SplitNnLearner", "SummedSplitNn", "SummedSplitNnLearner"]
+__all__ = [
+    "SplitNn",
+    "SplitNnLearner",
+    "SummedSplitNn",
+    "SummedSplitNnHelper",
+    "SummedSplitNnLearner",
+]
 
 _SUM = "the others"
 
