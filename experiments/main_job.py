@@ -179,10 +179,8 @@ class Line:
 
     @property
     def epsilon(self) -> float:
-        """Of a person's vote where passives vote, else of a row's releases."""
-        if METHODS[self.variant.method].facts.opens_votes:
-            return self.summary.epsilon_passives
-        return self.summary.epsilon_x
+        """See `Summary.epsilon_of`."""
+        return self.summary.epsilon_of(METHODS[self.variant.method].facts)
 
     def cells(self) -> tuple[str, ...]:
         """Texts in the order of `HEADER`."""
