@@ -130,8 +130,8 @@ VARIANTS: tuple[Variant, ...] = (
     Variant(key="imputation", label="Imputation", method="imputation", protection="none",
             protected=False, changes=_STUDENT),
     Variant(key="tvfl", label="TVFL", method="tvfl", protection="none", protected=False,
-            changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 200, "evaluate_every": 200},
-                     "checkpoint_every": 200}),
+            changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 100, "evaluate_every": 100},
+                     "checkpoint_every": 100}),
     Variant(key="apfed_c", label="APFed-C", method="apfed_c", protection="none", protected=False,
             changes=_PLAIN),
     Variant(key="apfed_c-protected", label="APFed-C", method="apfed_c",
@@ -179,10 +179,8 @@ class Line:
 
     @property
     def epsilon(self) -> float:
-        """Of a person's vote where passives vote, else of a row's releases."""
-        if METHODS[self.variant.method].facts.opens_votes:
-            return self.summary.epsilon_passives
-        return self.summary.epsilon_x
+        """See `Summary.epsilon_of`."""
+        return self.summary.epsilon_of(METHODS[self.variant.method].facts)
 
     def cells(self) -> tuple[str, ...]:
         """Texts in the order of `HEADER`."""

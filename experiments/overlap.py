@@ -151,19 +151,10 @@ def compare_overlaps(
         if dataset not in {line["dataset"] for line in lines}:
             alone = rows[(rows["target"] == "solo") & (rows["name"] == gain.baseline)]["score"]
             method = f"best solo model ({gain.baseline})"
-            lines.append(
-                {
-                    "dataset": dataset,
-                    "overlap": 0.0,
-                    "method": method,
-                    "mode": "",
-                    "helped": 0.0,
-                    **_spread(alone),
-                    "gain": 0.0,
-                    "low": 0.0,
-                    "high": 0.0,
-                }
-            )
+            lines.append({
+                "dataset": dataset, "overlap": 0.0, "method": method, "mode": "", "helped": 0.0,
+                **_spread(alone), "gain": 0.0, "low": 0.0, "high": 0.0,
+            })  # fmt: skip
         over = gain.over_chosen
         lines.append({
             "dataset": dataset, "overlap": point.overlap, "method": point.config.method,

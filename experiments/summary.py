@@ -14,6 +14,7 @@ import pandas as pd
 from scipy.stats import bootstrap, sem, t
 
 from protocols.errors import RemoteProtocolError
+from secure_apfed.facts import MethodFacts
 
 __all__ = ["Gain", "Interval", "Leakage", "Row", "Setting", "Summary", "accuracy_of"]
 
@@ -239,6 +240,10 @@ class Summary:
     leakage: Mapping[str, Leakage]
     gain: Gain | None = None
     epsilon_passives: float = math.inf
+
+    def epsilon_of(self, facts: MethodFacts) -> float:
+        """Of a person's vote at one passive where passives vote, else of a row's releases."""
+        return self.epsilon_passives if facts.opens_votes else self.epsilon_x
 
     @property
     def accuracy(self) -> Interval:

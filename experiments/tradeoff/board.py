@@ -78,9 +78,8 @@ class Entry:
 
     @property
     def epsilon(self) -> float:
-        """Of one person's vote at one passive where they vote, else of one row's releases."""
-        voted = self.point.config.facts.opens_votes is not None
-        return self.summary.epsilon_passives if voted else self.summary.epsilon_x
+        """See `Summary.epsilon_of`."""
+        return self.summary.epsilon_of(self.point.config.facts)
 
     @property
     def alone(self) -> tuple[str, float] | None:

@@ -114,9 +114,10 @@ def require_no_releases(own: Own) -> None:
         log_file(own.logs, "answers", own.name, "jsonl"),
         *(log_file(own.logs, "ledger", own.name + end, "jsonl") for end in ("", UPDATES)),
     ]
-    for log in filter(holds_releases, logs):
+    held = next(filter(holds_releases, logs), None)
+    if held is not None:
         raise CheckpointError(
-            f"{own.name}: {own.active} begins anew, and {log} counts what {own.name} released in "
+            f"{own.name}: {own.active} begins anew, and {held} counts what {own.name} released in "
             "a run whose rows stood in another order; resume that run, or choose another folder"
         )
 

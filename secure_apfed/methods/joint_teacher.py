@@ -43,7 +43,7 @@ __all__ = ["JointTeacher", "JointTeacherLearner"]
 
 Floats = NDArray[np.float64]
 
-_ALL_ROWS = bytes(8)
+_ALL_ROWS = bytes(8)  # it answers for all training rows, and no others
 
 
 class JointTeacherLearner(TvflLearner):

@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 _ASK = 0
-_SEEDED = bytes(8)
+_SEEDED = bytes(8)  # for every ballot alike, so that experiments repeat with the seed
 
 
 def open_votes_facts(title: str, opening: VoteOpening) -> MethodFacts:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from secure_apfed.seeds import seeded
 from secure_apfed.solo.interface import FloatArray, SoloTask
 from secure_apfed.solo.kept import fitted_once
 from secure_apfed.solo.scikit import best_strength, logistic, scale_of, table_of
@@ -46,14 +45,14 @@ class Autoencoder:
         scale = scale_of(task)
         scaled_NF = scale.transform(task.features)
 
-        def fit() -> dict[str, Tensor]:
-            with seeded(task.seed, "solo", self.name):
-                return _pretrained(torch.from_numpy(scaled_NF).float()).state_dict()
-
-        with torch.device("meta"):
-            encoder = _fresh(scaled_NF.shape[1])
         # The code is of all rows, whichever of their labels are held out.
-        encoder.load_state_dict(fitted_once(self.name, task, fit, labels=False), assign=True)
+        encoder = fitted_once(
+            self.name,
+            task,
+            fresh=lambda: _fresh(scaled_NF.shape[1]),
+            fit=lambda: _pretrained(torch.from_numpy(scaled_NF).float()),
+            labels=False,
+        )
         codes_ND = _codes(encoder, scaled_NF)
         code_scale = StandardScaler().fit(codes_ND)
         codes_nD = code_scale.transform(codes_ND[task.labelled])

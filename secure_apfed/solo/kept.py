@@ -7,14 +7,16 @@ labels, so it belongs to whoever plays the active.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeAlias
 
+import torch
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import nn
 
+from secure_apfed.seeds import seeded
 from secure_apfed.solo.interface import SoloTask
 
 __all__ = ["FitStore", "fits_kept_by", "fits_kept_meanwhile", "fitted_once"]
@@ -50,20 +52,31 @@ def fits_kept_meanwhile() -> Iterator[None]:
 
 
 def fitted_once(
-    name: str, task: SoloTask, fit: Callable[[], Mapping[str, Tensor]], *, labels: bool = True
-) -> Mapping[str, Tensor]:
-    """Return the parameters that `fit` finds, or found before for an equal task.
+    name: str,
+    task: SoloTask,
+    fresh: Callable[[], nn.Module],
+    fit: Callable[[], nn.Module],
+    *,
+    labels: bool = True,
+) -> nn.Module:
+    """Return, to be evaluated, the network that `fit` trains, or trained before for an equal task.
 
     Args:
-        name: of the baseline.
+        name: of the baseline, whose random numbers `fit` draws.
         task: of which the fit reads rows, seed, labels and classes, and no settings of the run.
-        fit: fits.
+        fresh: a network of the shape that `fit` returns.
+        fit: trains one.
         labels: whether it reads labels and classes.
     """
-    store = _STORE.get()
-    if store is None:
-        return fit()
-    return load(store(f"{name}-{_digest(task, labels)}", lambda: save(dict(fit()))))
+    with seeded(task.seed, "solo", name):
+        store = _STORE.get()
+        if store is None:
+            return fit().eval()
+        content = store(f"{name}-{_digest(task, labels)}", lambda: save(fit().state_dict()))
+    with torch.device("meta"):
+        network = fresh()
+    network.load_state_dict(load(content), assign=True)
+    return network.eval()
 
 
 def _digest(task: SoloTask, labels: bool) -> str:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from secure_apfed.seeds import seeded
 from secure_apfed.solo.interface import FloatArray, SoloTask
 from secure_apfed.solo.kept import fitted_once
 from secure_apfed.solo.scikit import scale_of
@@ -61,14 +60,13 @@ class MixMatch:
         x_nF, y_nK = x_NF[task.labelled], torch.from_numpy(task.indicators).float()
         x_UF = x_NF[unlabelled] if bool(unlabelled.any()) else x_nF
 
-        def fit() -> dict[str, Tensor]:
-            with seeded(task.seed, "solo", self.name):
-                return _trained(x_nF, y_nK, x_UF).state_dict()
-
-        with torch.device("meta"):
-            network = _fresh(x_nF.shape[1], y_nK.shape[1])
-        network.load_state_dict(fitted_once(self.name, task, fit), assign=True)
-        return MixedNetwork(scale, network.eval())
+        network = fitted_once(
+            self.name,
+            task,
+            fresh=lambda: _fresh(x_nF.shape[1], y_nK.shape[1]),
+            fit=lambda: _trained(x_nF, y_nK, x_UF),
+        )
+        return MixedNetwork(scale, network)
 
 
 def _fresh(features: int, classes: int) -> nn.Module:
