@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from secure_apfed.objectives.settings import ObjectiveSettings
 
-__all__ = ["MethodFacts", "Released", "Side", "Teacher", "VoteOpening"]
+__all__ = ["Averaged", "MethodFacts", "Released", "Side", "Teacher", "VoteOpening"]
 
 Side: TypeAlias = Literal["active", "passives"]
 VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
@@ -23,6 +23,11 @@ Teacher: TypeAlias = Literal["joint model", "imputed representations", "joint re
 """What the active's student learns from: labels that a model on all parties' representations gives;
 labels by passives' representations, as the active predicts them from its own features; or a code of
 all parties' representations, which its own is to resemble."""
+
+Averaged: TypeAlias = Literal["pseudo-labels", "weights"]
+"""What goes round: the active sends it, every party makes its own from its data, and the active
+reads the secure weighted sum of what passives made. Pseudo-labels are of the aligned rows, weights
+of a model that all parties have, each trained on people and labels of its own."""
 
 Released: TypeAlias = Literal["representations", "contributions", "returned gradients", "labels"]
 """What training lets out of a party, labels by way of the gradients of their loss."""
@@ -43,6 +48,7 @@ class MethodFacts:
             which the active reads.
         sums_representations: passives contribute their representations to a secure sum, of which
             the active reads the sum alone; `representations_from` is None then.
+        averages: parties go round and average this; None: they do not.
         opens_votes: every passive labels the rows of the active from its own features, once, and
             this is how the active reads the labels; None: nobody votes.
         teacher: what the active's student learns from, where not from votes; None: there is no
@@ -61,6 +67,7 @@ class MethodFacts:
     representations_from: Side | None = None
     sums_gradients: bool = False
     sums_representations: bool = False
+    averages: Averaged | None = None
     opens_votes: VoteOpening | None = None
     teacher: Teacher | None = None
     returns_gradients: bool = False
@@ -73,6 +80,7 @@ class MethodFacts:
             self.representations_from
             or self.sums_gradients
             or self.sums_representations
+            or self.averages
             or self.opens_votes
             or self.returns_gradients
         )
@@ -89,7 +97,13 @@ class MethodFacts:
     @property
     def sums(self) -> bool:
         """Whether passives contribute to a secure sum."""
-        return self.sums_gradients or self.sums_representations or self.opens_votes == "sum"
+        summed = self.sums_gradients or self.sums_representations or self.averages is not None
+        return summed or self.opens_votes == "sum"
+
+    @property
+    def aligns(self) -> bool:
+        """Whether parties find out whom they have in common; of weights they need not."""
+        return self.has_passives and self.averages != "weights"
 
     @property
     def aggregates(self) -> bool:
@@ -116,7 +130,7 @@ class MethodFacts:
     def predicts_throughout(self) -> bool:
         """Whether the model that predicts alone is there from the first epoch on."""
         taught = self.opens_votes is not None or self.teacher is not None
-        return self.predicts_alone and not taught
+        return self.predicts_alone and not taught and self.averages is None
 
     def sender_of(self, released: Released) -> Side | None:
         """Who lets this out; None: nobody does."""

@@ -16,6 +16,7 @@ from secure_apfed.methods import METHODS
 from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
+from secure_apfed.settings.multiview import MultiviewSettings
 from secure_apfed.settings.run import AttackChoice, RunSettings
 from secure_apfed.settings.teaching import DistillationSettings, ImputationSettings, TeacherSettings
 from secure_apfed.settings.training import PassiveSettings
@@ -59,6 +60,12 @@ class Config(RunSettings):
             raise ValueError(
                 f"guard.mechanism: in method {self.method} nobody reads a representation; say none "
                 "and add noise under their sum, as secure_sum: {noise: {epsilon: 8}}"
+            )
+        if self.facts.averages and self.guard.mechanism != "none":
+            raise ValueError(
+                f"guard.mechanism: method {self.method} sends no representation, and one person "
+                f"moves all {self.facts.averages} of a party, so that no noise of a guard covers "
+                "it; say none"
             )
         return self
 
@@ -119,6 +126,21 @@ class Config(RunSettings):
             raise ValueError(
                 f"model.network: method {self.method} classifies the student's code by logistic "
                 f"regression, and {self.model.network} has another head; use {' or '.join(linear)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _views_fit(self) -> "Config":
+        if self.facts.averages is None:
+            if self.multiview != MultiviewSettings():
+                raise ValueError(
+                    f"multiview: in method {self.method} parties agree on no pseudo-labels; leave "
+                    f"it out, or use {_methods(lambda facts: facts.averages is not None)}"
+                )
+        elif self.model.network != "identity":
+            raise ValueError(
+                f"model.network: method {self.method} finds weights of the features themselves, "
+                f"got {self.model.network}; say identity"
             )
         return self
 

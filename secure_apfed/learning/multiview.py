@@ -12,12 +12,15 @@ to 13, where they tie the common ones. All of them minimise
 a view, C classes.
 """
 
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
 from secure_apfed.errors import ModelError
 
 __all__ = [
+    "View",
     "common_labels",
     "importance",
     "own_labels",
@@ -87,7 +90,7 @@ def weights_of(
 
 def own_labels(
     scores_NC: Floats, common_NC: Floats, zeta: float, *, truth_NC: Floats | None = None,
-    eta: float = 0.0,
+    eta: float | Floats = 0.0,
 ) -> Floats:  # fmt: skip
     """Z_k: MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and (13).
 
@@ -96,16 +99,16 @@ def own_labels(
         common_NC: Z.
         zeta: how much Z_k is drawn to it.
         truth_NC: Y, at the party whose pseudo-labels the labels tie.
-        eta: how much they tie them.
+        eta: how much they tie them; of each row, (N, 1), where some have no label.
     """
-    total_NC, weight = scores_NC + zeta * common_NC, 1 + zeta
-    if truth_NC is not None:
-        total_NC, weight = total_NC + eta * truth_NC, weight + eta
-    return np.asarray(total_NC / weight)
+    total_NC = scores_NC + zeta * common_NC
+    if truth_NC is None:
+        return np.asarray(total_NC / (1 + zeta))
+    return np.asarray((total_NC + eta * truth_NC) / (1 + zeta + eta))
 
 
 def common_labels(
-    summed_NC: Floats, zetas: float, *, truth_NC: Floats | None = None, eta: float = 0.0
+    summed_NC: Floats, zetas: float, *, truth_NC: Floats | None = None, eta: float | Floats = 0.0
 ) -> Floats:
     """Z: MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
 
@@ -113,11 +116,67 @@ def common_labels(
         summed_NC: sum of zeta_k Z_k over all parties, which is all that is read of them.
         zetas: sum of zeta_k.
         truth_NC: Y, where the labels tie Z.
-        eta: how much they do.
+        eta: how much they do; of each row, (N, 1), where some have no label.
     """
     if truth_NC is None:
         return np.asarray(summed_NC / zetas)
     return np.asarray((summed_NC + eta * truth_NC) / (zetas + eta))
+
+
+@dataclass(eq=False)
+class View:
+    """One party's view of the aligned people: its weights and pseudo-labels, and their updates.
+
+    Attributes:
+        x_NF: its features, float64.
+        beta, zeta: of the objective.
+        weights_FC: W_k; labels_NC: Z_k.
+        tolerance, most_rounds: see `weights_of`.
+    """
+
+    x_NF: Floats = field(repr=False)  # noqa: N815
+    beta: float
+    zeta: float
+    weights_FC: Floats = field(repr=False)  # noqa: N815
+    labels_NC: Floats = field(repr=False)  # noqa: N815
+    tolerance: float = _TOLERANCE
+    most_rounds: int = _MOST_ROUNDS
+
+    @classmethod
+    def begin(
+        cls, x_NF: Floats, classes: int, rng: np.random.Generator, **settings: float
+    ) -> "View":
+        """With random weights and pseudo-labels (Algorithm 1, line 1)."""
+        rows, features = x_NF.shape
+        weights_FC = rng.standard_normal((features, classes))
+        labels_NC = start(rows, classes, rng)
+        return cls(x_NF=x_NF, weights_FC=weights_FC, labels_NC=labels_NC, **settings)  # type: ignore[arg-type]
+
+    def learn(
+        self, rows_B: NDArray[np.int64], common_BC: Floats, *,
+        truth_BC: Floats | None = None, eta: float | Floats = 0.0,
+    ) -> Floats:  # fmt: skip
+        """Update W_k, then Z_k of these rows; return the latter (Algorithm 1, lines 4 to 12)."""
+        x_BF = self.x_NF[rows_B]
+        self.weights_FC = weights_of(
+            x_BF, self.labels_NC[rows_B], self.beta, self.weights_FC,
+            tolerance=self.tolerance, most_rounds=self.most_rounds,
+        )  # fmt: skip
+        labels_BC = own_labels(
+            x_BF @ self.weights_FC, common_BC, self.zeta, truth_NC=truth_BC, eta=eta
+        )
+        self.labels_NC[rows_B] = labels_BC
+        return labels_BC
+
+    def scores(self, rows_B: NDArray[np.int64]) -> Floats:
+        """X_k W_k of these rows."""
+        return np.asarray(self.x_NF[rows_B] @ self.weights_FC)
+
+    def loss(self, rows_B: NDArray[np.int64], common_BC: Floats) -> float:
+        """This view's part of the objective, a row."""
+        labels_BC = self.labels_NC[rows_B]
+        own = view_objective(self.x_NF[rows_B], self.weights_FC, labels_BC, self.beta)
+        return (own + self.zeta * float(((labels_BC - common_BC) ** 2).sum())) / len(rows_B)
 
 
 def start(rows: int, classes: int, rng: np.random.Generator) -> Floats:

@@ -27,6 +27,7 @@ from secure_apfed.methods.method import (
     PartyState,
     Role,
 )
+from secure_apfed.methods.pseudo_labels import FEDMV, MMVFL
 from secure_apfed.methods.session import (
     Entered,
     PartyTensors,
@@ -87,6 +88,8 @@ METHODS: Mapping[str, Method] = {
     "apc_vfl": ApcVfl(),
     "split_nn": SplitNn(),
     "split_nn_sum": SummedSplitNn(),
+    "mmvfl": MMVFL,
+    "v_fedmv": FEDMV,
 }
 
 

@@ -424,7 +424,10 @@ def keep_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) ->
 
 
 def batches_of(learner: Learner, config: RunSettings, epoch: int) -> list[Tensor]:
-    """An epoch's batches: a function of seed and epoch, without a last one that is too small."""
+    """An epoch's batches: a function of seed and epoch, without a last one that is too small.
+
+    Where parties average, an epoch is one step with all rows.
+    """
     order = shuffled(learner.training_rows, config.seed, "batches", epoch)
-    batches = order.split(config.train.batch_size)
+    batches = [order] if config.facts.averages else order.split(config.train.batch_size)
     return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]

@@ -456,7 +456,7 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
     senders = {"active": (own.active,), "passives": own.passives, None: ()}
     facts = method.facts
     told = "passives" if facts.sums_representations else facts.representations_from
-    expected = senders["active" if facts.opens_votes else told]
+    expected = senders["active" if facts.opens_votes or facts.averages else told]
     if set(offers) != set(expected):
         raise RemoteProtocolError(
             f"{own.name}: in {facts.title} what a row is that parties send is said by "

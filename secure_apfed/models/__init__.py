@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from secure_apfed.models.convolutional import CONV_CIFAR, CONV_MNIST
+from secure_apfed.models.identity import Identity
 from secure_apfed.models.linear import Linear
 from secure_apfed.models.network import NetworkFamily, Shape, output_shape, projection_to
 from secure_apfed.models.perceptron import Perceptron
@@ -32,6 +33,7 @@ NETWORKS: Mapping[str, NetworkFamily] = {
     "selu": Selu(),
     "linear": Linear(),
     "random_features": RandomFeatureFamily(),
+    "identity": Identity(),
 }
 
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}

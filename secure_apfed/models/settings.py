@@ -28,7 +28,7 @@ class ModelSettings(Settings):
     """
 
     network: Literal[
-        "auto", "conv_mnist", "conv_cifar", "mlp", "selu", "linear", "random_features"
+        "auto", "conv_mnist", "conv_cifar", "mlp", "selu", "linear", "random_features", "identity"
     ] = "auto"
     hidden: Annotated[tuple[Width, ...], Field(max_length=64)] = (64,)
     representation: Width = 32

@@ -15,6 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind
+from secure_apfed.facts import MethodFacts
 from secure_apfed.methods.sum_noise import noise_of
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.planning.rehearsal import STEPS, Rehearsal, rehearse
@@ -107,7 +108,8 @@ class _Counts:
         common = set(data.active.ids).intersection(*(table.ids for table in data.passives))
         aligned = train & common
         # A model that needs every party to predict needs them for every row that it trains on.
-        if not (config.facts.predicts_alone and config.train.use_unaligned):
+        alone = config.facts.predicts_alone and not config.facts.averages
+        if not (alone and config.train.use_unaligned):
             return cls(common=len(common), train=len(aligned), aligned_share=1.0)
         share = len(aligned) / max(1, len(train))
         return cls(common=len(common), train=len(train), aligned_share=share)
@@ -124,7 +126,7 @@ def forecast(config: Config) -> Forecast:
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
     train, noise, releases = config.train, noise_of(config), asked_of(config).releases
-    batch = min(train.batch_size, counts.train)
+    batch = counts.train if config.facts.averages else min(train.batch_size, counts.train)
     steps = _steps(config, counts.train, classes=len(data.classes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
@@ -258,12 +260,21 @@ def _warnings(
     elif sent and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
     if config.facts.sums:
-        each = "gradient" if config.facts.sums_gradients else "row of votes"
+        each = _summed(config.facts)
         if config.secure_sum.kind.unsafe:
             yield f"the sum is {config.secure_sum.name}: the aggregator reads every {each}"
         if passives == 1:
             yield f"with one passive the sum is its {each}: the active reads it"
     yield from _memory_warning(config, links)
+
+
+def _summed(facts: MethodFacts) -> str:
+    """What one passive adds to the sum."""
+    if facts.sums_gradients:
+        return "gradient"
+    if facts.sums_representations:
+        return "representation"
+    return "row of votes" if facts.opens_votes else f"passive's {facts.averages}"
 
 
 def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
