@@ -49,6 +49,7 @@ class MethodFacts:
         sums_representations: passives contribute their representations to a secure sum, of which
             the active reads the sum alone; `representations_from` is None then.
         averages: parties go round and average this; None: they do not.
+        reads_sequences: views are sequences, which GRUs read (`model.network: gru`).
         opens_votes: every passive labels the rows of the active from its own features, once, and
             this is how the active reads the labels; None: nobody votes.
         teacher: what the active's student learns from, where not from votes; None: there is no
@@ -68,6 +69,7 @@ class MethodFacts:
     sums_gradients: bool = False
     sums_representations: bool = False
     averages: Averaged | None = None
+    reads_sequences: bool = False
     opens_votes: VoteOpening | None = None
     teacher: Teacher | None = None
     returns_gradients: bool = False

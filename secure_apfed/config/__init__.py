@@ -131,16 +131,15 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _views_fit(self) -> "Config":
-        if self.facts.averages is None:
-            if self.multiview != MultiviewSettings():
-                raise ValueError(
-                    f"multiview: in method {self.method} parties agree on no pseudo-labels; leave "
-                    f"it out, or use {_methods(lambda facts: facts.averages is not None)}"
-                )
-        elif self.model.network != "identity":
+        if self.facts.averages is None and self.multiview != MultiviewSettings():
             raise ValueError(
-                f"model.network: method {self.method} finds weights of the features themselves, "
-                f"got {self.model.network}; say identity"
+                f"multiview: in method {self.method} parties agree on no pseudo-labels; leave it "
+                f"out, or use {_methods(lambda facts: facts.averages is not None)}"
+            )
+        network = "gru" if self.facts.reads_sequences else "identity"
+        if self.facts.averages and self.model.network != network:
+            raise ValueError(
+                f"model.network: method {self.method} takes {network}, got {self.model.network}"
             )
         return self
 

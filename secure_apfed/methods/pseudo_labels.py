@@ -23,7 +23,7 @@ from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Links
 from secure_apfed.facts import MethodFacts
-from secure_apfed.learning.multiview import Floats, View, start
+from secure_apfed.learning.multiview import Floats, Pull, ViewModel, start
 from secure_apfed.methods.accounts import answers_log, guard_for, refused_sums
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.apfed import ApfedAggregator
@@ -39,11 +39,22 @@ from secure_apfed.methods.terms import (
 )
 from secure_apfed.models import encoder_and_head
 from secure_apfed.parties import ActiveNetworks, Compute, accuracy_of
-from secure_apfed.parties.pseudo_labels import PseudoLabelActive, PseudoLabelPassive, Pull
+from secure_apfed.parties.pseudo_labels import PseudoLabelActive, PseudoLabelPassive
 from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["FEDMV", "MMVFL", "PseudoLabelLearner", "PseudoLabels", "Weighting"]
+__all__ = [
+    "FEDMV_WEIGHTING",
+    "MMVFL",
+    "V_FEDMV",
+    "PseudoLabelLearner",
+    "PseudoLabels",
+    "Weighting",
+    "agreed_sum",
+    "label_terms",
+    "parameters_of_sum",
+    "pull_of",
+]
 
 
 class PseudoLabelLearner(Learner):
@@ -169,27 +180,17 @@ class PseudoLabels(Method):
         if own.name != own.active:
             return None
         check_passives(own.config, own.passives)
-        return _terms(own, len(own.classes))
+        return label_terms(own, len(own.classes))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         offered = offers[own.active]
-        require_own_terms(own.name, own.active, offered, _terms(own, math.prod(offered.shape)))
-        secure_sum = make_sum(own.config, session, own.active, own.passives)
-        settings = own.config.secure_sum.model_dump(mode="json", exclude={"threshold"})
-        return Agreed(
-            passives={
-                name: PassiveTerms(
-                    objective=None,
-                    weight=settings_of(own.config, name).weight,
-                    representation=offered,
-                )
-                for name in own.passives
-            },
-            secure_sum={**secure_sum.parameters(), **settings},
-        )
+        require_own_terms(own.name, own.active, offered, label_terms(own, math.prod(offered.shape)))
+        weights = {name: settings_of(own.config, name).weight for name in own.passives}
+        offers = dict.fromkeys(own.passives, offered)
+        return parameters_of_sum(own, offers, session, weights=weights)
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        secure_sum, classes = _agreed(own, contract), len(own.classes)
+        secure_sum, classes = agreed_sum(own, contract), len(own.classes)
         train = positions_of(rows, own.train_rows)
         common_NC = np.zeros((len(rows), classes))
         rng = np.random.default_rng(derive_seed(own.config.seed, "common pseudo-labels"))
@@ -211,7 +212,7 @@ class PseudoLabels(Method):
         )  # fmt: skip
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        secure_sum = _agreed(own, contract)
+        secure_sum = agreed_sum(own, contract)
         (classes,) = contract.passives[own.name].representation.shape
         party = PseudoLabelPassive(
             own.name,
@@ -225,13 +226,13 @@ class PseudoLabels(Method):
         return SummingHelper(party, rounds=secure_sum.rounds)
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
-        secure_sum = _agreed(own, contract)
+        secure_sum = agreed_sum(own, contract)
         return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
 
-    def _view(self, own: Own, rows: Tensor, classes: int) -> View:
+    def _view(self, own: Own, rows: Tensor, classes: int) -> ViewModel:
         """One party's view of the aligned people at its start."""
         config, order = own.config, rows.argsort().numpy()
-        view = View.begin(
+        view = ViewModel.begin(
             own.rows.features[rows].flatten(1).double().numpy(),
             classes,
             np.random.default_rng(derive_seed(own.seed, own.name, "view")),
@@ -246,15 +247,7 @@ class PseudoLabels(Method):
         return view
 
     def _pull(self, own: Own, rows: Tensor) -> Pull:
-        """Of the labels that the active may learn from."""
-        labels_N = own.rows.labels
-        assert labels_N is not None
-        aligned_N = labels_N[rows]
-        told_N = torch.isin(rows, own.labelled_rows) & (aligned_N != UNLABELLED)
-        truth_NC = F.one_hot(aligned_N.clamp(min=0), len(own.classes)).double()
-        told_N1 = told_N.double().unsqueeze(1)
-        eta = self._weighting.eta(own.config)
-        return Pull((truth_NC * told_N1).numpy(), (eta * told_N1).numpy(), self._weighting.own)
+        return pull_of(own, rows, eta=self._weighting.eta(own.config), own=self._weighting.own)
 
     def _zetas(self, own: Own, contract: Contract) -> dict[str, float]:
         zeta = self._weighting.zeta(own.config)
@@ -262,15 +255,44 @@ class PseudoLabels(Method):
         return {name: zeta * weight for name, weight in {own.active: 1.0, **weights}.items()}
 
 
-def _terms(own: Own, classes: int) -> RepresentationTerms:
+def pull_of(held: Own, rows: Tensor, *, eta: float, own: bool) -> Pull:
+    """Of the labels that a party may learn from, on these rows of its table; see `Pull`."""
+    labels_N = held.rows.labels
+    assert labels_N is not None
+    labels_B = labels_N[rows]
+    told_B = torch.isin(rows, held.labelled_rows) & (labels_B != UNLABELLED)
+    told_B1 = told_B.double().unsqueeze(1)
+    truth_BC = F.one_hot(labels_B.clamp(min=0), len(held.classes)).double() * told_B1
+    return Pull(truth_BC.numpy(), (eta * told_B1).numpy(), own)
+
+
+def label_terms(own: Own, classes: int) -> RepresentationTerms:
     """What a row of the common pseudo-labels may be."""
     terms = representation_terms(own.config, (classes,), guard_for(own), projected=False)
     return terms.model_copy(update={"dtype": "float64", "minimum_spread": 0.0})
 
 
-def _agreed(own: Own, contract: Contract) -> SecureSum:
+def parameters_of_sum(
+    own: Own, terms: Mapping[str, RepresentationTerms], session: str, *,
+    weights: Mapping[str, float],
+) -> Agreed:  # fmt: skip
+    """What all agree on of a sum without noise, to which passives contribute by these weights."""
+    secure_sum = make_sum(own.config, session, own.active, own.passives)
+    settings = own.config.secure_sum.model_dump(mode="json", exclude={"threshold"})
+    return Agreed(
+        passives={
+            name: PassiveTerms(objective=None, weight=weights[name], representation=terms[name])
+            for name in own.passives
+        },
+        secure_sum={**secure_sum.parameters(), **settings},
+    )
+
+
+def agreed_sum(own: Own, contract: Contract) -> SecureSum:
+    """The sum, as each party describes it for itself."""
     return make_sum(own.config, contract.session, own.active, tuple(contract.passives))
 
 
 MMVFL = PseudoLabels("mmvfl", "MMVFL", Weighting(beta=1.0, zeta=1000.0, eta=1000.0, own=True))
-FEDMV = PseudoLabels("v_fedmv", "V-FedMV", Weighting(beta=4.0, zeta=8.0, eta=8.0, own=False))
+FEDMV_WEIGHTING = Weighting(beta=4.0, zeta=8.0, eta=8.0, own=False)
+V_FEDMV = PseudoLabels("v_fedmv", "V-FedMV", FEDMV_WEIGHTING)

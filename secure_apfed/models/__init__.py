@@ -11,6 +11,7 @@ from secure_apfed.models.linear import Linear
 from secure_apfed.models.network import NetworkFamily, Shape, output_shape, projection_to
 from secure_apfed.models.perceptron import Perceptron
 from secure_apfed.models.random_features import RandomFeatureFamily, RandomFeatures
+from secure_apfed.models.recurrent import Recurrent
 from secure_apfed.models.selu import Selu
 from secure_apfed.models.settings import ModelSettings
 
@@ -34,6 +35,7 @@ NETWORKS: Mapping[str, NetworkFamily] = {
     "linear": Linear(),
     "random_features": RandomFeatureFamily(),
     "identity": Identity(),
+    "gru": Recurrent(),
 }
 
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}

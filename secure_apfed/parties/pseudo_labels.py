@@ -8,7 +8,6 @@ B of them in a step, F features, C classes, U labelled rows.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,32 +20,11 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.learning.checks import check_norms, check_rows
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.multiview import Floats, View, common_labels
+from secure_apfed.learning.multiview import Floats, Pull, ViewModel, common_labels, joint_weights
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Allowance, StepGate, bind_step
 
-__all__ = ["PseudoLabelActive", "PseudoLabelPassive", "Pull"]
-
-
-@dataclass(frozen=True, eq=False)
-class Pull:
-    """What the labels draw to them.
-
-    Attributes:
-        truth_NC: one-hot, zeros where a row has no label to learn from.
-        eta_N1: how much, 0 for these rows.
-        own: the active's own pseudo-labels (MMVFL), or the common ones (FedMV).
-    """
-
-    truth_NC: Floats  # noqa: N815
-    eta_N1: Floats  # noqa: N815
-    own: bool
-
-    def of(self, rows_B: Tensor, *, own: bool) -> tuple[Floats | None, Floats | float]:
-        """What draws these pseudo-labels of these rows: truth and eta."""
-        if own is not self.own:
-            return None, 0.0
-        return self.truth_NC[rows_B.numpy()], self.eta_N1[rows_B.numpy()]
+__all__ = ["PseudoLabelActive", "PseudoLabelPassive", "check_clip"]
 
 
 class PseudoLabelActive(Party):
@@ -58,7 +36,7 @@ class PseudoLabelActive(Party):
     """
 
     def __init__(
-        self, name: str, contract: Contract, *, view: View, common_NC: Floats, pull: Pull,
+        self, name: str, contract: Contract, *, view: ViewModel, common_NC: Floats, pull: Pull,
         zetas: Mapping[str, float],
     ) -> None:  # fmt: skip
         super().__init__(name, contract)
@@ -75,9 +53,8 @@ class PseudoLabelActive(Party):
 
     def learn(self, rows_B: Tensor) -> None:
         """Update its own view from Z, as the passives do meanwhile."""
-        truth_BC, eta = self._pull.of(rows_B, own=True)
         rows = rows_B.numpy()
-        self.view.learn(rows, self.common_NC[rows], truth_BC=truth_BC, eta=eta)
+        self.view.learn(rows, self.common_NC[rows], self._pull.of(rows, own=True))
 
     def average(self, rows_B: Tensor, opened_BC: Floats) -> float:
         """Make Z of the passives' weighted sum and its own; return its own part of the objective.
@@ -87,9 +64,8 @@ class PseudoLabelActive(Party):
             opened_BC: sum over the passives of zeta_k Z_k / sum of all zetas.
         """
         rows, zetas = rows_B.numpy(), sum(self._zetas.values())
-        truth_BC, eta = self._pull.of(rows_B, own=False)
         summed_BC = zetas * opened_BC + self._zetas[self.name] * self.view.labels_NC[rows]
-        common_BC = common_labels(summed_BC, zetas, truth_NC=truth_BC, eta=eta)
+        common_BC = common_labels(summed_BC, zetas, self._pull.of(rows, own=False))
         self.common_NC[rows] = common_BC
         return self.view.loss(rows, common_BC)
 
@@ -99,11 +75,11 @@ class PseudoLabelActive(Party):
         return np.asarray(opened_BC + share * self.view.scores(rows_B.numpy()))
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"z": torch.from_numpy(self.common_NC), **view_tensors(self.view)}
+        return {"z": torch.from_numpy(self.common_NC), **self.view.tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.common_NC = tensors["z"].numpy().copy()
-        load_view(self.view, tensors)
+        self.view.load_tensors(tensors)
 
 
 class PseudoLabelPassive(Party):
@@ -116,7 +92,7 @@ class PseudoLabelPassive(Party):
     """
 
     def __init__(
-        self, name: str, contract: Contract, *, view: View, zetas: Mapping[str, float],
+        self, name: str, contract: Contract, *, view: ViewModel, zetas: Mapping[str, float],
         contributor: SumContributor, clip: float | None, answers: Path | None,
     ) -> None:  # fmt: skip
         super().__init__(name, contract)
@@ -157,11 +133,11 @@ class PseudoLabelPassive(Party):
         return rows_B, common_BC
 
     def tensors(self) -> dict[str, Tensor]:
-        return view_tensors(self.view) | prefixed("allowance", self._allowance.tensors())
+        return self.view.tensors() | prefixed("allowance", self._allowance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        load_view(self.view, tensors)
+        self.view.load_tensors(tensors)
         self._allowance.load_tensors(without_prefix("allowance", tensors))
         self._gate.last = last_step
 
@@ -191,13 +167,11 @@ def read_request(envelope: Envelope, terms: RepresentationTerms) -> tuple[Tensor
 def shares(zetas: Mapping[str, float], *, learn: bool) -> dict[str, float]:
     """By party, the weight of its pseudo-labels in Z, of 1 in all.
 
-    In training zeta_k (MMVFL, Eq. 14; FedMV, Eq. 10). Of rows that nobody learns from zeta_k /
-    (1 + zeta_k), which weights X_k W_k where FedMV's Eqs. (12) and (13) end: put Eq. (13) in
-    Eq. (12), and solve for Z.
+    In training zeta_k (MMVFL, Eq. 14; FedMV, Eq. 10); else as `joint_weights`.
     """
-    weights = {name: zeta if learn else zeta / (1 + zeta) for name, zeta in zetas.items()}
-    total = sum(weights.values())
-    return {name: weight / total for name, weight in weights.items()}
+    values, total = list(zetas.values()), sum(zetas.values())
+    weights = [zeta / total for zeta in values] if learn else joint_weights(values)
+    return dict(zip(zetas, weights, strict=True))
 
 
 def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
@@ -212,15 +186,3 @@ def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
             f"{me}: a row of its contribution is {longest:.3g} long, and secure_sum.clip cuts rows "
             f"to {clip:g}; agree on a clip above {longest:.3g} at all parties"
         )
-
-
-def view_tensors(view: View) -> dict[str, Tensor]:
-    return {
-        "weights": torch.from_numpy(view.weights_FC),
-        "labels": torch.from_numpy(view.labels_NC),
-    }
-
-
-def load_view(view: View, tensors: Mapping[str, Tensor]) -> None:
-    view.weights_FC = tensors["weights"].numpy().copy()
-    view.labels_NC = tensors["labels"].numpy().copy()
