@@ -29,8 +29,12 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
     if method in METHODS and METHODS[method].facts.teacher == "joint representations":
         settings["model"] = {"network": "selu", "hidden": [8], "representation": 4}
         settings["distilled"] = {"epochs": 3}
-    if method in METHODS and METHODS[method].facts.sums_representations:
+    facts = METHODS[method].facts if method in METHODS else None
+    if facts and (facts.sums_representations or facts.averages):
         settings["guard"] = {"mechanism": "none", "noise": "reproducible_insecure"}
+    if facts and facts.averages:
+        settings["model"] = {"network": "gru" if facts.reads_sequences else "identity"}
+        settings["secure_sum"] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
     return Config.model_validate({**settings, **changes})
 
 
