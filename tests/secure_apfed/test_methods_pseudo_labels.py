@@ -54,7 +54,7 @@ def copies(session: Simulation) -> tuple[list[ViewModel], Any]:
             labels_NC=one.labels_NC[rows].copy(),
             tolerance=one.tolerance,
             most_rounds=one.most_rounds,
-        )  # fmt: skip
+        )
         for one in views
     ], active
 
