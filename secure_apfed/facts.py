@@ -51,6 +51,7 @@ class MethodFacts:
             what that passive sent.
         trains_privately: takes `dp_sgd`: the active gives the passives nothing beyond its guarded
             representations that private updates would leave unprotected.
+        takes_labels_of_passives: takes `data.labels_at`: passives may hold labels, too.
         takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
         own_objective: of every passive that contributes; None: each says its own.
     """
@@ -65,6 +66,7 @@ class MethodFacts:
     teacher: Teacher | None = None
     returns_gradients: bool = False
     trains_privately: bool = False
+    takes_labels_of_passives: bool = False
     takes_pairwise: bool = False
     own_objective: ObjectiveSettings | None = None
 
@@ -90,6 +92,11 @@ class MethodFacts:
     def sums(self) -> bool:
         """Whether passives contribute to a secure sum."""
         return self.sums_gradients or self.sums_representations or self.opens_votes == "sum"
+
+    @property
+    def aligns(self) -> bool:
+        """Whether parties find out whom they have in common; parties with other people do not."""
+        return self.has_passives
 
     @property
     def aggregates(self) -> bool:
