@@ -58,6 +58,7 @@ class MethodFacts:
             what that passive sent.
         trains_privately: takes `dp_sgd`: the active gives the passives nothing beyond its guarded
             representations that private updates would leave unprotected.
+        takes_labels_of_passives: takes `data.labels_at`: passives may hold labels, too.
         takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
         own_objective: of every passive that contributes; None: each says its own.
     """
@@ -74,6 +75,7 @@ class MethodFacts:
     teacher: Teacher | None = None
     returns_gradients: bool = False
     trains_privately: bool = False
+    takes_labels_of_passives: bool = False
     takes_pairwise: bool = False
     own_objective: ObjectiveSettings | None = None
 
@@ -104,7 +106,7 @@ class MethodFacts:
 
     @property
     def aligns(self) -> bool:
-        """Whether parties find out whom they have in common; of weights they need not."""
+        """Whether parties find out whom they have in common; parties with other people do not."""
         return self.has_passives and self.averages != "weights"
 
     @property

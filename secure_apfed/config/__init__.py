@@ -144,6 +144,34 @@ class Config(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _partition_fits(self) -> "Config":
+        facts, data = self.facts, self.data
+        if not facts.has_passives:
+            return self
+        if data.horizontal and facts.aligns:
+            raise ValueError(
+                f"data.partition: method {self.method} aligns tables of the same people, and under "
+                "horizontal each party has people of its own; take vertical, or use "
+                f"{_methods(lambda facts: not facts.aligns)}"
+            )
+        if not data.horizontal and not facts.aligns:
+            raise ValueError(
+                f"data.partition: in method {self.method} all parties have the same features of "
+                f"other people; say horizontal, or use {_methods(lambda facts: facts.aligns)}"
+            )
+        if data.labels_at and not facts.takes_labels_of_passives:
+            raise ValueError(
+                f"data.labels_at: in method {self.method} the active alone holds labels; leave it "
+                f"out, or use {_methods(lambda facts: facts.takes_labels_of_passives)}"
+            )
+        if (data.horizontal or data.labels_at) and self.labels.mechanism != "none":
+            raise ValueError(
+                f"labels.mechanism: {self.labels.mechanism} answers the active's labels alone, and "
+                "passives hold labels, too; say none"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _spreading_fits(self) -> "Config":
         if not self.train.spread_labels:
             return self

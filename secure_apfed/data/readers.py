@@ -77,6 +77,8 @@ class DataSet:
         read: (this entry, data folder or None) -> the pool.
         height: rows of an image; None for tables.
         natural_views: name -> columns, for tables.
+        sequences: natural view -> (steps, channels), for those whose columns are a sequence: the
+            number of steps in use, then step after step (`secure_apfed.data.views`).
         split: whether the set has an official test split.
         files: what its reader looks for.
         subfolders: names of folders in which the files usually lie.
@@ -95,6 +97,7 @@ class DataSet:
     shape: str
     height: int | None = None
     natural_views: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sequences: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     split: bool = False
     files: tuple[DataFile, ...] = ()
     subfolders: tuple[str, ...] = ()

@@ -194,6 +194,10 @@ class Stages:
             return self.recurrent
         return self._of_views()
 
+    def ended_before(self, step: int) -> AveragedModel | None:
+        """The one whose last average all must have before this step, the first of another."""
+        return self.recurrent if step == self._rounds else None
+
     def _of_views(self) -> LinearViews:
         if self.views is None:
             self.views = self._make()

@@ -12,12 +12,13 @@ to 13, where they tie the common ones. All of them minimise
 a view, C classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg import solve
 from torch import Tensor
 
 from secure_apfed.errors import ModelError
@@ -62,7 +63,7 @@ def view_objective(x_NF: Floats, weights_FC: Floats, labels_NC: Floats, beta: fl
 
 def weights_of(
     x_NF: Floats, labels_NC: Floats, beta: float, weights_FC: Floats, *,
-    tolerance: float = _TOLERANCE, most_rounds: int = _MOST_ROUNDS,
+    tolerance: float = _TOLERANCE, most_rounds: int = _MOST_ROUNDS, gram_FF: Floats | None = None,
 ) -> Floats:  # fmt: skip
     """Minimise Eq. (5) by reweighting, Eqs. (7) and (8), from these weights on.
 
@@ -76,18 +77,17 @@ def weights_of(
         weights_FC: to begin with.
         tolerance: of the objective, relative, below which rounds end.
         most_rounds: at most.
+        gram_FF: X^T X, where it is known already.
 
     Raises:
         ModelError: X^T X is singular and beta 0.
     """
-    gram_FF, cross_FC = x_NF.T @ x_NF, x_NF.T @ labels_NC
+    gram_FF, cross_FC = x_NF.T @ x_NF if gram_FF is None else gram_FF, x_NF.T @ labels_NC
     before = view_objective(x_NF, weights_FC, labels_NC, beta)
     for _ in range(most_rounds):
         ridge_F = beta / (2 * (row_norms(weights_FC) + _LEAST_NORM))
         try:
-            weights_FC = np.asarray(
-                np.linalg.solve(gram_FF + np.diag(ridge_F), cross_FC), dtype=np.float64
-            )
+            weights_FC = solve(gram_FF + np.diag(ridge_F), cross_FC, assume_a="pos")
         except np.linalg.LinAlgError as error:
             raise ModelError(
                 "a view's columns are linearly dependent; take a beta above 0, or fewer columns"
@@ -169,6 +169,7 @@ class ViewModel:
     labels_NC: Floats = field(repr=False)  # noqa: N815
     tolerance: float = _TOLERANCE
     most_rounds: int = _MOST_ROUNDS
+    _gram: tuple[bytes, Floats] | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def begin(
@@ -189,9 +190,12 @@ class ViewModel:
 
     def fit(self, rows_B: NDArray[np.int64]) -> None:
         """Update W_k: Eq. (5) of these rows."""
+        x_BF, rows = self.x_NF[rows_B], np.sort(rows_B).tobytes()
+        if self._gram is None or self._gram[0] != rows:
+            self._gram = rows, x_BF.T @ x_BF
         self.weights_FC = weights_of(
-            self.x_NF[rows_B], self.labels_NC[rows_B], self.beta, self.weights_FC,
-            tolerance=self.tolerance, most_rounds=self.most_rounds,
+            x_BF, self.labels_NC[rows_B], self.beta, self.weights_FC,
+            tolerance=self.tolerance, most_rounds=self.most_rounds, gram_FF=self._gram[1],
         )  # fmt: skip
 
     def relabel(
@@ -223,17 +227,20 @@ class ViewModel:
         return (own + self.zeta * float(((labels_BC - common_BC) ** 2).sum())) / len(rows_B)
 
 
-def iterate(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> Floats:
+def iterate(
+    views: Sequence[ViewModel], common_NC: Floats, pull: Pull, *, told: Collection[int] = (0,)
+) -> Floats:
     """One iteration on all views (MMVFL, Algorithm 1; FedMV, Algorithms 1 and 2); return Z.
 
     Args:
-        views: of one table, updated in place; under `pull.own` the first holds the labels.
+        views: of one table, updated in place.
         common_NC: Z.
         pull: of the labels.
+        told: which views' parties hold the labels, under `pull.own`.
     """
     rows = np.arange(len(common_NC))
     for index, view in enumerate(views):
-        view.learn(rows, common_NC, pull if pull.own and index == 0 else None)
+        view.learn(rows, common_NC, pull if pull.own and index in told else None)
     return averaged(views, None if pull.own else pull)
 
 

@@ -223,6 +223,8 @@ def _linear(own: Own, views: list[Tensor]) -> LinearViews:
             np.random.default_rng(derive_seed(own.seed, own.name, "view", at)),
             beta=FEDMV_WEIGHTING.beta(config),
             zeta=FEDMV_WEIGHTING.zeta(config),
+            tolerance=config.multiview.tolerance,
+            most_rounds=config.multiview.most_rounds,
         )
         for at, view in enumerate(views)
     ]

@@ -173,7 +173,12 @@ class PseudoLabels(Method):
 
     def __init__(self, headline: str, title: str, weighting: Weighting) -> None:
         self.headline, self._weighting = headline, weighting
-        self.facts = MethodFacts(title=title, predicts_alone=True, averages="pseudo-labels")
+        self.facts = MethodFacts(
+            title=title,
+            predicts_alone=True,
+            averages="pseudo-labels",
+            takes_labels_of_passives=weighting.own,
+        )
 
     def offer(self, own: Own) -> RepresentationTerms | None:
         """See `Method`: the active says how many classes there are."""
@@ -222,6 +227,7 @@ class PseudoLabels(Method):
             contributor=secure_sum.contributor(own.name),
             clip=clip_of(own.config),
             answers=answers_log(own),
+            pull=self._pull(own, rows) if own.rows.labels is not None else None,
         )
         return SummingHelper(party, rounds=secure_sum.rounds)
 

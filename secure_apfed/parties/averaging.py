@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protocols.errors import RemoteProtocolError
 from protocols.sums import SumContributor
 from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
@@ -43,8 +44,11 @@ class AveragingActive(Party):
 
     def request(self, step: int) -> tuple[Tensor, bytes]:
         """Rows of the answer, and the average to train from, for every passive alike."""
-        weights_RW = self.stages.at(step).weights
-        return torch.arange(len(weights_RW)), pack({"weights": torch.from_numpy(weights_RW)}, {})
+        weights_RW, ended = self.stages.at(step).weights, self.stages.ended_before(step)
+        tensors = {"weights": torch.from_numpy(weights_RW)}
+        if ended is not None:
+            tensors["ended"] = torch.from_numpy(ended.weights)
+        return torch.arange(len(weights_RW)), pack(tensors, {})
 
     def train(self, step: int) -> float:
         """Train on its own rows, as the passives do meanwhile; return the loss a row."""
@@ -90,8 +94,7 @@ class AveragingPassive(Party):
         """
         step = envelope.step
         self._allowance.check(step, _ONE, sender=envelope.sender)
-        model = self.stages.at(step)
-        model.load(self._read(envelope, model))
+        model = self._loaded(envelope)
         self._gate.enter(envelope)
         model.train(step)
         values_RW = self._share * model.weights
@@ -103,12 +106,31 @@ class AveragingPassive(Party):
         binding = bind_step(self.contract.session, step, rows_R, envelope.payload)
         return self.contributor.contribute(values_RW, binding)
 
-    def _read(self, envelope: Envelope, model: AveragedModel) -> Floats:
-        expected = {"weights": TensorSpec(torch.float64, model.weights.shape)}
-        tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
+    def _loaded(self, envelope: Envelope) -> AveragedModel:
+        """The model of this step, with the average that came.
+
+        Raises:
+            RemoteProtocolError: weights of another shape, or out of the contract's bounds.
+        """
         terms = self.contract.passives[self.name].representation
-        check_norms(tensors["weights"], terms, sender=envelope.sender)
-        return np.asarray(tensors["weights"].numpy())
+        ended = self.stages.ended_before(envelope.step)
+        expected = {"weights": TensorSpec(torch.float64, (None, None))}
+        if ended is not None:
+            expected["ended"] = TensorSpec(torch.float64, ended.weights.shape)
+        received, _ = unpack(envelope.payload, expected, sender=envelope.sender)
+        for tensor in received.values():
+            check_norms(tensor, terms, sender=envelope.sender)
+        if ended is not None:
+            ended.load(np.asarray(received["ended"].numpy()))
+        model, weights_RW = self.stages.at(envelope.step), np.asarray(received["weights"].numpy())
+        if weights_RW.shape != model.weights.shape:
+            raise RemoteProtocolError(
+                f"{envelope.sender} sent weights of shape {weights_RW.shape}, the model of "
+                f"{self.name} has {model.weights.shape}; all parties need the same views, and the "
+                "same multiview.recurrent.rounds"
+            )
+        model.load(weights_RW)
+        return model
 
     def tensors(self) -> dict[str, Tensor]:
         return prefixed("model", self.stages.tensors()) | prefixed(

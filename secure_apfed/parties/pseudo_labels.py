@@ -89,14 +89,16 @@ class PseudoLabelPassive(Party):
         view: its own; zetas: by party.
         contributor: its end of the sum; clip: the longest row that the sum carries, None: any.
         answers: file in which it counts what it answers; None: memory and checkpoints only.
+        pull: of labels of its own; None: it has none.
     """
 
     def __init__(
         self, name: str, contract: Contract, *, view: ViewModel, zetas: Mapping[str, float],
         contributor: SumContributor, clip: float | None, answers: Path | None,
+        pull: Pull | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, contract)
-        self.view, self.contributor = view, contributor
+        self.view, self.contributor, self._pull = view, contributor, pull
         self._learning, self._asked = (shares(zetas, learn=learn)[name] for learn in (True, False))
         self._clip, self._gate = clip, StepGate(name)
         self._aligned = len(view.x_NF)
@@ -113,7 +115,8 @@ class PseudoLabelPassive(Party):
         if common_BC is None:
             values_BC = self._asked * self.view.scores(rows_B.numpy())
         else:
-            values_BC = self._learning * self.view.learn(rows_B.numpy(), common_BC)
+            pull = self._pull and self._pull.of(rows_B.numpy(), own=True)
+            values_BC = self._learning * self.view.learn(rows_B.numpy(), common_BC, pull)
         check_clip(values_BC, self._clip, me=self.name)
         content = hashlib.blake2b(self.contract.digest)
         content.update(envelope.payload)

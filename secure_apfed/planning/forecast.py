@@ -103,7 +103,7 @@ class _Counts:
         # Whose passives learn from returned gradients trains on rows with a label alone.
         rows = data.labelled_rows if config.facts.returns_gradients else data.train_rows
         train = {data.active.ids[row] for row in rows.tolist()}
-        if not config.facts.has_passives:
+        if not config.facts.aligns:
             return cls(common=0, train=len(train), aligned_share=1.0)
         common = set(data.active.ids).intersection(*(table.ids for table in data.passives))
         aligned = train & common
@@ -204,7 +204,7 @@ def _link(flow: Flow, messages: float, scale: float) -> Link:
 
 def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
     """Time an intersection of the rehearsal's IDs, and scale it by the number of real ones."""
-    if not config.facts.has_passives:
+    if not config.facts.aligns:
         return 0.0
     tables = played.data.tables
     ids = {table.name: table.ids for table in tables}

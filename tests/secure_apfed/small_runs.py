@@ -32,6 +32,10 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
     facts = METHODS[method].facts if method in METHODS else None
     if facts and (facts.sums_representations or facts.averages):
         settings["guard"] = {"mechanism": "none", "noise": "reproducible_insecure"}
+    if facts and not facts.aligns and facts.has_passives:
+        settings["data"] = {"dataset": "breast_cancer", "partition": "horizontal", "clients": 3}
+    if facts and facts.reads_sequences:
+        settings["data"] = {"dataset": "synthetic_keystrokes", "partition": "horizontal"}
     if facts and facts.averages:
         settings["model"] = {"network": "gru" if facts.reads_sequences else "identity"}
         settings["secure_sum"] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}

@@ -115,7 +115,7 @@ def test_common_labels_minimise_their_objective(rng: np.random.Generator, drawn:
         z = flat.reshape(ROWS, CLASSES)
         parts = [(zeta, z - one) for zeta, one in zip(zetas, of_views, strict=True)]
         if pull is not None:
-            parts.append((pull.eta_N1, z - pull.truth_NC))  # type: ignore[arg-type]
+            parts.append((pull.eta_N1, z - pull.truth_NC))
         value = sum(float((weight * apart**2).sum()) for weight, apart in parts)
         return value, np.sum([2 * weight * apart for weight, apart in parts], axis=0).ravel()
 
@@ -159,7 +159,7 @@ def test_labels_reach_every_view(rng: np.random.Generator) -> None:
 def test_the_test_phase_ends_where_one_weighted_mean_is(rng: np.random.Generator) -> None:
     held, rows = views(rng), np.arange(ROWS)
     scores = [view.scores(rows) for view in held]
-    of_views = [one.copy() for one in scores]
+    of_views, common = [one.copy() for one in scores], np.zeros((ROWS, CLASSES))
     for _ in range(400):  # Eqs. (12) and (13)
         common = common_labels(
             np.sum([v.zeta * z for v, z in zip(held, of_views, strict=True)], axis=0),
