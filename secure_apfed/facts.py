@@ -110,6 +110,16 @@ class MethodFacts:
         return self.has_passives and self.averages != "weights"
 
     @property
+    def offers(self) -> tuple[Side, ...]:
+        """Who says before the contract what it will send."""
+        if self.averages == "weights":
+            return ("active", "passives")
+        if self.opens_votes or self.averages:
+            return ("active",)
+        told = "passives" if self.sums_representations else self.representations_from
+        return () if told is None else (told,)
+
+    @property
     def aggregates(self) -> bool:
         """Whether there is an aggregator."""
         return self.sums or self.opens_votes in ("moment", "encrypted")

@@ -116,7 +116,7 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     helpers = [*contract.passives, *contract.names("aggregator")]
     state, rows = _standing(own, contract)
     if contract.passives and rows is None:
-        rows = _every_row(own)
+        rows = torch.arange(len(own.rows.ids))  # where nothing is aligned
         if method.facts.aligns:
             rows = await align_as_active(own, links, contract.session)
         await meet_all(links, helpers)
@@ -161,7 +161,7 @@ async def assist(
     if rows is None:
         rows = torch.empty(0, dtype=torch.int64)
         if role == "passive":
-            rows = _every_row(own)
+            rows = torch.arange(len(own.rows.ids))
             if method.facts.aligns:
                 rows = await align_as_passive(own, links, contract.session)
         await meet(links, own.active)
@@ -180,11 +180,6 @@ async def assist(
     entered(here)
     await helper.help(links, lambda step: here.keep(step, tensors={}))
     here.end()
-
-
-def _every_row(own: Own) -> Tensor:
-    """Of its table: where nothing is aligned, a position is a party's own."""
-    return torch.arange(len(own.rows.ids))
 
 
 def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor | None]:
@@ -462,12 +457,9 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
     """The contract, as every party draws it up from the settings and the greetings."""
     config = own.config
     offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
-    senders = {"active": (own.active,), "passives": own.passives, None: ()}
     facts = method.facts
-    told = "passives" if facts.sums_representations else facts.representations_from
-    expected = senders["active" if facts.opens_votes or facts.averages else told]
-    if facts.averages == "weights":
-        expected = (own.active, *own.passives)
+    names = {"active": (own.active,), "passives": own.passives}
+    expected = [name for side in facts.offers for name in names[side]]
     if set(offers) != set(expected):
         raise RemoteProtocolError(
             f"{own.name}: in {facts.title} what a row is that parties send is said by "

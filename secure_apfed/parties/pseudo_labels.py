@@ -24,7 +24,7 @@ from secure_apfed.learning.multiview import Floats, Pull, ViewModel, common_labe
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Allowance, StepGate, bind_step
 
-__all__ = ["PseudoLabelActive", "PseudoLabelPassive", "check_clip"]
+__all__ = ["PseudoLabelActive", "PseudoLabelPassive", "check_clip", "read_request", "shares"]
 
 
 class PseudoLabelActive(Party):
