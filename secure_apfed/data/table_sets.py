@@ -5,6 +5,7 @@ own have none: their readers check what is in them.
 """
 
 from secure_apfed.data.files import DataFile
+from secure_apfed.data.matlab import read_caltech_7
 from secure_apfed.data.readers import (
     DataSet,
     read_breast_cancer,
@@ -29,6 +30,9 @@ _WINE = {
     "look": ("color_intensity", "hue", "od280/od315_of_diluted_wines", "proline"),
 }  # fmt: skip
 _MONTHS = range(1, 7)
+_CALTECH_VIEWS = {
+    "gabor": 48, "wavelet_moments": 40, "centrist": 254, "hog": 1984, "gist": 512, "lbp": 928,
+}  # fmt: skip
 
 _MFEAT_PINS = {
     "fou": (1278159, "b517f89501eff177b4daf897d8f7e8eb6a5b0e5671f740e57cc1d768f6b969b3"),
@@ -50,6 +54,24 @@ _CREDIT_CARD = (
     ),
 )
 
+_CALTECH_7 = DataSet(
+    name="caltech_7",
+    title="Caltech101-7, six views of images",
+    source="https://data.caltech.edu/records/mzrjq-6wc02",
+    licence="CC BY 4.0 for the images; none stated for the features",
+    citation="Y. Li, F. Nie, H. Huang, J. Huang, AAAI, 2015; L. Fei-Fei et al., CVPRW, 2004",
+    how="put the common Caltech101-7.mat (X: a cell of six matrices, Y) in a data folder",
+    shape="1474 rows of 3766 columns",
+    classes=(
+        "Faces", "Motorbikes", "Dollar-Bill", "Garfield", "Snoopy", "Stop-Sign", "Windsor-Chair",
+    ),
+    views=6,
+    natural_views={
+        view: tuple(f"{view}-{at}" for at in range(width)) for view, width in _CALTECH_VIEWS.items()
+    },
+    files=(DataFile("Caltech101-7.mat", 2**27, exact=False),),
+    read=read_caltech_7,
+)  # fmt: skip
 TABLE_SETS = (
     DataSet(
         name="breast_cancer",
@@ -133,4 +155,5 @@ TABLE_SETS = (
         files=_CREDIT_CARD,
         read=read_credit_card,
     ),
+    _CALTECH_7,
 )
