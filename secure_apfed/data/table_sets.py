@@ -6,6 +6,12 @@ own have none: their readers check what is in them.
 
 from secure_apfed.data.files import DataFile
 from secure_apfed.data.matlab import read_caltech_7
+from secure_apfed.data.mimic import (
+    ADMISSION_COLUMNS,
+    ADMISSION_FILES,
+    STAY_CLASSES,
+    read_mimic_iii,
+)
 from secure_apfed.data.readers import (
     DataSet,
     read_breast_cancer,
@@ -72,6 +78,21 @@ _CALTECH_7 = DataSet(
     files=(DataFile("Caltech101-7.mat", 2**27, exact=False),),
     read=read_caltech_7,
 )  # fmt: skip
+_MIMIC_III = DataSet(
+    name="mimic_iii",
+    title="MIMIC-III, length of stay by what was done a day",
+    source="https://physionet.org/content/mimiciii/1.4/",
+    licence="PhysioNet Credentialed Health Data License 1.5.0; asks for an account and training",
+    citation="A. Johnson, T. Pollard, L. Shen et al., Scientific Data 3, 2016",
+    how="put its official CSV files (.csv or .csv.gz, with CHARTEVENTS) in a data folder",
+    shape="58976 rows of 15 columns",
+    classes=STAY_CLASSES,
+    views=2,
+    natural_views={"few": ADMISSION_COLUMNS[:5], "many": ADMISSION_COLUMNS[5:]},
+    files=ADMISSION_FILES,
+    subfolders=("mimiciii", "mimic-iii-clinical-database-1.4"),
+    read=read_mimic_iii,
+)
 TABLE_SETS = (
     DataSet(
         name="breast_cancer",
@@ -156,4 +177,5 @@ TABLE_SETS = (
         read=read_credit_card,
     ),
     _CALTECH_7,
+    _MIMIC_III,
 )
