@@ -19,6 +19,7 @@ from secure_apfed.data.readers import (
     read_handwritten,
     read_wine,
 )
+from secure_apfed.data.sessions import SESSION_SEQUENCES, SESSION_VIEWS, read_sessions
 
 __all__ = ["TABLE_SETS"]
 
@@ -93,6 +94,23 @@ _MIMIC_III = DataSet(
     subfolders=("mimiciii", "mimic-iii-clinical-database-1.4"),
     read=read_mimic_iii,
 )
+_BIAFFECT = DataSet(
+    name="biaffect",
+    title="BiAffect, mood by sessions of typing",
+    source="https://www.biaffect.com",
+    licence="not public",
+    citation="S. Che et al., ACM Transactions on Intelligent Systems and Technology, 2021",
+    how="put sessions as docs/data.md describes them, biaffect.parquet, in a data folder",
+    shape="sessions of 1303 columns: 100 steps of 4, 6 and 3 channels",
+    classes=("negative", "positive"),
+    views=3,
+    natural_views=SESSION_VIEWS,
+    sequences=SESSION_SEQUENCES,
+    files=(DataFile("biaffect.parquet", 2**32, exact=False),),
+    read=read_sessions,
+)
+
+
 TABLE_SETS = (
     DataSet(
         name="breast_cancer",
@@ -178,4 +196,5 @@ TABLE_SETS = (
     ),
     _CALTECH_7,
     _MIMIC_III,
+    _BIAFFECT,
 )
