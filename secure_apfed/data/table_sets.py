@@ -4,6 +4,8 @@ The SHA-256 sums are of uncompressed bytes. Files that everybody makes or keeps 
 own have none: their readers check what is in them.
 """
 
+from dataclasses import replace
+
 from secure_apfed.data.files import DataFile
 from secure_apfed.data.matlab import read_caltech_7
 from secure_apfed.data.mimic import (
@@ -14,12 +16,18 @@ from secure_apfed.data.mimic import (
 )
 from secure_apfed.data.readers import (
     DataSet,
+    Reader,
     read_breast_cancer,
     read_credit_card,
     read_handwritten,
     read_wine,
 )
 from secure_apfed.data.sessions import SESSION_SEQUENCES, SESSION_VIEWS, read_sessions
+from secure_apfed.data.synthetic import (
+    read_synthetic_caltech_7,
+    read_synthetic_keystrokes,
+    read_synthetic_mimic_iii,
+)
 
 __all__ = ["TABLE_SETS"]
 
@@ -111,6 +119,31 @@ _BIAFFECT = DataSet(
 )
 
 
+def _synthetic(like: DataSet, name: str, title: str, *, shape: str, read: Reader) -> DataSet:
+    """A stand-in with the columns, views and classes of a set that is not here."""
+    return replace(
+        like, name=name, title=f"Synthetic: {title}", shape=shape, read=read, files=(),
+        source="this library", licence="Apache-2.0", citation="none",
+        how="synthetic: made by this library from a fixed seed",
+    )  # fmt: skip
+
+
+_SYNTHETIC = (
+    _synthetic(
+        _CALTECH_7, "synthetic_caltech_7", "shapes of caltech_7, and no image",
+        shape=_CALTECH_7.shape, read=read_synthetic_caltech_7,
+    ),
+    _synthetic(
+        _MIMIC_III, "synthetic_mimic_iii", "columns of mimic_iii, and no patient",
+        shape="4000 rows of 15 columns", read=read_synthetic_mimic_iii,
+    ),
+    _synthetic(
+        _BIAFFECT, "synthetic_keystrokes", "sequences as in biaffect, which nobody typed",
+        shape="1200 sessions of 1303 columns: 100 steps of 4, 6 and 3 channels",
+        read=read_synthetic_keystrokes,
+    ),
+)  # fmt: skip
+
 TABLE_SETS = (
     DataSet(
         name="breast_cancer",
@@ -197,4 +230,5 @@ TABLE_SETS = (
     _CALTECH_7,
     _MIMIC_III,
     _BIAFFECT,
+    *_SYNTHETIC,
 )
