@@ -19,10 +19,13 @@ VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
 response; a noised linear map of the sum and nothing of a row; the sum, of labels that no passive
 sees."""
 
-Teacher: TypeAlias = Literal["joint model", "imputed representations", "joint representations"]
+Teacher: TypeAlias = Literal[
+    "joint model", "imputed representations", "joint representations", "shared singular vectors"
+]
 """What the active's student learns from: labels that a model on all parties' representations gives;
-labels by passives' representations, as the active predicts them from its own features; or a code of
-all parties' representations, which its own is to resemble."""
+labels by passives' representations, as the active predicts them from its own features; a code of
+all parties' representations, which its own is to resemble; or, in its place, the left singular
+vectors of all parties' tables, which a server decomposes under masks."""
 
 Released: TypeAlias = Literal["representations", "contributions", "returned gradients", "labels"]
 """What training lets out of a party, labels by way of the gradients of their loss."""
@@ -81,7 +84,7 @@ class MethodFacts:
         told = self.representations_from == "passives" or self.sums_representations
         if self.returns_gradients and not told:
             raise ValueError(f"{self.title} returns gradients on what no passive sent")
-        if self.teacher is not None and self.representations_from != "passives":
+        if self.teacher and not (self.representations_from == "passives" or self.decomposes):
             raise ValueError(f"{self.title} has a teacher that passives tell nothing")
         if self.own_objective is not None and not self.sums_gradients:
             raise ValueError(f"{self.title} has an objective of passives that contribute nothing")
@@ -92,14 +95,19 @@ class MethodFacts:
         return self.sums_gradients or self.sums_representations or self.opens_votes == "sum"
 
     @property
+    def decomposes(self) -> bool:
+        """Whether the active reads singular vectors of all parties' tables, which hold no noise."""
+        return self.teacher == "shared singular vectors"
+
+    @property
     def aggregates(self) -> bool:
         """Whether there is an aggregator."""
-        return self.sums or self.opens_votes in ("moment", "encrypted")
+        return self.sums or self.decomposes or self.opens_votes in ("moment", "encrypted")
 
     @property
     def takes_dealer(self) -> bool:
         """Whether a party without data deals randomness to the others before the first step."""
-        return self.opens_votes == "moment"
+        return self.decomposes or self.opens_votes == "moment"
 
     @property
     def sends_labels(self) -> bool:
@@ -110,7 +118,16 @@ class MethodFacts:
     def asks_once(self) -> bool:
         """Whether passives are asked for each row once, and not in every epoch."""
         passives_tell = self.representations_from == "passives" and not self.returns_gradients
-        return self.opens_votes is not None or passives_tell
+        return self.opens_votes is not None or passives_tell or self.decomposes
+
+    @property
+    def offered_by(self) -> Literal["everybody"] | Side | None:
+        """Who says what a row is of what parties send; None: nobody sends rows."""
+        if self.decomposes:
+            return "everybody"
+        if self.opens_votes is not None:
+            return "active"
+        return "passives" if self.sums_representations else self.representations_from
 
     @property
     def predicts_throughout(self) -> bool:

@@ -17,7 +17,12 @@ from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.run import AttackChoice, RunSettings
-from secure_apfed.settings.teaching import DistillationSettings, ImputationSettings, TeacherSettings
+from secure_apfed.settings.teaching import (
+    DecompositionSettings,
+    DistillationSettings,
+    ImputationSettings,
+    TeacherSettings,
+)
 from secure_apfed.settings.training import PassiveSettings
 from secure_apfed.settings.votes import VotesSettings
 
@@ -60,6 +65,14 @@ class Config(RunSettings):
                 f"guard.mechanism: in method {self.method} nobody reads a representation; say none "
                 "and add noise under their sum, as secure_sum: {noise: {epsilon: 8}}"
             )
+        if self.facts.decomposes and self.guard.mechanism != "none":
+            guarded = _methods(
+                lambda facts: facts.predicts_alone and facts.representations_from is not None
+            )
+            raise ValueError(
+                f"guard.mechanism: method {self.method} adds no noise to what it decomposes; say "
+                f"none and accept that, or use {guarded}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -98,17 +111,21 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _teaching_fits(self) -> "Config":
-        said: dict[str, tuple[Teacher, bool]] = {
-            "teacher": ("joint model", self.teacher != TeacherSettings()),
-            "imputed": ("imputed representations", self.imputed != ImputationSettings()),
-            "distilled": ("joint representations", self.distilled != DistillationSettings()),
-        }
-        for key, (teacher, given) in said.items():
-            if given and self.facts.teacher != teacher:
-                having = [name for name, one in METHODS.items() if one.facts.teacher == teacher]
+        vectors: Teacher = "shared singular vectors"
+        said: dict[str, tuple[tuple[Teacher, ...], bool]] = {
+            "teacher": (("joint model",), self.teacher != TeacherSettings()),
+            "imputed": (("imputed representations",), self.imputed != ImputationSettings()),
+            "distilled": (
+                ("joint representations", vectors), self.distilled != DistillationSettings(),
+            ),
+            "decomposed": ((vectors,), self.decomposed != DecompositionSettings()),
+        }  # fmt: skip
+        for key, (teachers, given) in said.items():
+            if given and self.facts.teacher not in teachers:
+                having = [name for name, one in METHODS.items() if one.facts.teacher in teachers]
                 raise ValueError(
-                    f"{key}: method {self.method} takes no {teacher}; leave it out, or "
-                    f"use {' or '.join(having)}"
+                    f"{key}: method {self.method} takes no {' or '.join(teachers)}; leave it out, "
+                    f"or use {' or '.join(having)}"
                 )
         return self
 
@@ -120,6 +137,20 @@ class Config(RunSettings):
                 f"model.network: method {self.method} classifies the student's code by logistic "
                 f"regression, and {self.model.network} has another head; use {' or '.join(linear)}"
             )
+        if not self.facts.decomposes:
+            return self
+        if self.model.network != "enriched":
+            raise ValueError(
+                f"model.network: method {self.method} classifies the active's own features beside "
+                f"the student's code, got {self.model.network}; use enriched"
+            )
+        unused, usual = self.distilled, DistillationSettings()
+        for key in ("own", "passive", "joint"):
+            if getattr(unused, key) != getattr(usual, key):
+                raise ValueError(
+                    f"distilled.{key}: in method {self.method} the student alone is an "
+                    "autoencoder; leave it out"
+                )
         return self
 
     @model_validator(mode="after")

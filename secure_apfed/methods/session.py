@@ -453,10 +453,9 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
     """The contract, as every party draws it up from the settings and the greetings."""
     config = own.config
     offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
-    senders = {"active": (own.active,), "passives": own.passives, None: ()}
-    facts = method.facts
-    told = "passives" if facts.sums_representations else facts.representations_from
-    expected = senders["active" if facts.opens_votes else told]
+    facts, everybody = method.facts, (own.active, *own.passives)
+    senders = {"everybody": everybody, "active": everybody[:1], "passives": own.passives, None: ()}
+    expected = senders[facts.offered_by]
     if set(offers) != set(expected):
         raise RemoteProtocolError(
             f"{own.name}: in {facts.title} what a row is that parties send is said by "

@@ -29,6 +29,10 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
     if method in METHODS and METHODS[method].facts.teacher == "joint representations":
         settings["model"] = {"network": "selu", "hidden": [8], "representation": 4}
         settings["distilled"] = {"epochs": 3}
+    if method in METHODS and METHODS[method].facts.decomposes:
+        settings["model"] = {"network": "enriched", "hidden": [8], "representation": 4}
+        settings["distilled"] = {"epochs": 3}
+        settings["guard"] = {"mechanism": "none", "noise": "reproducible_insecure"}
     if method in METHODS and METHODS[method].facts.sums_representations:
         settings["guard"] = {"mechanism": "none", "noise": "reproducible_insecure"}
     return Config.model_validate({**settings, **changes})
