@@ -164,6 +164,11 @@ class Contract(Settings):
         """SHA-256 of the document, 32 bytes."""
         return hashlib.sha256(b"secure-apfed contract v1" + self.document).digest()
 
+    @property
+    def at_start(self) -> bool:
+        """Whether no step was played before: what is opened once in a run is opened now."""
+        return self.resumes is None or self.resumes.step == 0
+
     def names(self, role: str) -> tuple[str, ...]:
         """The parties of one role, in the contract's order."""
         return tuple(item.name for item in self.participants if item.role == role)

@@ -19,10 +19,13 @@ VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
 response; a noised linear map of the sum and nothing of a row; the sum, of labels that no passive
 sees."""
 
-Teacher: TypeAlias = Literal["joint model", "imputed representations", "joint representations"]
+Teacher: TypeAlias = Literal[
+    "joint model", "imputed representations", "joint representations", "shared singular vectors"
+]
 """What the active's student learns from: labels that a model on all parties' representations gives;
-labels by passives' representations, as the active predicts them from its own features; or a code of
-all parties' representations, which its own is to resemble."""
+labels by passives' representations, as the active predicts them from its own features; a code of
+all parties' representations, which its own is to resemble; or, in its place, the left singular
+vectors of all parties' tables, which a server decomposes under masks."""
 
 Averaged: TypeAlias = Literal["pseudo-labels", "weights"]
 """What goes round: the active sends it, every party makes its own from its data, and the active
@@ -93,7 +96,7 @@ class MethodFacts:
         told = self.representations_from == "passives" or self.sums_representations
         if self.returns_gradients and not told:
             raise ValueError(f"{self.title} returns gradients on what no passive sent")
-        if self.teacher is not None and self.representations_from != "passives":
+        if self.teacher and not (self.representations_from == "passives" or self.decomposes):
             raise ValueError(f"{self.title} has a teacher that passives tell nothing")
         if self.own_objective is not None and not self.sums_gradients:
             raise ValueError(f"{self.title} has an objective of passives that contribute nothing")
@@ -112,7 +115,7 @@ class MethodFacts:
     @property
     def offers(self) -> tuple[Side, ...]:
         """Who says before the contract what it will send."""
-        if self.averages == "weights":
+        if self.averages == "weights" or self.decomposes:
             return ("active", "passives")
         if self.opens_votes or self.averages:
             return ("active",)
@@ -120,14 +123,19 @@ class MethodFacts:
         return () if told is None else (told,)
 
     @property
+    def decomposes(self) -> bool:
+        """Whether the active reads singular vectors of all parties' tables, which hold no noise."""
+        return self.teacher == "shared singular vectors"
+
+    @property
     def aggregates(self) -> bool:
         """Whether there is an aggregator."""
-        return self.sums or self.opens_votes in ("moment", "encrypted")
+        return self.sums or self.decomposes or self.opens_votes in ("moment", "encrypted")
 
     @property
     def takes_dealer(self) -> bool:
         """Whether a party without data deals randomness to the others before the first step."""
-        return self.opens_votes == "moment"
+        return self.decomposes or self.opens_votes == "moment"
 
     @property
     def sends_labels(self) -> bool:
@@ -138,7 +146,7 @@ class MethodFacts:
     def asks_once(self) -> bool:
         """Whether passives are asked for each row once, and not in every epoch."""
         passives_tell = self.representations_from == "passives" and not self.returns_gradients
-        return self.opens_votes is not None or passives_tell
+        return self.opens_votes is not None or passives_tell or self.decomposes
 
     @property
     def predicts_throughout(self) -> bool:

@@ -18,7 +18,12 @@ from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.multiview import MultiviewSettings
 from secure_apfed.settings.run import AttackChoice, RunSettings
-from secure_apfed.settings.teaching import DistillationSettings, ImputationSettings, TeacherSettings
+from secure_apfed.settings.teaching import (
+    DecompositionSettings,
+    DistillationSettings,
+    ImputationSettings,
+    TeacherSettings,
+)
 from secure_apfed.settings.training import PassiveSettings
 from secure_apfed.settings.votes import VotesSettings
 
@@ -67,6 +72,14 @@ class Config(RunSettings):
                 f"moves all {self.facts.averages} of a party, so that no noise of a guard covers "
                 "it; say none"
             )
+        if self.facts.decomposes and self.guard.mechanism != "none":
+            guarded = _methods(
+                lambda facts: facts.predicts_alone and facts.representations_from is not None
+            )
+            raise ValueError(
+                f"guard.mechanism: method {self.method} adds no noise to what it decomposes; say "
+                f"none and accept that, or use {guarded}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -105,17 +118,21 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _teaching_fits(self) -> "Config":
-        said: dict[str, tuple[Teacher, bool]] = {
-            "teacher": ("joint model", self.teacher != TeacherSettings()),
-            "imputed": ("imputed representations", self.imputed != ImputationSettings()),
-            "distilled": ("joint representations", self.distilled != DistillationSettings()),
-        }
-        for key, (teacher, given) in said.items():
-            if given and self.facts.teacher != teacher:
-                having = [name for name, one in METHODS.items() if one.facts.teacher == teacher]
+        vectors: Teacher = "shared singular vectors"
+        said: dict[str, tuple[tuple[Teacher, ...], bool]] = {
+            "teacher": (("joint model",), self.teacher != TeacherSettings()),
+            "imputed": (("imputed representations",), self.imputed != ImputationSettings()),
+            "distilled": (
+                ("joint representations", vectors), self.distilled != DistillationSettings(),
+            ),
+            "decomposed": ((vectors,), self.decomposed != DecompositionSettings()),
+        }  # fmt: skip
+        for key, (teachers, given) in said.items():
+            if given and self.facts.teacher not in teachers:
+                having = [name for name, one in METHODS.items() if one.facts.teacher in teachers]
                 raise ValueError(
-                    f"{key}: method {self.method} takes no {teacher}; leave it out, or "
-                    f"use {' or '.join(having)}"
+                    f"{key}: method {self.method} takes no {' or '.join(teachers)}; leave it out, "
+                    f"or use {' or '.join(having)}"
                 )
         return self
 
@@ -127,6 +144,20 @@ class Config(RunSettings):
                 f"model.network: method {self.method} classifies the student's code by logistic "
                 f"regression, and {self.model.network} has another head; use {' or '.join(linear)}"
             )
+        if not self.facts.decomposes:
+            return self
+        if self.model.network != "enriched":
+            raise ValueError(
+                f"model.network: method {self.method} classifies the active's own features beside "
+                f"the student's code, got {self.model.network}; use enriched"
+            )
+        unused, usual = self.distilled, DistillationSettings()
+        for key in ("own", "passive", "joint"):
+            if getattr(unused, key) != getattr(usual, key):
+                raise ValueError(
+                    f"distilled.{key}: in method {self.method} the student alone is an "
+                    "autoencoder; leave it out"
+                )
         return self
 
     @model_validator(mode="after")

@@ -42,6 +42,7 @@ from secure_apfed.methods.session import (
 )
 from secure_apfed.methods.split_nn import SplitNn, SummedSplitNn
 from secure_apfed.methods.tvfl import Tvfl
+from secure_apfed.methods.vfedtrans import VFedTrans
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
 from secure_apfed.methods.votes_moment import MomentVotes
@@ -87,6 +88,7 @@ METHODS: Mapping[str, Method] = {
     "joint_teacher": JointTeacher(),
     "imputation": Imputation(),
     "apc_vfl": ApcVfl(),
+    "vfedtrans": VFedTrans(),
     "split_nn": SplitNn(),
     "split_nn_sum": SummedSplitNn(),
     "mmvfl": MMVFL,

@@ -16,7 +16,7 @@ from protocols.errors import LocalProtocolError, PartyLeftError
 from protocols.identity import Identity
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData, PartyTable
-from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
+from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.agreement import Agreement
 from secure_apfed.models import Shape
@@ -27,6 +27,7 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "Agreed",
+    "AskedHelper",
     "Brought",
     "Course",
     "Helper",
@@ -262,6 +263,32 @@ class Helper(Role, ABC):
     def sent_network(self) -> nn.Module | None:
         """The network whose output it sends; None where it sends none. Only it knows it."""
         return None
+
+
+class AskedHelper(Helper):
+    """A passive that answers what the active asks, and gets nothing back.
+
+    Attributes:
+        asks: the kind of message that it answers.
+        active: who asks.
+    """
+
+    asks: Kind
+    active: str
+
+    async def help(self, links: Links, save: Save) -> None:
+        """Answer what is asked, until the session ends."""
+        active = self.active
+        while True:
+            message = await links.receive(active, self.asks, Kind.CHECKPOINT, Kind.END, patience=8)
+            if message.kind is self.asks:
+                await self.answer(links, message)
+            elif not keep_or_end(message.kind, message.step, links, active, save):
+                return
+
+    @abstractmethod
+    async def answer(self, links: Links, message: Envelope) -> None:
+        """Answer this message."""
 
 
 class Learner(Role, ABC):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from secure_apfed.models.convolutional import CONV_CIFAR, CONV_MNIST
+from secure_apfed.models.enriched import Enriched, EnrichedFamily
 from secure_apfed.models.identity import Identity
 from secure_apfed.models.linear import Linear
 from secure_apfed.models.network import NetworkFamily, Shape, output_shape, projection_to
@@ -17,6 +18,7 @@ from secure_apfed.models.settings import ModelSettings
 
 __all__ = [
     "NETWORKS",
+    "Enriched",
     "ModelSettings",
     "NetworkFamily",
     "RandomFeatures",
@@ -32,6 +34,7 @@ NETWORKS: Mapping[str, NetworkFamily] = {
     "conv_cifar": CONV_CIFAR,
     "mlp": Perceptron(),
     "selu": Selu(),
+    "enriched": EnrichedFamily(),
     "linear": Linear(),
     "random_features": RandomFeatureFamily(),
     "identity": Identity(),

@@ -18,9 +18,9 @@ class ModelSettings(Settings):
     Attributes:
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images that
             of at least 7 (grey) or 8 (colour) rows and columns, an MLP for everything else.
-        hidden: widths of the hidden layers (mlp and selu only).
-        representation: numbers of the encoder's output (mlp, selu and linear), or of one direction
-            of one view (gru).
+        hidden: widths of the hidden layers (mlp, selu and enriched only).
+        representation: numbers of the encoder's output (mlp, selu and linear), of the part of it
+            that is not the row itself (enriched), or of one direction of one view (gru).
         projection: numbers of the linear projection that is sent to the passives; "none"
             sends the encoder's output as it is; "auto" is 64, except for a plain
             (unprotected) APFed-R, which sends the whole output as the authors' release does.
@@ -36,6 +36,7 @@ class ModelSettings(Settings):
         "conv_cifar",
         "mlp",
         "selu",
+        "enriched",
         "linear",
         "random_features",
         "identity",

@@ -127,12 +127,17 @@ def forecast(config: Config) -> Forecast:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
     train, noise, releases = config.train, noise_of(config), asked_of(config).releases
     batch = counts.train if config.facts.averages else min(train.batch_size, counts.train)
+    if config.facts.decomposes:
+        # There are no fewer aligned rows than vectors, in the rehearsal either.
+        least = config.model.representation / max(counts.aligned_share, 1 / counts.train)
+        batch = min(counts.train, max(batch, math.ceil(least)))
     steps = _steps(config, counts.train, classes=len(data.classes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
         privacy = _privacy(config)
-    links = tuple(_links(played, data, _asked(config, steps)))
+    scales = _scales(config, counts.train, steps, batch=batch)
+    links = tuple(_links(played, data, *scales))
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
         aligned_rows=counts.common,
@@ -167,9 +172,15 @@ def _evaluation_seconds(config: Config, data: VerticalData, played: Rehearsal) -
     return evaluations * played.evaluation_seconds * rows
 
 
-def _asked(config: Config, steps: int) -> int:
-    """How many of the steps ask anybody: who is asked once is not asked in every epoch."""
-    return steps // config.train.epochs if config.facts.asks_once else steps
+def _scales(config: Config, rows: int, steps: int, *, batch: int) -> tuple[float, float]:
+    """How many times the rehearsal's messages and bytes of training a run sends.
+
+    Who is asked once is asked for all rows, and not in every epoch.
+    """
+    if not config.facts.asks_once:
+        return steps / STEPS, steps / STEPS
+    by_rows = rows / (batch * STEPS)
+    return 1.0 if config.facts.decomposes else by_rows, by_rows
 
 
 def _steps(config: Config, rows: int, *, classes: int) -> int:
@@ -183,8 +194,8 @@ def _steps(config: Config, rows: int, *, classes: int) -> int:
     )
 
 
-def _links(played: Rehearsal, data: VerticalData, steps: int) -> Iterator[Link]:
-    """Scale the rehearsal's flows: alignment by IDs, training by steps; set-up stays."""
+def _links(played: Rehearsal, data: VerticalData, messages: float, wire: float) -> Iterator[Link]:
+    """Scale the rehearsal's flows: alignment by IDs, training as said; set-up stays."""
     real = {table.name: len(table.ids) for table in data.tables}
     rehearsed = len(played.data.active.ids)
     for flow in played.setup:
@@ -192,7 +203,7 @@ def _links(played: Rehearsal, data: VerticalData, steps: int) -> Iterator[Link]:
         grows = flow.kind == Kind.ALIGNMENT
         yield _link(flow, 1.0, sum(rows) / (len(rows) * rehearsed) if grows else 1.0)
     for flow in played.training:
-        yield _link(flow, steps / STEPS, steps / STEPS)
+        yield _link(flow, messages, wire)
 
 
 def _link(flow: Flow, messages: float, scale: float) -> Link:
@@ -225,6 +236,8 @@ def _privacy(config: Config) -> PrivacySpent:
     releases = guard.planned(asked) if config.facts.representations_from else 0
     mechanism = guard.mechanism()
     released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
+    if config.facts.decomposes:
+        released = math.inf
     label = model = math.inf
     if config.dp_sgd is not None:
         noise = config.dp_sgd.noise_multiplier or calibrate_updates(
@@ -259,6 +272,8 @@ def _warnings(
         yield "there is no guard: representations leave as they are, epsilon is infinite"
     elif sent and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
+    if config.facts.decomposes:
+        yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
     if config.facts.sums:
         each = _summed(config.facts)
         if config.secure_sum.kind.unsafe:

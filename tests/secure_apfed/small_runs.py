@@ -31,7 +31,10 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
         settings["model"] = {"network": "selu", "hidden": [8], "representation": 4}
         settings["distilled"] = {"epochs": 3}
     facts = METHODS[method].facts if method in METHODS else None
-    if facts and (facts.sums_representations or facts.averages):
+    if facts and facts.decomposes:
+        settings["model"] = {"network": "enriched", "hidden": [8], "representation": 4}
+        settings["distilled"] = {"epochs": 3}
+    if facts and (facts.sums_representations or facts.averages or facts.decomposes):
         settings["guard"] = {"mechanism": "none", "noise": "reproducible_insecure"}
     if facts and not facts.aligns and facts.has_passives:
         settings["data"] = {"dataset": "breast_cancer", "partition": "horizontal", "clients": 3}
@@ -40,7 +43,7 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
         settings["secure_sum"] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
     if facts and facts.reads_sequences:
         kept = {"dataset": "synthetic_keystrokes", "partition": "horizontal", "limit": 240}
-        sequences = [one for one in find_dataset("synthetic_keystrokes").sequences.values()]
+        sequences = list(find_dataset("synthetic_keystrokes").sequences.values())
         settings |= {
             "data": kept,
             "model": {"network": "gru", "sequences": sequences, "representation": 4},
