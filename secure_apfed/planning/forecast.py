@@ -125,16 +125,13 @@ def forecast(config: Config) -> Forecast:
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
-    train, noise, releases = config.train, noise_of(config), asked_of(config).releases
-    batch = counts.train if config.facts.averages else min(train.batch_size, counts.train)
-    if config.facts.decomposes:
-        # There are no fewer aligned rows than vectors, in the rehearsal either.
-        least = config.model.representation / max(counts.aligned_share, 1 / counts.train)
-        batch = min(counts.train, max(batch, math.ceil(least)))
+    noise, releases = noise_of(config), asked_of(config).releases
     steps = _steps(config, counts.train, classes=len(data.classes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
-        played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
+        played = rehearse(
+            config, data, batch=_rehearsed(config, counts), aligned=counts.aligned_share
+        )
         privacy = _privacy(config)
     scales = _scales(config, counts.train, steps, batch=batch)
     links = tuple(_links(played, data, *scales))
@@ -163,6 +160,18 @@ def forecast(config: Config) -> Forecast:
         releases_passives=releases if noise else None,
         warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
     )
+
+
+def _rehearsed(config: Config, counts: _Counts) -> int:
+    """Rows of a step of the rehearsal."""
+    if config.facts.averages:
+        return counts.train  # a step is of all rows
+    batch = min(config.train.batch_size, counts.train)
+    if not config.facts.decomposes:
+        return batch
+    # There are no fewer aligned rows than vectors, in the rehearsal either.
+    least = config.model.representation / max(counts.aligned_share, 1 / counts.train)
+    return min(counts.train, max(batch, math.ceil(least)))
 
 
 def _evaluation_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
