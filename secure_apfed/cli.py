@@ -18,7 +18,7 @@ from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress_bars, terminal
-from secure_apfed.commands import AsJson, Overrides, RunFolder, leakage, party, plan
+from secure_apfed.commands import AsJson, Overrides, RunFolder, leakage, party, plan, table
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ app.command()(plan.plan)
 app.command()(party.party)
 app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
+app.command()(table.table)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 

@@ -52,6 +52,7 @@ class MethodFacts:
         trains_privately: takes `dp_sgd`: the active gives the passives nothing beyond its guarded
             representations that private updates would leave unprotected.
         takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
+        stops_early: takes `train.patience`: the active can tell the loss of held-out rows.
         own_objective: of every passive that contributes; None: each says its own.
     """
 
@@ -66,6 +67,7 @@ class MethodFacts:
     returns_gradients: bool = False
     trains_privately: bool = False
     takes_pairwise: bool = False
+    stops_early: bool = False
     own_objective: ObjectiveSettings | None = None
 
     def __post_init__(self) -> None:

@@ -123,6 +123,28 @@ class Config(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _patience_fits(self) -> "Config":
+        if self.train.patience is None:
+            return self
+        if not self.facts.stops_early:
+            raise ValueError(
+                f"train.patience: method {self.method} learns no labels by steps, and has no loss "
+                "on rows that were held out; leave it out, or use "
+                f"{_methods(lambda facts: facts.stops_early)}"
+            )
+        if self.dp_sgd is not None:
+            raise ValueError(
+                "train.patience: when training ends would tell of the held-out rows without the "
+                "noise of dp_sgd; leave one of the two out"
+            )
+        if self.labels.mechanism == MultiStageResponse.name:
+            raise ValueError(
+                f"train.patience: {self.labels.mechanism} answers labels as the epochs go on, and "
+                "losses before and after do not compare; use randomised_response"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _spreading_fits(self) -> "Config":
         if not self.train.spread_labels:
             return self
