@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 
-from experiments.tables import apc_vfl, apfed
+from experiments.tables import apc_vfl, apc_vfl_splitnn, apfed
 from experiments.tables.table import PaperTable
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import unknown_name
 
 __all__ = ["TABLES", "find_table"]
 
-TABLES: Mapping[str, PaperTable] = {table.name: table for table in (*apfed.TABLES, *apc_vfl.TABLES)}
+TABLES: Mapping[str, PaperTable] = {
+    table.name: table for table in (*apfed.TABLES, *apc_vfl.TABLES, *apc_vfl_splitnn.TABLES)
+}
 
 
 def find_table(name: str) -> PaperTable:

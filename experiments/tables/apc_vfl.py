@@ -139,7 +139,9 @@ def helped(
     of_run, data, score = _opened(seed, config, scores)
     known = with_overlap(data, aligned / len(data.train_rows), seed=seed)
     result = run(of_run, None, data=known)
-    encoder, _ = result.recording.model or ()
+    model = result.recording.model
+    assert model is not None
+    encoder, _ = model.children()
     with torch.no_grad():
         codes_TD = encoder(data.active.features[data.train_rows])
     return {**score("code", codes_TD), "bytes": float(result.wire_bytes)}
@@ -195,9 +197,6 @@ def _lines(
         }  # fmt: skip
         return Line(cells=cells, **more)
 
-    def mean(rows: int, method: str) -> Mapping[str, float]:
-        return {name(count, rows, method): 1 / len(features) for count in features}
-
     for count in features:
         for method in (_LOCAL, _ABLATION):
             yield line(count, _ANY, method, series=method, at=float(count))
@@ -208,9 +207,8 @@ def _lines(
         for count in features:
             gain = {name(count, rows, _USUAL): 1.0, name(count, _ANY, base): -1.0}
             yield line(count, rows, f"{_USUAL} minus {base}", combines=gain)
-        gains = mean(rows, _USUAL) | {
-            name(count, _ANY, base): -1 / len(features) for count in features
-        }
+        gains = {name(count, rows, _USUAL): 1 / len(features) for count in features}
+        gains |= {name(count, _ANY, base): -1 / len(features) for count in features}
         yield line("mean", rows, f"{_USUAL} minus {base}", combines=gains)
 
 

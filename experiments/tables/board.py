@@ -141,6 +141,7 @@ def fill(
     """Run what is missing, and read all of it.
 
     Args:
+        table: which.
         folder: of the table; made where missing.
         full: all of the table, not its default part.
         jobs: processes; each uses one thread.

@@ -1,4 +1,4 @@
-"""A table or figure of a paper: its lines, what the paper prints of them, and the jobs that fill it.
+"""A table or figure of a paper: its lines, what the paper prints of them, and jobs that fill it.
 
 A job measures figures of some lines for one seed and keeps them in one small file, so that a table
 that was stopped goes on where it was. `RunJob` is a run of a method as a study keeps it;

@@ -63,7 +63,8 @@ def _page(board: Board, *, picture: str) -> str:
     """The table with all that a reader needs beside it."""
     table = board.table
     command = f"secure-apfed table {table.name}{' --full' if board.full else ''}"
-    notes = [f"{table.source}. `{command}`: {table.unit}. {table.reading}"]
+    unit = f": {table.unit}" if table.unit else ""
+    notes = [f"{table.source}. `{command}`{unit}. {table.reading}"]
     if table.leaves_out and not board.full:
         notes.append(f"Left out, and run by `--full`: {table.leaves_out}.")
     notes.append(f"{board.forecast.sentence}.")
@@ -83,8 +84,9 @@ def draw(path: Path, board: Board) -> Picture:
     down = -(-len(panels) // across)
     tallest = max(map(len, panels.values()))
     height = 3.4 if board.table.axis else 1.0 + 0.27 * tallest
+    shared = bool(board.table.axis and board.table.unit)
     with drawing(path, (max(6.5, 4.6 * across), 0.7 + height * down)) as figure:
-        grid = figure.subplots(down, across, squeeze=False, sharey=bool(board.table.axis))
+        grid = figure.subplots(down, across, squeeze=False, sharey=shared)
         for axes in grid.flat[len(panels) :]:
             axes.remove()
         for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
@@ -152,8 +154,8 @@ def _curve(
     for filled in lines:
         interval, printed, at = filled.interval, filled.line.paper, filled.line.at or 0.0
         if mine and interval is not None:
-            (below,), (above,) = interval.arms()
-            points.append((at + shift, interval.mean, below, above))
+            (low,), (high,) = interval.arms()
+            points.append((at + shift, interval.mean, low, high))
         if not mine and printed is not None:
             points.append((at + shift, printed.mean, printed.sd or 0.0, printed.sd or 0.0))
     if not points:

@@ -77,7 +77,7 @@ def _show(board: "Board") -> None:
 
     told = board.table
     terminal.show_rows(f"{told.title}: {told.source}", header_of(board), cells_of(board))
-    terminal.show_note(f"{told.unit}. {told.reading}")
+    terminal.show_note(". ".join(filter(None, (told.unit.capitalize(), told.reading))))
     if told.leaves_out and not board.full:
         terminal.show_note(f"Left out, and run by --full: {told.leaves_out}.")
     terminal.show_note(f"{board.forecast.sentence}.")

@@ -114,11 +114,14 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _distillation_fits(self) -> "Config":
+        if self.facts.teacher != "joint representations":
+            return self
         linear = ("selu", "linear")
-        if self.facts.teacher == "joint representations" and self.model.network not in linear:
+        if self.model.network not in linear or self.model.head:
             raise ValueError(
                 f"model.network: method {self.method} classifies the student's code by logistic "
-                f"regression, and {self.model.network} has another head; use {' or '.join(linear)}"
+                f"regression, and {self.model.network} has another head; use "
+                f"{' or '.join(linear)}, without model.head"
             )
         return self
 

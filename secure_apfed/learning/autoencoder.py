@@ -54,8 +54,12 @@ def new_autoencoder(
     """An autoencoder at its reproducible start, which follows from owner, name and seed.
 
     Args:
-        owner: the party; name: which of its autoencoders.
-        model: of the encoder; features: shape of a row.
+        owner: the party.
+        name: which of its autoencoders.
+        model: of the encoder.
+        features: shape of a row.
+        seed: of the party.
+        compute: where it is to be.
     """
     family = family_for(model, features)
     with seeded(seed, owner, name):

@@ -18,6 +18,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_validate
 from torch import Tensor
 
+from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError
 from secure_apfed.learning.autoencoder import fit_autoencoder, new_autoencoder
 from secure_apfed.learning.compute import Compute
@@ -67,13 +68,19 @@ def encoder_quality(
     owner: str, seed: int, compute: Compute, threshold: float = 0.02, folds: int = 10,
     score: Score = "accuracy",
 ) -> EncoderQuality:  # fmt: skip
-    """Train an autoencoder on all rows, and cross-validate on the columns and on its code.
+    """Train an autoencoder on all rows; cross-validate on the columns and codes of labelled ones.
 
     Args:
-        features_NF: of the rows, standardised; labels_N: their classes.
-        model, settings, owner, seed, compute: see `own_codes`; the seed draws the folds, too.
+        features_NF: of the rows, standardised.
+        labels_N: their classes, `UNLABELLED` where there is none.
+        model: of the encoder.
+        settings: how it is trained.
+        owner: see `own_codes`.
+        seed: the same; it draws the folds, too.
+        compute: where it is trained.
         threshold: tau of Eq. (12), a difference of mean scores that is not worth mending.
         folds: k.
+        score: of a fold.
 
     Raises:
         DataError: fewer rows of a class than folds.
@@ -82,10 +89,12 @@ def encoder_quality(
     codes_ND, epochs = own_codes(
         features_NF, model=model, settings=settings, owner=owner, seed=seed, compute=compute
     )
+    known_N = labels_N != UNLABELLED
     columns, codes = (
-        cross_validated(values_NF, labels_N, folds=folds, seed=seed, scores=(score,))[score]
-        for values_NF in (features_NF, codes_ND)
-    )
+        cross_validated(values_NF[known_N], labels_N[known_N], folds=folds, seed=seed,
+                        scores=(score,))[score]
+        for values_NF in (features_NF, codes_ND.cpu())
+    )  # fmt: skip
     return EncoderQuality(columns, codes, threshold, epochs)
 
 
@@ -100,8 +109,10 @@ def own_codes(
 
     Args:
         features_NF: of the rows, standardised.
-        model: of the encoder; settings: how it is trained.
-        owner, seed: of its start, its batches and its held-out rows.
+        model: of the encoder.
+        settings: how it is trained.
+        owner: from whose name and the seed its start, batches and held-out rows follow.
+        seed: of the party.
         compute: where it is trained.
 
     Raises:

@@ -19,6 +19,7 @@ class ModelSettings(Settings):
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images that
             of at least 7 (grey) or 8 (colour) rows and columns, an MLP for everything else.
         hidden: widths of the hidden layers (mlp and selu only).
+        head: widths of the head's hidden layers (selu only); none: one linear layer.
         representation: numbers of the encoder's output (mlp, selu and linear only).
         projection: numbers of the linear projection that is sent to the passives; "none"
             sends the encoder's output as it is; "auto" is 64, except for a plain
@@ -31,6 +32,7 @@ class ModelSettings(Settings):
         "auto", "conv_mnist", "conv_cifar", "mlp", "selu", "linear", "random_features"
     ] = "auto"
     hidden: Annotated[tuple[Width, ...], Field(max_length=64)] = (64,)
+    head: Annotated[tuple[Width, ...], Field(max_length=64)] = ()
     representation: Width = 32
     projection: Width | Literal["auto", "none"] = "auto"
     random_features: Width = 300

@@ -91,7 +91,7 @@ def test_a_run_that_was_broken_off_ends_where_it_would_have(tmp_path: Path) -> N
 
 
 def test_what_has_no_loss_of_its_own_is_refused() -> None:
-    with pytest.raises(ValidationError, match="train.patience: method votes learns no labels by"):
+    with pytest.raises(ValidationError, match="method votes learns no labels by steps"):
         config_of("votes")
     with pytest.raises(ValidationError, match="would tell of the held-out rows"):
         small_config("single_view", train=TRAIN, dp_sgd={"noise_multiplier": 1.0})
