@@ -8,7 +8,7 @@ distance of codes and the share of held-out rows are not in it either: see `READ
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -20,12 +20,14 @@ from experiments.overlap import with_overlap
 from experiments.tables.table import Figures, FunctionJob, Line, PaperTable, Size, line_of
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.data.catalogue import find_dataset
+from secure_apfed.data.catalogue import DATASETS, find_dataset
 from secure_apfed.learning.encoder_quality import Score, cross_validated, own_codes
 from secure_apfed.parties import Compute
 from secure_apfed.runs import run
 
-__all__ = ["READING", "SCENARIOS", "TABLES", "Scenario", "alone", "helped", "size_of"]
+__all__ = [
+    "HELPED", "READING", "SCENARIOS", "TABLES", "Part", "Scenario", "alone", "helped", "size_of",
+]  # fmt: skip
 
 READING = (
     "Mean over the seeds of ten-fold cross-validations, which are drawn with the seed as rows, "
@@ -37,25 +39,44 @@ READING = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """How much of a scenario is measured.
+
+    Attributes:
+        features: numbers of the active's columns; aligned: numbers of aligned rows.
+        helped: of `HELPED`, the first of which is compared with what the active does alone.
+    """
+
+    features: tuple[int, ...]
+    aligned: tuple[int, ...]
+    seeds: int
+    helped: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scenario:
     """A data set as section 5 and Appendices A and B of the paper cut it.
 
     Attributes:
         columns: the active's, in the order in which they move to the passive.
-        rows: of the active, all with a label; test_fraction: leaves them for training.
-        aligned: numbers of aligned rows; batch_size: of every training.
+        people: of the data set; rows: of the active, all with a label; test_fraction: of the
+            people, which leaves that many for training.
+        batch_size: of every training.
         scores: of a fold, each with what the paper calls it.
-        quick: features and aligned rows, and seeds, of the default part.
+        tested: aligned rows that test where all parties predict.
+        quick, full: the default part, and all.
     """
 
     dataset: str
     columns: tuple[str, ...]
+    people: int
     rows: int
     test_fraction: float
-    aligned: tuple[int, ...]
     batch_size: int
     scores: Mapping[Score, str]
-    quick: tuple[Sequence[int], Sequence[int], int]
+    tested: int
+    quick: Part
+    full: Part
 
     def config(self, features: int, method: str, distilled: Mapping[str, Any]) -> Config:
         """A run in which the active has the last so many of its columns."""
@@ -79,46 +100,68 @@ class Scenario:
         })  # fmt: skip
 
 
+_USUAL = "APC-VFL"
+# Label -> method and what its settings are besides the paper's; a method whose student reads the
+# active's columns is one line here.
+HELPED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    _USUAL: ("apc_vfl", {}),
+    "APC-VFL, lambda 0.1": ("apc_vfl", {"weight": 0.1}),
+    "APC-VFL, lambda 10": ("apc_vfl", {"weight": 10.0}),
+    "APC-VFL, absolute distance": ("apc_vfl", {"loss": "mae"}),
+}
+_FEATURES, _SEEDS = (5, 4, 3, 2), 5
+_MANY = (10_000, 7_500, 5_000, 2_500, 750, 500, 250, 100)
+_SMALL = Part(features=(5, 2), aligned=(10_000, 2_500), seeds=2, helped=(_USUAL,))
+_LARGE = Part(features=_FEATURES, aligned=_MANY, seeds=_SEEDS, helped=(_USUAL,))
+_BREAST_CANCER = Part(
+    features=_FEATURES, aligned=(250, 200, 150, 100), seeds=_SEEDS, helped=(_USUAL,)
+)
+_HEADER = ("features", "aligned rows", "method", "score")
+_ANY = "any"
+_LOCAL, _ABLATION = "Local", "Ablation"
+
 SCENARIOS: Mapping[str, Scenario] = {
+    "mimic_iii": Scenario(
+        dataset="mimic_iii",
+        columns=("NumCPTevents", "NumProcs", "Age", "NumCallouts", "NumDiagnosis"),
+        people=58_976,
+        rows=20_000,
+        test_fraction=0.25,
+        batch_size=128,
+        scores={"accuracy": "micro F1", "f1_macro": "macro F1", "f1_weighted": "weighted F1"},
+        tested=500,
+        quick=_SMALL,
+        full=_LARGE,
+    ),
     "breast_cancer": Scenario(
         dataset="breast_cancer",
         columns=(
             "worst compactness", "concave points error", "smoothness error", "mean texture",
             "worst fractal dimension",
         ),
+        people=569,
         rows=500,
         test_fraction=69 / 569,
-        aligned=(250, 200, 150, 100),
         batch_size=8,
         scores={"accuracy": "accuracy"},
-        quick=((5, 4, 3, 2), (250, 200, 150, 100), 5),
+        tested=50,
+        quick=_BREAST_CANCER,
+        full=replace(_BREAST_CANCER, helped=tuple(HELPED)),
     ),
     "credit_card": Scenario(
         dataset="credit_card",
         # X3, X5, X7, X9 and X11 of UCI's description.
         columns=("EDUCATION", "AGE", "PAY_2", "PAY_4", "PAY_6"),
+        people=30_000,
         rows=20_000,
         test_fraction=0.25,
-        aligned=(10_000, 7_500, 5_000, 2_500),
         batch_size=128,
         scores={"f1": "F1"},
-        quick=((5, 2), (10_000, 2_500), 2),
+        tested=500,
+        quick=_SMALL,
+        full=_LARGE,
     ),
 }  # fmt: skip
-_SEEDS = 5
-_FEATURES = (5, 4, 3, 2)
-_ANY = "any"
-_LOCAL, _ABLATION = "Local", "Ablation"
-
-_USUAL = "APC-VFL"
-# Label -> method and what its settings are besides the paper's; a method whose student reads the
-# active's columns is one line here. All but the first are left to `--full`.
-_HELPED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    _USUAL: ("apc_vfl", {}),
-    "APC-VFL, lambda 0.1": ("apc_vfl", {"weight": 0.1}),
-    "APC-VFL, lambda 10": ("apc_vfl", {"weight": 10.0}),
-    "APC-VFL, absolute distance": ("apc_vfl", {"loss": "mae"}),
-}
 
 
 def alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
@@ -165,89 +208,76 @@ def _opened(
 
 def size_of(scenario: Scenario, full: bool) -> Size:
     """Lines and jobs of a scenario."""
-    features, aligned, seeds = scenario.quick
-    helps = dict(list(_HELPED.items())[:1])
-    if full:
-        features, aligned, seeds, helps = _FEATURES, scenario.aligned, _SEEDS, dict(_HELPED)
-    lines = [
-        line
-        for label in scenario.scores.values()
-        for line in _lines(label, features, aligned, list(helps))
-    ]
+    part = scenario.full if full else scenario.quick
+    lines = [line for score in scenario.scores.values() for line in _lines(score, part)]
     jobs = [
         job
-        for seed in range(seeds)
-        for count in features
-        for job in _jobs(scenario, seed, count, aligned, helps)
+        for seed in range(part.seeds)
+        for features in part.features
+        for job in _jobs(scenario, part, features, seed)
     ]
     return Size(lines=lines, jobs=jobs)
 
 
-def _lines(
-    score: str, features: Sequence[int], aligned: Sequence[int], helps: Sequence[str]
-) -> Iterator[Line]:
-    """Of one score: every cell, the means over the features, and what the usual one gains."""
+def _lines(score: str, part: Part) -> Iterator[Line]:
+    """Of one score: every cell, and what help gains in each and on average over the features."""
+    panels = {rows: f"{rows:,} aligned rows, {score}" for rows in part.aligned}
+    usual, weight = part.helped[0], 1 / len(part.features)
 
-    def name(count: int | str, rows: int | str, method: str) -> str:
-        return line_of(str(count), str(rows), method, score)
+    def name(features: int | str, rows: int | str, method: str) -> str:
+        return line_of(str(features), str(rows), method, score)
 
-    def line(count: int | str, rows: int | str, method: str, **more: Any) -> Line:
-        cells = {
-            "features": str(count), "aligned rows": str(rows), "method": method, "score": score,
-        }  # fmt: skip
-        return Line(cells=cells, **more)
+    def line(features: int | str, rows: int | str, method: str, **more: Any) -> Line:
+        cells = (str(features), str(rows), method, score)
+        return Line(cells=dict(zip(_HEADER, cells, strict=True)), **more)
 
-    for count in features:
+    for features in part.features:
+        at = float(features)
         for method in (_LOCAL, _ABLATION):
-            yield line(count, _ANY, method, series=method, at=float(count))
-        for rows, method in product(aligned, helps):
-            panel = f"{rows:,} aligned rows, {score}"
-            yield line(count, rows, method, panel=panel, series=method, at=float(count))
-    for rows, base in product(aligned, (_LOCAL, _ABLATION)):
-        for count in features:
-            gain = {name(count, rows, _USUAL): 1.0, name(count, _ANY, base): -1.0}
-            yield line(count, rows, f"{_USUAL} minus {base}", combines=gain)
-        gains = {name(count, rows, _USUAL): 1 / len(features) for count in features}
-        gains |= {name(count, _ANY, base): -1 / len(features) for count in features}
-        yield line("mean", rows, f"{_USUAL} minus {base}", combines=gains)
+            every = tuple(panels.values())
+            yield line(features, _ANY, method, panels=every, series=method, at=at)
+        for rows, method in product(part.aligned, part.helped):
+            yield line(features, rows, method, panels=(panels[rows],), series=method, at=at)
+    for base, rows in product((_LOCAL, _ABLATION), part.aligned):
+        for features in part.features:
+            gain = {name(features, rows, usual): 1.0, name(features, _ANY, base): -1.0}
+            yield line(features, rows, f"{usual} minus {base}", combines=gain)
+        gains = {name(features, rows, usual): weight for features in part.features}
+        gains |= {name(features, _ANY, base): -weight for features in part.features}
+        yield line("mean", rows, f"{usual} minus {base}", combines=gains)
 
 
-def _jobs(
-    scenario: Scenario, seed: int, features: int, aligned: Sequence[int],
-    helps: Mapping[str, tuple[str, Mapping[str, Any]]],
-) -> Iterator[FunctionJob]:  # fmt: skip
+def _jobs(scenario: Scenario, part: Part, features: int, seed: int) -> Iterator[FunctionJob]:
     """Of one seed and number of features."""
-    named = scenario.scores.items()
-    count, scores = str(features), list(scenario.scores)
-    own = scenario.config(features, *_HELPED[_USUAL])
-    settings = {"config": own.model_dump(mode="json", exclude_defaults=True), "scores": scores}
+    scores = scenario.scores
+
+    def settings(label: str) -> dict[str, Any]:
+        config = scenario.config(features, *HELPED[label])
+        told = config.model_dump(mode="json", exclude_defaults=True)
+        return {"config": told, "scores": list(scores)}
+
+    def lines(rows: int | str, method: str, what: str) -> dict[str, str]:
+        return {
+            line_of(str(features), str(rows), method, label): f"{what} {score}"
+            for score, label in scores.items()
+        }
+
     yield FunctionJob(
         label=f"alone-f{features}",
         seed=seed,
         measure=alone,
-        settings=settings,
-        lines={
-            line_of(count, _ANY, method, label): f"{what} {score}"
-            for what, method in (("columns", _LOCAL), ("code", _ABLATION))
-            for score, label in named
-        },
+        settings=settings(_USUAL),
+        lines=lines(_ANY, _LOCAL, "columns") | lines(_ANY, _ABLATION, "code"),
     )
-    for rows, (method, (key, distilled)) in product(aligned, helps.items()):
-        config = scenario.config(features, key, distilled)
-        file = method.lower().replace(", ", "-").replace(" ", "-")
+    for rows, method in product(part.aligned, part.helped):
         yield FunctionJob(
-            label=f"{file}-f{features}-n{rows}",
+            label=f"{method.lower().replace(', ', '-').replace(' ', '-')}-f{features}-n{rows}",
             seed=seed,
             measure=helped,
-            settings={
-                **settings, "config": config.model_dump(mode="json", exclude_defaults=True),
-                "aligned": rows,
-            },
-            lines={
-                line_of(count, str(rows), method, label): f"code {score}" for score, label in named
-            },
+            settings={**settings(method), "aligned": rows},
+            lines=lines(rows, method, "code"),
             cost=2.0,
-        )  # fmt: skip
+        )
 
 
 TABLES: tuple[PaperTable, ...] = (
@@ -258,20 +288,27 @@ TABLES: tuple[PaperTable, ...] = (
         unit="per cent",
         reading=f"500 rows at the active. {READING}",
         leaves_out="other values of lambda, and the absolute distance of codes",
-        hours=0.5,
+        hours=0.8,
         size=partial(size_of, SCENARIOS["breast_cancer"]),
         axis="features of the active",
     ),
-    PaperTable(
-        name="apc-vfl-credit-card",
-        source="APC-VFL, Figures 5, 11 and 16",
-        title="APC-VFL on defaults of credit card clients",
-        unit="per cent",
-        reading=f"20,000 rows at the active. {READING}",
-        leaves_out="3 and 4 features, 5,000 and 7,500 aligned rows, three of five seeds, other "
-        "values of lambda, and the absolute distance of codes",
-        hours=5.0,
-        size=partial(size_of, SCENARIOS["credit_card"]),
-        axis="features of the active",
+    *(
+        PaperTable(
+            name=f"apc-vfl-{dataset}".replace("_", "-"),
+            source=f"APC-VFL, Figures {figures}",
+            title=f"APC-VFL on {title}",
+            unit="per cent",
+            reading=f"20,000 rows at the active. {READING}",
+            leaves_out="3 and 4 features, six of eight numbers of aligned rows, and three of five "
+            "seeds",
+            hours=5.0,
+            size=partial(size_of, SCENARIOS[dataset]),
+            axis="features of the active",
+        )
+        for dataset, title, figures in (
+            ("credit_card", "defaults of credit card clients", "5, 11 and 16"),
+            ("mimic_iii", "lengths of stay in MIMIC-III", "5, 7 to 9 and 12 to 15"),
+        )
+        if dataset in DATASETS
     ),
 )

@@ -125,6 +125,8 @@ def _table2(full: bool) -> Size:
         for cell in cells
         for method, lines in _ways(*cell).items()
     ]
+    # Short ones first, so that a table that was stopped says more.
+    jobs.sort(key=lambda job: (job.seed, job.cost))
     return Size(lines=[line for cell in cells for line in _cell(*cell)], jobs=jobs)
 
 
@@ -153,7 +155,7 @@ def _cell(dataset: str, setting: str) -> Iterator[Line]:
         yield Line(
             cells={"data": title, "views": setting, "method": column},
             paper=_printed(*cell, column),
-            panel=f"{title} {setting}",
+            panels=(f"{title} {setting}",),
             series=column,
         )
     for column in _HELPED:
@@ -172,7 +174,7 @@ def _lambda(full: bool) -> Size:
         Line(
             cells={"data": _TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
             paper=None if weight else _printed(dataset, _STRIPS, _SINGLE),
-            panel=f"{_TITLES[dataset]} {_STRIPS}",
+            panels=(f"{_TITLES[dataset]} {_STRIPS}",),
             series=column,
             at=float(place),
         )

@@ -50,7 +50,7 @@ class Line:
         paper: what the paper prints; None: nothing, or nothing that can be read.
         combines: weights by line; this one is their sum, for every seed that has all of them, and
             no job measures it. A mean, or a difference that is paired by seed.
-        panel: of the picture; "": in every panel.
+        panels: of the picture, by title, in which it is shown.
         series: whose curve it lies on, or what its dot is called; "": it is not drawn.
         at: its place on the horizontal axis, where the picture has one.
     """
@@ -58,7 +58,7 @@ class Line:
     cells: Mapping[str, str]
     paper: Printed | None = None
     combines: Mapping[str, float] = field(default_factory=dict)
-    panel: str = ""
+    panels: tuple[str, ...] = ("",)
     series: str = ""
     at: float | None = None
 

@@ -76,12 +76,12 @@ def _page(board: Board, *, picture: str) -> str:
 def draw(path: Path, board: Board) -> Picture:
     """Every panel: curves where lines have a place on an axis, else a dot a line."""
     drawn = [filled for filled in board.lines if filled.line.series]
-    titles = list(dict.fromkeys(filled.line.panel for filled in drawn if filled.line.panel)) or [""]
+    titles = dict.fromkeys(title for filled in drawn for title in filled.line.panels)
     panels = {
-        title: [filled for filled in drawn if filled.line.panel in ("", title)] for title in titles
+        title: [filled for filled in drawn if title in filled.line.panels] for title in titles
     }
-    across = min(_COLUMNS, len(panels))
-    down = -(-len(panels) // across)
+    down = -(-len(panels) // _COLUMNS)
+    across = -(-len(panels) // down)
     tallest = max(map(len, panels.values()))
     height = 3.4 if board.table.axis else 1.0 + 0.27 * tallest
     shared = bool(board.table.axis and board.table.unit)
@@ -96,6 +96,8 @@ def draw(path: Path, board: Board) -> Picture:
                 places = sorted({f.line.at for f in lines if f.line.at is not None})
                 axes.set(xlabel=board.table.axis, ylabel=board.table.unit)
                 axes.set_xticks(places, [board.table.ticks.get(at, f"{at:g}") for at in places])
+                if shared:
+                    axes.label_outer()
             else:
                 axes.set_xlabel(board.table.unit)
         handles = {
