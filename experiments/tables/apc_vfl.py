@@ -78,36 +78,43 @@ class Scenario:
     quick: Part
     full: Part
 
-    def config(self, features: int, method: str, distilled: Mapping[str, Any]) -> Config:
-        """A run in which the active has the last so many of its columns."""
+    def config(self, features: int, changes: Mapping[str, Any]) -> Config:
+        """A run in which the active has the last so many of its columns.
+
+        Args:
+            features: how many.
+            changes: of the settings below, the method among them; sections are merged.
+        """
         own = self.columns[len(self.columns) - features :]
         views = find_dataset(self.dataset).natural_views.values()
         others = [column for view in views for column in view if column not in own]
-        return Config.model_validate({
+        settings: dict[str, Any] = {
             "name": f"apc-vfl-{self.dataset}".replace("_", "-"),
             "party_seeds": "shared_for_comparison",
-            "method": method,
             "data": {
                 "dataset": self.dataset, "columns": {"active": own, "passive-1": others},
                 "limit": self.rows, "test_fraction": self.test_fraction, "split": "at_random",
             },
             "model": {"network": "selu", "hidden": [256], "representation": 256},
-            "distilled": {"batch_size": self.batch_size, **distilled},
+            "distilled": {"batch_size": self.batch_size},
             "guard": {"mechanism": "none"},
             "secure_sum": {"scheme": "plain"},
             "transcript": {"keep": "none"},
             "train": {"device": "cpu"},
-        })  # fmt: skip
+        }  # fmt: skip
+        for key, value in changes.items():
+            settings[key] = {**settings[key], **value} if isinstance(value, Mapping) else value
+        return Config.model_validate(settings)
 
 
 _USUAL = "APC-VFL"
-# Label -> method and what its settings are besides the paper's; a method whose student reads the
-# active's columns is one line here.
-HELPED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    _USUAL: ("apc_vfl", {}),
-    "APC-VFL, lambda 0.1": ("apc_vfl", {"weight": 0.1}),
-    "APC-VFL, lambda 10": ("apc_vfl", {"weight": 10.0}),
-    "APC-VFL, absolute distance": ("apc_vfl", {"loss": "mae"}),
+# Label -> method, and what its settings are besides the scenario's. Any method is one line here
+# whose encoder turns the active's columns into what a classifier reads.
+HELPED: Mapping[str, Mapping[str, Any]] = {
+    _USUAL: {"method": "apc_vfl"},
+    "APC-VFL, lambda 0.1": {"method": "apc_vfl", "distilled": {"weight": 0.1}},
+    "APC-VFL, lambda 10": {"method": "apc_vfl", "distilled": {"weight": 10.0}},
+    "APC-VFL, absolute distance": {"method": "apc_vfl", "distilled": {"loss": "mae"}},
 }
 _FEATURES, _SEEDS = (5, 4, 3, 2), 5
 _MANY = (10_000, 7_500, 5_000, 2_500, 750, 500, 250, 100)
@@ -252,7 +259,7 @@ def _jobs(scenario: Scenario, part: Part, features: int, seed: int) -> Iterator[
     scores = scenario.scores
 
     def settings(label: str) -> dict[str, Any]:
-        config = scenario.config(features, *HELPED[label])
+        config = scenario.config(features, HELPED[label])
         told = config.model_dump(mode="json", exclude_defaults=True)
         return {"config": told, "scores": list(scores)}
 

@@ -33,13 +33,13 @@ _WIDTH, _BEFORE, _BYTES = 256, 128, 4
 _METHODS = {"SplitNN": "split_nn", "APC-VFL": "apc_vfl"}
 _MEASURES = {
     "accuracy": "accuracy, per cent",
-    "rounds": "messages of representations or gradients",
+    "rounds": "rounds",
     "megabytes": "MB sent until training ends",
     "counted": "MB as the paper counts them",
 }
 # What the text of Table 2 still holds, by data set, aligned rows, method and measure.
 _PRINTED = {
-    ("mimic_iii", rows, "APC-VFL", "counted"): megabytes
+    ("mimic iii", rows, "APC-VFL", "counted"): megabytes
     for rows, megabytes in ((10_000, 9.73), (7_500, 7.17), (5_000, 4.61), (2_500, 2.05))
 }
 
@@ -78,7 +78,7 @@ def _parts(rows: int, batch_size: int) -> int:
 def _config(scenario: Scenario, rows: int, method: str) -> Config:
     """So many aligned rows, some of which test; networks and batches are the same for both."""
     tested = scenario.tested
-    base = scenario.config(_FEATURES, _METHODS["APC-VFL"], {})
+    base = scenario.config(_FEATURES, {"method": _METHODS["APC-VFL"]})
     settings = base.model_dump(mode="json", exclude_defaults=True) | {"method": method}
     settings["data"] |= {
         "limit": rows - tested, "test_fraction": tested / scenario.people,
@@ -131,15 +131,19 @@ def _jobs(scenario: Scenario, rows: int, seed: int) -> Iterator[FunctionJob]:
                 "way": method if method == _METHODS["SplitNN"] else f"{method}_together",
             },
             lines={
-                line_of(scenario.dataset, str(rows), label, told): measure
+                line_of(_title(scenario), str(rows), label, told): measure
                 for measure, told in _MEASURES.items()
             },
             cost=rows / scenario.batch_size,
         )
 
 
+def _title(scenario: Scenario) -> str:
+    return scenario.dataset.replace("_", " ")
+
+
 def _lines(scenario: Scenario) -> Iterator[Line]:
-    title = scenario.dataset
+    title = _title(scenario)
     for (measure, told), rows, label in product(_MEASURES.items(), _aligned(scenario), _METHODS):
         printed = _PRINTED.get((title, rows, label, measure))
         yield Line(
@@ -169,10 +173,11 @@ TABLES: tuple[PaperTable, ...] = (
         title="APC-VFL and SplitNN where all rows are aligned",
         unit="",
         reading="50 of the aligned rows test on breast cancer, 500 elsewhere; five features at the "
-        "active. All are scored by accuracy; the paper takes F1 on credit cards. Of its values the "
-        "text that we have holds only some megabytes. SplitNN: Adam, at most 200 epochs, patience "
-        "10, weights of the last epoch. MB sent: alignment and agreement included; as the paper "
-        "counts them: by Appendix E, for our epochs and steps.",
+        "active. A round is a message of representations or gradients. All are scored by accuracy; "
+        "the paper takes F1 on credit cards. Of its values the text that we have holds only some "
+        "megabytes. SplitNN: Adam, at most 200 epochs, patience 10, weights of the last epoch. MB "
+        "sent: alignment and agreement included; as the paper counts them: by Appendix E, for our "
+        "epochs and steps.",
         leaves_out="credit cards, and MIMIC-III where its files are",
         hours=6.0,
         size=size_of,

@@ -8,13 +8,14 @@ from matplotlib.axes import Axes
 
 from experiments.study_page import COLOURS, OTHER, OURS, Picture, drawing, markdown, write_text
 from experiments.tables.board import Board, Filled
+from experiments.tables.table import PaperTable
 from secure_apfed.plain_csv import to_csv
 
 __all__ = ["cells_of", "draw", "header_of", "write"]
 
 _MEASURED = ("here", "95 % interval", "seeds", "paper", "difference", "in combined sd")
 _COLUMNS = 3
-_APART = 0.012
+_APART, _BELOW = 0.012, 0.03
 
 
 def header_of(board: Board) -> tuple[str, ...]:
@@ -90,16 +91,15 @@ def draw(path: Path, board: Board) -> Picture:
         for axes in grid.flat[len(panels) :]:
             axes.remove()
         for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
-            (_curves if board.table.axis else _dots)(axes, lines)
             axes.set_title(panel)
             if board.table.axis:
-                places = sorted({f.line.at for f in lines if f.line.at is not None})
-                axes.set(xlabel=board.table.axis, ylabel=board.table.unit)
-                axes.set_xticks(places, [board.table.ticks.get(at, f"{at:g}") for at in places])
-                if shared:
-                    axes.label_outer()
+                _curves(axes, lines)
+                _label(axes, lines, board.table)
             else:
+                _dots(axes, lines)
                 axes.set_xlabel(board.table.unit)
+            if shared:
+                axes.label_outer()
         handles = {
             label: handle
             for axes in figure.axes
@@ -113,6 +113,17 @@ def draw(path: Path, board: Board) -> Picture:
         caption="Filled: means here with 95 % Student intervals over the seeds; hollow: the paper, "
         "with one standard deviation where it prints one.",
     )  # fmt: skip
+
+
+def _label(axes: Axes, lines: Sequence[Filled], table: PaperTable) -> None:
+    """Ticks where lines are; intervals of what is never below 0 may reach there, and are cut."""
+    places = sorted({filled.line.at for filled in lines if filled.line.at is not None})
+    axes.set(xlabel=table.axis, ylabel=table.unit)
+    axes.set_xticks(places, [table.ticks.get(at, f"{at:g}") for at in places])
+    means = [filled.interval.mean for filled in lines if filled.interval is not None]
+    low, high = axes.get_ylim()
+    if low < 0 <= min(means, default=-1.0):
+        axes.set_ylim(bottom=-_BELOW * high)
 
 
 def _dots(axes: Axes, lines: Sequence[Filled]) -> None:
