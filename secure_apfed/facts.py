@@ -63,6 +63,7 @@ class MethodFacts:
             representations that private updates would leave unprotected.
         takes_labels_of_passives: takes `data.labels_at`: passives may hold labels, too.
         takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
+        stops_early: takes `train.patience`: the active can tell the loss of held-out rows.
         own_objective: of every passive that contributes; None: each says its own.
     """
 
@@ -80,6 +81,7 @@ class MethodFacts:
     trains_privately: bool = False
     takes_labels_of_passives: bool = False
     takes_pairwise: bool = False
+    stops_early: bool = False
     own_objective: ObjectiveSettings | None = None
 
     def __post_init__(self) -> None:

@@ -138,11 +138,36 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _distillation_fits(self) -> "Config":
+        if self.facts.teacher != "joint representations":
+            return self
         linear = ("selu", "linear")
-        if self.facts.teacher == "joint representations" and self.model.network not in linear:
+        if self.model.network not in linear or self.model.head:
             raise ValueError(
                 f"model.network: method {self.method} classifies the student's code by logistic "
-                f"regression, and {self.model.network} has another head; use {' or '.join(linear)}"
+                f"regression, and {self.model.network} has another head; use "
+                f"{' or '.join(linear)}, without model.head"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _patience_fits(self) -> "Config":
+        if self.train.patience is None:
+            return self
+        if not self.facts.stops_early:
+            raise ValueError(
+                f"train.patience: method {self.method} learns no labels by steps, and has no loss "
+                "on rows that were held out; leave it out, or use "
+                f"{_methods(lambda facts: facts.stops_early)}"
+            )
+        if self.dp_sgd is not None:
+            raise ValueError(
+                "train.patience: when training ends would tell of the held-out rows without the "
+                "noise of dp_sgd; leave one of the two out"
+            )
+        if self.labels.mechanism == MultiStageResponse.name:
+            raise ValueError(
+                f"train.patience: {self.labels.mechanism} answers labels as the epochs go on, and "
+                "losses before and after do not compare; use randomised_response"
             )
         if not self.facts.decomposes:
             return self

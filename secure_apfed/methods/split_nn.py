@@ -133,6 +133,7 @@ class SummedSplitNn(Tvfl):
         predicts_alone=False,
         sums_representations=True,
         returns_gradients=True,
+        stops_early=True,
     )
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:

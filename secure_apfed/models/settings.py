@@ -19,6 +19,7 @@ class ModelSettings(Settings):
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images that
             of at least 7 (grey) or 8 (colour) rows and columns, an MLP for everything else.
         hidden: widths of the hidden layers (mlp, selu and enriched only).
+        head: widths of the head's hidden layers (selu only); none: one linear layer.
         representation: numbers of the encoder's output (mlp, selu and linear), of the part of it
             that is not the row itself (enriched), or of one direction of one view (gru).
         projection: numbers of the linear projection that is sent to the passives; "none"
@@ -43,6 +44,7 @@ class ModelSettings(Settings):
         "gru",
     ] = "auto"
     hidden: Annotated[tuple[Width, ...], Field(max_length=64)] = (64,)
+    head: Annotated[tuple[Width, ...], Field(max_length=64)] = ()
     representation: Width = 32
     projection: Width | Literal["auto", "none"] = "auto"
     sequences: Annotated[tuple[tuple[Width, Width], ...], Field(max_length=64)] = ()

@@ -126,15 +126,13 @@ def forecast(config: Config) -> Forecast:
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
     noise, releases = noise_of(config), asked_of(config).releases
+    batch = _rehearsed(config, counts)
     steps = _steps(config, counts.train, classes=len(data.classes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
-        played = rehearse(
-            config, data, batch=_rehearsed(config, counts), aligned=counts.aligned_share
-        )
+        played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
         privacy = _privacy(config)
-    scales = _scales(config, counts.train, steps, batch=batch)
-    links = tuple(_links(played, data, *scales))
+    links = tuple(_links(played, data, *_scales(config, counts.train, steps, batch=batch)))
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
         aligned_rows=counts.common,
