@@ -90,6 +90,8 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
          "The epsilon on votes is of one vote, not of a person's record."),
         (votes and not any(flow.kind in _BALLOTS for flow in run.flows),
          "Nobody was ever asked for votes: the active trained alone."),
+        (method.decomposes,
+         "There is no noise: the active reads singular vectors of all parties' rows as they are."),
         (method.returns_gradients, "Passives receive gradients that give labels away."),
         (from_active and not any_sent,
          "No batch was ever sent to the passives: the active trained alone."),

@@ -16,14 +16,18 @@ from secure_apfed.methods import METHODS
 from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
+from secure_apfed.settings.multiview import MultiviewSettings
 from secure_apfed.settings.run import AttackChoice, RunSettings
-from secure_apfed.settings.teaching import DistillationSettings, ImputationSettings, TeacherSettings
+from secure_apfed.settings.teaching import (
+    DecompositionSettings,
+    DistillationSettings,
+    ImputationSettings,
+    TeacherSettings,
+)
 from secure_apfed.settings.training import PassiveSettings
 from secure_apfed.settings.votes import VotesSettings
 
 __all__ = ["AttackChoice", "Config"]
-
-_NONE = "a method that takes it, of which there is none yet"
 
 
 class Config(RunSettings):
@@ -61,6 +65,20 @@ class Config(RunSettings):
             raise ValueError(
                 f"guard.mechanism: in method {self.method} nobody reads a representation; say none "
                 "and add noise under their sum, as secure_sum: {noise: {epsilon: 8}}"
+            )
+        if self.facts.averages and self.guard.mechanism != "none":
+            raise ValueError(
+                f"guard.mechanism: method {self.method} sends no representation, and one person "
+                f"moves all {self.facts.averages} of a party, so that no noise of a guard covers "
+                "it; say none"
+            )
+        if self.facts.decomposes and self.guard.mechanism != "none":
+            guarded = _methods(
+                lambda facts: facts.predicts_alone and facts.representations_from is not None
+            )
+            raise ValueError(
+                f"guard.mechanism: method {self.method} adds no noise to what it decomposes; say "
+                f"none and accept that, or use {guarded}"
             )
         return self
 
@@ -100,27 +118,84 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _teaching_fits(self) -> "Config":
-        said: dict[str, tuple[Teacher, bool]] = {
-            "teacher": ("joint model", self.teacher != TeacherSettings()),
-            "imputed": ("imputed representations", self.imputed != ImputationSettings()),
-            "distilled": ("joint representations", self.distilled != DistillationSettings()),
-        }
-        for key, (teacher, given) in said.items():
-            if given and self.facts.teacher != teacher:
-                having = [name for name, one in METHODS.items() if one.facts.teacher == teacher]
+        vectors: Teacher = "shared singular vectors"
+        said: dict[str, tuple[tuple[Teacher, ...], bool]] = {
+            "teacher": (("joint model",), self.teacher != TeacherSettings()),
+            "imputed": (("imputed representations",), self.imputed != ImputationSettings()),
+            "distilled": (
+                ("joint representations", vectors), self.distilled != DistillationSettings(),
+            ),
+            "decomposed": ((vectors,), self.decomposed != DecompositionSettings()),
+        }  # fmt: skip
+        for key, (teachers, given) in said.items():
+            if given and self.facts.teacher not in teachers:
+                having = [name for name, one in METHODS.items() if one.facts.teacher in teachers]
                 raise ValueError(
-                    f"{key}: method {self.method} takes no {teacher}; leave it out, or "
-                    f"use {' or '.join(having)}"
+                    f"{key}: method {self.method} takes no {' or '.join(teachers)}; leave it out, "
+                    f"or use {' or '.join(having)}"
                 )
         return self
 
     @model_validator(mode="after")
     def _distillation_fits(self) -> "Config":
+        if self.facts.teacher != "joint representations":
+            return self
         linear = ("selu", "linear")
-        if self.facts.teacher == "joint representations" and self.model.network not in linear:
+        if self.model.network not in linear or self.model.head:
             raise ValueError(
                 f"model.network: method {self.method} classifies the student's code by logistic "
-                f"regression, and {self.model.network} has another head; use {' or '.join(linear)}"
+                f"regression, and {self.model.network} has another head; use "
+                f"{' or '.join(linear)}, without model.head"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _patience_fits(self) -> "Config":
+        if self.train.patience is None:
+            return self
+        if not self.facts.stops_early:
+            raise ValueError(
+                f"train.patience: method {self.method} learns no labels by steps, and has no loss "
+                "on rows that were held out; leave it out, or use "
+                f"{_methods(lambda facts: facts.stops_early)}"
+            )
+        if self.dp_sgd is not None:
+            raise ValueError(
+                "train.patience: when training ends would tell of the held-out rows without the "
+                "noise of dp_sgd; leave one of the two out"
+            )
+        if self.labels.mechanism == MultiStageResponse.name:
+            raise ValueError(
+                f"train.patience: {self.labels.mechanism} answers labels as the epochs go on, and "
+                "losses before and after do not compare; use randomised_response"
+            )
+        if not self.facts.decomposes:
+            return self
+        if self.model.network != "enriched":
+            raise ValueError(
+                f"model.network: method {self.method} classifies the active's own features beside "
+                f"the student's code, got {self.model.network}; use enriched"
+            )
+        unused, usual = self.distilled, DistillationSettings()
+        for key in ("own", "passive", "joint"):
+            if getattr(unused, key) != getattr(usual, key):
+                raise ValueError(
+                    f"distilled.{key}: in method {self.method} the student alone is an "
+                    "autoencoder; leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _views_fit(self) -> "Config":
+        if self.facts.averages is None and self.multiview != MultiviewSettings():
+            raise ValueError(
+                f"multiview: in method {self.method} parties agree on no pseudo-labels; leave it "
+                f"out, or use {_methods(lambda facts: facts.averages is not None)}"
+            )
+        network = "gru" if self.facts.reads_sequences else "identity"
+        if self.facts.averages and self.model.network != network:
+            raise ValueError(
+                f"model.network: method {self.method} takes {network}, got {self.model.network}"
             )
         return self
 
@@ -242,5 +317,5 @@ class Config(RunSettings):
 
 def _methods(fit: Callable[[MethodFacts], bool]) -> str:
     """The methods of which this holds, in words."""
-    *others, last = [name for name, method in METHODS.items() if fit(method.facts)] or [_NONE]
+    *others, last = (name for name, method in METHODS.items() if fit(method.facts))
     return f"{', '.join(others)} or {last}" if others else last

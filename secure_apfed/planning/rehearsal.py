@@ -104,6 +104,9 @@ class _Course:
         self.next_step += 1
         self.seconds.append(time.perf_counter() - self._began)
 
+    async def hold_out(self, learner: Learner, links: Links) -> None:
+        """Held-out rows are counted as if they were learnt from, and no epoch as the last."""
+
     @property
     def step_seconds(self) -> float:
         """Of one step: the median without the first, which is slower, for caches are cold.
