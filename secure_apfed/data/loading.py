@@ -21,7 +21,7 @@ from secure_apfed.data.partition import (
     person_ids,
     split_rows,
 )
-from secure_apfed.data.people import deal_clients, deal_people
+from secure_apfed.data.people import deal_clients, deal_people, draw_people
 from secure_apfed.data.readers import DataSet, ImagePool, Pool, TablePool
 from secure_apfed.data.records import UNLABELLED, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings
@@ -48,6 +48,10 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         return load_tables(settings, seed=seed)
     dataset = find_dataset(settings.dataset)
     pool = dataset.read(dataset, settings.folder)
+    drawn = draw_people(
+        pool.labels, rows=settings.rows, rows_per_class=settings.rows_per_class, seed=seed
+    )
+    pool = pool if drawn is None else pool.at(drawn)
     ids = person_ids(len(pool.labels), seed=seed)
     people = _People(pool.labels, *_split(pool, settings, seed), settings, seed)
     views = (
@@ -99,7 +103,9 @@ class _People:
             dealt = deal_clients(labels_N, train, clients=len(names), limit=limit, seed=seed)
             self._train = dict(zip(names, dealt, strict=True))
             return
-        people = deal_people(train, test, overlap=settings.overlap, limit=limit, seed=seed)
+        people = deal_people(
+            train, test, overlap=settings.overlap, limit=limit, seed=seed, aligned=settings.aligned
+        )
         self._train = dict.fromkeys(names, people.passive_train) | {names[0]: people.train}
 
     def rows(self, party: str) -> Rows:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from secure_apfed.data.partition import generator
 from secure_apfed.errors import DataError
 
-__all__ = ["Holdings", "deal_clients", "deal_people", "shared_rows"]
+__all__ = ["Holdings", "deal_clients", "deal_people", "draw_people", "shared_rows"]
 
 Rows = NDArray[np.int64]
 
@@ -55,9 +55,36 @@ def shared_rows(rows: int, overlap: float) -> int:
     return math.floor(Fraction(str(overlap)) * rows)
 
 
+def draw_people(
+    labels_N: Rows, *, rows: int | None, rows_per_class: int | None, seed: int
+) -> Rows | None:
+    """Return the people to go on with, ascending: so many, or so many of each class; None: all.
+
+    Raises:
+        DataError: there are fewer.
+    """
+    if rows is None and rows_per_class is None:
+        return None
+    drawn = generator(seed, "drawn people").permutation(len(labels_N))
+    counts = np.unique_counts(labels_N).counts
+    wanted, found = (rows, len(drawn)) if rows else (rows_per_class, int(counts.min()))
+    assert wanted is not None
+    if wanted > found:
+        kind = "rows" if rows else "rows_per_class"
+        raise DataError(
+            f"data.{kind}: {wanted} people are wanted, and the set has {found}"
+            f"{'' if rows else ' of its smallest class'}; ask for fewer"
+        )
+    if rows:
+        return np.sort(drawn[:rows])
+    by_class = [drawn[labels_N[drawn] == label][:wanted] for label in np.unique(labels_N)]
+    return np.sort(np.concatenate(by_class))
+
+
 def deal_people(
-    train_rows: Rows, test_rows: Rows, *, overlap: float, limit: int | None, seed: int
-) -> Holdings:
+    train_rows: Rows, test_rows: Rows, *, overlap: float, limit: int | None, seed: int,
+    aligned: int | None = None,
+) -> Holdings:  # fmt: skip
     """Choose the people of the active and of the passives.
 
     With T training rows in the pool, the active gets the largest number A (at most `limit`)
@@ -67,24 +94,33 @@ def deal_people(
     exactly the S shared rows. The price is that the active trains on about T / (2 - overlap)
     rows: a passive whose people the active all knows would make alignment look too easy.
 
+    Where `aligned` is given, the active gets all training rows (at most `limit`), so many of them
+    are shared, and there are no strangers.
+
     Raises:
-        DataError: nobody would be shared.
+        DataError: nobody would be shared, or more people than the active has.
     """
     rows = generator(seed, "people").permutation(train_rows)
     active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
     while 2 * active - shared_rows(active, overlap) > len(rows):
         active -= 1
     active = min(active, limit or active)
-    shared = shared_rows(active, overlap)
+    shared = shared_rows(active, overlap) if aligned is None else aligned
     if not shared:
         raise DataError(
             f"overlap {overlap} of {active} training rows leaves nobody whom all parties know; "
             "raise overlap or limit"
         )
+    if shared > active:
+        raise DataError(
+            f"data.aligned: {shared} aligned people are wanted, and the active has {active} "
+            "training rows; ask for fewer, or for more rows"
+        )
+    strangers = active - shared if aligned is None else 0
     return Holdings(
         shared=rows[:shared],
         active_only=rows[shared:active],
-        strangers=rows[active : 2 * active - shared],
+        strangers=rows[active : active + strangers],
         test=test_rows,
     )
 

@@ -7,7 +7,7 @@ takes about a second to load.
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -40,6 +40,14 @@ class ImagePool:
     maximum: int
     official_train: int | None = None
 
+    def at(self, rows: NDArray[np.int64]) -> "ImagePool":
+        """Return the same with these rows only, which ascend."""
+        train = self.official_train
+        kept = None if train is None else int((rows < train).sum())
+        return replace(
+            self, pixels=self.pixels[rows], labels=self.labels[rows], official_train=kept
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class TablePool:
@@ -49,6 +57,13 @@ class TablePool:
     labels: NDArray[np.int64]
     categorical: tuple[str, ...] = ()
     official_train: int | None = None
+
+    def at(self, rows: NDArray[np.int64]) -> "TablePool":
+        """Return the same with these rows only, which ascend."""
+        train = self.official_train
+        kept = None if train is None else int((rows < train).sum())
+        frame = self.frame.iloc[rows].reset_index(drop=True)
+        return replace(self, frame=frame, labels=self.labels[rows], official_train=kept)
 
 
 Pool: TypeAlias = ImagePool | TablePool

@@ -18,6 +18,9 @@ __all__ = ["DataSettings", "PartySettings"]
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 _CLIENTS = 4
+_OF_BUILT_IN = (
+    "views", "columns", "natural_views", "clients", "rows", "rows_per_class", "aligned",
+)  # fmt: skip
 
 
 class PartySettings(Settings):
@@ -59,8 +62,12 @@ class DataSettings(Settings):
             Sets of tables have natural views, whose number is fixed.
         natural_views: those to use of a set of tables, in this order; null takes all.
         active_view: i, the view that the active holds, from 1.
+        rows: at most this many people of a built-in set, drawn before anything else; rows_per_class
+            draws so many of each class instead. Null takes all.
         overlap: the share of each passive's training people that the active knows too, and
             the other way round; 1 is all. Own tables overlap as they do.
+        aligned: in place of overlap, how many of the active's training people all passives hold;
+            beside them and the test rows passives hold nobody.
         test_fraction: of the active's rows, where the set has no official split.
         split: "by_class" takes that share of each class, so that a label moves the split;
             "at_random" reads no label.
@@ -92,7 +99,10 @@ class DataSettings(Settings):
     views: int | None = Field(None, ge=2)
     natural_views: tuple[str, ...] | None = Field(None, min_length=1)
     active_view: int = Field(1, ge=1)
+    rows: int | None = Field(None, ge=2)
+    rows_per_class: int | None = Field(None, ge=2)
     overlap: float = Field(1.0, gt=0, le=1)
+    aligned: int | None = Field(None, ge=1)
     test_fraction: float = Field(0.25, gt=0, lt=1)
     split: Literal["by_class", "at_random"] = "by_class"
     limit: int | None = Field(None, ge=1)
@@ -149,12 +159,11 @@ class DataSettings(Settings):
         return self
 
     def _check_own_tables(self) -> None:
-        given = [key for key in ("views", "columns", "natural_views", "clients")
-                 if getattr(self, key) is not None]  # fmt: skip
+        given = [key for key in _OF_BUILT_IN if getattr(self, key) is not None]
         if given:
             raise ValueError(
-                f"dataset: {TABLES} takes its views from parties and view_columns; leave "
-                f"{' and '.join(given)} out"
+                f"dataset: {TABLES} takes its views from parties and view_columns, and people as "
+                f"they are; leave {' and '.join(given)} out"
             )
         if not self.parties or len(self.parties) < 2:
             raise ValueError(f"dataset: {TABLES} needs at least two entries in parties")
@@ -165,7 +174,7 @@ class DataSettings(Settings):
         if (self.horizontal or self.labels_at) and self.classes is None:
             raise ValueError(
                 "classes: several parties hold labels, and must number them alike; list the "
-                "classes, as classes: [no, yes]"
+                "classes, as classes: ['no', 'yes']"
             )
 
     def _check_built_in(self) -> None:
@@ -194,7 +203,7 @@ class DataSettings(Settings):
     def _check_horizontal(self) -> None:
         """What cuts features or people apart belongs to the vertical partition."""
         plain = DataSettings.model_fields
-        given = [key for key in ("views", "active_view", "columns", "overlap")
+        given = [key for key in ("views", "active_view", "columns", "overlap", "aligned")
                  if getattr(self, key) != plain[key].default]  # fmt: skip
         if given:
             raise ValueError(
@@ -238,6 +247,10 @@ class DataSettings(Settings):
             )
 
     def _check_partition(self) -> None:
+        if self.rows is not None and self.rows_per_class is not None:
+            raise ValueError("give rows or rows_per_class, not both")
+        if self.aligned is not None and self.overlap != 1:
+            raise ValueError("give aligned or overlap, not both")
         if self.clients is not None and not self.horizontal:
             raise ValueError("clients: is the number of parties under partition: horizontal only")
         if self.labels_at and self.horizontal:
