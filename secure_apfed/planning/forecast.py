@@ -123,12 +123,8 @@ def forecast(config: Config) -> Forecast:
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
-    train, noise, releases = config.train, noise_of(config), asked_of(config).releases
-    batch = min(train.batch_size, counts.train)
-    if config.facts.decomposes:
-        # There are no fewer aligned rows than vectors, in the rehearsal either.
-        least = config.model.representation / max(counts.aligned_share, 1 / counts.train)
-        batch = min(counts.train, max(batch, math.ceil(least)))
+    noise, releases = noise_of(config), asked_of(config).releases
+    batch = _batch(config, counts)
     steps = _steps(config, counts.train, classes=len(data.classes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
@@ -168,6 +164,16 @@ def _evaluation_seconds(config: Config, data: VerticalData, played: Rehearsal) -
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
     rows = len(data.test_rows) / len(played.data.test_rows)
     return evaluations * played.evaluation_seconds * rows
+
+
+def _batch(config: Config, counts: _Counts) -> int:
+    """Rows of one step of the rehearsal."""
+    batch = config.train.batch_size
+    if config.facts.decomposes:
+        # There are no fewer aligned rows than vectors.
+        least = config.model.representation / max(counts.aligned_share, 1 / counts.train)
+        batch = max(batch, math.ceil(least))
+    return min(batch, counts.train)
 
 
 def _scales(config: Config, rows: int, steps: int, *, batch: int) -> tuple[float, float]:
