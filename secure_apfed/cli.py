@@ -18,7 +18,7 @@ from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress_bars, terminal
-from secure_apfed.commands import AsJson, Overrides, RunFolder, leakage, party, plan
+from secure_apfed.commands import AsJson, Overrides, RunFolder, encoder, leakage, party, plan, table
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
@@ -48,9 +48,11 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
 app.add_typer(data_app, name="data")
 app.command()(plan.plan)
+app.command()(encoder.check_encoder)
 app.command()(party.party)
 app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
+app.command()(table.table)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 

@@ -31,6 +31,7 @@ COMPOSITION_ROOT = (
     "secure_apfed.cli",
     "secure_apfed.commands.leakage",
     "secure_apfed.commands.plan",
+    "secure_apfed.commands.table",
 )
 ENTRY_POINTS = ("secure_apfed.__main__",)
 

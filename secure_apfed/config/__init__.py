@@ -16,6 +16,7 @@ from secure_apfed.methods import METHODS
 from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
+from secure_apfed.settings.multiview import MultiviewSettings
 from secure_apfed.settings.run import AttackChoice, RunSettings
 from secure_apfed.settings.teaching import (
     DecompositionSettings,
@@ -64,6 +65,12 @@ class Config(RunSettings):
             raise ValueError(
                 f"guard.mechanism: in method {self.method} nobody reads a representation; say none "
                 "and add noise under their sum, as secure_sum: {noise: {epsilon: 8}}"
+            )
+        if self.facts.averages and self.guard.mechanism != "none":
+            raise ValueError(
+                f"guard.mechanism: method {self.method} sends no representation, and one person "
+                f"moves all {self.facts.averages} of a party, so that no noise of a guard covers "
+                "it; say none"
             )
         if self.facts.decomposes and self.guard.mechanism != "none":
             guarded = _methods(
@@ -131,11 +138,36 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _distillation_fits(self) -> "Config":
+        if self.facts.teacher != "joint representations":
+            return self
         linear = ("selu", "linear")
-        if self.facts.teacher == "joint representations" and self.model.network not in linear:
+        if self.model.network not in linear or self.model.head:
             raise ValueError(
                 f"model.network: method {self.method} classifies the student's code by logistic "
-                f"regression, and {self.model.network} has another head; use {' or '.join(linear)}"
+                f"regression, and {self.model.network} has another head; use "
+                f"{' or '.join(linear)}, without model.head"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _patience_fits(self) -> "Config":
+        if self.train.patience is None:
+            return self
+        if not self.facts.stops_early:
+            raise ValueError(
+                f"train.patience: method {self.method} learns no labels by steps, and has no loss "
+                "on rows that were held out; leave it out, or use "
+                f"{_methods(lambda facts: facts.stops_early)}"
+            )
+        if self.dp_sgd is not None:
+            raise ValueError(
+                "train.patience: when training ends would tell of the held-out rows without the "
+                "noise of dp_sgd; leave one of the two out"
+            )
+        if self.labels.mechanism == MultiStageResponse.name:
+            raise ValueError(
+                f"train.patience: {self.labels.mechanism} answers labels as the epochs go on, and "
+                "losses before and after do not compare; use randomised_response"
             )
         if not self.facts.decomposes:
             return self
@@ -151,6 +183,48 @@ class Config(RunSettings):
                     f"distilled.{key}: in method {self.method} the student alone is an "
                     "autoencoder; leave it out"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _views_fit(self) -> "Config":
+        if self.facts.averages is None and self.multiview != MultiviewSettings():
+            raise ValueError(
+                f"multiview: in method {self.method} parties agree on no pseudo-labels; leave it "
+                f"out, or use {_methods(lambda facts: facts.averages is not None)}"
+            )
+        network = "gru" if self.facts.reads_sequences else "identity"
+        if self.facts.averages and self.model.network != network:
+            raise ValueError(
+                f"model.network: method {self.method} takes {network}, got {self.model.network}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _partition_fits(self) -> "Config":
+        facts, data = self.facts, self.data
+        if not facts.has_passives:
+            return self
+        if data.horizontal and facts.aligns:
+            raise ValueError(
+                f"data.partition: method {self.method} aligns tables of the same people, and under "
+                "horizontal each party has people of its own; take vertical, or use "
+                f"{_methods(lambda facts: not facts.aligns)}"
+            )
+        if not data.horizontal and not facts.aligns:
+            raise ValueError(
+                f"data.partition: in method {self.method} all parties have the same features of "
+                f"other people; say horizontal, or use {_methods(lambda facts: facts.aligns)}"
+            )
+        if data.labels_at and not facts.takes_labels_of_passives:
+            raise ValueError(
+                f"data.labels_at: in method {self.method} the active alone holds labels; leave it "
+                f"out, or use {_methods(lambda facts: facts.takes_labels_of_passives)}"
+            )
+        if (data.horizontal or data.labels_at) and self.labels.mechanism != "none":
+            raise ValueError(
+                f"labels.mechanism: {self.labels.mechanism} answers the active's labels alone, and "
+                "passives hold labels, too; say none"
+            )
         return self
 
     @model_validator(mode="after")

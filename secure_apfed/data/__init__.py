@@ -12,6 +12,7 @@ from secure_apfed.data.prepared import pack_own, read_own
 from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.data.tables import load_own_tables
+from secure_apfed.data.views import View, ViewColumns
 
 __all__ = [
     "DATASETS",
@@ -26,6 +27,8 @@ __all__ = [
     "Progress",
     "RawFeatures",
     "VerticalData",
+    "View",
+    "ViewColumns",
     "default_folder",
     "describe",
     "fetch",

@@ -185,6 +185,19 @@ class ActiveTrainer(Trainer):
         finally:
             self.set_training(True)
 
+    @torch.no_grad()
+    def loss_on(self, rows: Tensor) -> float:
+        """Mean task loss of `rows` of its own table, without the penalties of defences."""
+        self.set_training(False)
+        try:
+            total = sum(
+                float(task_loss(self._predict(rows_B).float(), self.labels_N[rows_B]) * len(rows_B))
+                for rows_B in rows.to(self.labels_N.device).split(_EVALUATION_ROWS)
+            )
+        finally:
+            self.set_training(True)
+        return total / len(rows)
+
     def _predict(self, rows_B: Tensor) -> Tensor:
         with self.forward_pass("predict"):
             scores_BK: Tensor = self.networks(self.features_N[rows_B], None)[0]

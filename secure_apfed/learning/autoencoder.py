@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from secure_apfed.errors import ModelError
+from secure_apfed.learning.compute import Compute
+from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.teaching import DistillationSettings
 
-__all__ = ["Autoencoder", "Resembled", "fit_autoencoder"]
+__all__ = ["Autoencoder", "Resembled", "fit_autoencoder", "new_autoencoder"]
 
 _LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss}
 
@@ -44,6 +46,28 @@ class Autoencoder(nn.Module):
         """The codes of these rows, (N, D)."""
         codes_ND: Tensor = self.encoder(features_NF)
         return codes_ND
+
+
+def new_autoencoder(
+    owner: str, name: str, model: ModelSettings, features: Shape, *, seed: int, compute: Compute
+) -> Autoencoder:
+    """An autoencoder at its reproducible start, which follows from owner, name and seed.
+
+    Args:
+        owner: the party.
+        name: which of its autoencoders.
+        model: of the encoder.
+        features: shape of a row.
+        seed: of the party.
+        compute: where it is to be.
+    """
+    family = family_for(model, features)
+    with seeded(seed, owner, name):
+        encoder = family.encoder(features, model)
+        decoder = family.decoder(output_shape(encoder, features), features, model)
+    network = Autoencoder(encoder, decoder)
+    network.to(compute.device, compute.dtype)
+    return network
 
 
 def fit_autoencoder(
@@ -76,7 +100,7 @@ def fit_autoencoder(
         order_N = torch.randperm(len(features_NF)).to(features_NF.device)
         held = max(1, round(settings.held_out * len(order_N)))
         held_V, rows_N = order_N[:held], order_N[held:]
-        adam = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
+        adam = torch.optim.Adam(network.parameters(), lr=settings.learning_rate, fused=True)
         best, best_weights = torch.inf, copy.deepcopy(network.state_dict())
         epochs, best_at = 0, 0
         while epochs < settings.epochs and epochs - best_at < settings.patience:

@@ -1,4 +1,4 @@
-"""Gradient descent of one party: SGD on its modules, and their state for its checkpoint."""
+"""Gradient descent of one party on its modules, and their state for its checkpoint."""
 
 import math
 from collections.abc import Mapping
@@ -13,9 +13,29 @@ from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["Descent", "Trainer", "prefixed", "without_prefix"]
 
+_MOMENTS = "moments"
+
+
+def _sgd(parameters: list[nn.Parameter], train: TrainSettings) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        parameters,
+        lr=train.learning_rate,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+    )
+
+
+def _adam(parameters: list[nn.Parameter], train: TrainSettings) -> torch.optim.Optimizer:
+    return torch.optim.Adam(
+        parameters, lr=train.learning_rate, weight_decay=train.weight_decay, fused=True
+    )
+
+
+_OPTIMIZERS = {"sgd": _sgd, "adam": _adam}
+
 
 class Descent:
-    """SGD with momentum; the L2 terms of Eqs. (6) and (7) are its weight decay.
+    """SGD with momentum, or Adam; the L2 terms of Eqs. (6) and (7) are its weight decay.
 
     Args:
         owner: the party, named when its training diverges.
@@ -34,16 +54,11 @@ class Descent:
                 "it by steps, choose another model.network, as mlp"
             )
         self._norm_bound = train.max_gradient_norm or math.inf
-        self._sgd = torch.optim.SGD(
-            self._parameters,
-            lr=train.learning_rate,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-        )
+        self._optimizer = _OPTIMIZERS[train.optimizer](self._parameters, train)
 
     def begin(self) -> None:
         """Forget the gradients of the last step."""
-        self._sgd.zero_grad()
+        self._optimizer.zero_grad()
 
     def step(self) -> None:
         """Scale the gradient onto the norm bound, if there is one and it is longer; descend.
@@ -58,30 +73,31 @@ class Descent:
                     f"{self._owner}: training diverged, its gradient is not finite; lower "
                     "train.learning_rate or train.max_gradient_norm"
                 )
-        self._sgd.step()
+        self._optimizer.step()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters, buffers and momenta by name."""
+        """Parameters, buffers and the optimizer's moments by name."""
         states = {name: module.state_dict() for name, module in self._modules.items()}
-        momenta = {
-            str(index): state["momentum_buffer"]
-            for index, state in self._sgd.state_dict()["state"].items()
-            if state.get("momentum_buffer") is not None
+        moments = {
+            f"{index}.{name}": value
+            for index, state in self._optimizer.state_dict()["state"].items()
+            for name, value in state.items()
+            if value is not None
         }
         return {
             key: value
-            for name, state in {**states, "momentum": momenta}.items()
+            for name, state in {**states, _MOMENTS: moments}.items()
             for key, value in prefixed(name, state).items()
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for name, module in self._modules.items():
             module.load_state_dict(without_prefix(name, tensors))
-        momenta = {
-            int(index): {"momentum_buffer": value.clone()}
-            for index, value in without_prefix("momentum", tensors).items()
-        }
-        self._sgd.load_state_dict({**self._sgd.state_dict(), "state": momenta})
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in without_prefix(_MOMENTS, tensors).items():
+            index, _, name = key.partition(".")
+            moments.setdefault(int(index), {})[name] = value.clone()
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
 
 
 class Trainer(Descent):

@@ -14,6 +14,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.apc_vfl import ApcVfl
 from secure_apfed.methods.apfed import APFED, APFED_C, APFED_R, Apfed, SingleView
+from secure_apfed.methods.averaging import H_FEDMV, S_FEDMV
 from secure_apfed.methods.imputation import Imputation
 from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
@@ -27,6 +28,7 @@ from secure_apfed.methods.method import (
     PartyState,
     Role,
 )
+from secure_apfed.methods.pseudo_labels import MMVFL, V_FEDMV
 from secure_apfed.methods.session import (
     Entered,
     PartyTensors,
@@ -89,6 +91,10 @@ METHODS: Mapping[str, Method] = {
     "vfedtrans": VFedTrans(),
     "split_nn": SplitNn(),
     "split_nn_sum": SummedSplitNn(),
+    "mmvfl": MMVFL,
+    "v_fedmv": V_FEDMV,
+    "h_fedmv": H_FEDMV,
+    "s_fedmv": S_FEDMV,
 }
 
 

@@ -22,7 +22,7 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import representation_chain
 from secure_apfed.exchange import Links
 from secure_apfed.facts import MethodFacts
-from secure_apfed.learning.autoencoder import Autoencoder, fit_autoencoder
+from secure_apfed.learning.autoencoder import Autoencoder, fit_autoencoder, new_autoencoder
 from secure_apfed.learning.distilling import Distilled
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import positions_of
@@ -136,14 +136,7 @@ class ApcVfl(Method):
 def _autoencoder(
     own: Own, model: ModelSettings, features: Shape, name: str, compute: Compute
 ) -> Autoencoder:
-    """At its reproducible start."""
-    family = family_for(model, features)
-    with seeded(own.seed, own.name, name):
-        encoder = family.encoder(features, model)
-        decoder = family.decoder(output_shape(encoder, features), features, model)
-    network = Autoencoder(encoder, decoder)
-    network.to(compute.device, compute.dtype)
-    return network
+    return new_autoencoder(own.name, name, model, features, seed=own.seed, compute=compute)
 
 
 def _student(own: Own, contract: Contract, rows: Tensor) -> Distilled:

@@ -80,6 +80,7 @@ APFED = MethodFacts(
     sums_gradients=True,
     trains_privately=True,
     takes_pairwise=True,
+    stops_early=True,
 )
 APFED_R = replace(APFED, title="APFed-R", own_objective=ReconstructionSettings())
 APFED_C = replace(APFED, title="APFed-C", own_objective=ContrastiveSettings())
@@ -150,6 +151,13 @@ class ApfedLearner(Learner):
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
         """Accuracy of the active alone; needs no exchange."""
         return {self._headline: self.party.accuracy(self._test_rows)}
+
+    def rows_with_label(self) -> Tensor:
+        return self.party.with_label(self.training_rows)
+
+    async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
+        """Its own task loss; needs no exchange."""
+        return self.party.loss_on(rows)
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
         self.party.relabel(labels_N)
@@ -405,8 +413,9 @@ class SingleView(Method):
 
     headline = "single_view"
     facts = MethodFacts(
-        title="SingleVL", predicts_alone=True, has_passives=False, trains_privately=True
-    )
+        title="SingleVL", predicts_alone=True, has_passives=False, trains_privately=True,
+        stops_early=True,
+    )  # fmt: skip
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         return _learner(own, contract, rows, None, self.headline)

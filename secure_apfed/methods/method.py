@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from protocols.errors import LocalProtocolError, PartyLeftError
@@ -40,6 +41,7 @@ __all__ = [
     "Save",
     "batches_of",
     "end_all",
+    "held_out_of",
     "keep_or_end",
     "meet",
     "meet_all",
@@ -217,6 +219,10 @@ class Course(Protocol):
         """Whether none comes after this one."""
         ...
 
+    async def hold_out(self, learner: "Learner", links: Links) -> None:
+        """Note the loss of held-out rows, by which training may end early (`train.patience`)."""
+        ...
+
     def batches(self, learner: "Learner", epoch: int) -> Iterator[tuple[int, Tensor]]:
         """Steps of an epoch and their rows: a function of seed and epoch."""
         ...
@@ -329,11 +335,20 @@ class Learner(Role, ABC):
         """Train on other labels of these rows from now on; asked where it predicts alone."""
         raise LocalProtocolError(f"{self.name} has no model that could be asked for labels")
 
+    def rows_with_label(self) -> Tensor:
+        """Those of `training_rows` with a label; of these some are held out."""
+        return self.training_rows
+
+    async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
+        """The loss of some training rows, from which nobody learns; where `facts.stops_early`."""
+        raise LocalProtocolError(f"{self.name} tells no loss of rows that it does not learn from")
+
     async def learn(self, links: Links, course: Course) -> None:
         """Train to the last epoch of the course: in epochs of steps, unless a method says else."""
         for epoch in course.epochs():
             for step, rows_B in course.batches(self, epoch):
                 course.stepped(await self.step(links, step, rows_B))
+            await course.hold_out(self, links)
             if course.is_last(epoch):
                 await self.conclude(links, course)
             await course.finish_epoch(self, links)
@@ -450,8 +465,21 @@ def keep_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) ->
     return kind is not Kind.END
 
 
+def held_out_of(learner: Learner, config: RunSettings) -> Tensor:
+    """The training rows that are learnt nothing from: a function of the seed, and often none."""
+    if config.train.patience is None:
+        return learner.training_rows[:0]
+    order = shuffled(learner.rows_with_label(), config.seed, "held out")
+    return order[: max(1, round(config.train.held_out * len(order)))]
+
+
 def batches_of(learner: Learner, config: RunSettings, epoch: int) -> list[Tensor]:
-    """An epoch's batches: a function of seed and epoch, without a last one that is too small."""
-    order = shuffled(learner.training_rows, config.seed, "batches", epoch)
-    batches = order.split(config.train.batch_size)
+    """An epoch's batches: a function of seed and epoch, without a last one that is too small.
+
+    Where parties average, an epoch is one step with all rows.
+    """
+    rows = learner.training_rows
+    rows = rows[~torch.isin(rows, held_out_of(learner, config))]
+    order = shuffled(rows, config.seed, "batches", epoch)
+    batches = [order] if config.facts.averages else order.split(config.train.batch_size)
     return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]

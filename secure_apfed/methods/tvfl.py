@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secure_apfed.contract import Contract, RepresentationTerms
@@ -21,6 +22,7 @@ from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, su
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.method import (
     Agreed,
+    Course,
     Helper,
     Learner,
     Method,
@@ -144,6 +146,21 @@ class TvflLearner(Learner):
             asked += len(rows_B)
         return correct / asked if asked else math.nan
 
+    async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
+        """The loss of the joint model, for which every passive represents these positions."""
+        party, total, asked = self.party, 0.0, 0
+        party.trainer.set_training(False)
+        try:
+            for rows_B in self.parts_of(rows):
+                scores_BK = (await self.joint(links, course.next_step, rows_B)).scores
+                course.stepped(None)
+                labels_B = party.trainer.labels_N[self._aligned[rows_B].to(scores_BK.device)]
+                total += float(F.cross_entropy(scores_BK, labels_B, reduction="sum"))
+                asked += len(rows_B)
+        finally:
+            party.trainer.set_training(True)
+        return total / asked if asked else math.nan
+
     def parts_of(self, rows: Tensor) -> tuple[Tensor, ...]:
         """These rows in equal parts that the passives answer: neither too large nor too small."""
         parts = rows.tensor_split(max(1, math.ceil(len(rows) / self.party.contract.batch_size)))
@@ -213,6 +230,7 @@ class Tvfl(Method):
         predicts_alone=False,
         representations_from="passives",
         returns_gradients=True,
+        stops_early=True,
     )
 
     def model(self, config: RunSettings) -> ModelSettings:

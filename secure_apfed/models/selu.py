@@ -24,8 +24,8 @@ class Selu:
         return nn.Sequential(nn.Flatten(), *_layers(widths))
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """fc(size, K): with the cross-entropy a logistic regression."""
-        return nn.Sequential(nn.Flatten(), nn.Linear(size, classes))
+        """fc(size, K), with the cross-entropy a logistic regression; behind `settings.head`."""
+        return nn.Sequential(nn.Flatten(), *_layers((size, *settings.head, classes))[:-1])
 
     def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
         """The encoder's widths backwards; linear at the end, since features may be negative."""

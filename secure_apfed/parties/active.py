@@ -16,7 +16,7 @@ from protocols.errors import LocalProtocolError
 from protocols.sums import SumReceiver
 from protocols.sums.interface import StepBinding
 from secure_apfed.contract import Contract
-from secure_apfed.data import PartyTable
+from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.labellers import Spreading
@@ -203,6 +203,14 @@ class ActiveParty(Party):
     def spread_labels(self, rows: Tensor) -> None:
         """Spread its labels over h of these rows of its table, and refit its head to them."""
         spread_labels(self.trainer, rows, Spreading())
+
+    def with_label(self, rows: Tensor) -> Tensor:
+        """Those of `rows` of its own table with a label to learn from."""
+        return rows[self.trainer.labels_N[rows].cpu() != UNLABELLED]
+
+    def loss_on(self, rows: Tensor) -> float:
+        """Mean task loss of `rows` of its own table, alone."""
+        return self.trainer.loss_on(rows)
 
     def accuracy(self, rows: Tensor) -> float:
         """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""

@@ -4,9 +4,10 @@ Run by: the active, in the process that plays it, whatever else that process pla
 for every method, which trains by it or by a course of its own (`Learner.learn`).
 """
 
+import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.learning.descent import prefixed
 from secure_apfed.methods import Learner, PartyState, Session
-from secure_apfed.methods.method import batches_of, end_all, save_all
+from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.spending import guarantee_text, spent_in, worst_of
@@ -62,6 +63,7 @@ class Course:
         self._epoch, self._step = notes.get("epoch", 0), state.step if state else 0
         self._steps = self._of_epoch = 0
         self._loss = 0.0
+        self._held_out: list[float] = list(notes.get("held_out", ()))
         self.accuracy: dict[str, float] = {}
         self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
         self._before: float = notes.get("seconds", 0.0)
@@ -103,11 +105,32 @@ class Course:
 
     def is_last(self, epoch: int) -> bool:
         """See `Course`."""
-        return epoch + 1 == self._config.train.epochs
+        return epoch + 1 == self._config.train.epochs or self._is_late
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether the loss of held-out rows has not fallen for as long as there is patience."""
+        patience, losses = self._config.train.patience, self._held_out
+        return patience is not None and len(losses) - 1 - _first_least(losses) >= patience
+
+    async def hold_out(self, learner: Learner, links: Links) -> None:
+        """See `Course`."""
+        if self._config.train.patience is None:
+            return
+        loss = await learner.loss_on(links, self, held_out_of(learner, self._config))
+        if math.isnan(loss):
+            raise ConfigError(
+                "train.patience: the loss of held-out rows cannot be told: training diverged, or "
+                "fewer rows are held out than passives answer (rules.minimum_batch); lower "
+                "train.learning_rate, or raise train.held_out"
+            )
+        self._held_out.append(loss)
 
     def epochs(self) -> Iterator[int]:
         """See `Course`; the transcript is told of each."""
         for epoch in range(self._epoch, self._config.train.epochs):
+            if self._is_late:
+                return
             self.session.transcript.begin_epoch(epoch)
             yield epoch
 
@@ -136,7 +159,7 @@ class Course:
         if self._epoch == 0:
             self._warn_without_help()
         self._epoch += 1
-        last = self._epoch == config.epochs
+        last = self.is_last(self._epoch - 1)
         evaluated = last or self._epoch % config.evaluate_every == 0
         if evaluated:
             self.accuracy = await learner.evaluate(links, next_step=self._step, final=last)
@@ -171,6 +194,7 @@ class Course:
             epoch=self._epoch,
             seconds=self.seconds,
             contracts=self._contracts,
+            held_out=self._held_out,
         )
 
     def _metrics(self, *, evaluated: bool) -> dict[str, Any]:
@@ -180,6 +204,8 @@ class Course:
             "epoch": self._epoch,
             "step": self._step,
             "loss": self._mean_loss,
+            # Of rows that nobody learns from; null without patience.
+            "held_out_loss": self._held_out[-1] if self._held_out else None,
             "accuracy": self.accuracy if evaluated else None,
             "epsilon": spent.epsilon_x,
             "epsilon_y": spent.epsilon_y,
@@ -230,6 +256,11 @@ class Course:
     def privacy(self) -> PrivacySpent:
         """What the party that spent most has spent."""
         return spent_in(self.session, self._labels.mechanism, delta=self._config.guard.delta)
+
+
+def _first_least(values: Sequence[float]) -> int:
+    """The place of the first of the least; -1 where there are none."""
+    return values.index(min(values)) if values else -1
 
 
 def _require_rows(learner: Learner) -> None:

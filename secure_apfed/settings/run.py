@@ -20,6 +20,7 @@ from secure_apfed.models.settings import ModelSettings
 from secure_apfed.names import RunName
 from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
 from secure_apfed.settings import Settings
+from secure_apfed.settings.multiview import MultiviewSettings
 from secure_apfed.settings.teaching import (
     DecompositionSettings,
     DistillationSettings,
@@ -63,6 +64,7 @@ class RunSettings(Settings, ABC):
         teacher: the joint model that labels rows, where the method has one.
         imputed: what passives release once, and how rows are labelled by it.
         distilled: autoencoders of all parties, and what the student learns from them.
+        multiview: the objective of methods in which parties agree on pseudo-labels.
         decomposed: how all parties' tables are decomposed, where the method does so.
         checkpoint_every: epochs between two checkpoints of every party; the last is always saved.
             It changes no figure; a run that was broken off plays again what came after its newest,
@@ -86,6 +88,7 @@ class RunSettings(Settings, ABC):
     teacher: TeacherSettings = TeacherSettings()
     imputed: ImputationSettings = ImputationSettings()
     distilled: DistillationSettings = DistillationSettings()
+    multiview: MultiviewSettings = MultiviewSettings()
     decomposed: DecompositionSettings = DecompositionSettings()
     checkpoint_every: int = Field(1, ge=1)
     dp_sgd: DpSgdSettings | None = None

@@ -19,7 +19,8 @@ class TrainSettings(Settings):
     Attributes:
         epochs: passes over the active's training rows.
         batch_size: the active's rows in one step.
-        learning_rate, momentum: of SGD, on every module.
+        optimizer: of every module of every party; autoencoders of `distilled` have their own.
+        learning_rate: of either; momentum: of SGD alone. Adam's moments decay as its authors say.
         weight_decay: the L2 terms of Eqs. (6) and (7), on every module.
         max_gradient_norm: L2 bound of a party's parameter gradient in one step; null: none, as
             in the paper. Guarded representations are noisy and long: then a bound keeps a
@@ -28,12 +29,16 @@ class TrainSettings(Settings):
         spread_labels: after training the active's labels are spread over its representations of all
             its training rows, and the last layer of its head is fitted to them; for few labels.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
+        patience: epochs without a lower loss on held-out rows after which training ends; null: it
+            ends with its last epoch. The weights are those of the epoch in which it ends.
+        held_out: share of the active's labelled training rows that it learns nothing from then.
         device: "auto" takes the GPU where there is one.
         precision: arithmetic of the networks; what is sent is never narrower than float32.
     """
 
     epochs: int = Field(300, ge=1)
     batch_size: int = Field(128, ge=2)
+    optimizer: Literal["sgd", "adam"] = "sgd"
     learning_rate: float = Field(1e-3, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-4, ge=0)
@@ -41,6 +46,8 @@ class TrainSettings(Settings):
     use_unaligned: bool = True
     spread_labels: bool = False
     evaluate_every: int = Field(1, ge=1)
+    patience: int | None = Field(None, ge=1)
+    held_out: float = Field(0.1, gt=0, lt=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
 

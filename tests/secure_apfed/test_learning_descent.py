@@ -66,14 +66,29 @@ def test_a_diverged_gradient_is_named_and_changes_nothing() -> None:
     assert torch.equal(vector(parts), before)
 
 
-def test_state_goes_through_names() -> None:
-    train = TrainSettings(learning_rate=0.1)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_state_goes_through_names(optimizer: str) -> None:
+    train = TrainSettings.model_validate({"learning_rate": 0.1, "optimizer": optimizer})
     one, other = modules(), modules(1)
     first, second = Descent("ann", one, train), Descent("ann", other, train)
     descend(first, one)
     second.load_tensors(first.tensors())
-    assert {"encoder.weight", "head.bias", "momentum.0"} <= first.tensors().keys()
+    moment = {"sgd": "momentum_buffer", "adam": "exp_avg_sq"}[optimizer]
+    assert {"encoder.weight", "head.bias", f"moments.0.{moment}"} <= first.tensors().keys()
     for _ in range(2):
         descend(first, one)
         descend(second, other)
     assert torch.equal(vector(one), vector(other))
+
+
+def test_adam_is_that_of_torch_with_the_l2_terms() -> None:
+    train = TrainSettings(optimizer="adam", learning_rate=0.01, weight_decay=0.1)
+    ours, theirs = modules(), modules()
+    descent = Descent("ann", ours, train)
+    adam = torch.optim.Adam(nn.ModuleDict(theirs).parameters(), lr=0.01, weight_decay=0.1)
+    for _ in range(4):
+        descend(descent, ours)
+        adam.zero_grad()
+        theirs["head"](theirs["encoder"](torch.ones(4, 3))).square().mean().backward()
+        adam.step()
+    assert torch.allclose(vector(ours), vector(theirs), atol=1e-6)

@@ -1,0 +1,101 @@
+"""Training that ends once held-out rows gain nothing, whatever the method."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from secure_apfed.config import Config
+from secure_apfed.data import load_data
+from secure_apfed.errors import ConfigError
+from secure_apfed.methods import METHODS, freshly_brought, open_session
+from secure_apfed.methods.method import batches_of, held_out_of
+from secure_apfed.runs import run
+from secure_apfed.runs.training_labels import answered_labels
+from tests.secure_apfed.small_runs import interrupted, small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+STOPPING = [name for name, method in METHODS.items() if method.facts.stops_early]
+TRAIN = {
+    "epochs": 80, "batch_size": 32, "learning_rate": 0.02, "device": "cpu", "patience": 3,
+    "held_out": 0.25, "optimizer": "adam", "weight_decay": 0.0,
+}  # fmt: skip
+
+
+def config_of(method: str, **train: Any) -> Config:
+    # An active that knows little overfits soon.
+    data = {"dataset": "breast_cancer", "active_view": 2, "overlap": 1.0, "limit": 120}
+    facts = METHODS[method].facts
+    passives = {}
+    if facts.sums_gradients and facts.own_objective is None:
+        passives = {"passives": {"default": {"objective": {"name": "contrastive"}}}}
+    return small_config(
+        method, **passives, data=data, train={**TRAIN, **train},
+        guard={"mechanism": "none", "noise": "reproducible_insecure"},
+        transcript={"keep": "none"},
+    )  # fmt: skip
+
+
+def losses_of(folder: Path) -> list[float]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["held_out_loss"] for line in lines]
+
+
+@pytest.mark.parametrize("method", STOPPING)
+def test_it_ends_as_many_epochs_after_the_least_loss(method: str, tmp_path: Path) -> None:
+    result = run(config_of(method), tmp_path / "run")
+    losses = losses_of(tmp_path / "run")
+    assert 3 < len(losses) < 80
+    assert len(losses) - 1 - losses.index(min(losses)) == 3
+    assert result.accuracy
+
+
+@pytest.mark.parametrize("method", STOPPING)
+def test_nobody_learns_from_held_out_rows(method: str) -> None:
+    config = config_of(method)
+    learner = open_session(config, load_data(config.data, seed=config.seed)).learner
+    held = held_out_of(learner, config)
+    assert len(held) == round(0.25 * len(learner.rows_with_label()))
+    for epoch in range(2):
+        learnt = torch.cat(batches_of(learner, config, epoch))
+        assert not torch.isin(learnt, held).any()
+    every = config_of(method, patience=None)
+    assert not len(held_out_of(learner, every))
+
+
+def test_held_out_rows_have_a_label() -> None:
+    config = config_of("single_view")
+    data = config.data.model_copy(update={"labelled": 40})
+    config = config.model_copy(update={"data": data})
+    loaded = load_data(data, seed=config.seed)
+    own = loaded.own("active")
+    assert own is not None
+    labels, _ = answered_labels(config, own, freshly_brought(config, "active"))
+    learner = open_session(config, loaded.with_own(labels.data())).learner
+    held = held_out_of(learner, config)
+    assert len(held) == 10
+    assert torch.isin(held, loaded.labelled_rows).all()
+
+
+def test_a_run_that_was_broken_off_ends_where_it_would_have(tmp_path: Path) -> None:
+    config = config_of("split_nn")
+    whole = run(config, tmp_path / "whole")
+    interrupted(config, tmp_path / "broken", at_step=20)
+    again = run(config, tmp_path / "broken", resume=True)
+    assert losses_of(tmp_path / "whole") == losses_of(tmp_path / "broken")
+    assert again.accuracy == whole.accuracy
+
+
+def test_what_has_no_loss_of_its_own_is_refused() -> None:
+    with pytest.raises(ValidationError, match="method votes learns no labels by steps"):
+        config_of("votes")
+    with pytest.raises(ValidationError, match="would tell of the held-out rows"):
+        small_config("single_view", train=TRAIN, dp_sgd={"noise_multiplier": 1.0})
+    with pytest.raises(ValidationError, match="lp_mst answers labels as the epochs go on"):
+        small_config("single_view", train=TRAIN, labels={"mechanism": "lp_mst", "epsilon": 2.0})
+    with pytest.raises(ConfigError, match="held-out rows cannot be told"):
+        run(config_of("split_nn", held_out=0.001), None)
