@@ -7,8 +7,10 @@ rows that were asked for: the evaluation at the end asks for those of tests, too
 and the end of a session are left out on both sides.
 """
 
+import time
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from experiments.bench.rows import Row
@@ -38,7 +40,7 @@ _PASSIVE = {"network": "selu", "hidden": (128,), "representation": 256}
 
 
 def bench(quick: bool) -> Iterator[Row]:
-    """Bytes of each method, and the ratio of what messages hold to the formula."""
+    """Bytes and seconds of a run, and the ratio of what messages hold to the formula."""
     epochs = 2 if quick else 20
     brief = {"distilled": {"epochs": 1}, "train": {"epochs": 1, "device": "cpu"}}
     model = {"network": "selu", "hidden": (256,), "representation": 256}
@@ -62,7 +64,15 @@ def bench(quick: bool) -> Iterator[Row]:
     yield _row("vfedtrans, P not counted", sent, train, whole - 4 * 2 * train * train)
 
 
-def _sent(method: str, **changes: Any) -> RunResult:
+@dataclass(frozen=True)
+class _Sent:
+    """A run, and its seconds."""
+
+    result: RunResult
+    seconds: float
+
+
+def _sent(method: str, **changes: Any) -> _Sent:
     settings: Mapping[str, Any] = {
         "name": "footprint",
         "method": method,
@@ -70,9 +80,11 @@ def _sent(method: str, **changes: Any) -> RunResult:
         "guard": {"mechanism": "none"},
         "transcript": {"keep": "none"},
     }
+    config, began = Config.model_validate({**settings, **changes}), time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        return run(Config.model_validate({**settings, **changes}), None)
+        result = run(config, None)
+    return _Sent(result, time.perf_counter() - began)
 
 
 def _columns() -> dict[str, tuple[str, ...]]:
@@ -88,20 +100,20 @@ def _columns() -> dict[str, tuple[str, ...]]:
     }
 
 
-def _rows(sent: RunResult) -> tuple[int, int]:
+def _rows(sent: _Sent) -> tuple[int, int]:
     """Aligned training rows, and aligned test rows."""
-    recording = sent.recording
+    recording = sent.result.recording
     aligned = set(recording.alignment["active"].tolist())
     train, test = recording.data.train_rows.tolist(), recording.data.test_rows.tolist()
     return len(aligned.intersection(train)), len(aligned.intersection(test))
 
 
-def _row(case: str, sent: RunResult, rows: int, formula: int) -> Row:
-    flows = [flow for flow in sent.recording.transcript.flows if flow.kind in _COUNTED]
+def _row(case: str, sent: _Sent, rows: int, formula: int) -> Row:
+    flows = [flow for flow in sent.result.recording.transcript.flows if flow.kind in _COUNTED]
     payload = sum(flow.payload_bytes for flow in flows)
     return Row(
         case=case,
-        seconds=None,
+        seconds=sent.seconds,
         peer="Appendix E",
         ratio=payload / formula,
         bytes=sum(flow.wire_bytes for flow in flows),

@@ -23,7 +23,7 @@ class Row:
     """One line of a bench.
 
     Attributes:
-        case: its name; seconds: median, None where it could not be measured or is not asked for.
+        case: its name; seconds: median, None where it could not be measured.
         peer: the case that `ratio` is against; ratio: as the bench defines it.
         bytes: on the wire, where that means something.
         more: further fields of this bench.

@@ -169,12 +169,17 @@ class Config(RunSettings):
                 f"train.patience: {self.labels.mechanism} answers labels as the epochs go on, and "
                 "losses before and after do not compare; use randomised_response"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _decomposition_fits(self) -> "Config":
         if not self.facts.decomposes:
             return self
-        if self.model.network != "enriched":
+        if self.model.network != "enriched" or self.model.head:
             raise ValueError(
                 f"model.network: method {self.method} classifies the active's own features beside "
-                f"the student's code, got {self.model.network}; use enriched"
+                f"the student's code by logistic regression, and {self.model.network} has another "
+                "head; use enriched, without model.head"
             )
         unused, usual = self.distilled, DistillationSettings()
         for key in ("own", "passive", "joint"):

@@ -229,6 +229,7 @@ def test_more_vectors_than_features_or_rows_are_refused() -> None:
     [
         ("vfedtrans", {"guard": {"mechanism": "gaussian", "epsilon": 1.0}}, "adds no noise to"),
         ("vfedtrans", {"model": {"network": "selu"}}, "use enriched"),
+        ("vfedtrans", {"model": {"network": "enriched", "head": [4]}}, r"without model\.head"),
         ("vfedtrans", {"distilled": {"joint": [8]}}, "distilled.joint: in method vfedtrans"),
         ("vfedtrans", {"alignment": {"mode": "pairwise"}}, "needs all passives for every row"),
         ("vfedtrans", {"decomposed": {"mask_rows": 1}}, "greater than or equal to 2"),
