@@ -88,6 +88,7 @@ class Job(Protocol):
     Attributes:
         name: distinct within the table; it becomes a file's.
         seed: by which lines are paired.
+        lines: that it fills, each with what of it the line holds.
         cost: seconds that it takes, against those of the table's other jobs.
     """
 
@@ -96,6 +97,9 @@ class Job(Protocol):
 
     @property
     def seed(self) -> int: ...
+
+    @property
+    def lines(self) -> Mapping[str, str]: ...
 
     @property
     def cost(self) -> float: ...
