@@ -7,6 +7,7 @@ paper's file.
 """
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from experiments.study import Point, finish
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
-from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import write_atomically
 
 __all__ = [
@@ -182,7 +182,7 @@ class FunctionJob:
 
     def finish(self, folder: Path) -> Measured:
         path = self._path(folder)
-        told = to_json({**self.settings, "seed": self.seed})
+        told = json.dumps({**self.settings, "seed": self.seed}, sort_keys=True)
         digest = hashlib.sha256(told.encode()).hexdigest()
         if not path.is_file():
             torch.set_num_threads(1)

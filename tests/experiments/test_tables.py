@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from experiments.tables import TABLES, apfed, find_table
-from experiments.tables.apc_vfl import SCENARIOS, alone, helped
+from experiments.tables.apc_vfl import alone, helped
+from experiments.tables.apc_vfl_scenarios import SCENARIOS
 from experiments.tables.apc_vfl_splitnn import exchanged
 from experiments.tables.board import fill
 from experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size
@@ -212,7 +213,7 @@ def test_the_full_table_trains_as_the_paper_does() -> None:
     one, *_ = TABLES["apfed-table2"].size(True).jobs
     train = one.config.train  # type: ignore[attr-defined]
     assert (train.epochs, train.learning_rate, train.momentum) == (300, 1e-3, 0.9)
-    scenario = SCENARIOS["breast_cancer"].config(2, {"method": "apc_vfl"})
+    scenario = SCENARIOS["breast_cancer"].config(2, "apc_vfl", {})
     assert scenario.data.columns is not None
     assert scenario.data.columns["active"] == ("mean texture", "worst fractal dimension")
     assert len(scenario.data.columns["passive-1"]) == 28
@@ -221,8 +222,9 @@ def test_the_full_table_trains_as_the_paper_does() -> None:
 
 
 def small(**distilled: object) -> dict[str, Any]:
-    changes = {"method": "apc_vfl", "distilled": {"epochs": 3, **distilled}}
-    config = SCENARIOS["breast_cancer"].config(3, changes)
+    config = SCENARIOS["breast_cancer"].config(
+        3, "apc_vfl", {"distilled": {"epochs": 3, **distilled}}
+    )
     return {"config": config.model_dump(mode="json"), "scores": ["accuracy", "f1"]}
 
 
