@@ -8,7 +8,6 @@ distance of codes and the share of held-out rows are not in it either: see `READ
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -17,17 +16,17 @@ import torch
 from torch import Tensor
 
 from experiments.overlap import with_overlap
+from experiments.tables.apc_vfl_scenarios import HELPED, SCENARIOS, USUAL, Part, Scenario
 from experiments.tables.table import Figures, FunctionJob, Line, PaperTable, Size, line_of
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.data.catalogue import DATASETS, find_dataset
+from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.learning.encoder_quality import Score, cross_validated, own_codes
+from secure_apfed.methods import METHODS
 from secure_apfed.parties import Compute
 from secure_apfed.runs import run
 
-__all__ = [
-    "HELPED", "READING", "SCENARIOS", "TABLES", "Part", "Scenario", "alone", "helped", "size_of",
-]  # fmt: skip
+__all__ = ["READING", "TABLES", "alone", "helped", "size_of"]
 
 READING = (
     "Mean over the seeds of ten-fold cross-validations, which are drawn with the seed as rows, "
@@ -38,137 +37,9 @@ READING = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """How much of a scenario is measured.
-
-    Attributes:
-        features: numbers of the active's columns; aligned: numbers of aligned rows.
-        helped: of `HELPED`, the first of which is compared with what the active does alone.
-    """
-
-    features: tuple[int, ...]
-    aligned: tuple[int, ...]
-    seeds: int
-    helped: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scenario:
-    """A data set as section 5 and Appendices A and B of the paper cut it.
-
-    Attributes:
-        columns: the active's, in the order in which they move to the passive.
-        people: of the data set; rows: of the active, all with a label; test_fraction: of the
-            people, which leaves that many for training.
-        batch_size: of every training.
-        scores: of a fold, each with what the paper calls it.
-        tested: aligned rows that test where all parties predict.
-        quick, full: the default part, and all.
-    """
-
-    dataset: str
-    columns: tuple[str, ...]
-    people: int
-    rows: int
-    test_fraction: float
-    batch_size: int
-    scores: Mapping[Score, str]
-    tested: int
-    quick: Part
-    full: Part
-
-    def config(self, features: int, changes: Mapping[str, Any]) -> Config:
-        """A run in which the active has the last so many of its columns.
-
-        Args:
-            features: how many.
-            changes: of the settings below, the method among them; sections are merged.
-        """
-        own = self.columns[len(self.columns) - features :]
-        views = find_dataset(self.dataset).natural_views.values()
-        others = [column for view in views for column in view if column not in own]
-        settings: dict[str, Any] = {
-            "name": f"apc-vfl-{self.dataset}".replace("_", "-"),
-            "party_seeds": "shared_for_comparison",
-            "data": {
-                "dataset": self.dataset, "columns": {"active": own, "passive-1": others},
-                "limit": self.rows, "test_fraction": self.test_fraction, "split": "at_random",
-            },
-            "model": {"network": "selu", "hidden": [256], "representation": 256},
-            "distilled": {"batch_size": self.batch_size},
-            "guard": {"mechanism": "none"},
-            "secure_sum": {"scheme": "plain"},
-            "transcript": {"keep": "none"},
-            "train": {"device": "cpu"},
-        }  # fmt: skip
-        for key, value in changes.items():
-            settings[key] = {**settings[key], **value} if isinstance(value, Mapping) else value
-        return Config.model_validate(settings)
-
-
-_USUAL = "APC-VFL"
-# Label -> method, and what its settings are besides the scenario's. Any method is one line here
-# whose encoder turns the active's columns into what a classifier reads.
-HELPED: Mapping[str, Mapping[str, Any]] = {
-    _USUAL: {"method": "apc_vfl"},
-    "APC-VFL, lambda 0.1": {"method": "apc_vfl", "distilled": {"weight": 0.1}},
-    "APC-VFL, lambda 10": {"method": "apc_vfl", "distilled": {"weight": 10.0}},
-    "APC-VFL, absolute distance": {"method": "apc_vfl", "distilled": {"loss": "mae"}},
-}
-_FEATURES, _SEEDS = (5, 4, 3, 2), 5
-_MANY = (10_000, 7_500, 5_000, 2_500, 750, 500, 250, 100)
-_SMALL = Part(features=(5, 2), aligned=(10_000, 2_500), seeds=2, helped=(_USUAL,))
-_LARGE = Part(features=_FEATURES, aligned=_MANY, seeds=_SEEDS, helped=(_USUAL,))
-_BREAST_CANCER = Part(
-    features=_FEATURES, aligned=(250, 200, 150, 100), seeds=_SEEDS, helped=(_USUAL,)
-)
 _HEADER = ("features", "aligned rows", "method", "score")
 _ANY = "any"
 _LOCAL, _ABLATION = "Local", "Ablation"
-
-SCENARIOS: Mapping[str, Scenario] = {
-    "mimic_iii": Scenario(
-        dataset="mimic_iii",
-        columns=("NumCPTevents", "NumProcs", "Age", "NumCallouts", "NumDiagnosis"),
-        people=58_976,
-        rows=20_000,
-        test_fraction=0.25,
-        batch_size=128,
-        scores={"accuracy": "micro F1", "f1_macro": "macro F1", "f1_weighted": "weighted F1"},
-        tested=500,
-        quick=_SMALL,
-        full=_LARGE,
-    ),
-    "breast_cancer": Scenario(
-        dataset="breast_cancer",
-        columns=(
-            "worst compactness", "concave points error", "smoothness error", "mean texture",
-            "worst fractal dimension",
-        ),
-        people=569,
-        rows=500,
-        test_fraction=69 / 569,
-        batch_size=8,
-        scores={"accuracy": "accuracy"},
-        tested=50,
-        quick=_BREAST_CANCER,
-        full=replace(_BREAST_CANCER, helped=tuple(HELPED)),
-    ),
-    "credit_card": Scenario(
-        dataset="credit_card",
-        # X3, X5, X7, X9 and X11 of UCI's description.
-        columns=("EDUCATION", "AGE", "PAY_2", "PAY_4", "PAY_6"),
-        people=30_000,
-        rows=20_000,
-        test_fraction=0.25,
-        batch_size=128,
-        scores={"f1": "F1"},
-        tested=500,
-        quick=_SMALL,
-        full=_LARGE,
-    ),
-}  # fmt: skip
 
 
 def alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
@@ -226,6 +97,10 @@ def size_of(scenario: Scenario, full: bool) -> Size:
     return Size(lines=lines, jobs=jobs)
 
 
+def _there(part: Part) -> list[str]:
+    return [label for label in part.helped if HELPED[label][0] in METHODS]
+
+
 def _lines(score: str, part: Part) -> Iterator[Line]:
     """Of one score: every cell, and what help gains in each and on average over the features."""
     panels = {rows: f"{rows:,} aligned rows, {score}" for rows in part.aligned}
@@ -243,7 +118,7 @@ def _lines(score: str, part: Part) -> Iterator[Line]:
         for method in (_LOCAL, _ABLATION):
             every = tuple(panels.values())
             yield line(features, _ANY, method, panels=every, series=method, at=at)
-        for rows, method in product(part.aligned, part.helped):
+        for rows, method in product(part.aligned, _there(part)):
             yield line(features, rows, method, panels=(panels[rows],), series=method, at=at)
     for base, rows in product((_LOCAL, _ABLATION), part.aligned):
         for features in part.features:
@@ -259,7 +134,8 @@ def _jobs(scenario: Scenario, part: Part, features: int, seed: int) -> Iterator[
     scores = scenario.scores
 
     def settings(label: str) -> dict[str, Any]:
-        config = scenario.config(features, HELPED[label])
+        method, changes = HELPED[label]
+        config = scenario.config(features, method, changes(scenario))
         told = config.model_dump(mode="json", exclude_defaults=True)
         return {"config": told, "scores": list(scores)}
 
@@ -273,10 +149,10 @@ def _jobs(scenario: Scenario, part: Part, features: int, seed: int) -> Iterator[
         label=f"alone-f{features}",
         seed=seed,
         measure=alone,
-        settings=settings(_USUAL),
+        settings=settings(USUAL),
         lines=lines(_ANY, _LOCAL, "columns") | lines(_ANY, _ABLATION, "code"),
     )
-    for rows, method in product(part.aligned, part.helped):
+    for rows, method in product(part.aligned, _there(part)):
         yield FunctionJob(
             label=f"{method.lower().replace(', ', '-').replace(' ', '-')}-f{features}-n{rows}",
             seed=seed,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from experiments.tables.apc_vfl import SCENARIOS, Scenario
+from experiments.tables.apc_vfl_scenarios import SCENARIOS, Scenario
 from experiments.tables.table import (
     Figures,
     FunctionJob,
@@ -78,7 +78,7 @@ def _parts(rows: int, batch_size: int) -> int:
 def _config(scenario: Scenario, rows: int, method: str) -> Config:
     """So many aligned rows, some of which test; networks and batches are the same for both."""
     tested = scenario.tested
-    base = scenario.config(_FEATURES, {"method": _METHODS["APC-VFL"]})
+    base = scenario.config(_FEATURES, _METHODS["APC-VFL"], {})
     settings = base.model_dump(mode="json", exclude_defaults=True) | {"method": method}
     settings["data"] |= {
         "limit": rows - tested, "test_fraction": tested / scenario.people,

@@ -93,8 +93,10 @@ _PROXY = Training(key="proxy", epochs=13, learning_rate=2e-2, seeds=2)
 def run_of(dataset: str, setting: str, method: str, weight: float, training: Training) -> Config:
     """One run: `setting` is the paper's m-i, `weight` lambda of every passive."""
     base, (views, view) = base_config("apfed-table2"), setting.split("-")
+    helped = METHODS[method].facts.sums_gradients
+    parts = (dataset, setting, method, *([f"lambda{weight:g}"] if helped else []), training.key)
     changes: dict[str, Any] = {
-        "name": f"{dataset}-{setting}-{method}-lambda{weight:g}-{training.key}".replace("_", "-"),
+        "name": "-".join(parts).replace("_", "-"),
         "method": method,
         "data": {
             **base.data.model_dump(exclude_defaults=True),
@@ -106,7 +108,7 @@ def run_of(dataset: str, setting: str, method: str, weight: float, training: Tra
             "evaluate_every": training.epochs,
         },
     }  # fmt: skip
-    if METHODS[method].facts.sums_gradients:
+    if helped:
         changes["passives"] = {"default": {"weight": weight}}
     return Config.model_validate(base.model_dump(mode="json", exclude_defaults=True) | changes)
 

@@ -158,7 +158,10 @@ def fill(
     found: dict[str, Measured] = {}
     failures: dict[str, str] = {}
     # One at a time and in its turn, so that none begins after its time.
-    finished = Parallel(n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs)(
+    parallel = Parallel(
+        n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
+    )
+    finished = parallel(
         delayed(_attempt)(job, kept) for job in _in_time(size.jobs, kept, until, clock)
     )
     for name, result in finished:

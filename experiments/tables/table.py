@@ -7,6 +7,7 @@ paper's file.
 """
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ from experiments.study import Point, finish
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
-from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import write_atomically
 
 __all__ = [
@@ -89,6 +89,7 @@ class Job(Protocol):
     Attributes:
         name: distinct within the table; it becomes a file's.
         seed: by which lines are paired.
+        lines: that it fills, each with what of it the line holds.
         cost: seconds that it takes, against those of the table's other jobs.
     """
 
@@ -97,6 +98,9 @@ class Job(Protocol):
 
     @property
     def seed(self) -> int: ...
+
+    @property
+    def lines(self) -> Mapping[str, str]: ...
 
     @property
     def cost(self) -> float: ...
@@ -179,7 +183,7 @@ class FunctionJob:
 
     def finish(self, folder: Path) -> Measured:
         path = self._path(folder)
-        told = to_json({**self.settings, "seed": self.seed})
+        told = json.dumps({**self.settings, "seed": self.seed}, sort_keys=True)
         digest = hashlib.sha256(told.encode()).hexdigest()
         if not path.is_file():
             torch.set_num_threads(1)

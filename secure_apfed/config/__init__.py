@@ -138,14 +138,21 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _distillation_fits(self) -> "Config":
-        if self.facts.teacher != "joint representations":
-            return self
         linear = ("selu", "linear")
-        if self.model.network not in linear or self.model.head:
+        if self.facts.teacher == "joint representations" and self.model.network not in linear:
             raise ValueError(
                 f"model.network: method {self.method} classifies the student's code by logistic "
-                f"regression, and {self.model.network} has another head; use "
-                f"{' or '.join(linear)}, without model.head"
+                f"regression, and {self.model.network} has another head; use {' or '.join(linear)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> "Config":
+        by_labels = (None, "joint model", "imputed representations")
+        if self.model.head and self.facts.teacher not in by_labels:
+            raise ValueError(
+                f"model.head: method {self.method} fits one linear layer on the student's code; "
+                "leave it out"
             )
         return self
 

@@ -19,7 +19,6 @@ class ModelSettings(Settings):
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images that
             of at least 7 (grey) or 8 (colour) rows and columns, an MLP for everything else.
         hidden: widths of the hidden layers (mlp, selu and enriched only).
-        head: widths of the head's hidden layers (selu only); none: one linear layer.
         representation: numbers of the encoder's output (mlp, selu and linear), of the part of it
             that is not the row itself (enriched), or of one direction of one view (gru).
         projection: numbers of the linear projection that is sent to the passives; "none"
@@ -29,6 +28,7 @@ class ModelSettings(Settings):
             columns, of which the first says how many steps are in use.
         random_features: beside the row itself (random_features only).
         dropout: of the head, between its two layers (release: 0.5).
+        head: widths of its hidden layers (selu only); none: one linear layer.
     """
 
     network: Literal[
@@ -44,9 +44,9 @@ class ModelSettings(Settings):
         "gru",
     ] = "auto"
     hidden: Annotated[tuple[Width, ...], Field(max_length=64)] = (64,)
-    head: Annotated[tuple[Width, ...], Field(max_length=64)] = ()
     representation: Width = 32
     projection: Width | Literal["auto", "none"] = "auto"
     sequences: Annotated[tuple[tuple[Width, Width], ...], Field(max_length=64)] = ()
     random_features: Width = 300
     dropout: float = Field(0.5, ge=0, lt=1)
+    head: Annotated[tuple[Width, ...], Field(max_length=64)] = ()

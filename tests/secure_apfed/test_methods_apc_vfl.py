@@ -60,3 +60,5 @@ def test_a_guard_spends_one_release_a_row() -> None:
 def test_settings_of_it_are_for_it() -> None:
     with pytest.raises(ValidationError, match="distilled: method tvfl takes no joint"):
         small_config("tvfl", distilled=DISTILLED)
+    with pytest.raises(ValidationError, match="fits one linear layer on the student's code"):
+        config_of(model={**SMALL, "head": [8]})

@@ -132,3 +132,17 @@ def test_a_guard_is_for_what_is_read() -> None:
 def test_concatenated_it_predicts_with_all_parties() -> None:
     result = run(config_of("split_nn", secure_sum=CLEAR), None)
     assert set(result.accuracy) == {"split_nn"}
+
+
+def test_the_head_of_selu_networks_has_the_layers_that_were_asked_for() -> None:
+    """As APC-VFL compares itself with SplitNN: its joint encoder, and a layer for the classes."""
+    session = open_session(
+        config := config_of("split_nn", model={
+            "network": "selu", "hidden": [16], "representation": 8, "head": [12, 6],
+        }), load_data(config.data, seed=0),
+    )  # fmt: skip
+    learner: Any = session.learner
+    layers = [one for one in learner.party.trainer.head if isinstance(one, nn.Linear)]
+    assert [one.out_features for one in layers] == [12, 6, 10]
+    assert layers[0].in_features == 4 * 8
+    assert not isinstance(learner.party.trainer.head[-1], nn.SELU)
