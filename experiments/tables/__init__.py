@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 
-from experiments.tables import apc_vfl, apc_vfl_splitnn, apfed, mmvfl
+from experiments.tables import apc_vfl, apc_vfl_splitnn, apfed, fedmv, mmvfl
 from experiments.tables.table import PaperTable
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import unknown_name
 
 __all__ = ["TABLES", "find_table"]
 
+_PAPERS = (apfed, apc_vfl, apc_vfl_splitnn, mmvfl, fedmv)
 TABLES: Mapping[str, PaperTable] = {
-    table.name: table
-    for table in (*apfed.TABLES, *apc_vfl.TABLES, *apc_vfl_splitnn.TABLES, *mmvfl.TABLES)
+    table.name: table for paper in _PAPERS for table in paper.TABLES
 }
 
 
