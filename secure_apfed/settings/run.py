@@ -56,9 +56,10 @@ class RunSettings(Settings, ABC):
             figure for figure, and whoever knows it knows everybody's initial weights.
         method: a key of `METHODS`: apfed (every passive says its objective), apfed_r and apfed_c
             (the paper's two), tvfl (joint training, joint inference) or single_view (the active
-            alone); where few rows have a label, votes, votes_randomised, joint_teacher and
-            imputation label the others for a student that predicts alone; apc_vfl and vfedtrans
-            draw the code of such a student to one of all parties.
+            alone); where few rows have a label, votes and its kin, joint_teacher and imputation
+            label the others for a student that predicts alone; apc_vfl and vfedtrans distil what
+            all parties' tables tell once; split_nn and split_nn_sum predict together; mmvfl and
+            v_fedmv agree on pseudo-labels; h_fedmv and s_fedmv average weights.
         passives: settings by party name; "default" holds for those not named.
         votes: how passives label rows, where the method asks them to.
         teacher: the joint model that labels rows, where the method has one.
