@@ -162,8 +162,8 @@ def forecast(config: Config) -> Forecast:
 
 def _rehearsed(config: Config, counts: _Counts) -> int:
     """Rows of a step of the rehearsal."""
-    if config.facts.averages:
-        return counts.train  # a step is of all rows
+    if config.facts.averages:  # a step is of all rows; of weights, whichever are asked for
+        return counts.train if config.facts.aligns else max(2, -(-counts.train // STEPS))
     batch = min(config.train.batch_size, counts.train)
     if not config.facts.decomposes:
         return batch
@@ -192,6 +192,8 @@ def _scales(config: Config, rows: int, steps: int, *, batch: int) -> tuple[float
 
 def _steps(config: Config, rows: int, *, classes: int) -> int:
     """Batches of all epochs; under lp_mst a stage trains on the rows answered so far."""
+    if config.facts.averages:
+        return config.train.epochs
     train, stages = config.train, make_label_mechanism(config.labels, classes=classes).stages
     starts = [first_epoch_of(stage, stages=stages, epochs=train.epochs) for stage in range(stages)]
     ends = [*starts[1:], train.epochs]

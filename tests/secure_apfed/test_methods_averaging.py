@@ -19,6 +19,7 @@ from secure_apfed.learning.multiview import ViewModel
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.models import ModelSettings, encoder_and_head
 from secure_apfed.models.recurrent import SequenceEncoder
+from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 
@@ -202,3 +203,11 @@ def test_a_gru_is_told_the_shape_of_its_rows() -> None:
     settings = ModelSettings(network="gru", sequences=((3, 2),))
     with pytest.raises(ModelError, match="model\\.sequences"):
         encoder_and_head(settings, (9,), 2)
+
+
+@pytest.mark.parametrize("method", ["mmvfl", "h_fedmv"])
+def test_a_forecast_counts_rounds_of_all_rows(method: str) -> None:
+    config = small_config(method)
+    told, sent = forecast(config), run(config, None)
+    assert told.steps == config.train.epochs
+    assert told.wire_bytes == pytest.approx(sent.wire_bytes, rel=0.1)
