@@ -6,7 +6,16 @@ A new bench is one file and one line in the table.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from experiments.bench import attacks, exchange, footprint, local, psi, secure_sum, votes
+from experiments.bench import (
+    attacks,
+    exchange,
+    footprint,
+    joint_prediction,
+    local,
+    psi,
+    secure_sum,
+    votes,
+)
 from experiments.bench.rows import Row, machine
 
 __all__ = ["BENCHES", "Row", "machine", "run_bench"]
@@ -15,6 +24,7 @@ BENCHES: Mapping[str, Callable[[bool], Iterable[Row]]] = {
     "attacks": attacks.bench,
     "exchange": exchange.bench,
     "footprint": footprint.bench,
+    "joint-prediction": joint_prediction.bench,
     "local": local.bench,
     "psi": psi.bench,
     "secure-sum": secure_sum.bench,

@@ -1,0 +1,83 @@
+"""What a row costs that all parties predict: SplitNN, merged by a sum under each scheme.
+
+Digits in four strips, 16 numbers a representation, the test rows in batches of 64, all parties in
+one thread: `seconds` and `bytes` are of one row. `ratio` is the seconds over those of the
+concatenating SplitNN, which shows the active every representation.
+"""
+
+import statistics
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from experiments.bench.rows import Row, interleave, median_ratio
+from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.data import load_data
+from secure_apfed.methods import open_session
+
+__all__ = ["bench"]
+
+_CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "concatenated": ("split_nn", {"scheme": "plain"}),
+    "summed/plain": ("split_nn_sum", {"scheme": "plain", "clip": 4.0}),
+    "summed/masked": ("split_nn_sum", {"scheme": "plain", "masks": "pairwise", "clip": 4.0}),
+    "summed/bfv-masked": ("split_nn_sum", {"scheme": "bfv", "masks": "pairwise", "clip": 4.0}),
+    "summed/ckks": ("split_nn_sum", {"scheme": "ckks", "clip": 4.0}),
+}
+
+
+_REPETITIONS = 5
+
+
+def bench(quick: bool) -> Iterator[Row]:
+    """Every case; fewer rows where `quick`."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        cases = {
+            name: _Case(method, secure_sum, rows=400 if quick else 1600)
+            for name, (method, secure_sum) in _CASES.items()
+        }
+        seconds = interleave(
+            {name: case.predict for name, case in cases.items()}, repetitions=_REPETITIONS
+        )
+    finally:
+        torch.set_num_threads(threads)
+    (peer, *_) = _CASES
+    for name, case in cases.items():
+        yield Row(
+            case=name, seconds=statistics.median(seconds[name]) / case.rows, peer=peer,
+            ratio=median_ratio(seconds[name], seconds[peer]), bytes=round(case.bytes_of_a_row),
+        )  # fmt: skip
+
+
+class _Case:
+    """Parties that predict the test rows, again and again."""
+
+    def __init__(self, method: str, secure_sum: Mapping[str, Any], *, rows: int) -> None:
+        config = Config.model_validate({
+            "name": "bench", "method": method, "secure_sum": secure_sum,
+            "data": {"dataset": "digits", "views": 4, "rows": rows, "test_fraction": 0.5},
+            "model": {"network": "mlp", "hidden": [64], "representation": 16},
+            "train": {"epochs": _REPETITIONS + 1, "batch_size": 64, "device": "cpu"},
+            "guard": {"mechanism": "none"}, "transcript": {"keep": "none"},
+        })  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)
+            self._session = open_session(config, load_data(config.data, seed=0))
+        self.rows = len(self._session.entered.own.test_rows)
+        self._step, self._before = 0, self._session.transcript.wire_bytes
+
+    def predict(self) -> None:
+        """All test rows once."""
+        self._session.evaluate(next_step=self._step, final=True)
+        self._step += self.rows  # as many steps as there may be at most
+
+    @property
+    def bytes_of_a_row(self) -> float:
+        """On all links, of one prediction."""
+        sent = self._session.transcript.wire_bytes - self._before
+        return sent / self.rows / (self._step / self.rows)
