@@ -15,6 +15,7 @@ from attacks.features.inverse_network import InverseNetwork
 from attacks.features.isolation import Isolation
 from attacks.features.representation_network import RepresentationNetwork
 from attacks.features.unpaired_inversion import UnpairedInversion
+from attacks.features.vector_regression import VectorRegression
 from attacks.features.vote_regression import VoteRegression
 from attacks.interface import Attack
 from attacks.labels.batch_labels import BatchLabels
@@ -56,6 +57,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     FeatureSpaceHijack,
     # The passives' features, from the votes that the active opened.
     VoteRegression,
+    # The passives' features, from the singular vectors that the active opened.
+    VectorRegression,
     # The passives' features, from the sums that the active decoded.
     ContrastiveInversion,
     # The same, by an active that deviates (attacks.live).

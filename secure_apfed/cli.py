@@ -294,6 +294,31 @@ def list_data(as_json: AsJson = False) -> None:
     )
 
 
+@data_app.command("presets")
+def show_presets(
+    name: Annotated[str | None, typer.Argument(help="One of them, to print as YAML.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the papers' partitions, or print one as settings of a run's file."""
+    from secure_apfed.config.plain_yaml import as_yaml
+    from secure_apfed.data import PRESETS, DataSettings, preset
+
+    if name is not None:
+        given = DataSettings.model_validate(preset(name))
+        settings = given.model_dump(mode="json", exclude_unset=True)
+        if as_json:
+            terminal.print_json({"name": name, "data": settings})
+        else:
+            typer.echo(as_yaml({"data": settings}), nl=False)
+        return
+    rows = [(key, one.settings["dataset"], one.about) for key, one in PRESETS.items()]
+    columns = ("name", "dataset", "about")
+    if as_json:
+        terminal.print_json({"presets": [dict(zip(columns, row, strict=True)) for row in rows]})
+    else:
+        terminal.show_rows("Partitions of the papers", columns, rows)
+
+
 @data_app.command("fetch")
 def fetch_data(
     name: Annotated[str, typer.Argument(help="A data set of `data list`.")],

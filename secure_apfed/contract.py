@@ -62,6 +62,7 @@ class RepresentationTerms(Settings):
         minimum_norm, maximum_norm: bounds of the row's L2 norm, no unit.
         minimum_spread: how much the rows of a batch must differ in direction, 0 (any batch) to
             1; asked of the active by passives.
+        rows: of its own that this party trains on, where weights are averaged by them; else null.
     """
 
     shape: tuple[PositiveInt, ...] = Field(min_length=1)
@@ -69,6 +70,7 @@ class RepresentationTerms(Settings):
     minimum_norm: float = Field(ge=0, allow_inf_nan=False)
     maximum_norm: float = Field(gt=0, allow_inf_nan=False)
     minimum_spread: float = Field(0.0, ge=0, lt=1)
+    rows: int | None = Field(None, ge=1, le=2**40)
 
     @model_validator(mode="after")
     def _bounds_fit(self) -> Self:
@@ -112,6 +114,7 @@ class Contract(Settings):
         passives: terms by passive.
         alignment, secure_sum, guard: protocols with their public parameters.
         votes: how passives label rows; empty where they do not.
+        multiview: what is averaged, where parties average; else empty.
         minimum_batch: rows below which a passive refuses a batch.
         epochs, batch_size: how much will be asked of the passives at most.
         spare_answers: for a row above one an epoch, in all sessions of the run together.
@@ -130,6 +133,7 @@ class Contract(Settings):
     secure_sum: dict[str, Any]
     guard: dict[str, Any]
     votes: dict[str, Any] = {}
+    multiview: dict[str, Any] = {}
     minimum_batch: int = Field(ge=1)
     epochs: int = Field(ge=1)
     batch_size: int = Field(ge=1)
@@ -159,6 +163,11 @@ class Contract(Settings):
     def digest(self) -> bytes:
         """SHA-256 of the document, 32 bytes."""
         return hashlib.sha256(b"secure-apfed contract v1" + self.document).digest()
+
+    @property
+    def at_start(self) -> bool:
+        """Whether no step was played before: what is opened once in a run is opened now."""
+        return self.resumes is None or self.resumes.step == 0
 
     def names(self, role: str) -> tuple[str, ...]:
         """The parties of one role, in the contract's order."""

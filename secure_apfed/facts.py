@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from secure_apfed.objectives.settings import ObjectiveSettings
 
-__all__ = ["MethodFacts", "Released", "Side", "Teacher", "VoteOpening"]
+__all__ = ["Averaged", "MethodFacts", "Released", "Side", "Teacher", "VoteOpening"]
 
 Side: TypeAlias = Literal["active", "passives"]
 VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
@@ -19,10 +19,18 @@ VoteOpening: TypeAlias = Literal["sum", "randomised", "moment", "encrypted"]
 response; a noised linear map of the sum and nothing of a row; the sum, of labels that no passive
 sees."""
 
-Teacher: TypeAlias = Literal["joint model", "imputed representations", "joint representations"]
+Teacher: TypeAlias = Literal[
+    "joint model", "imputed representations", "joint representations", "shared singular vectors"
+]
 """What the active's student learns from: labels that a model on all parties' representations gives;
-labels by passives' representations, as the active predicts them from its own features; or a code of
-all parties' representations, which its own is to resemble."""
+labels by passives' representations, as the active predicts them from its own features; a code of
+all parties' representations, which its own is to resemble; or, in its place, the left singular
+vectors of all parties' tables, which a server decomposes under masks."""
+
+Averaged: TypeAlias = Literal["pseudo-labels", "weights"]
+"""What goes round: the active sends it, every party makes its own from its data, and the active
+reads the secure weighted sum of what passives made. Pseudo-labels are of the aligned rows, weights
+of a model that all parties have, each trained on people and labels of its own."""
 
 Released: TypeAlias = Literal["representations", "contributions", "returned gradients", "labels"]
 """What training lets out of a party, labels by way of the gradients of their loss."""
@@ -43,6 +51,8 @@ class MethodFacts:
             which the active reads.
         sums_representations: passives contribute their representations to a secure sum, of which
             the active reads the sum alone; `representations_from` is None then.
+        averages: parties go round and average this; None: they do not.
+        reads_sequences: views are sequences, which GRUs read (`model.network: gru`).
         opens_votes: every passive labels the rows of the active from its own features, once, and
             this is how the active reads the labels; None: nobody votes.
         teacher: what the active's student learns from, where not from votes; None: there is no
@@ -51,6 +61,7 @@ class MethodFacts:
             what that passive sent.
         trains_privately: takes `dp_sgd`: the active gives the passives nothing beyond its guarded
             representations that private updates would leave unprotected.
+        takes_labels_of_passives: takes `data.labels_at`: passives may hold labels, too.
         takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
         stops_early: takes `train.patience`: the active can tell the loss of held-out rows.
         own_objective: of every passive that contributes; None: each says its own.
@@ -62,10 +73,13 @@ class MethodFacts:
     representations_from: Side | None = None
     sums_gradients: bool = False
     sums_representations: bool = False
+    averages: Averaged | None = None
+    reads_sequences: bool = False
     opens_votes: VoteOpening | None = None
     teacher: Teacher | None = None
     returns_gradients: bool = False
     trains_privately: bool = False
+    takes_labels_of_passives: bool = False
     takes_pairwise: bool = False
     stops_early: bool = False
     own_objective: ObjectiveSettings | None = None
@@ -75,6 +89,7 @@ class MethodFacts:
             self.representations_from
             or self.sums_gradients
             or self.sums_representations
+            or self.averages
             or self.opens_votes
             or self.returns_gradients
         )
@@ -83,7 +98,7 @@ class MethodFacts:
         told = self.representations_from == "passives" or self.sums_representations
         if self.returns_gradients and not told:
             raise ValueError(f"{self.title} returns gradients on what no passive sent")
-        if self.teacher is not None and self.representations_from != "passives":
+        if self.teacher and not (self.representations_from == "passives" or self.decomposes):
             raise ValueError(f"{self.title} has a teacher that passives tell nothing")
         if self.own_objective is not None and not self.sums_gradients:
             raise ValueError(f"{self.title} has an objective of passives that contribute nothing")
@@ -91,17 +106,38 @@ class MethodFacts:
     @property
     def sums(self) -> bool:
         """Whether passives contribute to a secure sum."""
-        return self.sums_gradients or self.sums_representations or self.opens_votes == "sum"
+        summed = self.sums_gradients or self.sums_representations or self.averages is not None
+        return summed or self.opens_votes == "sum"
+
+    @property
+    def aligns(self) -> bool:
+        """Whether parties find out whom they have in common; parties with other people do not."""
+        return self.has_passives and self.averages != "weights"
+
+    @property
+    def offers(self) -> tuple[Side, ...]:
+        """Who says before the contract what it will send."""
+        if self.averages == "weights" or self.decomposes:
+            return ("active", "passives")
+        if self.opens_votes or self.averages:
+            return ("active",)
+        told = "passives" if self.sums_representations else self.representations_from
+        return () if told is None else (told,)
+
+    @property
+    def decomposes(self) -> bool:
+        """Whether the active reads singular vectors of all parties' tables, which hold no noise."""
+        return self.teacher == "shared singular vectors"
 
     @property
     def aggregates(self) -> bool:
         """Whether there is an aggregator."""
-        return self.sums or self.opens_votes in ("moment", "encrypted")
+        return self.sums or self.decomposes or self.opens_votes in ("moment", "encrypted")
 
     @property
     def takes_dealer(self) -> bool:
         """Whether a party without data deals randomness to the others before the first step."""
-        return self.opens_votes == "moment"
+        return self.decomposes or self.opens_votes == "moment"
 
     @property
     def sends_labels(self) -> bool:
@@ -112,13 +148,13 @@ class MethodFacts:
     def asks_once(self) -> bool:
         """Whether passives are asked for each row once, and not in every epoch."""
         passives_tell = self.representations_from == "passives" and not self.returns_gradients
-        return self.opens_votes is not None or passives_tell
+        return self.opens_votes is not None or passives_tell or self.decomposes
 
     @property
     def predicts_throughout(self) -> bool:
         """Whether the model that predicts alone is there from the first epoch on."""
         taught = self.opens_votes is not None or self.teacher is not None
-        return self.predicts_alone and not taught
+        return self.predicts_alone and not taught and self.averages is None
 
     def sender_of(self, released: Released) -> Side | None:
         """Who lets this out; None: nobody does."""

@@ -6,7 +6,7 @@ A new bench is one file and one line in the table.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from experiments.bench import attacks, exchange, local, psi, secure_sum, votes
+from experiments.bench import attacks, exchange, footprint, local, psi, secure_sum, votes
 from experiments.bench.rows import Row, machine
 
 __all__ = ["BENCHES", "Row", "machine", "run_bench"]
@@ -14,6 +14,7 @@ __all__ = ["BENCHES", "Row", "machine", "run_bench"]
 BENCHES: Mapping[str, Callable[[bool], Iterable[Row]]] = {
     "attacks": attacks.bench,
     "exchange": exchange.bench,
+    "footprint": footprint.bench,
     "local": local.bench,
     "psi": psi.bench,
     "secure-sum": secure_sum.bench,

@@ -90,6 +90,8 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
          "The epsilon on votes is of one vote, not of a person's record."),
         (votes and not any(flow.kind in _BALLOTS for flow in run.flows),
          "Nobody was ever asked for votes: the active trained alone."),
+        (method.decomposes,
+         "There is no noise: the active reads singular vectors of all parties' rows as they are."),
         (method.returns_gradients, "Passives receive gradients that give labels away."),
         (from_active and not any_sent,
          "No batch was ever sent to the passives: the active trained alone."),
@@ -294,13 +296,15 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
         "tested": outcome.test_rows, "aligned": outcome.aligned_rows,
     }  # fmt: skip
     yield "method", run.facts.method.title
-    yield "data", f"{title}, {data.view_count} views"
+    parted = "parties with people of their own" if data.horizontal else "views"
+    yield "data", f"{title}, {data.view_count} {parted}"
     yield "parties", ", ".join(run.roles)
     yield "rows", ", ".join(f"{words.count(n)} {name}" for name, n in rows.items() if n is not None)
     rate = f"learning rate {train.learning_rate:g}"
     yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
-    asked = words.percent(data.overlap)
-    yield "alignment", f"{config.alignment.protocol}, overlap asked {asked}"
+    asked = f"people {data.aligned}" if data.aligned else f"overlap {words.percent(data.overlap)}"
+    if not data.horizontal:
+        yield "alignment", f"{config.alignment.protocol}, {asked} asked"
     if outcome.sum:
         yield "secure sum", words.in_words(outcome.sum)
     if config.facts.opens_votes:

@@ -74,6 +74,10 @@ def _opens(*openings: VoteOpening) -> Fact:
     return lambda run: run.method.opens_votes in openings
 
 
+def _adds_noise(run: RunFacts) -> bool:
+    return run.method.sums_gradients or run.method.sums_representations
+
+
 def _votes(run: RunFacts) -> bool:
     return run.method.opens_votes is not None
 
@@ -84,6 +88,9 @@ FACTS: Mapping[str, Fact] = {
     "the active sends representations": lambda run: run.method.representations_from == "active",
     "passives send representations": lambda run: run.method.representations_from == "passives",
     "gradients are summed": lambda run: run.method.sums_gradients,
+    "representations are summed": lambda run: run.method.sums_representations,
+    "pseudo-labels are averaged": lambda run: run.method.averages == "pseudo-labels",
+    "weights are averaged": lambda run: run.method.averages == "weights",
     "contributions are summed": lambda run: run.method.sums,
     "passives vote": _votes,
     "votes are answered singly": _opens("randomised"),
@@ -93,12 +100,13 @@ FACTS: Mapping[str, Fact] = {
     "no noise on votes": lambda run: _votes(run) and not run.noisy,
     "votes move each other": lambda run: _votes(run) and not run.inductive,
     "votes stand alone": lambda run: _votes(run) and run.inductive,
-    "a teacher labels rows": lambda run: run.method.teacher is not None,
+    "a teacher labels rows": lambda run: bool(run.method.teacher) and not run.method.decomposes,
+    "tables are decomposed": lambda run: run.method.decomposes,
     "gradients are returned": lambda run: run.method.returns_gradients,
     **{f"sum {name}": _sums_by(name) for name in SECURE_SUMS},
     "votes are opened as a moment": _opens("moment"),
     "votes of encrypted labels are summed": _opens("encrypted"),
-    "noise under the sum": lambda run: run.method.sums_gradients and run.noisy,
+    "noise under the sum": lambda run: _adds_noise(run) and run.noisy,
     "no noise under the sum": lambda run: run.method.sums_gradients and not run.noisy,
     "guard on": lambda run: run.guarded and run.method.representations_from is not None,
     "no guard": lambda run: not run.guarded,
@@ -107,7 +115,7 @@ FACTS: Mapping[str, Fact] = {
     "DP-SGD": lambda run: run.private,
     "no DP-SGD": lambda run: not run.private,
     "alignment pairwise": lambda run: run.pairwise,
-    "alignment of all": lambda run: run.method.has_passives and not run.pairwise,
+    "alignment of all": lambda run: run.method.aligns and not run.pairwise,
     "defences on": lambda run: run.method.has_passives and run.defended,
     "in one process": lambda run: run.method.has_passives and not run.apart,
     "in processes": lambda run: run.method.has_passives and run.apart,

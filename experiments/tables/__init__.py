@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from experiments.tables import apc_vfl, apc_vfl_splitnn, apfed
+from experiments.tables import apc_vfl, apc_vfl_splitnn, apfed, mmvfl
 from experiments.tables.table import PaperTable
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import unknown_name
@@ -10,7 +10,8 @@ from secure_apfed.settings import unknown_name
 __all__ = ["TABLES", "find_table"]
 
 TABLES: Mapping[str, PaperTable] = {
-    table.name: table for table in (*apfed.TABLES, *apc_vfl.TABLES, *apc_vfl_splitnn.TABLES)
+    table.name: table
+    for table in (*apfed.TABLES, *apc_vfl.TABLES, *apc_vfl_splitnn.TABLES, *mmvfl.TABLES)
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict
+from threadpoolctl import threadpool_limits
 
 from experiments.study import Point, finish
 from secure_apfed.config import Config
@@ -187,7 +188,8 @@ class FunctionJob:
         if not path.is_file():
             torch.set_num_threads(1)
             began = time.monotonic()
-            figures = dict(self.measure(seed=self.seed, **self.settings))
+            with threadpool_limits(1):
+                figures = dict(self.measure(seed=self.seed, **self.settings))
             measured = Measured(figures=figures, seconds=time.monotonic() - began)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             kept = _Kept(settings=digest, measured=measured)

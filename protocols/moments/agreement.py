@@ -18,6 +18,7 @@ import numpy as np
 
 from protocols.discrete_gaussian import MAX_DEVIATION, largest_noise
 from protocols.errors import LocalProtocolError
+from protocols.names import require_names
 from protocols.sums.agreement import SumAgreement
 
 __all__ = ["BLOCK_BYTES", "MomentAgreement"]
@@ -27,7 +28,6 @@ BLOCK_BYTES = 2**22
 
 _SIZES = {"people": 2**24, "features": 2**16, "columns": 2**16}
 _MOST_PRODUCTS = 2**20  # d K: a block of 8 people then has at most 64 MiB
-_MOST_NAME_BYTES = 255
 # A row of votes may exceed 1 by 2^-20 (rounding of floats): below a step while T is below 2^20.
 _MOST_BITS = 18
 
@@ -76,12 +76,7 @@ class MomentAgreement:
                 f"contributors are a tuple of names, got {type(self.contributors).__name__}"
             )
         parties = (self.receiver, self.combiner, self.dealer, *self.contributors)
-        for name in (self.session, *parties):
-            _require_name(name)
-        if len(set(parties)) != len(parties):
-            raise LocalProtocolError(
-                f"the parties of a moment are all different, got {', '.join(parties)}"
-            )
+        require_names("moment", self.session, parties)
         for field in ("signed", "allow_single"):
             if type(getattr(self, field)) is not bool:
                 raise LocalProtocolError(f"{field} is True or False, got {getattr(self, field)!r}")
@@ -193,15 +188,3 @@ class MomentAgreement:
     def sign_bytes(self) -> int:
         """Bytes of U d packed signs."""
         return -(-self.people * self.features // 8)
-
-
-def _require_name(name: object) -> None:
-    try:
-        size = len(name.encode()) if isinstance(name, str) else 0
-    except UnicodeEncodeError:
-        size = 0
-    if not 0 < size <= _MOST_NAME_BYTES:
-        raise LocalProtocolError(
-            f"a moment needs a session name and a name for every party, text of 1 to "
-            f"{_MOST_NAME_BYTES} bytes in UTF-8 each, got {name!r:.100}"
-        )

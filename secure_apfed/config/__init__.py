@@ -16,8 +16,14 @@ from secure_apfed.methods import METHODS
 from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
 from secure_apfed.settings import unknown_name
+from secure_apfed.settings.multiview import MultiviewSettings
 from secure_apfed.settings.run import AttackChoice, RunSettings
-from secure_apfed.settings.teaching import DistillationSettings, ImputationSettings, TeacherSettings
+from secure_apfed.settings.teaching import (
+    DecompositionSettings,
+    DistillationSettings,
+    ImputationSettings,
+    TeacherSettings,
+)
 from secure_apfed.settings.training import PassiveSettings
 from secure_apfed.settings.votes import VotesSettings
 
@@ -60,6 +66,20 @@ class Config(RunSettings):
                 f"guard.mechanism: in method {self.method} nobody reads a representation; say none "
                 "and add noise under their sum, as secure_sum: {noise: {epsilon: 8}}"
             )
+        if self.facts.averages and self.guard.mechanism != "none":
+            raise ValueError(
+                f"guard.mechanism: method {self.method} sends no representation, and one person "
+                f"moves all {self.facts.averages} of a party, so that no noise of a guard covers "
+                "it; say none"
+            )
+        if self.facts.decomposes and self.guard.mechanism != "none":
+            guarded = _methods(
+                lambda facts: facts.predicts_alone and facts.representations_from is not None
+            )
+            raise ValueError(
+                f"guard.mechanism: method {self.method} adds no noise to what it decomposes; say "
+                f"none and accept that, or use {guarded}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -98,17 +118,21 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _teaching_fits(self) -> "Config":
-        said: dict[str, tuple[Teacher, bool]] = {
-            "teacher": ("joint model", self.teacher != TeacherSettings()),
-            "imputed": ("imputed representations", self.imputed != ImputationSettings()),
-            "distilled": ("joint representations", self.distilled != DistillationSettings()),
-        }
-        for key, (teacher, given) in said.items():
-            if given and self.facts.teacher != teacher:
-                having = [name for name, one in METHODS.items() if one.facts.teacher == teacher]
+        vectors: Teacher = "shared singular vectors"
+        said: dict[str, tuple[tuple[Teacher, ...], bool]] = {
+            "teacher": (("joint model",), self.teacher != TeacherSettings()),
+            "imputed": (("imputed representations",), self.imputed != ImputationSettings()),
+            "distilled": (
+                ("joint representations", vectors), self.distilled != DistillationSettings(),
+            ),
+            "decomposed": ((vectors,), self.decomposed != DecompositionSettings()),
+        }  # fmt: skip
+        for key, (teachers, given) in said.items():
+            if given and self.facts.teacher not in teachers:
+                having = [name for name, one in METHODS.items() if one.facts.teacher in teachers]
                 raise ValueError(
-                    f"{key}: method {self.method} takes no {teacher}; leave it out, or "
-                    f"use {' or '.join(having)}"
+                    f"{key}: method {self.method} takes no {' or '.join(teachers)}; leave it out, "
+                    f"or use {' or '.join(having)}"
                 )
         return self
 
@@ -151,6 +175,67 @@ class Config(RunSettings):
             raise ValueError(
                 f"train.patience: {self.labels.mechanism} answers labels as the epochs go on, and "
                 "losses before and after do not compare; use randomised_response"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _decomposition_fits(self) -> "Config":
+        if not self.facts.decomposes:
+            return self
+        if self.model.network != "enriched" or self.model.head:
+            raise ValueError(
+                f"model.network: method {self.method} classifies the active's own features beside "
+                f"the student's code by logistic regression, and {self.model.network} has another "
+                "head; use enriched, without model.head"
+            )
+        unused, usual = self.distilled, DistillationSettings()
+        for key in ("own", "passive", "joint"):
+            if getattr(unused, key) != getattr(usual, key):
+                raise ValueError(
+                    f"distilled.{key}: in method {self.method} the student alone is an "
+                    "autoencoder; leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _views_fit(self) -> "Config":
+        if self.facts.averages is None and self.multiview != MultiviewSettings():
+            raise ValueError(
+                f"multiview: in method {self.method} parties agree on no pseudo-labels; leave it "
+                f"out, or use {_methods(lambda facts: facts.averages is not None)}"
+            )
+        network = "gru" if self.facts.reads_sequences else "identity"
+        if self.facts.averages and self.model.network != network:
+            raise ValueError(
+                f"model.network: method {self.method} takes {network}, got {self.model.network}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _partition_fits(self) -> "Config":
+        facts, data = self.facts, self.data
+        if not facts.has_passives:
+            return self
+        if data.horizontal and facts.aligns:
+            raise ValueError(
+                f"data.partition: method {self.method} aligns tables of the same people, and under "
+                "horizontal each party has people of its own; take vertical, or use "
+                f"{_methods(lambda facts: not facts.aligns)}"
+            )
+        if not data.horizontal and not facts.aligns:
+            raise ValueError(
+                f"data.partition: in method {self.method} all parties have the same features of "
+                f"other people; say horizontal, or use {_methods(lambda facts: facts.aligns)}"
+            )
+        if data.labels_at and not facts.takes_labels_of_passives:
+            raise ValueError(
+                f"data.labels_at: in method {self.method} the active alone holds labels; leave it "
+                f"out, or use {_methods(lambda facts: facts.takes_labels_of_passives)}"
+            )
+        if (data.horizontal or data.labels_at) and self.labels.mechanism != "none":
+            raise ValueError(
+                f"labels.mechanism: {self.labels.mechanism} answers the active's labels alone, and "
+                "passives hold labels, too; say none"
             )
         return self
 

@@ -9,12 +9,15 @@ from secure_apfed.data.image_encoding import ImageEncoding
 from secure_apfed.data.inputs import load_features
 from secure_apfed.data.loading import load_data
 from secure_apfed.data.prepared import pack_own, read_own
+from secure_apfed.data.presets import PRESETS, preset
 from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.data.tables import load_own_tables
+from secure_apfed.data.views import View, ViewColumns
 
 __all__ = [
     "DATASETS",
+    "PRESETS",
     "UNLABELLED",
     "ColumnEncoding",
     "DataSettings",
@@ -26,6 +29,8 @@ __all__ = [
     "Progress",
     "RawFeatures",
     "VerticalData",
+    "View",
+    "ViewColumns",
     "default_folder",
     "describe",
     "fetch",
@@ -35,5 +40,6 @@ __all__ = [
     "load_own_tables",
     "pack_own",
     "parse_encoding",
+    "preset",
     "read_own",
 ]

@@ -18,7 +18,14 @@ from secure_apfed.data.frames import to_numbers, to_texts
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
 
-__all__ = ["CategoricalColumn", "ColumnEncoding", "Missing", "NumericColumn", "fit_columns"]
+__all__ = [
+    "CategoricalColumn",
+    "Column",
+    "ColumnEncoding",
+    "Missing",
+    "NumericColumn",
+    "fit_columns",
+]
 
 Missing = Literal["error", "mean", "drop"]
 _CATEGORY_LIMIT = 256

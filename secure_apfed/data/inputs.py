@@ -14,7 +14,7 @@ from secure_apfed.data.column_encoding import CategoricalColumn, ColumnEncoding
 from secure_apfed.data.encoding import FeatureEncoding, RawFeatures
 from secure_apfed.data.files import read_file
 from secure_apfed.data.frames import is_table, read_frame, to_texts
-from secure_apfed.data.readers import is_idx, parse_idx
+from secure_apfed.data.image_files import is_idx, parse_idx
 from secure_apfed.errors import DataError
 
 __all__ = ["load_features"]

@@ -9,23 +9,24 @@ import torch
 from numpy.typing import NDArray
 
 from secure_apfed.data.catalogue import TABLES, find_dataset
-from secure_apfed.data.column_encoding import fit_columns
+from secure_apfed.data.column_encoding import ColumnEncoding
 from secure_apfed.data.encoding import FeatureEncoding
+from secure_apfed.data.image_encoding import ImageEncoding
 from secure_apfed.data.partition import (
-    Holdings,
     choose_labelled,
     cut_columns,
     cut_strips,
-    deal_people,
     generator,
-    party_names,
+    passive_labels,
     person_ids,
     split_rows,
 )
-from secure_apfed.data.readers import ImagePool, Pool, TablePool
-from secure_apfed.data.records import PartyTable, VerticalData
+from secure_apfed.data.people import deal_clients, deal_people, draw_people
+from secure_apfed.data.readers import DataSet, ImagePool, Pool, TablePool
+from secure_apfed.data.records import UNLABELLED, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings
 from secure_apfed.data.tables import load_tables
+from secure_apfed.data.views import View, ViewColumns, fit_views, locate_views
 
 __all__ = ["load_data"]
 
@@ -36,7 +37,8 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     """Return all parties' tables for one run; the same settings and seed give the same tables.
 
     Parties of built-in sets are called "active", "passive-1", ...; own tables keep the
-    names of the settings.
+    names of the settings. Under a horizontal partition all parties use the encoding that is fitted
+    to the active's training rows, so that their features mean the same.
 
     Raises:
         ConfigError: a view or column that the set does not have.
@@ -46,86 +48,163 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         return load_tables(settings, seed=seed)
     dataset = find_dataset(settings.dataset)
     pool = dataset.read(dataset, settings.folder)
-    people = _people(pool, settings, seed)
+    drawn = draw_people(
+        pool.labels, rows=settings.rows, rows_per_class=settings.rows_per_class, seed=seed
+    )
+    pool = pool if drawn is None else pool.at(drawn)
     ids = person_ids(len(pool.labels), seed=seed)
+    people = _People(pool.labels, *_split(pool, settings, seed), settings, seed)
     views = (
-        _ImageViews(pool, settings) if isinstance(pool, ImagePool) else _TableViews(pool, settings)
+        _ImageViews(pool, settings)
+        if isinstance(pool, ImagePool)
+        else _TableViews(pool, dataset, settings)
     )
     tables: list[PartyTable] = []
-    active_rows = np.empty(0, np.int64)
-    for place, name in enumerate(views.parties):
-        active = place == 0
-        rows = generator(seed, f"order of {name}").permutation(people.of(active=active))
-        features, encoding = views.take(name, rows, fit_rows=people.train if active else rows)
-        labels = torch.from_numpy(pool.labels[rows]) if active else None
-        tables.append(PartyTable(name, tuple(ids[rows].tolist()), features, labels, encoding))
-        active_rows = rows if active else active_rows
-    is_test = np.isin(active_rows, people.test)
-    train_rows = np.flatnonzero(~is_test)
-    labelled = choose_labelled(
-        pool.labels[active_rows[train_rows]], settings.labelled, seed=seed,
-        choice=settings.labelled_choice,
-    )  # fmt: skip
+    encoding: FeatureEncoding | None = None
+    for name in settings.party_names:
+        rows = people.rows(name)
+        if encoding is None or not settings.horizontal:
+            encoding = views.fit(name, people.fitted_to(name, rows))
+        features, located = views.encode(name, rows, encoding)
+        labels_N = people.labels(name, rows) if settings.holds_labels(name) else None
+        labels = None if labels_N is None else torch.from_numpy(labels_N)
+        tables.append(
+            PartyTable(name, tuple(ids[rows].tolist()), features, labels, encoding, located)
+        )
+    train_rows, test_rows, labelled = people.active_split()
     return VerticalData(
         active=tables[0],
         passives=tuple(tables[1:]),
         classes=dataset.classes,
-        train_rows=torch.from_numpy(train_rows),
-        test_rows=torch.from_numpy(np.flatnonzero(is_test)),
-        labelled=None if labelled is None else torch.from_numpy(train_rows[labelled]),
+        train_rows=train_rows,
+        test_rows=test_rows,
+        labelled=labelled,
+        labels_at=settings.labels_at,
+        horizontal=settings.horizontal,
     )
 
 
-def _people(pool: Pool, settings: DataSettings, seed: int) -> Holdings:
-    rows = np.arange(len(pool.labels), dtype=np.int64)
+def _split(pool: Pool, settings: DataSettings, seed: int) -> tuple[Rows, Rows]:
     if pool.official_train is None:
-        train, test = split_rows(
-            pool.labels, settings.test_fraction, seed=seed, split=settings.split
+        return split_rows(pool.labels, settings.test_fraction, seed=seed, split=settings.split)
+    rows = np.arange(len(pool.labels), dtype=np.int64)
+    return rows[: pool.official_train], rows[pool.official_train :]
+
+
+class _People:
+    """Which rows of the pool each party holds, in its own order, and whose labels it knows."""
+
+    def __init__(
+        self, labels_N: Rows, train: Rows, test: Rows, settings: DataSettings, seed: int
+    ) -> None:
+        self._labels_N, self._test, self._settings, self._seed = labels_N, test, settings, seed
+        names, limit = settings.party_names, settings.limit
+        if settings.horizontal:
+            dealt = deal_clients(labels_N, train, clients=len(names), limit=limit, seed=seed)
+            self._train = dict(zip(names, dealt, strict=True))
+            return
+        people = deal_people(
+            train, test, overlap=settings.overlap, limit=limit, seed=seed, aligned=settings.aligned
         )
-    else:
-        train, test = rows[: pool.official_train], rows[pool.official_train :]
-    return deal_people(train, test, overlap=settings.overlap, limit=settings.limit, seed=seed)
+        self._train = dict.fromkeys(names, people.passive_train) | {names[0]: people.train}
+
+    def rows(self, party: str) -> Rows:
+        """All that the party holds, in its order; test rows are the active's under horizontal."""
+        own = self._train[party]
+        if self._is_active(party) or not self._settings.horizontal:
+            own = np.concatenate([own, self._test])
+        return generator(self._seed, f"order of {party}").permutation(own)
+
+    def fitted_to(self, party: str, rows: Rows) -> Rows:
+        """Those that the party's statistics are of."""
+        return self._train[party] if self._is_active(party) else rows
+
+    def labels(self, party: str, rows: Rows) -> Rows:
+        """Of these rows, as far as the party knows them: a passive, none of test rows."""
+        labels_N = self._labels_N[rows]
+        if self._is_active(party):
+            return labels_N
+        labels_N = np.where(np.isin(rows, self._test), UNLABELLED, labels_N)
+        labelled, choice = self._settings.labelled, self._settings.labelled_choice
+        return passive_labels(labels_N, labelled, seed=self._seed, choice=choice, party=party)
+
+    def active_split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Of the active's table the training rows, the test rows, and those with a label."""
+        settings, rows = self._settings, self.rows(self._settings.active_name)
+        is_test = np.isin(rows, self._test)
+        train = np.flatnonzero(~is_test)
+        labelled = choose_labelled(
+            self._labels_N[rows[train]], settings.labelled, seed=self._seed,
+            choice=settings.labelled_choice,
+        )  # fmt: skip
+        test = torch.from_numpy(np.flatnonzero(is_test))
+        known = None if labelled is None else torch.from_numpy(train[labelled])
+        return torch.from_numpy(train), test, known
+
+    def _is_active(self, party: str) -> bool:
+        return party == self._settings.active_name
 
 
 class _ImageViews:
-    """Strips of the pool's images, one for each party."""
+    """Strips of the pool's images, one for each party; or whole images for all of them."""
 
     def __init__(self, pool: ImagePool, settings: DataSettings) -> None:
         _, channels, height, width = pool.pixels.shape
+        names, whole = settings.party_names, settings.horizontal
         strips = cut_strips(
             channels=channels, height=height, width=width, maximum=pool.maximum,
-            views=settings.view_count, active_view=settings.active_view,
+            views=1 if whole else len(names), active_view=settings.active_view,
         )  # fmt: skip
         self._pixels_NCHW = pool.pixels
-        self._strips = dict(zip(party_names(len(strips)), strips, strict=True))
-        self.parties = tuple(self._strips)
+        self._strips = dict(zip(names, strips * len(names) if whole else strips, strict=True))
 
-    def take(
-        self, party: str, rows: Rows, *, fit_rows: Rows
-    ) -> tuple[torch.Tensor, FeatureEncoding]:
-        """Return a party's features of these rows of the pool; nothing is fitted to images."""
+    def fit(self, party: str, rows: Rows) -> ImageEncoding:
+        """Return the party's strip; nothing is fitted to images."""
+        return self._strips[party]
+
+    def encode(
+        self, party: str, rows: Rows, encoding: FeatureEncoding
+    ) -> tuple[torch.Tensor, dict[str, View]]:
+        """Return a party's features of these rows of the pool, which are one image each."""
         strip = self._strips[party]
         cut_NCSW = self._pixels_NCHW[rows, :, strip.first_row : strip.end_row]
-        return strip.encode(cut_NCSW, source=party), strip
+        return encoding.encode(cut_NCSW, source=party), {}
 
 
 class _TableViews:
-    """Columns of the pool's table, some for each party."""
+    """Columns of the pool's table, some for each party; or all for all of them."""
 
-    def __init__(self, pool: TablePool, settings: DataSettings) -> None:
+    def __init__(self, pool: TablePool, dataset: DataSet, settings: DataSettings) -> None:
         self._frame, self._categorical = pool.frame, pool.categorical
-        self._columns = cut_columns(
-            list(pool.frame.columns),
-            find_dataset(settings.dataset).natural_views,
-            settings.columns,
-            active_view=settings.active_view,
-        )
-        self.parties = tuple(self._columns)
+        natural = {
+            name: ViewColumns(
+                columns=dataset.natural_views[name], sequence=dataset.sequences.get(name)
+            )
+            for name in settings.natural_views or dataset.natural_views
+        }
+        if settings.columns is not None:
+            cut = cut_columns(list(pool.frame.columns), settings.columns)
+            self._views = {name: {name: ViewColumns(columns=cut[name])} for name in cut}
+        elif settings.horizontal:
+            self._views = dict.fromkeys(settings.party_names, natural)
+        else:
+            order = list(natural)
+            order.insert(0, order.pop(settings.active_view - 1))
+            self._views = {
+                name: {view: natural[view]}
+                for name, view in zip(settings.party_names, order, strict=True)
+            }
 
-    def take(
-        self, party: str, rows: Rows, *, fit_rows: Rows
-    ) -> tuple[torch.Tensor, FeatureEncoding]:
-        """Return a party's features of these rows, standardised by its `fit_rows`."""
-        own = self._frame[list(self._columns[party])]
-        encoding = fit_columns(own.iloc[fit_rows], categorical=self._categorical, source=party)
-        return encoding.encode(own.iloc[rows], source=party), encoding
+    def fit(self, party: str, rows: Rows) -> ColumnEncoding:
+        """Return the encoding of the party's columns, with statistics of these rows."""
+        return fit_views(
+            self._frame.iloc[rows], self._views[party], categorical=self._categorical, source=party
+        )
+
+    def encode(
+        self, party: str, rows: Rows, encoding: FeatureEncoding
+    ) -> tuple[torch.Tensor, dict[str, View]]:
+        """Return a party's features of these rows, and where its views are among them."""
+        assert isinstance(encoding, ColumnEncoding)
+        features = encoding.encode(self._frame.iloc[rows], source=party)
+        return features, locate_views(encoding, self._views[party], source=party)

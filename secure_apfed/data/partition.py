@@ -1,12 +1,9 @@
-"""Vertical partition: who holds which people and which features. Experiment design only.
+"""Which rows test, which have a label, and who holds which features. Experiment design only.
 
 Everything follows from the run's seed through NumPy generators; nothing here makes a key.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,53 +15,19 @@ from secure_apfed.seeds import derive_seed
 
 __all__ = [
     "BUILT_IN_ACTIVE",
-    "Holdings",
     "choose_labelled",
     "cut_columns",
     "cut_strips",
-    "deal_people",
     "generator",
     "party_names",
+    "passive_labels",
     "person_ids",
-    "shared_rows",
     "split_rows",
 ]
 
 Rows = NDArray[np.int64]
 
 BUILT_IN_ACTIVE = "active"
-
-
-@dataclass(frozen=True, eq=False)
-class Holdings:
-    """Which rows of the pool each kind of party holds, in no party's order.
-
-    Attributes:
-        shared: training rows that the active and every passive hold.
-        active_only: the active's other training rows.
-        strangers: the passives' rows that the active lacks; the same for all passives, so
-            that passives know people in common whom the active must not learn of.
-        test: test rows, held by all, so that TVFL can be evaluated.
-    """
-
-    shared: Rows
-    active_only: Rows
-    strangers: Rows
-    test: Rows
-
-    @property
-    def train(self) -> Rows:
-        """The active's training rows."""
-        return np.concatenate([self.shared, self.active_only])
-
-    def of(self, *, active: bool) -> Rows:
-        """All rows of the active or of a passive."""
-        return np.concatenate([self.train if active else self.passive_train, self.test])
-
-    @property
-    def passive_train(self) -> Rows:
-        """A passive's rows outside the test split."""
-        return np.concatenate([self.shared, self.strangers])
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
@@ -75,11 +38,6 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
 def party_names(views: int) -> tuple[str, ...]:
     """Return "active", "passive-1", ... for m views."""
     return (BUILT_IN_ACTIVE, *(f"passive-{at}" for at in range(1, views)))
-
-
-def shared_rows(rows: int, overlap: float) -> int:
-    """Return floor(overlap * rows), exact for a decimal overlap such as 0.7."""
-    return math.floor(Fraction(str(overlap)) * rows)
 
 
 def split_rows(
@@ -114,8 +72,9 @@ def split_rows(
 
 
 def choose_labelled(
-    labels_T: Rows, wanted: float | None, *, seed: int, choice: str = "by_class"
-) -> Rows | None:
+    labels_T: Rows, wanted: float | None, *, seed: int, choice: str = "by_class",
+    party: str | None = None,
+) -> Rows | None:  # fmt: skip
     """Return positions among T training rows whose labels may be learnt from; None: all.
 
     Of one seed, fewer rows are among more of them.
@@ -125,6 +84,7 @@ def choose_labelled(
         wanted: rows, or a share of those with a label; None: all of those.
         seed: of the draw.
         choice: as `DataSettings.labelled_choice`.
+        party: the passive whose rows they are; None: the active's.
 
     Raises:
         DataError: fewer rows have a label than are wanted, or fewer are wanted than classes.
@@ -136,10 +96,11 @@ def choose_labelled(
     classes = np.unique(labels_T[known])
     if not len(classes) <= count <= len(known):
         raise DataError(
-            f"data.labelled: {count} labelled rows are wanted, at least one for each of "
-            f"{len(classes)} classes; {len(known)} training rows have a label"
+            f"data.labelled: {count} labelled rows are wanted{f' at {party}' if party else ''}, at "
+            f"least one for each of {len(classes)} classes; {len(known)} training rows have a label"
         )
-    drawn = generator(seed, "labelled").permutation(known)
+    purpose = f"labelled {party}" if party else "labelled"
+    drawn = generator(seed, purpose).permutation(known)
     if choice == "at_random":
         return np.sort(drawn[:count])
     # One of each class first, then each class by its share.
@@ -150,38 +111,20 @@ def choose_labelled(
     return np.sort(np.concatenate(list(queues.values()))[order[:count]])
 
 
-def deal_people(
-    train_rows: Rows, test_rows: Rows, *, overlap: float, limit: int | None, seed: int
-) -> Holdings:
-    """Choose the people of the active and of the passives.
-
-    With T training rows in the pool, the active gets the largest number A (at most `limit`)
-    for which every passive can hold as many: S = floor(overlap * A) shared ones and A - S
-    strangers kept from the active, so A + (A - S) <= T. Hence overlap is the shared part of
-    the active's training rows and of each passive's, and the intersection of all parties is
-    exactly the S shared rows. The price is that the active trains on about T / (2 - overlap)
-    rows: a passive whose people the active all knows would make alignment look too easy.
+def passive_labels(
+    labels_N: Rows, wanted: float | None, *, seed: int, choice: str, party: str
+) -> Rows:
+    """Return the labels that a passive knows: as many as `choose_labelled`, else `UNLABELLED`.
 
     Raises:
-        DataError: nobody would be shared.
+        DataError: as `choose_labelled`.
     """
-    rows = generator(seed, "people").permutation(train_rows)
-    active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
-    while 2 * active - shared_rows(active, overlap) > len(rows):
-        active -= 1
-    active = min(active, limit or active)
-    shared = shared_rows(active, overlap)
-    if not shared:
-        raise DataError(
-            f"overlap {overlap} of {active} training rows leaves nobody whom all parties know; "
-            "raise overlap or limit"
-        )
-    return Holdings(
-        shared=rows[:shared],
-        active_only=rows[shared:active],
-        strangers=rows[active : 2 * active - shared],
-        test=test_rows,
-    )
+    chosen = choose_labelled(labels_N, wanted, seed=seed, choice=choice, party=party)
+    if chosen is None:
+        return labels_N
+    known_N = np.full_like(labels_N, UNLABELLED)
+    known_N[chosen] = labels_N[chosen]
+    return known_N
 
 
 def person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
@@ -222,29 +165,18 @@ def cut_strips(
 
 
 def cut_columns(
-    available: Sequence[str],
-    natural_views: Mapping[str, Sequence[str]],
-    chosen: Mapping[str, Sequence[int | str]] | None,
-    *,
-    active_view: int,
+    available: Sequence[str], chosen: Mapping[str, Sequence[int | str]]
 ) -> dict[str, tuple[str, ...]]:
     """Return party -> names of its columns, the active first.
 
     Args:
         available: the pool's columns.
-        natural_views: used where nothing is `chosen`.
         chosen: party -> names, or positions from 0.
-        active_view: which natural view goes to the active, from 1.
 
     Raises:
         ConfigError: an unknown column, or one given twice.
     """
-    if chosen is None:
-        views = list(natural_views.values())
-        views.insert(0, views.pop(active_view - 1))
-        names = party_names(len(views))
-        return {name: tuple(view) for name, view in zip(names, views, strict=True)}
-    parties = {"active": chosen["active"]} | dict(chosen)
+    parties = {BUILT_IN_ACTIVE: chosen[BUILT_IN_ACTIVE]} | dict(chosen)
     cut = {
         party: tuple(_column(available, column, party) for column in columns)
         for party, columns in parties.items()

@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 
 from secure_apfed.data.encoding import parse_encoding
 from secure_apfed.data.records import OwnData, PartyTable
+from secure_apfed.data.views import View
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.folder_files import read_bytes
 
@@ -34,6 +35,7 @@ def pack_own(data: OwnData) -> bytes:
         "ids": table.ids,
         "classes": data.classes,
         "encoding": table.encoding.model_dump(mode="json"),
+        "views": {name: (one.first, one.end, one.sequence) for name, one in table.views.items()},
     }
     plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
     return save(plain, metadata={_ABOUT: json.dumps(about)})
@@ -59,6 +61,7 @@ def read_own(path: Path, name: str) -> OwnData:
             tensors["features"],
             tensors.get("labels"),
             parse_encoding(about["encoding"]),
+            {name: _view(*parts) for name, parts in about["views"].items()},
         )
         return OwnData(
             table=table,
@@ -71,3 +74,10 @@ def read_own(path: Path, name: str) -> OwnData:
         CheckpointError, SafetensorError, KeyError, ValueError, TypeError, AttributeError
     ) as error:  # fmt: skip
         raise DataError(f"{name}: {path} holds no prepared rows ({error})") from error
+
+
+def _view(first: int, end: int, sequence: list[int] | None) -> View:
+    if sequence is None:
+        return View(int(first), int(end))
+    steps, channels = sequence
+    return View(int(first), int(end), (int(steps), int(channels)))

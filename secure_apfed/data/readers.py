@@ -1,19 +1,13 @@
 """The built-in sets' formats: what a set is, a reader for each format, and what it returns.
 
 A pool holds all people and all features. It exists only to be cut between parties for an
-experiment; no party ever holds one. Nothing in a file is trusted: magic, sizes and length must
-fit each other exactly. Scikit-learn is imported by the readers of its sets alone: it takes about
-a second to load.
-
-Sources: Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits", section "File
-formats" (IDX: big-endian sizes, then unsigned bytes); A. Krizhevsky, "The CIFAR-10 dataset",
-section "Binary version". The Python version of CIFAR is a pickle and is never read.
+experiment; no party ever holds one. Scikit-learn is imported by the readers of its sets alone: it
+takes about a second to load.
 """
 
 import io
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,18 +16,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from secure_apfed.data.files import DataFile, Download, find_file, read_checked
+from secure_apfed.data.image_files import parse_cifar, parse_idx
 from secure_apfed.errors import DataError
 
 __all__ = [
-    "DataSet", "ImagePool", "Pool", "TablePool", "is_idx", "parse_cifar", "parse_idx",
-    "read_breast_cancer", "read_cifar", "read_credit_card", "read_digits", "read_handwritten",
-    "read_idx", "read_wine",
+    "DataSet", "ImagePool", "Pool", "Reader", "TablePool", "check_labels", "file_content",
+    "file_path", "read_breast_cancer", "read_cifar", "read_credit_card", "read_digits",
+    "read_handwritten", "read_idx", "read_wine",
 ]  # fmt: skip
-
-_IDX_MAGIC = b"\x00\x00\x08"
-# Of CIFAR: the red, green and blue planes of 32x32, row by row.
-_CIFAR_SHAPE = (3, 32, 32)
-_CIFAR_PIXELS = math.prod(_CIFAR_SHAPE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +40,14 @@ class ImagePool:
     maximum: int
     official_train: int | None = None
 
+    def at(self, rows: NDArray[np.int64]) -> "ImagePool":
+        """Return the same with these rows only, which ascend."""
+        train = self.official_train
+        kept = None if train is None else int((rows < train).sum())
+        return replace(
+            self, pixels=self.pixels[rows], labels=self.labels[rows], official_train=kept
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class TablePool:
@@ -59,6 +57,13 @@ class TablePool:
     labels: NDArray[np.int64]
     categorical: tuple[str, ...] = ()
     official_train: int | None = None
+
+    def at(self, rows: NDArray[np.int64]) -> "TablePool":
+        """Return the same with these rows only, which ascend."""
+        train = self.official_train
+        kept = None if train is None else int((rows < train).sum())
+        frame = self.frame.iloc[rows].reset_index(drop=True)
+        return replace(self, frame=frame, labels=self.labels[rows], official_train=kept)
 
 
 Pool: TypeAlias = ImagePool | TablePool
@@ -77,6 +82,8 @@ class DataSet:
         read: (this entry, data folder or None) -> the pool.
         height: rows of an image; None for tables.
         natural_views: name -> columns, for tables.
+        sequences: natural view -> (steps, channels), for those whose columns are a sequence: the
+            number of steps in use, then step after step (`secure_apfed.data.views`).
         split: whether the set has an official test split.
         files: what its reader looks for.
         subfolders: names of folders in which the files usually lie.
@@ -91,14 +98,18 @@ class DataSet:
     how: str
     classes: tuple[str, ...]
     views: int
-    read: Callable[["DataSet", Path | None], Pool] = field(repr=False)
+    read: "Reader" = field(repr=False)
     shape: str
     height: int | None = None
     natural_views: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sequences: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     split: bool = False
     files: tuple[DataFile, ...] = ()
     subfolders: tuple[str, ...] = ()
     downloads: tuple[Download, ...] = ()
+
+
+Reader: TypeAlias = Callable[[DataSet, Path | None], Pool]
 
 
 def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
@@ -128,7 +139,7 @@ def read_wine(dataset: DataSet, folder: Path | None) -> TablePool:
 
 def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
     """MNIST and Fashion-MNIST: `files` are train images, train labels, test images, test labels."""
-    parts = [_content(dataset, file, folder) for file in dataset.files]
+    parts = [file_content(dataset, file, folder) for file in dataset.files]
     images = [
         parse_idx(content, dimensions=3, source=file.name)
         for content, file in zip(parts[::2], dataset.files[::2], strict=True)
@@ -147,7 +158,7 @@ def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
                 f"{file.name}: images of {image.shape[1]} rows, {dataset.name}'s have "
                 f"{dataset.height}"
             )
-    labels_N = _labels(dataset, np.concatenate(labels))
+    labels_N = check_labels(dataset, np.concatenate(labels))
     return ImagePool(np.concatenate(images)[:, None], labels_N, 255, official_train=len(images[0]))
 
 
@@ -156,7 +167,7 @@ def read_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
     label_bytes = 1 if len(dataset.classes) == 10 else 2
     parts = [
         parse_cifar(
-            _content(dataset, file, folder),
+            file_content(dataset, file, folder),
             label_bytes=label_bytes,
             classes=len(dataset.classes),
             source=file.name,
@@ -180,29 +191,52 @@ def read_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
         frames.append(frame.set_axis([f"{view}-{at}" for at in range(frame.shape[1])], axis=1))
         if not np.array_equal(labels[0], labels[-1]):
             raise DataError(f"{file.name}: its labels differ from those of {dataset.files[0].name}")
-    return TablePool(pd.concat(frames, axis=1), _labels(dataset, labels[0]))
+    return TablePool(pd.concat(frames, axis=1), check_labels(dataset, labels[0]))
 
 
 def read_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
     """UCI's default of credit card clients: an ID, 23 columns, and the label last."""
     frame = _frame(dataset, dataset.files[0], folder)
-    labels_N = _labels(dataset, frame.iloc[:, -1].to_numpy(dtype=np.int64))
+    labels_N = check_labels(dataset, frame.iloc[:, -1].to_numpy(dtype=np.int64))
     return TablePool(frame.iloc[:, 1:-1], labels_N, categorical=("SEX", "EDUCATION", "MARRIAGE"))
 
 
-def _content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
-    get = f"run `secure-apfed data fetch {dataset.name}`" if dataset.downloads else dataset.how
-    path = find_file(
-        file, dataset=dataset.name, subfolders=dataset.subfolders, folder=folder, remedy=get
-    )
-    return read_checked(path, file, remedy=f"remove it and {get}")
+def file_content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
+    """Return the uncompressed bytes of one file of a set, found, bounded and checked.
+
+    Raises:
+        DataError: it is nowhere, or not what the catalogue says; says how it is had.
+    """
+    path = file_path(dataset, file, folder)
+    return read_checked(path, file, remedy=f"remove it and {_how_to_get(dataset)}")
+
+
+def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
+    """Return where one file of a set lies, compressed or not.
+
+    Raises:
+        DataError: it is nowhere; says how it is had.
+    """
+    return find_file(
+        file, dataset=dataset.name, subfolders=dataset.subfolders, folder=folder,
+        remedy=_how_to_get(dataset),
+    )  # fmt: skip
+
+
+def _how_to_get(dataset: DataSet) -> str:
+    return f"run `secure-apfed data fetch {dataset.name}`" if dataset.downloads else dataset.how
 
 
 def _frame(dataset: DataSet, file: DataFile, folder: Path | None) -> pd.DataFrame:
-    return pd.read_csv(io.BytesIO(_content(dataset, file, folder)))
+    return pd.read_csv(io.BytesIO(file_content(dataset, file, folder)))
 
 
-def _labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.int64]:
+def check_labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return the labels (N,).
+
+    Raises:
+        DataError: one is outside the set's classes.
+    """
     outside = np.flatnonzero((labels_N < 0) | (labels_N >= len(dataset.classes)))
     if outside.size:
         raise DataError(
@@ -210,68 +244,3 @@ def _labels(dataset: DataSet, labels_N: NDArray[np.integer]) -> NDArray[np.int64
             f"{len(dataset.classes) - 1}; {outside.size} such rows"
         )
     return labels_N.astype(np.int64)
-
-
-def is_idx(content: bytes) -> bool:
-    """Whether `content` begins as an IDX file of unsigned bytes does."""
-    return content[:3] == _IDX_MAGIC
-
-
-def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uint8]:
-    """Return the array in the bytes of an uncompressed IDX file.
-
-    Args:
-        content: the whole file.
-        dimensions: 1 for labels (N,), 3 for images (N, height, width).
-        source: the file's name, for the error.
-
-    Raises:
-        DataError: wrong magic, wrong number of dimensions, truncated or too long.
-    """
-    header = 4 + 4 * dimensions
-    if not is_idx(content) or content[3:4] != bytes([dimensions]):
-        raise DataError(
-            f"{source}: expected an IDX file of unsigned bytes in {dimensions} dimensions (magic "
-            f"{(_IDX_MAGIC + bytes([dimensions])).hex()}), found magic "
-            f"{content[:4].hex() or 'nothing'}; get the file again"
-        )
-    if len(content) < header:
-        raise DataError(f"{source}: truncated inside its header; get the file again")
-    sizes = [int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4)]
-    expected = header + math.prod(sizes)
-    if len(content) != expected:
-        raise DataError(
-            f"{source}: its header announces sizes {sizes}, {expected} bytes in all, the file has "
-            f"{len(content)}; it was cut off, altered or is no IDX file, get it again"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(sizes)
-
-
-def parse_cifar(
-    content: bytes, *, label_bytes: int, classes: int, source: str
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return images (N, 3, 32, 32) and labels (N,) of fixed records of labels and pixels.
-
-    A record begins with one label byte (CIFAR-10), or with a coarse and a fine one (CIFAR-100):
-    its last label byte counts.
-
-    Raises:
-        DataError: no whole number of records, or a label outside 0..classes - 1.
-    """
-    record = label_bytes + _CIFAR_PIXELS
-    if not content or len(content) % record:
-        raise DataError(
-            f"{source}: expected records of {record} bytes ({label_bytes} of labels, "
-            f"{_CIFAR_PIXELS} of pixels), found {len(content)} bytes; it is truncated, damaged or "
-            "not CIFAR's binary version"
-        )
-    records = np.frombuffer(content, dtype=np.uint8).reshape(-1, record)
-    labels = records[:, label_bytes - 1].astype(np.int64)
-    outside = np.flatnonzero(labels >= classes)
-    if outside.size:
-        raise DataError(
-            f"{source}: record {outside[0]} has label {labels[outside[0]]}, expected 0 to "
-            f"{classes - 1}; {outside.size} such records, so this is not the file that its name "
-            "says"
-        )
-    return records[:, label_bytes:].reshape(-1, *_CIFAR_SHAPE), labels

@@ -4,11 +4,13 @@ Letters: N rows of a table.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from secure_apfed.data.encoding import FeatureEncoding
+from secure_apfed.data.views import View, check_views
 from secure_apfed.errors import DataError
 from secure_apfed.names import check_parties
 
@@ -28,12 +30,13 @@ class PartyTable:
         name: the party.
         ids: distinct, in the party's own order.
         features: float32 (N, columns) or (N, channels, height, width).
-        labels: int64 (N,), the active only; `UNLABELLED` where nobody knows it.
+        labels: int64 (N,), at a party that holds labels; `UNLABELLED` where it does not know it.
         encoding: how raw columns or images became the features, for prediction later.
+        views: by name, which features are which view, one after another; empty for images.
 
     Raises:
         DataError: empty, duplicate IDs, rows of different number, features of another shape
-            than the encoding's, or features that are NaN or infinite.
+            than the encoding's, features that are NaN or infinite, or views that do not fit.
     """
 
     name: str
@@ -41,6 +44,7 @@ class PartyTable:
     features: torch.Tensor = field(repr=False)
     labels: torch.Tensor | None = field(repr=False)
     encoding: FeatureEncoding = field(repr=False)
+    views: Mapping[str, View] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         rows = len(self.ids)
@@ -59,6 +63,7 @@ class PartyTable:
                 f"features have {tuple(self.features.shape[1:])}"
             )
         self._check_finite()
+        check_views(self.features, self.views, party=self.name)
 
     def _check_finite(self) -> None:
         if bool(self.features.isfinite().all()):
@@ -77,8 +82,9 @@ class OwnData:
 
     Attributes:
         table: its rows.
-        train_rows, test_rows: of the table, at the party with the labels; empty elsewhere.
-        classes: names of the labels, at the party that has them.
+        train_rows, test_rows: of the table, at a party with labels; empty elsewhere. All rows of a
+            passive with labels are training rows.
+        classes: names of the labels, at a party that has them.
         labelled: those of the training rows whose labels may be learnt from; None: all of them.
     """
 
@@ -88,10 +94,28 @@ class OwnData:
     classes: tuple[str, ...] = ()
     labelled: torch.Tensor | None = field(default=None, repr=False)
 
+    @classmethod
+    def of_passive(cls, table: PartyTable, classes: tuple[str, ...]) -> "OwnData":
+        """What a passive holds that has this table; with labels, where the table has any."""
+        if table.labels is None:
+            return cls(table=table)
+        labelled = torch.nonzero(table.labels != UNLABELLED).flatten()
+        return cls(
+            table=table,
+            train_rows=torch.arange(len(table.ids)),
+            classes=classes,
+            labelled=None if len(labelled) == len(table.ids) else labelled,
+        )
+
     @property
     def labelled_rows(self) -> torch.Tensor:
         """The training rows with a label to learn from."""
         return self.train_rows if self.labelled is None else self.labelled
+
+    @property
+    def views(self) -> Mapping[str, View]:
+        """By name, which features are which view."""
+        return self.table.views
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,10 +126,13 @@ class VerticalData:
         classes: names, in the order of the labels.
         train_rows, test_rows: positions in the active's table, int64, disjoint, ascending.
         labelled: those of the training rows whose labels may be learnt from; None: all of them.
+        labels_at: passives that hold labels, too.
+        horizontal: every party holds all features of other people, and labels; nothing is aligned.
 
     Raises:
         DataError: labels missing, at the wrong party, outside the classes or all of one
-            class; names that parties cannot have; splits that overlap or lie outside the table.
+            class; names that parties cannot have; splits that overlap or lie outside the table;
+            a horizontal partition of parties with other features than the active's.
     """
 
     active: PartyTable
@@ -114,6 +141,8 @@ class VerticalData:
     train_rows: torch.Tensor = field(repr=False)
     test_rows: torch.Tensor = field(repr=False)
     labelled: torch.Tensor | None = field(default=None, repr=False)
+    labels_at: tuple[str, ...] = ()
+    horizontal: bool = False
 
     @property
     def labelled_rows(self) -> torch.Tensor:
@@ -132,7 +161,8 @@ class VerticalData:
                 table=self.active, train_rows=self.train_rows, test_rows=self.test_rows,
                 classes=self.classes, labelled=self.labelled,
             )  # fmt: skip
-        return next((OwnData(table=one) for one in self.passives if one.name == name), None)
+        held = (OwnData.of_passive(one, self.classes) for one in self.passives if one.name == name)
+        return next(held, None)
 
     def with_own(self, own: OwnData) -> "VerticalData":
         """The same, with this in place of what the active holds."""
@@ -149,11 +179,12 @@ class VerticalData:
             check_parties(names)
         except ValueError as error:
             raise DataError(str(error)) from None
-        for passive in self.passives:
-            if passive.labels is not None:
-                raise DataError(f"{passive.name} is passive and holds no labels; give it None")
+        if absent := sorted(set(self.labels_at) - set(names[1:])):
+            raise DataError(f"labels_at: there is no passive {', '.join(absent)}")
         self._check_rows()
         self._check_labels()
+        for passive in self.passives:
+            self._check_passive(passive)
 
     def _check_rows(self) -> None:
         rows = torch.cat([self.train_rows, self.test_rows])
@@ -168,6 +199,33 @@ class VerticalData:
             )
         if not bool(torch.isin(self.labelled_rows, self.train_rows).all()):
             raise DataError(f"{self.active.name}: labelled rows are among its training rows")
+
+    def _check_passive(self, table: PartyTable) -> None:
+        """Labels where they belong, and under a horizontal partition the active's features."""
+        name, labels_N = table.name, table.labels
+        if labels_N is None:
+            if self.horizontal or name in self.labels_at:
+                why = "the partition is horizontal" if self.horizontal else "it is in labels_at"
+                raise DataError(f"{name}: {why}, and it has no labels; give it those of its rows")
+        elif not (self.horizontal or name in self.labels_at):
+            raise DataError(
+                f"{name} is passive and holds no labels; give it None, or name it in labels_at"
+            )
+        else:
+            known = labels_N[labels_N != UNLABELLED]
+            if not len(known) or not bool(((known >= 0) & (known < len(self.classes))).all()):
+                raise DataError(
+                    f"{name}: {len(known)} of its rows have a label, at least one is needed, and "
+                    f"all of 0 to {len(self.classes) - 1}"
+                )
+        like = self.active
+        alike = (table.encoding.shape, dict(table.views)) == (like.encoding.shape, dict(like.views))
+        if self.horizontal and not alike:
+            raise DataError(
+                f"{name}: under a horizontal partition all parties have the same features in the "
+                f"same views; {like.name} has {like.encoding.shape}, {name} has "
+                f"{table.encoding.shape}: give all of them one encoding"
+            )
 
     def _check_labels(self) -> None:
         labels_N = self.active.labels

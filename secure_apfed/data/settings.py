@@ -7,14 +7,20 @@ from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.data.catalogue import TABLES, find_dataset
 from secure_apfed.data.column_encoding import Missing
-from secure_apfed.data.partition import BUILT_IN_ACTIVE
+from secure_apfed.data.partition import BUILT_IN_ACTIVE, party_names
+from secure_apfed.data.readers import DataSet
+from secure_apfed.data.views import ViewColumns
 from secure_apfed.errors import ConfigError
-from secure_apfed.names import ByParty, PartyName
+from secure_apfed.names import ByParty, Name, PartyName
 from secure_apfed.settings import Settings
 
 __all__ = ["DataSettings", "PartySettings"]
 
 Share = Annotated[float, Field(gt=0, lt=1)]
+_CLIENTS = 4
+_OF_BUILT_IN = (
+    "views", "columns", "natural_views", "clients", "rows", "rows_per_class", "aligned",
+)  # fmt: skip
 
 
 class PartySettings(Settings):
@@ -47,11 +53,21 @@ class DataSettings(Settings):
 
     Attributes:
         dataset: a key of `DATASETS`, or "tables" for the parties' own files.
+        partition: "vertical" gives each party other features of the same people, "horizontal"
+            gives each party all features of other people, with their labels, equally many of each
+            class; the test rows are the active's. Own tables are as they are.
+        clients: parties under a horizontal partition of a built-in set; null takes 4.
+        labels_at: passives that hold the labels of their own people, too, but for test rows.
         views: m, the strips that an image is cut into; null takes the catalogue's number.
             Sets of tables have natural views, whose number is fixed.
+        natural_views: those to use of a set of tables, in this order; null takes all.
         active_view: i, the view that the active holds, from 1.
+        rows: at most this many people of a built-in set, drawn before anything else; rows_per_class
+            draws so many of each class instead. Null takes all.
         overlap: the share of each passive's training people that the active knows too, and
             the other way round; 1 is all. Own tables overlap as they do.
+        aligned: in place of overlap, how many of the active's training people all passives hold;
+            beside them and the test rows passives hold nobody.
         test_fraction: of the active's rows, where the set has no official split.
         split: "by_class" takes that share of each class, so that a label moves the split;
             "at_random" reads no label.
@@ -59,24 +75,34 @@ class DataSettings(Settings):
         labelled: how many of the active's training rows have a label to learn from, as a number
             of rows or, below 1, as a share; null: all that have one. The labels of the others
             reach nothing that trains. In own tables a row without a label is one with an empty
-            cell.
+            cell. Passives that hold labels hold as many, drawn of their own rows.
         labelled_choice: "by_class" takes of each class by its share, one row at least;
             "at_random" reads no label.
         folder: where to look for files; null takes SECURE_APFED_DATA (a list with the
             system's path separator), else ~/.cache/secure-apfed.
         columns: party -> columns by name, or by position from 0, for sets of tables; the
             party called "active" is required.
+        view_columns: view -> its columns, for own tables; a party's views are those whose columns
+            it has, and they must be all of its columns. Null: one view a party.
         parties: party -> its file, for `dataset: tables`.
         active: which of `parties` is the active.
         id_column: columns that name a row in every party's file, unless the party differs.
-        label_column: the active's column of labels.
-        classes: the labels in the order of the network's outputs; null infers them.
+        label_column: the column of labels, at whoever holds any.
+        classes: the labels in the order of the network's outputs; null infers them from the
+            active's, which other parties with labels cannot.
     """
 
     dataset: str = "digits"
+    partition: Literal["vertical", "horizontal"] = "vertical"
+    clients: int | None = Field(None, ge=2)
+    labels_at: tuple[PartyName, ...] = ()
     views: int | None = Field(None, ge=2)
+    natural_views: tuple[str, ...] | None = Field(None, min_length=1)
     active_view: int = Field(1, ge=1)
+    rows: int | None = Field(None, ge=2)
+    rows_per_class: int | None = Field(None, ge=2)
     overlap: float = Field(1.0, gt=0, le=1)
+    aligned: int | None = Field(None, ge=1)
     test_fraction: float = Field(0.25, gt=0, lt=1)
     split: Literal["by_class", "at_random"] = "by_class"
     limit: int | None = Field(None, ge=1)
@@ -84,6 +110,7 @@ class DataSettings(Settings):
     labelled_choice: Literal["by_class", "at_random"] = "by_class"
     folder: Path | None = None
     columns: ByParty[tuple[int | str, ...]] | None = None
+    view_columns: dict[Name, ViewColumns] | None = Field(None, min_length=1)
     parties: ByParty[PartySettings] | None = None
     active: PartyName = "active"
     id_column: str | tuple[str, ...] = "id"
@@ -103,22 +130,40 @@ class DataSettings(Settings):
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
+    @property
+    def horizontal(self) -> bool:
+        """Whether parties hold all features of other people."""
+        return self.partition == "horizontal"
+
+    @property
+    def party_names(self) -> tuple[str, ...]:
+        """Of all parties with features, the active first."""
+        if self.dataset == TABLES:
+            names = self.parties or {}
+            return (self.active, *(name for name in names if name != self.active))
+        if self.columns is not None:
+            return (BUILT_IN_ACTIVE, *(one for one in self.columns if one != BUILT_IN_ACTIVE))
+        return party_names(self.view_count)
+
+    def holds_labels(self, name: str) -> bool:
+        """Whether the party of this name holds labels."""
+        return self.horizontal or name == self.active_name or name in self.labels_at
+
     @model_validator(mode="after")
     def _fits_the_dataset(self) -> Self:
         if self.dataset == TABLES:
             self._check_own_tables()
-        elif self.parties is not None or self.classes is not None:
-            raise ValueError(
-                f"parties and classes belong to dataset: {TABLES}, not to {self.dataset}"
-            )
         else:
-            self._check_views()
+            self._check_built_in()
+        self._check_partition()
         return self
 
     def _check_own_tables(self) -> None:
-        if self.views is not None or self.columns is not None:
+        given = [key for key in _OF_BUILT_IN if getattr(self, key) is not None]
+        if given:
             raise ValueError(
-                f"dataset: {TABLES} takes its views from parties; leave views and columns out"
+                f"dataset: {TABLES} takes its views from parties and view_columns, and people as "
+                f"they are; leave {' and '.join(given)} out"
             )
         if not self.parties or len(self.parties) < 2:
             raise ValueError(f"dataset: {TABLES} needs at least two entries in parties")
@@ -126,24 +171,63 @@ class DataSettings(Settings):
             raise ValueError(
                 f"active: {self.active!r} is not one of parties: {', '.join(self.parties)}"
             )
-
-    def _check_views(self) -> None:
-        dataset = find_dataset(self.dataset)
-        if self.columns is not None:
-            if dataset.height is not None:
-                raise ValueError(
-                    f"{self.dataset} holds images, which views cut; columns are for tables"
-                )
-            if "active" not in self.columns or len(self.columns) < 2:
-                raise ValueError(
-                    "columns needs an entry for active and one for each passive, such as passive-1"
-                )
-            if self.views is not None:
-                raise ValueError("give columns or views, not both")
-            return
-        if dataset.height is None and self.views not in (None, dataset.views):
+        if (self.horizontal or self.labels_at) and self.classes is None:
             raise ValueError(
-                f"views: {self.dataset} is a table of {dataset.views} natural views, got "
+                "classes: several parties hold labels, and must number them alike; list the "
+                "classes, as classes: ['no', 'yes']"
+            )
+
+    def _check_built_in(self) -> None:
+        given = [key for key in ("parties", "classes", "view_columns")
+                 if getattr(self, key) is not None]  # fmt: skip
+        if given:
+            raise ValueError(
+                f"{' and '.join(given)} belong to dataset: {TABLES}, not to {self.dataset}"
+            )
+        dataset = find_dataset(self.dataset)
+        if self.natural_views is not None:
+            known = dataset.natural_views
+            unknown = [view for view in self.natural_views if view not in known]
+            if unknown or len(set(self.natural_views)) != len(self.natural_views):
+                raise ValueError(
+                    f"natural_views: expected different ones of {', '.join(known) or 'none'}, "
+                    f"which {self.dataset} has; got {', '.join(self.natural_views)}"
+                )
+        if self.horizontal:
+            self._check_horizontal()
+        elif self.columns is not None:
+            self._check_columns(dataset)
+        else:
+            self._check_views(dataset)
+
+    def _check_horizontal(self) -> None:
+        """What cuts features or people apart belongs to the vertical partition."""
+        plain = DataSettings.model_fields
+        given = [key for key in ("views", "active_view", "columns", "overlap", "aligned")
+                 if getattr(self, key) != plain[key].default]  # fmt: skip
+        if given:
+            raise ValueError(
+                f"partition: horizontal gives every party all features of people of its own; leave "
+                f"{' and '.join(given)} out, or take partition: vertical"
+            )
+
+    def _check_columns(self, dataset: DataSet) -> None:
+        if dataset.height is not None:
+            raise ValueError(
+                f"{self.dataset} holds images, which views cut; columns are for tables"
+            )
+        if BUILT_IN_ACTIVE not in (self.columns or {}) or self.view_count < 2:
+            raise ValueError(
+                "columns needs an entry for active and one for each passive, such as passive-1"
+            )
+        if self.views is not None or self.natural_views is not None:
+            raise ValueError("give columns or views, not both")
+
+    def _check_views(self, dataset: DataSet) -> None:
+        natural = len(self.natural_views or dataset.natural_views)
+        if dataset.height is None and self.views not in (None, natural):
+            raise ValueError(
+                f"views: {self.dataset} is a table of {natural} natural views, got "
                 f"{self.views}; leave views out or cut it with columns"
             )
         if dataset.height is not None and self.view_count > dataset.height:
@@ -151,10 +235,33 @@ class DataSettings(Settings):
                 f"views: an image of {self.dataset} has {dataset.height} rows, fewer than "
                 f"{self.views} views"
             )
+        if self.view_count < 2:
+            raise ValueError(
+                "natural_views: a vertical partition is of two views at least; name another, or "
+                "take partition: horizontal"
+            )
         if self.active_view > self.view_count:
             raise ValueError(
                 f"active_view: must be 1 to {self.view_count}, the number of views, got "
                 f"{self.active_view}"
+            )
+
+    def _check_partition(self) -> None:
+        if self.rows is not None and self.rows_per_class is not None:
+            raise ValueError("give rows or rows_per_class, not both")
+        if self.aligned is not None and self.overlap != 1:
+            raise ValueError("give aligned or overlap, not both")
+        if self.clients is not None and not self.horizontal:
+            raise ValueError("clients: is the number of parties under partition: horizontal only")
+        if self.labels_at and self.horizontal:
+            raise ValueError(
+                "labels_at: under partition: horizontal all parties hold labels; leave it out"
+            )
+        passives = self.party_names[1:]
+        unknown = [name for name in self.labels_at if name not in passives]
+        if unknown:
+            raise ValueError(
+                f"labels_at: {', '.join(unknown)} is no passive; there are {', '.join(passives)}"
             )
 
     @property
@@ -162,6 +269,10 @@ class DataSettings(Settings):
         """The number of parties with features: m."""
         if self.dataset == TABLES:
             return len(self.parties or ())
+        if self.horizontal:
+            return self.clients or _CLIENTS
         if self.columns is not None:
             return len(self.columns)
+        if self.natural_views is not None:
+            return len(self.natural_views)
         return self.views or find_dataset(self.dataset).views

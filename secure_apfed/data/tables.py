@@ -6,8 +6,6 @@ passive; or from elsewhere, where it names an encoding. IDs are compared as text
 "7" differ.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,41 +13,20 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from secure_apfed.data.column_encoding import ColumnEncoding, fit_columns
+from secure_apfed.data.column_encoding import ColumnEncoding
 from secure_apfed.data.encoding import parse_encoding
-from secure_apfed.data.frames import is_numeric, read_frame, to_texts
-from secure_apfed.data.partition import choose_labelled, generator, split_rows
-from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData, check_distinct
-from secure_apfed.data.settings import DataSettings, PartySettings
+from secure_apfed.data.partition import choose_labelled, generator, passive_labels, split_rows
+from secure_apfed.data.raw_tables import RawTable, party_path, read_raw
+from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
+from secure_apfed.data.settings import DataSettings
+from secure_apfed.data.views import View, ViewColumns, fit_views, locate_views
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.folder_files import read_json
 
 __all__ = ["load_active", "load_own_tables", "load_passive", "load_tables"]
 
-# Between the parts of an ID of several columns; no text file holds it by accident.
-_JOINT = "\x1f"
-
-
-@dataclass(frozen=True, eq=False)
-class _Raw:
-    """A party's rows as read: IDs, feature columns, and labels as text at the active.
-
-    A label is None where its cell is empty.
-    """
-
-    ids: tuple[str, ...]
-    features: pd.DataFrame
-    categorical: tuple[str, ...]
-    labels: tuple[str | None, ...] = ()
-
-    def at(self, rows: NDArray[np.int64]) -> "_Raw":
-        """Return the same with these rows only, in this order."""
-        return _Raw(
-            tuple(self.ids[row] for row in rows),
-            self.features.iloc[rows],
-            self.categorical,
-            tuple(self.labels[row] for row in rows),
-        )
+# The one view of parties that all hold the same columns.
+_ALL = "all"
 
 
 def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
@@ -61,14 +38,17 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
         DataError: a file or table is missing, damaged or unfit; names the party.
     """
     own = load_active(settings, seed=seed)
-    names = [name for name in _parties(settings) if name != own.table.name]
     return VerticalData(
         active=own.table,
-        passives=tuple(load_passive(settings, name) for name in names),
+        passives=tuple(
+            load_passive(settings, name, seed=seed) for name in settings.party_names[1:]
+        ),
         classes=own.classes,
         train_rows=own.train_rows,
         test_rows=own.test_rows,
         labelled=own.labelled,
+        labels_at=settings.labels_at,
+        horizontal=settings.horizontal,
     )
 
 
@@ -82,9 +62,10 @@ def load_active(settings: DataSettings, *, seed: int) -> OwnData:
             class only, or fewer than asked for.
     """
     name = settings.active
-    raw = _read(settings, name, label_column=settings.label_column)
+    raw = read_raw(settings, name)
     classes = settings.classes or _infer_classes(raw.labels)
     labels = _number(raw.labels, classes, party=name)
+    _check_two(raw.labels, party=name)
     known = np.flatnonzero(labels != UNLABELLED)
     train, test = (
         known[rows]
@@ -98,14 +79,14 @@ def load_active(settings: DataSettings, *, seed: int) -> OwnData:
     kept = np.sort(np.concatenate([train, test]))
     is_train = np.isin(kept, train)
     raw, labels = raw.at(kept), labels[kept]
-    encoding = _encoding_of(settings, name, raw, rows=np.flatnonzero(is_train))
-    features = encoding.encode(raw.features, source=name)
     train_rows = np.flatnonzero(is_train)
+    encoding, views = _encoding_of(settings, name, raw, rows=train_rows)
+    features = encoding.encode(raw.features, source=name)
     labelled = choose_labelled(
         labels[train_rows], settings.labelled, seed=seed, choice=settings.labelled_choice
     )
     return OwnData(
-        table=PartyTable(name, raw.ids, features, torch.from_numpy(labels), encoding),
+        table=PartyTable(name, raw.ids, features, torch.from_numpy(labels), encoding, views),
         train_rows=torch.from_numpy(train_rows),
         test_rows=torch.from_numpy(np.flatnonzero(~is_train)),
         classes=classes,
@@ -120,133 +101,102 @@ def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
         ConfigError: the settings name no file for it.
         DataError: as `load_tables`.
     """
-    if name not in _parties(settings):
+    if name not in (settings.parties or {}):
         raise ConfigError(
             f"data.parties: there is no file of {name!r}; name its own file there (dataset: "
             "tables), or let the party's file say which prepared table is its own"
         )
     if name != settings.active:
-        return OwnData(table=load_passive(settings, name))
+        return OwnData.of_passive(load_passive(settings, name, seed=seed), settings.classes or ())
     return load_active(settings, seed=seed)
 
 
-def load_passive(settings: DataSettings, name: str) -> PartyTable:
-    """Return one passive's table.
+def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
+    """Return one passive's table, with labels where the settings say that it holds some.
+
+    Labels of people whom the active tests are labels, too: only the party that has them can leave
+    them out.
 
     Raises:
-        DataError: as `load_tables`, and where the file holds the active's label column.
+        DataError: as `load_tables`, and where the file holds the active's label column, or labels
+            outside the given classes.
     """
-    raw = _read(settings, name, label_column=None)
-    encoding = _encoding_of(settings, name, raw, rows=np.arange(len(raw.ids)))
-    return PartyTable(name, raw.ids, encoding.encode(raw.features, source=name), None, encoding)
+    raw = read_raw(settings, name)
+    encoding, views = _encoding_of(settings, name, raw, rows=np.arange(len(raw.ids)))
+    labels = None
+    if settings.holds_labels(name):
+        known = passive_labels(
+            _number(raw.labels, settings.classes or (), party=name), settings.labelled, seed=seed,
+            choice=settings.labelled_choice, party=name,
+        )  # fmt: skip
+        labels = torch.from_numpy(known)
+    features = encoding.encode(raw.features, source=name)
+    return PartyTable(name, raw.ids, features, labels, encoding, views)
 
 
 def _encoding_of(
-    settings: DataSettings, name: str, raw: _Raw, *, rows: NDArray[np.int64]
-) -> ColumnEncoding:
-    """The encoding that the party was given, which tells of none of its rows; else fitted."""
-    party = _parties(settings)[name]
+    settings: DataSettings, name: str, raw: RawTable, *, rows: NDArray[np.int64]
+) -> tuple[ColumnEncoding, dict[str, View]]:
+    """The encoding that the party was given, which tells of none of its rows, else fitted; and
+    where its views are among the features.
+    """
+    party = (settings.parties or {})[name]
+    views = _views_of(settings, name, raw.features)
     if party.encoding is None:
-        return fit_columns(
-            raw.features.iloc[rows], categorical=raw.categorical, missing=party.missing, source=name
-        )
-    path = _path(settings, party.encoding)
+        encoding = fit_views(
+            raw.features.iloc[rows], views, categorical=raw.categorical, missing=party.missing,
+            source=name,
+        )  # fmt: skip
+        return encoding, locate_views(encoding, views, source=name)
+    path = party_path(settings, party.encoding)
     try:
         told = read_json(path, dict[str, Any])
-        encoding = parse_encoding(told.get("encoding", told))
+        given = parse_encoding(told.get("encoding", told))
     except (CheckpointError, DataError) as error:
         raise DataError(f"{name}: {party.encoding} holds no encoding in JSON: {error}") from error
-    if not isinstance(encoding, ColumnEncoding):
+    if not isinstance(given, ColumnEncoding):
         raise DataError(f"{name}: {party.encoding} is an encoding of images, its file is a table")
-    return encoding
+    if settings.view_columns is None:
+        views = {view: ViewColumns(columns=tuple(c.name for c in given.columns)) for view in views}
+    return given, locate_views(given, views, source=name)
 
 
-def _parties(settings: DataSettings) -> dict[str, PartySettings]:
-    return settings.parties or {}
-
-
-def _read(settings: DataSettings, name: str, *, label_column: str | None) -> _Raw:
-    party = _parties(settings)[name]
-    given = party.id_column or settings.id_column
-    id_columns = (given,) if isinstance(given, str) else given
-    labels = () if label_column is None else (label_column,)
-    texts = (*id_columns, *labels, *(party.categorical or ()))
-    frame = read_frame(_path(settings, party.file), texts=texts, source=name)
-    if not len(frame):
-        raise DataError(f"{name}: {party.file} has no rows")
-    named = (*texts, *(party.numeric or ()), *party.ignore)
-    absent = [column for column in dict.fromkeys(named) if column not in frame.columns]
-    if absent:
+def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict[str, ViewColumns]:
+    """The party's views by the columns of its own; one of all columns where none are named."""
+    columns = tuple(map(str, features.columns))
+    if not columns:
+        raise DataError(f"{name}: no feature columns are left; name some as numeric or categorical")
+    if settings.view_columns is None:
+        return {_ALL if settings.horizontal else name: ViewColumns(columns=columns)}
+    own = {
+        view: one
+        for view, one in settings.view_columns.items()
+        if not set(columns).isdisjoint(one.columns)
+    }
+    listed = [column for one in own.values() for column in one.columns]
+    wrong = [column for column in dict.fromkeys((*listed, *columns))
+             if listed.count(column) != 1 or column not in columns]  # fmt: skip
+    if wrong:
         raise DataError(
-            f"{name}: {party.file} lacks the columns {', '.join(absent)}; it has "
-            f"{', '.join(map(str, frame.columns))}"
+            f"{name}: view_columns must name each of its feature columns once, and all of a view "
+            f"or none; look at {', '.join(wrong[:5])}: put them under ignore, or into one view"
         )
-    numeric, categorical = _choose(frame, party, taken=(*id_columns, *labels))
-    if label_column is None and settings.label_column in (*numeric, *categorical):
-        raise DataError(
-            f"{name}: its column {settings.label_column!r} is called like the active's labels, "
-            "which a passive must not train on; put it under ignore or rename it"
-        )
-    features = frame[[*numeric, *categorical]]
-    if party.missing == "drop":
-        frame = frame[features.notna().all(axis=1)]
-        features = features.loc[frame.index]
-    if not len(frame):
-        raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
-    label_texts = tuple(to_texts(frame[label_column])) if label_column else (None,) * len(frame)
-    ids = _complete(frame, id_columns, party=name)
-    check_distinct(ids, party=name)
-    return _Raw(ids, features, categorical, label_texts)
-
-
-def _path(settings: DataSettings, file: Path) -> Path:
-    return (settings.folder or Path()).expanduser() / file.expanduser()
-
-
-def _choose(
-    frame: pd.DataFrame, party: PartySettings, *, taken: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the numeric and the categorical columns: as named, else by their types."""
-    if party.numeric is not None or party.categorical is not None:
-        return party.numeric or (), party.categorical or ()
-    left = [str(name) for name in frame.columns if name not in (*taken, *party.ignore)]
-    numeric = tuple(name for name in left if is_numeric(frame[name]))
-    categorical = tuple(name for name in left if name not in numeric)
-    for column in categorical:
-        _refuse_mixed(frame[column], party=party)
-    return numeric, categorical
-
-
-def _refuse_mixed(column: "pd.Series", *, party: PartySettings) -> None:
-    """A stray text among numbers must not silently make every number a category."""
-    texts = [text for text in to_texts(column) if text is not None]
-    numbers = pd.to_numeric(pd.Series(texts, dtype=str), errors="coerce").notna()
-    if 0.5 < numbers.mean() < 1:
-        stray = int((~numbers).sum())
-        raise DataError(
-            f"{party.file}: {stray} of {len(texts)} cells of column {column.name!r} are text and "
-            "the rest are numbers; mend them, or list the column under numeric or categorical"
-        )
-
-
-def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> tuple[str, ...]:
-    """Return one text a row made of these columns; an empty cell is an error."""
-    parts = []
-    for name in columns:
-        texts = to_texts(frame[name])
-        if None in texts:
-            raise DataError(
-                f"{party}: column {name!r} is empty in {texts.count(None)} rows, first in row "
-                f"{texts.index(None)} (from 0); each row needs an ID"
-            )
-        parts.append([text or "" for text in texts])
-    return tuple(_JOINT.join(row) for row in zip(*parts, strict=True))
+    return own
 
 
 def _infer_classes(labels: tuple[str | None, ...]) -> tuple[str, ...]:
     found = {label for label in labels if label is not None}
     whole = all(label.lstrip("-").isdecimal() for label in found)
     return tuple(sorted(found, key=int)) if whole else tuple(sorted(found))
+
+
+def _check_two(labels: tuple[str | None, ...], *, party: str) -> None:
+    known = [label for label in labels if label is not None]
+    if len(set(known)) < 2:
+        raise DataError(
+            f"{party}: all {len(known)} labels are {' or '.join(set(known)) or 'empty'}; two "
+            "classes are needed"
+        )
 
 
 def _number(
@@ -258,11 +208,5 @@ def _number(
         raise DataError(
             f"{party}: {len(outside)} labels lie outside the classes {', '.join(classes)}, such as "
             f"{', '.join(sorted(set(outside))[:5])}; mend them, or add the class"
-        )
-    known = [label for label in labels if label is not None]
-    if len(set(known)) < 2:
-        raise DataError(
-            f"{party}: all {len(known)} labels are {' or '.join(set(known)) or 'empty'}; two "
-            "classes are needed"
         )
     return np.array([places.get(label, UNLABELLED) for label in labels], dtype=np.int64)

@@ -44,6 +44,7 @@ class Kind(StrEnum):
     SIGNS = "signs"
     REPRESENTATIONS = "representations"
     CONTRIBUTION = "contribution"
+    SINGULAR_VECTORS = "singular-vectors"
     SUM_REQUEST = "sum-request"
     SUM_ANSWER = "sum-answer"
     SUM = "sum"

@@ -14,6 +14,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.apc_vfl import ApcVfl
 from secure_apfed.methods.apfed import APFED, APFED_C, APFED_R, Apfed, SingleView
+from secure_apfed.methods.averaging import H_FEDMV, S_FEDMV
 from secure_apfed.methods.imputation import Imputation
 from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
@@ -27,6 +28,7 @@ from secure_apfed.methods.method import (
     PartyState,
     Role,
 )
+from secure_apfed.methods.pseudo_labels import MMVFL, V_FEDMV
 from secure_apfed.methods.session import (
     Entered,
     PartyTensors,
@@ -40,6 +42,7 @@ from secure_apfed.methods.session import (
 )
 from secure_apfed.methods.split_nn import SplitNn, SummedSplitNn
 from secure_apfed.methods.tvfl import Tvfl
+from secure_apfed.methods.vfedtrans import VFedTrans
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
 from secure_apfed.methods.votes_moment import MomentVotes
@@ -85,8 +88,13 @@ METHODS: Mapping[str, Method] = {
     "joint_teacher": JointTeacher(),
     "imputation": Imputation(),
     "apc_vfl": ApcVfl(),
+    "vfedtrans": VFedTrans(),
     "split_nn": SplitNn(),
     "split_nn_sum": SummedSplitNn(),
+    "mmvfl": MMVFL,
+    "v_fedmv": V_FEDMV,
+    "h_fedmv": H_FEDMV,
+    "s_fedmv": S_FEDMV,
 }
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "align_as_passive",
     "deal",
     "needs_dealer",
+    "next_dealt",
     "place_rows",
     "positions_in",
     "positions_of",
@@ -116,6 +117,12 @@ async def deal(own: Own, links: Links, session: str) -> None:
             links.send(member, Kind.READY, BEFORE_TRAINING)
     # Who says that it is done may leave: nobody waits for it any more.
     links.send(own.active, Kind.READY, BEFORE_TRAINING)
+
+
+async def next_dealt(links: Links) -> Envelope:
+    """The dealer's next message, after its word that it is done with an alignment."""
+    message = await links.receive(DEALER, Kind.DEALT, Kind.READY)
+    return await links.receive(DEALER, Kind.DEALT) if message.kind is Kind.READY else message
 
 
 def _intersections(own: Own, session: str) -> list[tuple[str, Sequence[str]]]:

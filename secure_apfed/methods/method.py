@@ -17,7 +17,7 @@ from protocols.errors import LocalProtocolError, PartyLeftError
 from protocols.identity import Identity
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData, PartyTable
-from secure_apfed.exchange import BEFORE_TRAINING, Kind, Links
+from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.agreement import Agreement
 from secure_apfed.models import Shape
@@ -28,6 +28,7 @@ from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "Agreed",
+    "AskedHelper",
     "Brought",
     "Course",
     "Helper",
@@ -270,6 +271,32 @@ class Helper(Role, ABC):
         return None
 
 
+class AskedHelper(Helper):
+    """A passive that answers what the active asks, and gets nothing back.
+
+    Attributes:
+        asks: the kind of message that it answers.
+        active: who asks.
+    """
+
+    asks: Kind
+    active: str
+
+    async def help(self, links: Links, save: Save) -> None:
+        """Answer what is asked, until the session ends."""
+        active = self.active
+        while True:
+            message = await links.receive(active, self.asks, Kind.CHECKPOINT, Kind.END, patience=8)
+            if message.kind is self.asks:
+                await self.answer(links, message)
+            elif not keep_or_end(message.kind, message.step, links, active, save):
+                return
+
+    @abstractmethod
+    async def answer(self, links: Links, message: Envelope) -> None:
+        """Answer this message."""
+
+
 class Learner(Role, ABC):
     """The part of the party that learns a model and says when the session ends.
 
@@ -447,9 +474,12 @@ def held_out_of(learner: Learner, config: RunSettings) -> Tensor:
 
 
 def batches_of(learner: Learner, config: RunSettings, epoch: int) -> list[Tensor]:
-    """An epoch's batches: a function of seed and epoch, without a last one that is too small."""
+    """An epoch's batches: a function of seed and epoch, without a last one that is too small.
+
+    Where parties average, an epoch is one step with all rows.
+    """
     rows = learner.training_rows
     rows = rows[~torch.isin(rows, held_out_of(learner, config))]
     order = shuffled(rows, config.seed, "batches", epoch)
-    batches = order.split(config.train.batch_size)
+    batches = [order] if config.facts.averages else order.split(config.train.batch_size)
     return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]

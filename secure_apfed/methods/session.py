@@ -116,7 +116,9 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     helpers = [*contract.passives, *contract.names("aggregator")]
     state, rows = _standing(own, contract)
     if contract.passives and rows is None:
-        rows = await align_as_active(own, links, contract.session)
+        rows = torch.arange(len(own.rows.ids))  # where nothing is aligned
+        if method.facts.aligns:
+            rows = await align_as_active(own, links, contract.session)
         await meet_all(links, helpers)
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
     learner = method.learner(own, contract, rows)
@@ -159,7 +161,9 @@ async def assist(
     if rows is None:
         rows = torch.empty(0, dtype=torch.int64)
         if role == "passive":
-            rows = await align_as_passive(own, links, contract.session)
+            rows = torch.arange(len(own.rows.ids))
+            if method.facts.aligns:
+                rows = await align_as_passive(own, links, contract.session)
         await meet(links, own.active)
     if role == "aggregator":
         helper = method.aggregator(own, contract)
@@ -415,7 +419,7 @@ def roles_of(
         roles |= dict.fromkeys(passives, "passive")
     if method.facts.aggregates:
         roles[AGGREGATOR] = "aggregator"
-    if method.facts.has_passives and (needs_dealer(config.alignment) or method.facts.takes_dealer):
+    if method.facts.takes_dealer or (method.facts.aligns and needs_dealer(config.alignment)):
         roles[DEALER] = "dealer"
     return roles
 
@@ -453,10 +457,9 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
     """The contract, as every party draws it up from the settings and the greetings."""
     config = own.config
     offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
-    senders = {"active": (own.active,), "passives": own.passives, None: ()}
     facts = method.facts
-    told = "passives" if facts.sums_representations else facts.representations_from
-    expected = senders["active" if facts.opens_votes else told]
+    names = {"active": (own.active,), "passives": own.passives}
+    expected = [name for side in facts.offers for name in names[side]]
     if set(offers) != set(expected):
         raise RemoteProtocolError(
             f"{own.name}: in {facts.title} what a row is that parties send is said by "
@@ -480,6 +483,7 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
         secure_sum=dict(agreed.secure_sum),
         guard=config.guard.model_dump(mode="json"),
         votes=config.votes.model_dump(mode="json") if facts.opens_votes else {},
+        multiview=config.multiview.model_dump(mode="json") if facts.averages else {},
         minimum_batch=config.rules.minimum_batch,
         epochs=asked.releases,
         batch_size=asked.rows,

@@ -19,31 +19,31 @@ import torch
 from torch import Tensor
 
 from protocols.sums import SecureSum, SumReceiver
-from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import representation_chain
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.methods.accounts import answers_log, refused_sums, surroundings_of
 from secure_apfed.methods.apfed import ApfedAggregator
-from secure_apfed.methods.method import Agreed, Helper, Learner, Own, Save, keep_or_end
+from secure_apfed.methods.method import Agreed, Helper, Learner, Own
 from secure_apfed.methods.sum_noise import (
     NoisePlan,
     contribution_noise,
     parameters_of,
     sum_and_noise,
 )
+from secure_apfed.methods.summing import OpenedSums, SummingHelper
 from secure_apfed.methods.terms import clip_of
 from secure_apfed.methods.tvfl import Joint, Tvfl, TvflLearner
 from secure_apfed.models import output_shape
 from secure_apfed.parties import Compute, SummedPassive, TvflActive
-from secure_apfed.parties.rules import RefusedSums, bind_step, read_sum
+from secure_apfed.parties.rules import RefusedSums
 
 __all__ = [
     "SplitNn",
     "SplitNnLearner",
     "SummedSplitNn",
-    "SummedSplitNnHelper",
     "SummedSplitNnLearner",
 ]
 
@@ -77,17 +77,15 @@ class SummedSplitNnLearner(SplitNnLearner):
     ) -> None:  # fmt: skip
         super().__init__(party, own, aligned, guarantee=guarantee)
         self.rounding = rounding
-        self._receiver, self._refused = receiver, refused
-        self._opened: Tensor | None = None
+        self._sums = OpenedSums(party.contract, receiver, refused)
 
     @property
     def opened(self) -> Tensor | None:
-        return self._opened
+        return self._sums.opened
 
     async def set_up(self, links: Links) -> None:
         """Its end of the sum."""
-        peers = (*self.party.contract.passives, AGGREGATOR)
-        await links.converse(Kind.SUM_SETUP, self._receiver, peers)
+        await self._sums.set_up(links)
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """One step of the active: two messages with each passive, and one sum."""
@@ -109,60 +107,10 @@ class SummedSplitNnLearner(SplitNnLearner):
 
     async def _summed(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
         """Ask the passives, and open the sum of what they represent."""
-        party, contract = self.party, self.party.contract
-        asked, request = list(contract.passives), party.request(rows_B, learn=learn)
-        for name in asked:
-            links.send(name, Kind.REQUEST, step, request)
-        message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=4)
-        _, combined = read_sum(message, asked, contract)
-        binding = bind_step(contract.session, step, rows_B, request)
-        size = math.prod(contract.passives[asked[0]].representation.shape)
-        with self._refused.noting(step=step, contract=contract.digest.hex()):
-            sum_BD = torch.from_numpy(self._receiver.decode(combined, (len(rows_B), size), binding))
-        self._opened = sum_BD
-        return party.trainer.compute.place(sum_BD)
-
-
-class SummedSplitNnHelper(Helper):
-    """A passive's role: it adds to the sum, and learns from the gradient on it; see `Helper`."""
-
-    def __init__(self, party: SummedPassive, *, rounds: int) -> None:
-        self.name, self.party, self._rounds = party.name, party, rounds
-        self.contributions = party.noise.ledger if party.noise else None
-        if self.contributions:
-            self.ledgers = {party.name: self.contributions}
-
-    async def set_up(self, links: Links) -> None:
-        """Its end of the sum."""
-        contract = self.party.contract
-        peers = [contract.active, AGGREGATOR, *contract.passives]
-        peers.remove(self.name)
-        await links.converse(Kind.SUM_SETUP, self.party.contributor, peers)
-
-    async def help(self, links: Links, save: Save) -> None:
-        """Add what is asked for, and learn from the gradients that come back."""
-        active, party = self.party.contract.active, self.party
-        while True:
-            message = await links.receive(
-                active, Kind.REQUEST, Kind.GRADIENTS, Kind.CHECKPOINT, Kind.END, patience=8
-            )
-            step = message.step
-            if message.kind is Kind.REQUEST:
-                links.send(AGGREGATOR, Kind.CONTRIBUTION, step, party.contribute(message))
-                if self._rounds == 2:
-                    asked = await links.receive(AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=2)
-                    answer = party.contributor.answer(asked.payload)
-                    links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
-            elif message.kind is Kind.GRADIENTS:
-                party.learn(message)
-            elif not keep_or_end(message.kind, step, links, active, save):
-                return
-
-    def tensors(self) -> dict[str, Tensor]:
-        return self.party.tensors()
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        self.party.load_tensors(tensors, last_step=next_step - 1)
+        request, compute = self.party.request(rows_B, learn=learn), self.party.trainer.compute
+        terms = next(iter(self.party.contract.passives.values()))
+        size = math.prod(terms.representation.shape)
+        return compute.place(await self._sums.open(links, step, rows_B, request, numbers=size))
 
 
 class SplitNn(Tvfl):
@@ -231,7 +179,7 @@ class SummedSplitNn(Tvfl):
             answers=answers_log(own),
             defences=representation_chain(config.defences, surroundings_of(own, shape)),
         )
-        return SummedSplitNnHelper(party, rounds=secure_sum.rounds)
+        return SummingHelper(party, rounds=secure_sum.rounds, noise=party.noise, learn=party.learn)
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         secure_sum, _ = self._agreed(own, contract)

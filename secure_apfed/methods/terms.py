@@ -52,6 +52,8 @@ def asked_of(config: RunSettings) -> Asked:
     """What the settings say that passives are asked for; the contract holds them to it."""
     if config.facts.asks_once:
         return Asked(rows=_ROWS_AT_ONCE, releases=1)
+    if config.facts.averages:
+        return Asked(rows=config.alignment.maximum_ids, releases=config.train.epochs)
     # A teacher other than the head reads labelled rows once more, after training.
     again = config.facts.teacher == "joint model" and config.teacher.labels != HEAD
     return Asked(rows=config.train.batch_size, releases=config.train.epochs + again)

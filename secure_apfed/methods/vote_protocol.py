@@ -38,7 +38,6 @@ __all__ = [
     "calibrated",
     "counted",
     "honest_passives",
-    "is_due",
     "noise_terms",
     "unless_untold",
     "vote_noise",
@@ -57,11 +56,6 @@ def unless_untold(active: str) -> Iterator[None]:
             f"{silence}; or {active}, who asks them, asked others and not them",
             left=(*silence.left, active),
         ) from silence
-
-
-def is_due(contract: Contract) -> bool:
-    """Whether votes are opened in this session: not where it goes on from a step after that."""
-    return contract.resumes is None or contract.resumes.step == 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,13 +32,12 @@ from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import (
     Agreed,
+    AskedHelper,
     Course,
     Helper,
     Learner,
     Method,
     Own,
-    Save,
-    keep_or_end,
 )
 from secure_apfed.methods.students import StudentLearner, student_of
 from secure_apfed.methods.sum_noise import (
@@ -115,27 +114,13 @@ class VotesLearner(StudentLearner):
         self.party.load_tensors(tensors)
 
 
-class VotesHelper(Helper):
-    """A passive's role: it votes once a session; see `Helper`."""
+class VotesHelper(AskedHelper):
+    """A passive's role: it votes once a session; see `AskedHelper`."""
 
     asks = Kind.LABELS
 
     def __init__(self, party: VotingParty) -> None:
-        self.name, self.party = party.name, party
-
-    async def help(self, links: Links, save: Save) -> None:
-        """Vote when it is asked, until the session ends."""
-        active = self.party.contract.active
-        while True:
-            message = await links.receive(active, self.asks, Kind.CHECKPOINT, Kind.END, patience=8)
-            if message.kind is self.asks:
-                await self.answer(links, message)
-            elif not keep_or_end(message.kind, message.step, links, active, save):
-                return
-
-    @abstractmethod
-    async def answer(self, links: Links, message: Envelope) -> None:
-        """Vote on what this message asks."""
+        self.name, self.party, self.active = party.name, party, party.contract.active
 
     def tensors(self) -> dict[str, Tensor]:
         return self.party.tensors()

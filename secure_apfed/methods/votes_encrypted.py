@@ -37,7 +37,6 @@ from secure_apfed.methods.vote_protocol import (
     calibrated,
     counted,
     honest_passives,
-    is_due,
     noise_terms,
     unless_untold,
     vote_noise,
@@ -145,7 +144,7 @@ class EncryptedVotesLearner(VotesLearner):
     async def set_up(self, links: Links) -> None:
         """Tell the size; with candidates commit to them, and hear which is kept."""
         contract, ballot = self.party.contract, self.party.ballot
-        if not is_due(contract):
+        if not contract.at_start:
             return
         passives = list(contract.passives)
         self._size.tell(links, (*passives, AGGREGATOR))
@@ -200,7 +199,7 @@ class EncryptedVotesHelper(VotesHelper):
     async def set_up(self, links: Links) -> None:
         """Keys of masks with the other passives, and with candidates a coin."""
         contract = self.party.contract
-        if not is_due(contract):
+        if not contract.at_start:
             return
         others = [name for name in contract.passives if name != self.name]
         self._size = await self._terms.heard(links, contract, most=len(self.party.held_N))
@@ -266,7 +265,7 @@ class EncryptedVotesAggregator(VotesAggregator):
 
     async def set_up(self, links: Links) -> None:
         """Hear of the size."""
-        if is_due(self.contract):
+        if self.contract.at_start:
             size = await self._terms.heard(links, self.contract, most=self._most)
             sums = self._terms.sums(self.contract, size)
             self._combiner, self._blocks = sums.combiner(), sums.blocks

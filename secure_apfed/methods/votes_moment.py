@@ -27,7 +27,7 @@ from secure_apfed.learning.moment import hyperplane_signs, smoothed_votes
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Floats, Votes
 from secure_apfed.methods.accounts import refused_sums
-from secure_apfed.methods.alignment import DEALER
+from secure_apfed.methods.alignment import DEALER, next_dealt
 from secure_apfed.methods.method import Helper, Learner, Own
 from secure_apfed.methods.vote_protocol import (
     BallotSize,
@@ -36,7 +36,6 @@ from secure_apfed.methods.vote_protocol import (
     calibrated,
     counted,
     honest_passives,
-    is_due,
     noise_terms,
     unless_untold,
     vote_noise,
@@ -133,7 +132,7 @@ class MomentVotesLearner(VotesLearner):
     async def set_up(self, links: Links) -> None:
         """Tell the size; masks with the passives, what the dealer deals, and hidden signs."""
         contract, receiver = self.party.contract, self._receiver
-        if not is_due(contract):
+        if not contract.at_start:
             return
         self._size.tell(links, (*contract.passives, AGGREGATOR, DEALER))
         await links.converse(Kind.SUM_SETUP, receiver, tuple(contract.passives))
@@ -147,10 +146,7 @@ class MomentVotesLearner(VotesLearner):
             receiver.take(await self._dealt(links, block))
 
     async def _dealt(self, links: Links, step: int) -> bytes:
-        """The dealer's next message, after its word that it is done with an alignment."""
-        message = await links.receive(DEALER, Kind.DEALT, Kind.READY)
-        if message.kind is Kind.READY:
-            message = await links.receive(DEALER, Kind.DEALT)
+        message = await next_dealt(links)
         if message.step != step:
             raise RemoteProtocolError(f"{DEALER} dealt block {message.step}, expected {step}")
         return message.payload
@@ -184,7 +180,7 @@ class MomentVotesHelper(VotesHelper):
     async def set_up(self, links: Links) -> None:
         """Keys of masks with the other passives and the active."""
         contract = self.party.contract
-        if not is_due(contract):
+        if not contract.at_start:
             return
         size = await BallotSize.heard(links, contract, most=len(self.party.held_N))
         self._size = size
@@ -224,7 +220,7 @@ class MomentVotesAggregator(VotesAggregator):
     async def set_up(self, links: Links) -> None:
         """Hear of the size, what is dealt, and the signs."""
         contract = self.contract
-        if not is_due(contract):
+        if not contract.at_start:
             return
         size = await BallotSize.heard(links, contract, most=self._most)
         self._people = size.bind(contract)
@@ -278,7 +274,7 @@ class MomentVotes(VotesMethod):
 
     async def deal(self, own: Own, links: Links, contract: Contract) -> None:
         """What hides signs and votes from each other: two seeds, and shares block after block."""
-        if not is_due(contract):
+        if not contract.at_start:
             return
         most = own.config.alignment.maximum_ids
         size = await BallotSize.heard(links, contract, most=most)

@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from torch import nn
 
 from secure_apfed.models.convolutional import CONV_CIFAR, CONV_MNIST
+from secure_apfed.models.enriched import Enriched, EnrichedFamily
+from secure_apfed.models.identity import Identity
 from secure_apfed.models.linear import Linear
 from secure_apfed.models.network import NetworkFamily, Shape, output_shape, projection_to
 from secure_apfed.models.perceptron import Perceptron
 from secure_apfed.models.random_features import RandomFeatureFamily, RandomFeatures
+from secure_apfed.models.recurrent import Recurrent
 from secure_apfed.models.selu import Selu
 from secure_apfed.models.settings import ModelSettings
 
 __all__ = [
     "NETWORKS",
+    "Enriched",
     "ModelSettings",
     "NetworkFamily",
     "RandomFeatures",
@@ -30,8 +34,11 @@ NETWORKS: Mapping[str, NetworkFamily] = {
     "conv_cifar": CONV_CIFAR,
     "mlp": Perceptron(),
     "selu": Selu(),
+    "enriched": EnrichedFamily(),
     "linear": Linear(),
     "random_features": RandomFeatureFamily(),
+    "identity": Identity(),
+    "gru": Recurrent(),
 }
 
 _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}

@@ -5,6 +5,7 @@ from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.parties.active import ActiveParty
+from secure_apfed.parties.decomposed import DecomposedPassive, RowsAsked
 from secure_apfed.parties.passive import PassiveParty
 from secure_apfed.parties.rules import OpenAudits, RefusedSums
 from secure_apfed.parties.tvfl import SummedPassive, TvflActive, TvflPassive
@@ -16,11 +17,13 @@ __all__ = [
     "Ballot",
     "Compute",
     "ContributionNoise",
+    "DecomposedPassive",
     "OpenAudits",
     "PassiveParty",
     "PrivateGradient",
     "PrivateUpdates",
     "RefusedSums",
+    "RowsAsked",
     "SummedPassive",
     "TvflActive",
     "TvflPassive",

@@ -15,6 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Flow, Kind
+from secure_apfed.facts import MethodFacts
 from secure_apfed.methods.sum_noise import noise_of
 from secure_apfed.methods.terms import asked_of
 from secure_apfed.planning.rehearsal import STEPS, Rehearsal, rehearse
@@ -102,12 +103,13 @@ class _Counts:
         # Whose passives learn from returned gradients trains on rows with a label alone.
         rows = data.labelled_rows if config.facts.returns_gradients else data.train_rows
         train = {data.active.ids[row] for row in rows.tolist()}
-        if not config.facts.has_passives:
+        if not config.facts.aligns:
             return cls(common=0, train=len(train), aligned_share=1.0)
         common = set(data.active.ids).intersection(*(table.ids for table in data.passives))
         aligned = train & common
         # A model that needs every party to predict needs them for every row that it trains on.
-        if not (config.facts.predicts_alone and config.train.use_unaligned):
+        alone = config.facts.predicts_alone and not config.facts.averages
+        if not (alone and config.train.use_unaligned):
             return cls(common=len(common), train=len(aligned), aligned_share=1.0)
         share = len(aligned) / max(1, len(train))
         return cls(common=len(common), train=len(train), aligned_share=share)
@@ -123,14 +125,14 @@ def forecast(config: Config) -> Forecast:
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
-    train, noise, releases = config.train, noise_of(config), asked_of(config).releases
-    batch = min(train.batch_size, counts.train)
+    noise, releases = noise_of(config), asked_of(config).releases
+    batch = _rehearsed(config, counts)
     steps = _steps(config, counts.train, classes=len(data.classes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
         played = rehearse(config, data, batch=batch, aligned=counts.aligned_share)
         privacy = _privacy(config)
-    links = tuple(_links(played, data, _asked(config, steps)))
+    links = tuple(_links(played, data, *_scales(config, counts.train, steps, batch=batch)))
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
         aligned_rows=counts.common,
@@ -158,6 +160,18 @@ def forecast(config: Config) -> Forecast:
     )
 
 
+def _rehearsed(config: Config, counts: _Counts) -> int:
+    """Rows of a step of the rehearsal."""
+    if config.facts.averages:
+        return counts.train  # a step is of all rows
+    batch = min(config.train.batch_size, counts.train)
+    if not config.facts.decomposes:
+        return batch
+    # There are no fewer aligned rows than vectors, in the rehearsal either.
+    least = config.model.representation / max(counts.aligned_share, 1 / counts.train)
+    return min(counts.train, max(batch, math.ceil(least)))
+
+
 def _evaluation_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
     """Of all evaluations of the run."""
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
@@ -165,9 +179,15 @@ def _evaluation_seconds(config: Config, data: VerticalData, played: Rehearsal) -
     return evaluations * played.evaluation_seconds * rows
 
 
-def _asked(config: Config, steps: int) -> int:
-    """How many of the steps ask anybody: who is asked once is not asked in every epoch."""
-    return steps // config.train.epochs if config.facts.asks_once else steps
+def _scales(config: Config, rows: int, steps: int, *, batch: int) -> tuple[float, float]:
+    """How many times the rehearsal's messages and bytes of training a run sends.
+
+    Who is asked once is asked for all rows, and not in every epoch.
+    """
+    if not config.facts.asks_once:
+        return steps / STEPS, steps / STEPS
+    by_rows = rows / (batch * STEPS)
+    return 1.0 if config.facts.decomposes else by_rows, by_rows
 
 
 def _steps(config: Config, rows: int, *, classes: int) -> int:
@@ -181,8 +201,8 @@ def _steps(config: Config, rows: int, *, classes: int) -> int:
     )
 
 
-def _links(played: Rehearsal, data: VerticalData, steps: int) -> Iterator[Link]:
-    """Scale the rehearsal's flows: alignment by IDs, training by steps; set-up stays."""
+def _links(played: Rehearsal, data: VerticalData, messages: float, wire: float) -> Iterator[Link]:
+    """Scale the rehearsal's flows: alignment by IDs, training as said; set-up stays."""
     real = {table.name: len(table.ids) for table in data.tables}
     rehearsed = len(played.data.active.ids)
     for flow in played.setup:
@@ -190,7 +210,7 @@ def _links(played: Rehearsal, data: VerticalData, steps: int) -> Iterator[Link]:
         grows = flow.kind == Kind.ALIGNMENT
         yield _link(flow, 1.0, sum(rows) / (len(rows) * rehearsed) if grows else 1.0)
     for flow in played.training:
-        yield _link(flow, steps / STEPS, steps / STEPS)
+        yield _link(flow, messages, wire)
 
 
 def _link(flow: Flow, messages: float, scale: float) -> Link:
@@ -202,7 +222,7 @@ def _link(flow: Flow, messages: float, scale: float) -> Link:
 
 def _alignment_seconds(config: Config, data: VerticalData, played: Rehearsal) -> float:
     """Time an intersection of the rehearsal's IDs, and scale it by the number of real ones."""
-    if not config.facts.has_passives:
+    if not config.facts.aligns:
         return 0.0
     tables = played.data.tables
     ids = {table.name: table.ids for table in tables}
@@ -223,6 +243,8 @@ def _privacy(config: Config) -> PrivacySpent:
     releases = guard.planned(asked) if config.facts.representations_from else 0
     mechanism = guard.mechanism()
     released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
+    if config.facts.decomposes:
+        released = math.inf
     label = model = math.inf
     if config.dp_sgd is not None:
         noise = config.dp_sgd.noise_multiplier or calibrate_updates(
@@ -257,13 +279,24 @@ def _warnings(
         yield "there is no guard: representations leave as they are, epsilon is infinite"
     elif sent and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
+    if config.facts.decomposes:
+        yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
     if config.facts.sums:
-        each = "gradient" if config.facts.sums_gradients else "row of votes"
+        each = _summed(config.facts)
         if config.secure_sum.kind.unsafe:
             yield f"the sum is {config.secure_sum.name}: the aggregator reads every {each}"
         if passives == 1:
             yield f"with one passive the sum is its {each}: the active reads it"
     yield from _memory_warning(config, links)
+
+
+def _summed(facts: MethodFacts) -> str:
+    """What one passive adds to the sum."""
+    if facts.sums_gradients:
+        return "gradient"
+    if facts.sums_representations:
+        return "representation"
+    return "row of votes" if facts.opens_votes else f"passive's {facts.averages}"
 
 
 def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:

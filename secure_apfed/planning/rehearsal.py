@@ -7,7 +7,7 @@ thrown away; no real value enters, so no budget is touched. Letters: N rows.
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -133,29 +133,28 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
     rows = train + _TEST_ROWS
     # Aligned rows are spread evenly, since a run's batches mix them too.
     shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
-    active = _random_table(like.active, [f"all {at}" for at in range(rows)])
-    classes = len(like.classes)
-    labels_N = torch.arange(rows) % classes
-    passives = [
-        _random_table(
-            table,
-            [
-                f"all {at}" if both else f"{table.name} {at}"
-                for at, both in enumerate(shared.tolist())
-            ],
-        )
+    apart = like.horizontal
+    ids = {
+        table.name: [
+            f"all {at}" if both and not apart else f"{table.name} {at}"
+            for at, both in enumerate(shared.tolist())
+        ]
         for table in like.passives
-    ]
-    return VerticalData(
-        active=PartyTable(active.name, active.ids, active.features, labels_N, active.encoding),
-        passives=tuple(passives),
-        classes=like.classes,
+    }
+    return replace(
+        like,
+        active=_random_table(like, like.active, [f"all {at}" for at in range(rows)]),
+        passives=tuple(_random_table(like, table, ids[table.name]) for table in like.passives),
         train_rows=torch.arange(train),
         test_rows=torch.arange(train, rows),
         labelled=torch.arange(labelled),
     )
 
 
-def _random_table(like: PartyTable, ids: Sequence[str]) -> PartyTable:
+def _random_table(data: VerticalData, like: PartyTable, ids: Sequence[str]) -> PartyTable:
     features = torch.rand(len(ids), *like.features.shape[1:])
-    return PartyTable(like.name, tuple(ids), features, None, like.encoding)
+    for view in like.views.values():
+        if view.sequence is not None:
+            features[:, view.first] = view.sequence[0]  # all steps are in use
+    labels_N = None if like.labels is None else torch.arange(len(ids)) % len(data.classes)
+    return replace(like, ids=tuple(ids), features=features, labels=labels_N)

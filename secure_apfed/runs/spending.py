@@ -29,13 +29,16 @@ def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> Priva
 
 
 def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
-    """Nothing; or, where passives release and none is played here, what only they can tell."""
+    """Nothing; or, where something leaves that no ledger here counts, no bound."""
     nothing = PrivacySpent.nothing(delta=delta)
     facts = session.entered.own.config.facts
-    if facts.representations_from == "passives" and not session.helpers:
-        trace = ("each passive counts what it releases, in its own folder",)
-        return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=trace)
-    return nothing
+    if facts.decomposes:
+        why = "singular vectors of all parties' rows were opened without noise"
+    elif facts.representations_from == "passives" and not session.helpers:
+        why = "each passive counts what it releases, in its own folder"
+    else:
+        return nothing
+    return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=(why,))
 
 
 def cross_checked(spent: PrivacySpent, session: Session) -> PrivacySpent:

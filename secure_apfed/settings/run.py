@@ -20,7 +20,9 @@ from secure_apfed.models.settings import ModelSettings
 from secure_apfed.names import RunName
 from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
 from secure_apfed.settings import Settings
+from secure_apfed.settings.multiview import MultiviewSettings
 from secure_apfed.settings.teaching import (
+    DecompositionSettings,
     DistillationSettings,
     ImputationSettings,
     TeacherSettings,
@@ -55,12 +57,15 @@ class RunSettings(Settings, ABC):
         method: a key of `METHODS`: apfed (every passive says its objective), apfed_r and apfed_c
             (the paper's two), tvfl (joint training, joint inference) or single_view (the active
             alone); where few rows have a label, votes, votes_randomised, joint_teacher and
-            imputation label the others for a student that predicts alone.
+            imputation label the others for a student that predicts alone; apc_vfl and vfedtrans
+            draw the code of such a student to one of all parties.
         passives: settings by party name; "default" holds for those not named.
         votes: how passives label rows, where the method asks them to.
         teacher: the joint model that labels rows, where the method has one.
         imputed: what passives release once, and how rows are labelled by it.
         distilled: autoencoders of all parties, and what the student learns from them.
+        multiview: the objective of methods in which parties agree on pseudo-labels.
+        decomposed: how all parties' tables are decomposed, where the method does so.
         checkpoint_every: epochs between two checkpoints of every party; the last is always saved.
             It changes no figure; a run that was broken off plays again what came after its newest,
             and where the same answer again counts, `rules.spare_answers` must allow for that.
@@ -83,6 +88,8 @@ class RunSettings(Settings, ABC):
     teacher: TeacherSettings = TeacherSettings()
     imputed: ImputationSettings = ImputationSettings()
     distilled: DistillationSettings = DistillationSettings()
+    multiview: MultiviewSettings = MultiviewSettings()
+    decomposed: DecompositionSettings = DecompositionSettings()
     checkpoint_every: int = Field(1, ge=1)
     dp_sgd: DpSgdSettings | None = None
     defences: tuple[DefenceSettings, ...] = ()

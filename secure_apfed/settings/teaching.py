@@ -4,12 +4,19 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from protocols.svd.agreement import MOST_MASK_ROWS
 from secure_apfed.labellers import LABELLERS, PrivateLogistic
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.privacy.settings import LARGEST_LABEL_EPSILON
 from secure_apfed.settings import Settings, unknown_name
 
-__all__ = ["HEAD", "DistillationSettings", "ImputationSettings", "TeacherSettings"]
+__all__ = [
+    "HEAD",
+    "DecompositionSettings",
+    "DistillationSettings",
+    "ImputationSettings",
+    "TeacherSettings",
+]
 
 HEAD = "head"
 # Those that the active may use for itself; noise on weights is against others.
@@ -87,6 +94,8 @@ class DistillationSettings(Settings):
     """Autoencoders that end early, and how the student's code is drawn to the joint one.
 
     The defaults are APC-VFL's (section 4, Table 3, Appendix B); its value of lambda is not legible.
+    What speaks of g1 and g2 is for those who fit them; whose code resembles singular vectors has
+    the student alone.
 
     Attributes:
         own: g1 of the active; passive: g1 of passives that have no `model` of their own.
@@ -107,3 +116,14 @@ class DistillationSettings(Settings):
     held_out: float = Field(0.1, gt=0, lt=1)
     learning_rate: float = Field(1e-3, gt=0)
     batch_size: int = Field(128, ge=1)
+
+
+class DecompositionSettings(Settings):
+    """How all parties' tables are decomposed; `model.representation` says how many vectors.
+
+    Attributes:
+        mask_rows: rows of one block of the orthogonal mask, at most. A block for all rows hides
+            most, and takes the cube of their number in time.
+    """
+
+    mask_rows: int = Field(1024, ge=2, le=MOST_MASK_ROWS)

@@ -73,6 +73,15 @@ MESSAGES |= {
         (Kind.SIGNS, Role.AGGREGATOR),
     ],
 }
+MESSAGES["vfedtrans"] = [
+    (Kind.ALIGNMENT, Role.ACTIVE),
+    (Kind.ALIGNMENT, Role.DEALER),
+    (Kind.DEALT, Role.ACTIVE),
+    (Kind.DEALT, Role.PASSIVE),
+    (Kind.REQUEST, Role.PASSIVE),
+    (Kind.CONTRIBUTION, Role.AGGREGATOR),
+    (Kind.SINGULAR_VECTORS, Role.ACTIVE),
+]
 SECOND_ROUND = [(Kind.SUM_REQUEST, Role.PASSIVE), (Kind.SUM_ANSWER, Role.AGGREGATOR)]
 
 
@@ -285,3 +294,19 @@ def test_noise_under_the_sum_is_told_as_what_it_gives_and_no_more() -> None:
 def test_defences_are_told_to_guarantee_nothing() -> None:
     assert "empirical" not in told_of()
     assert "none has an epsilon or any other guarantee" in told_of(defended=True)
+
+
+def test_what_is_decomposed_is_told_as_what_masks_do_not_hide() -> None:
+    case = facts("vfedtrans", guarded=False)
+    masked = rule_for(Kind.CONTRIBUTION, Role.AGGREGATOR, case)
+    assert "contribution" not in masked.reads
+    assert "no encryption" in masked.protects
+    assert "singular values of each party's table" in masked.remains
+    assert "epsilon is infinite" in rule_for(Kind.SINGULAR_VECTORS, Role.ACTIVE, case).protects
+    told = coalitions_in(case)
+    assert "up to one orthogonal transformation" in told["active and aggregator"]
+    assert "exactly" in told["aggregator and dealer"]
+    limits = " ".join(limits_in(case))
+    assert "rests on no proof" in limits
+    assert "passives' representations decided" not in limits
+    assert "rests on no proof" not in " ".join(limits_in(facts("tvfl")))

@@ -54,6 +54,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "alignment": {"protocol": "circuit"},
         },
     ),
+    "decomposed": ("vfedtrans", {}),
+    "decomposed, dealt": ("vfedtrans", {"alignment": {"protocol": "circuit"}}),
     "label stages": ("apfed_c", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0, "stages": 2}}),
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from secure_apfed.config import Config
+from secure_apfed.data import find_dataset
 from secure_apfed.methods import METHODS
 from secure_apfed.runs import run
 
@@ -29,8 +30,25 @@ def small_config(method: str = "apfed_c", **changes: Any) -> Config:
     if method in METHODS and METHODS[method].facts.teacher == "joint representations":
         settings["model"] = {"network": "selu", "hidden": [8], "representation": 4}
         settings["distilled"] = {"epochs": 3}
-    if method in METHODS and METHODS[method].facts.sums_representations:
+    facts = METHODS[method].facts if method in METHODS else None
+    if facts and facts.decomposes:
+        settings["model"] = {"network": "enriched", "hidden": [8], "representation": 4}
+        settings["distilled"] = {"epochs": 3}
+    if facts and (facts.sums_representations or facts.averages or facts.decomposes):
         settings["guard"] = {"mechanism": "none", "noise": "reproducible_insecure"}
+    if facts and not facts.aligns and facts.has_passives:
+        settings["data"] = {"dataset": "breast_cancer", "partition": "horizontal", "clients": 3}
+    if facts and facts.averages:
+        settings["model"] = {"network": "identity"}
+        settings["secure_sum"] = {"scheme": "plain", "masks": "pairwise", "clip": 8.0}
+    if facts and facts.reads_sequences:
+        kept = {"dataset": "synthetic_keystrokes", "partition": "horizontal", "limit": 240}
+        sequences = list(find_dataset("synthetic_keystrokes").sequences.values())
+        settings |= {
+            "data": kept,
+            "model": {"network": "gru", "sequences": sequences, "representation": 4},
+            "multiview": {"recurrent": {"rounds": 2}},
+        }
     return Config.model_validate({**settings, **changes})
 
 

@@ -29,7 +29,7 @@ TWO = {"active": {"file": "a.csv"}, "shop": {"file": "b.csv"}}
             {"dataset": "breast_cancer", "views": 3, "columns": {"active": [1], "p": [2]}},
             "columns or views, not both",
         ),
-        ({"parties": TWO}, "parties and classes belong to dataset: tables"),
+        ({"parties": TWO}, "parties belong to dataset: tables"),
         ({"dataset": "tables"}, "needs at least two entries in parties"),
         ({"dataset": "tables", "parties": TWO, "active": "bank"}, "'bank' is not one of parties"),
         ({"dataset": "tables", "parties": TWO, "views": 2}, "takes its views from parties"),

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.autoencoder import Autoencoder, Resembled, fit_autoencoder
-from secure_apfed.learning.distilling import fit_classifier
+from secure_apfed.learning.fitted_once import fit_classifier
 from secure_apfed.models import ModelSettings, family_for
 from secure_apfed.settings.teaching import DistillationSettings
 

@@ -1,0 +1,61 @@
+"""Vector regression: a curious active computes a passive's features out of shared singular vectors.
+
+Run by: the active, which opened the left singular vectors of all parties' tables. Each column of
+each table is a linear combination of them where as many are taken as the tables have rank; the
+victim's features of as many shadow rows tell which, exactly, and of fewer roughly.
+
+Baseline: the same regression from own features.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from attacks.features.regression import FeatureAttack, guess_features
+from attacks.interface import Guess
+from attacks.reading import Observed
+from attacks.view import AdversaryView, Role
+from secure_apfed.exchange import Kind, TensorSpec, unpack
+
+__all__ = ["VectorRegression"]
+
+
+class VectorRegression(FeatureAttack):
+    """Regress singular vectors, alone and beside own features, to the victim's features."""
+
+    name: ClassVar[str] = "vector_regression"
+    roles: ClassVar[tuple[Role, ...]] = ("active",)
+    suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({"shadow_rows": 30}, {"shadow_rows": 100})
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs vectors that were opened, and kept."""
+        if reason := self.wrong_role(view):
+            return reason
+        if not view.facts.decomposes:
+            return f"{view.method}: no table is decomposed"
+        if _opened(view) is None:
+            return "the transcript kept no vectors; set transcript.keep to first_and_last or all"
+        return None
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        """Guess the victim's features of people whose rows were decomposed."""
+        seen = _opened(view)
+        assert seen is not None
+        positions = self.choose(view, seen.positions, seed)
+        return guess_features(
+            view, positions, {"u": seen.at(positions)}, hidden=self.hidden,
+            components=self.components, seed=seed,
+        )  # fmt: skip
+
+
+def _opened(view: AdversaryView) -> Observed | None:
+    """The vectors by ascending position, of the rows that the active asked for."""
+    for epoch in sorted(view.envelopes):
+        for envelope in view.envelopes[epoch]:
+            if envelope.kind is Kind.REQUEST and view.opened:
+                expected = {"rows": TensorSpec(torch.int64, (None,))}
+                tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
+                positions, order = view.attributed(tensors["rows"]).sort()
+                return Observed(positions, view.opened[envelope.step][order])
+    return None

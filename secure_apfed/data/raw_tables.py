@@ -1,0 +1,129 @@
+"""One party's own file as it was read: IDs, feature columns and labels, nothing encoded yet.
+
+Run by: that party. IDs are compared as text, "007" and "7" differ.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from secure_apfed.data.frames import is_numeric, read_frame, to_texts
+from secure_apfed.data.records import check_distinct
+from secure_apfed.data.settings import DataSettings, PartySettings
+from secure_apfed.errors import DataError
+
+__all__ = ["RawTable", "party_path", "read_raw"]
+
+# Between the parts of an ID of several columns; no text file holds it by accident.
+_JOINT = "\x1f"
+
+
+@dataclass(frozen=True, eq=False)
+class RawTable:
+    """A party's rows as read: IDs, feature columns, and labels as text where it holds any.
+
+    A label is None where its cell is empty.
+    """
+
+    ids: tuple[str, ...]
+    features: pd.DataFrame
+    categorical: tuple[str, ...]
+    labels: tuple[str | None, ...] = ()
+
+    def at(self, rows: NDArray[np.int64]) -> "RawTable":
+        """Return the same with these rows only, in this order."""
+        return RawTable(
+            tuple(self.ids[row] for row in rows),
+            self.features.iloc[rows],
+            self.categorical,
+            tuple(self.labels[row] for row in rows),
+        )
+
+
+def read_raw(settings: DataSettings, name: str) -> RawTable:
+    """Read the file of this party, with labels where the settings say that it holds some.
+
+    Raises:
+        DataError: missing, damaged, empty, without the columns that are named, or with the labels
+            of others.
+    """
+    party = (settings.parties or {})[name]
+    label_column = settings.label_column if settings.holds_labels(name) else None
+    given = party.id_column or settings.id_column
+    id_columns = (given,) if isinstance(given, str) else given
+    labels = () if label_column is None else (label_column,)
+    texts = (*id_columns, *labels, *(party.categorical or ()))
+    frame = read_frame(party_path(settings, party.file), texts=texts, source=name)
+    if not len(frame):
+        raise DataError(f"{name}: {party.file} has no rows")
+    named = (*texts, *(party.numeric or ()), *party.ignore)
+    absent = [column for column in dict.fromkeys(named) if column not in frame.columns]
+    if absent:
+        raise DataError(
+            f"{name}: {party.file} lacks the columns {', '.join(absent)}; it has "
+            f"{', '.join(map(str, frame.columns))}"
+        )
+    numeric, categorical = _choose(frame, party, taken=(*id_columns, *labels))
+    if label_column is None and settings.label_column in (*numeric, *categorical):
+        raise DataError(
+            f"{name}: its column {settings.label_column!r} is called like the active's labels, "
+            "which a passive must not train on; put it under ignore or rename it"
+        )
+    features = frame[[*numeric, *categorical]]
+    if party.missing == "drop":
+        frame = frame[features.notna().all(axis=1)]
+        features = features.loc[frame.index]
+    if not len(frame):
+        raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
+    label_texts = tuple(to_texts(frame[label_column])) if label_column else (None,) * len(frame)
+    ids = _complete(frame, id_columns, party=name)
+    check_distinct(ids, party=name)
+    return RawTable(ids, features, categorical, label_texts)
+
+
+def party_path(settings: DataSettings, file: Path) -> Path:
+    """Where a file that the settings name lies."""
+    return (settings.folder or Path()).expanduser() / file.expanduser()
+
+
+def _choose(
+    frame: pd.DataFrame, party: PartySettings, *, taken: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the numeric and the categorical columns: as named, else by their types."""
+    if party.numeric is not None or party.categorical is not None:
+        return party.numeric or (), party.categorical or ()
+    left = [str(name) for name in frame.columns if name not in (*taken, *party.ignore)]
+    numeric = tuple(name for name in left if is_numeric(frame[name]))
+    categorical = tuple(name for name in left if name not in numeric)
+    for column in categorical:
+        _refuse_mixed(frame[column], party=party)
+    return numeric, categorical
+
+
+def _refuse_mixed(column: "pd.Series", *, party: PartySettings) -> None:
+    """A stray text among numbers must not silently make every number a category."""
+    texts = [text for text in to_texts(column) if text is not None]
+    numbers = pd.to_numeric(pd.Series(texts, dtype=str), errors="coerce").notna()
+    if 0.5 < numbers.mean() < 1:
+        stray = int((~numbers).sum())
+        raise DataError(
+            f"{party.file}: {stray} of {len(texts)} cells of column {column.name!r} are text and "
+            "the rest are numbers; mend them, or list the column under numeric or categorical"
+        )
+
+
+def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> tuple[str, ...]:
+    """Return one text a row made of these columns; an empty cell is an error."""
+    parts = []
+    for name in columns:
+        texts = to_texts(frame[name])
+        if None in texts:
+            raise DataError(
+                f"{party}: column {name!r} is empty in {texts.count(None)} rows, first in row "
+                f"{texts.index(None)} (from 0); each row needs an ID"
+            )
+        parts.append([text or "" for text in texts])
+    return tuple(_JOINT.join(row) for row in zip(*parts, strict=True))

@@ -1,0 +1,187 @@
+"""Which of a party's features are one view, and how a view of sequences is folded back.
+
+Run by: each party on its own columns. A row of a table is flat; where it holds sequences, a view
+begins with the number of steps in use, and its steps follow one after another, each with its
+channels, zeros behind the last. So that both survive an encoding, the number of steps stays as it
+is, and each channel is divided by the root of its mean square over the steps in use, not shifted.
+Letters: N rows, F features, T steps, C channels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from secure_apfed.data.column_encoding import (
+    Column,
+    ColumnEncoding,
+    Missing,
+    NumericColumn,
+    fit_columns,
+)
+from secure_apfed.data.frames import to_numbers
+from secure_apfed.errors import DataError
+from secure_apfed.settings import Settings
+
+__all__ = [
+    "View", "ViewColumns", "check_views", "fit_views", "locate_views", "sequence_columns",
+]  # fmt: skip
+
+_Count = Annotated[int, Field(ge=1)]
+
+
+class ViewColumns(Settings):
+    """A view by the raw columns that it is made of.
+
+    Attributes:
+        columns: their names, in order.
+        sequence: [steps, channels] of a view of sequences, which has 1 + steps * channels columns:
+            the number of steps in use, then step after step; null: plain columns.
+    """
+
+    columns: tuple[str, ...] = Field(min_length=1)
+    sequence: tuple[_Count, _Count] | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if len(set(self.columns)) != len(self.columns):
+            raise ValueError("columns: a column is listed twice; a view has it once")
+        if self.sequence is not None and len(self.columns) != _width(*self.sequence):
+            steps, channels = self.sequence
+            raise ValueError(
+                f"sequence: {steps} steps of {channels} channels and the number of steps in use "
+                f"are {_width(steps, channels)} columns, got {len(self.columns)}"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class View:
+    """Features `first` to `end` (exclusive) of a party.
+
+    Attributes:
+        sequence: (T, C) of a view of sequences; None: plain features.
+    """
+
+    first: int
+    end: int
+    sequence: tuple[int, int] | None = None
+
+    @property
+    def columns(self) -> slice:
+        """Of a party's features (N, F), those of this view."""
+        return slice(self.first, self.end)
+
+    def fold(self, features_NF: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the steps in use, int64 (N,) of 0 to T, and the sequences (N, T, C).
+
+        Raises:
+            ValueError: the view is no sequence.
+        """
+        if self.sequence is None:
+            raise ValueError("a view of plain features has no steps; take its columns")
+        own_NF = features_NF[:, self.columns]
+        return own_NF[:, 0].long(), own_NF[:, 1:].unflatten(1, self.sequence)
+
+    def check(self, features_NF: Tensor) -> str:
+        """What is wrong with a party's features in this view; empty where nothing is."""
+        width = self.end - self.first
+        if self.sequence is None:
+            return ""
+        if width != _width(*self.sequence):
+            return f"{width} columns, expected {_width(*self.sequence)} for {self.sequence}"
+        steps_N, most = features_NF[:, self.first], self.sequence[0]
+        if not bool(((steps_N >= 0) & (steps_N <= most) & (steps_N == steps_N.round())).all()):
+            return f"steps in use that are not whole numbers of 0 to {most}"
+        return ""
+
+
+def _width(steps: int, channels: int) -> int:
+    return 1 + steps * channels
+
+
+def sequence_columns(view: str, steps: int, channels: Sequence[str]) -> tuple[str, ...]:
+    """Names of the columns of a view of sequences."""
+    numbered = (f"{view}-{at}-{channel}" for at in range(steps) for channel in channels)
+    return (f"{view}-steps", *numbered)
+
+
+def fit_views(
+    frame: pd.DataFrame, views: Mapping[str, ViewColumns], *, categorical: Sequence[str] = (),
+    missing: Missing = "error", source: str,
+) -> ColumnEncoding:  # fmt: skip
+    """Return the encoding of all columns of the views, one after another; see `fit_columns`.
+
+    Raises:
+        DataError: as `fit_columns`.
+    """
+    columns: list[Column] = []
+    for view in views.values():
+        part = frame[list(view.columns)]
+        if view.sequence is None:
+            fitted = fit_columns(part, categorical=categorical, missing=missing, source=source)
+            columns += fitted.columns
+        else:
+            columns += _fit_sequence(part, *view.sequence, source=source)
+    return ColumnEncoding(columns=tuple(columns), missing=missing)
+
+
+def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str) -> list[Column]:
+    numbers_NF = np.stack([to_numbers(frame[name], source=source) for name in frame], axis=1)
+    used_N, steps_NTC = numbers_NF[:, 0], numbers_NF[:, 1:].reshape(-1, steps, channels)
+    used_NT = np.arange(steps) < used_N[:, None]
+    mean_C = np.nan_to_num(np.square(steps_NTC[used_NT])).sum(0) / max(1, used_NT.sum())
+    scale_C = np.where(np.isfinite(mean_C) & (mean_C > 0), np.sqrt(mean_C), 1.0)
+    first, *others = map(str, frame.columns)
+    scales = np.tile(scale_C, steps).tolist()
+    return [
+        NumericColumn(name=first),
+        *(NumericColumn(name=name, scale=one) for name, one in zip(others, scales, strict=True)),
+    ]
+
+
+def locate_views(
+    encoding: ColumnEncoding, views: Mapping[str, ViewColumns], *, source: str
+) -> dict[str, View]:
+    """Return where each view lies among the features that the encoding gives.
+
+    Raises:
+        DataError: the encoding is not of these columns in this order.
+    """
+    expected = [name for view in views.values() for name in view.columns]
+    if [column.name for column in encoding.columns] != expected:
+        raise DataError(
+            f"{source}: its encoding is of other columns than its views {', '.join(views)}, or of "
+            "the same in another order; fit it to a table with these views"
+        )
+    sizes = iter(len(column.features) for column in encoding.columns)
+    located, first = {}, 0
+    for name, view in views.items():
+        end = first + sum(next(sizes) for _ in view.columns)
+        located[name] = View(first, end, view.sequence)
+        first = end
+    return located
+
+
+def check_views(features: Tensor, views: Mapping[str, View], *, party: str) -> None:
+    """Refuse views that are not all of a party's features, one after another.
+
+    Raises:
+        DataError: names the party and the view.
+    """
+    if not views:
+        return
+    ends = [0, *(view.end for view in views.values())]
+    follow = all(view.first == end for view, end in zip(views.values(), ends, strict=False))
+    if features.dim() != 2 or not follow or ends[-1] != features.shape[1]:
+        raise DataError(
+            f"{party}: views {', '.join(views)} must follow one another over all its features "
+            f"{tuple(features.shape[1:])}"
+        )
+    for name, view in views.items():
+        if wrong := view.check(features):
+            raise DataError(f"{party}: view {name!r} has {wrong}")

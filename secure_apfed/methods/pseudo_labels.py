@@ -1,0 +1,304 @@
+"""MMVFL and V-FedMV: each party has a view, and all agree on pseudo-labels.
+
+A step is one iteration of MMVFL's Algorithm 1 or FedMV's Algorithm 2: the active sends the common
+pseudo-labels Z, every party updates its weights W_k and its pseudo-labels Z_k, and Z becomes the
+mean of these, weighted by zeta_k. There is no server as in the papers: the active averages, and
+reads the passives' weighted sum alone, through a `SecureSum`. The labels, which FedMV gives all
+parties, stay with the active; without a label a row is drawn by its pseudo-labels alone. Every
+party can predict by its own X_k W_k afterwards; all together by FedMV's Eqs. (12) and (13), of
+which one sum gives the end.
+Letters: B batch, C classes.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from protocols.sums import SecureSum
+from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.data import UNLABELLED
+from secure_apfed.exchange import Links
+from secure_apfed.facts import MethodFacts
+from secure_apfed.learning.multiview import Floats, Pull, ViewModel, start
+from secure_apfed.methods.accounts import answers_log, guard_for, refused_sums
+from secure_apfed.methods.alignment import positions_of
+from secure_apfed.methods.apfed import ApfedAggregator
+from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
+from secure_apfed.methods.summing import OpenedSums, SummingHelper
+from secure_apfed.methods.terms import (
+    check_passives,
+    clip_of,
+    make_sum,
+    representation_terms,
+    require_own_terms,
+    settings_of,
+)
+from secure_apfed.models import encoder_and_head
+from secure_apfed.parties import ActiveNetworks, Compute, accuracy_of
+from secure_apfed.parties.pseudo_labels import PseudoLabelActive, PseudoLabelPassive
+from secure_apfed.seeds import derive_seed, seeded
+from secure_apfed.settings.run import RunSettings
+
+__all__ = [
+    "FEDMV_WEIGHTING",
+    "MMVFL",
+    "V_FEDMV",
+    "PseudoLabelLearner",
+    "PseudoLabels",
+    "Weighting",
+    "agreed_sum",
+    "label_terms",
+    "parameters_of_sum",
+    "pull_of",
+]
+
+
+class PseudoLabelLearner(Learner):
+    """The active's role; see `Learner`.
+
+    Args:
+        party: the active, set up; sums: its end of the sum.
+        networks: that predict alone, whose last layer is made of its view's weights.
+        own: what it brings; aligned: its row at each position of the alignment.
+        headline: what its accuracy is called; rounding: of the sum.
+    """
+
+    guarantee = "no guarantee: sums of pseudo-labels are opened without noise"
+
+    def __init__(
+        self, party: PseudoLabelActive, own: Own, aligned: Tensor, *, sums: OpenedSums,
+        networks: ActiveNetworks, headline: str, rounding: float,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.name, self.party, self.rounding = party.name, party, rounding
+        self.smallest_batch = own.config.rules.minimum_batch
+        self.training_rows = positions_of(aligned, own.train_rows)
+        self._aligned, self._own, self._sums = aligned, own, sums
+        self._compute = Compute.of(own.config.train)
+        self._networks = networks.to(self._compute.device, self._compute.dtype)
+        self._headline = headline
+        self._test_positions = positions_of(aligned, own.test_rows)
+
+    @property
+    def opened(self) -> Tensor | None:
+        return self._sums.opened
+
+    async def set_up(self, links: Links) -> None:
+        """Its end of the sum."""
+        await self._sums.set_up(links)
+
+    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """One iteration of all parties (2M + 1 envelopes, or 4M + 1)."""
+        request = self.party.request(rows_B)
+        self.party.learn(rows_B)
+        return self.party.average(rows_B, await self._open(links, step, rows_B, request))
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
+        """Accuracy of the active alone; at the end of all parties together, too."""
+        networks, own, compute = self.solo(), self._own, self._compute
+        features_N, labels_N = compute.place(own.rows.features), own.rows.labels
+        assert labels_N is not None
+        alone = accuracy_of(
+            lambda rows_B: networks(features_N[rows_B], None)[0],
+            own.test_rows,
+            labels_N.to(compute.device),
+        )
+        if not final:
+            return {self._headline: alone}
+        together = await self._together(links, next_step, labels_N)
+        return {self._headline: alone, f"{self._headline}_together": together}
+
+    async def _together(self, links: Links, step: int, labels_N: Tensor) -> float:
+        rows_B = self._test_positions
+        if len(rows_B) < self.smallest_batch:
+            return math.nan
+        opened_BC = await self._open(links, step, rows_B, self.party.question(rows_B))
+        guessed_B = torch.from_numpy(self.party.joint(rows_B, opened_BC)).argmax(1)
+        return float((guessed_B == labels_N[self._aligned[rows_B]]).double().mean())
+
+    async def _open(self, links: Links, step: int, rows_B: Tensor, request: bytes) -> Floats:
+        classes = self.party.common_NC.shape[1]
+        opened_BC = await self._sums.open(links, step, rows_B, request, numbers=classes)
+        return np.asarray(opened_BC.double().numpy())
+
+    def solo(self) -> ActiveNetworks:
+        """X_1 W_1, as networks."""
+        head = self._networks.head
+        assert isinstance(head, torch.nn.Linear)
+        with torch.no_grad():
+            head.weight.copy_(torch.from_numpy(self.party.view.weights_FC.T))
+        return self._networks
+
+    def tensors(self) -> dict[str, Tensor]:
+        return self.party.tensors()
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        self.party.load_tensors(tensors)
+
+
+class Weighting:
+    """What a paper gives its objective where the settings say nothing.
+
+    Args:
+        beta, zeta, eta: see `MultiviewSettings`.
+        own: whether the labels draw the active's own pseudo-labels, or the common ones.
+    """
+
+    def __init__(self, *, beta: float, zeta: float, eta: float, own: bool) -> None:
+        self._beta, self._zeta, self._eta, self.own = beta, zeta, eta, own
+
+    def beta(self, config: RunSettings) -> float:
+        said = config.multiview.beta
+        return self._beta if said is None else said
+
+    def eta(self, config: RunSettings) -> float:
+        return config.multiview.eta or self._eta
+
+    def zeta(self, config: RunSettings) -> float:
+        return config.multiview.zeta or self._zeta
+
+
+class PseudoLabels(Method):
+    """The method; see `Method`.
+
+    Args:
+        headline: what the accuracy of the active alone is called.
+        title: see `MethodFacts`.
+        weighting: of its paper.
+    """
+
+    def __init__(self, headline: str, title: str, weighting: Weighting) -> None:
+        self.headline, self._weighting = headline, weighting
+        self.facts = MethodFacts(
+            title=title,
+            predicts_alone=True,
+            averages="pseudo-labels",
+            takes_labels_of_passives=weighting.own,
+        )
+
+    def offer(self, own: Own) -> RepresentationTerms | None:
+        """See `Method`: the active says how many classes there are."""
+        if own.name != own.active:
+            return None
+        check_passives(own.config, own.passives)
+        return label_terms(own, len(own.classes))
+
+    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+        offered = offers[own.active]
+        require_own_terms(own.name, own.active, offered, label_terms(own, math.prod(offered.shape)))
+        weights = {name: settings_of(own.config, name).weight for name in own.passives}
+        offers = dict.fromkeys(own.passives, offered)
+        return parameters_of_sum(own, offers, session, weights=weights)
+
+    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+        secure_sum, classes = agreed_sum(own, contract), len(own.classes)
+        train = positions_of(rows, own.train_rows)
+        common_NC = np.zeros((len(rows), classes))
+        rng = np.random.default_rng(derive_seed(own.config.seed, "common pseudo-labels"))
+        common_NC[train.numpy()] = start(len(train), classes, rng)
+        with seeded(own.seed, own.name, "networks"):
+            parts = encoder_and_head(own.config.model, own.features, classes)
+        party = PseudoLabelActive(
+            own.name,
+            contract,
+            view=self._view(own, rows, classes),
+            common_NC=common_NC,
+            pull=self._pull(own, rows),
+            zetas=self._zetas(own, contract),
+        )
+        return PseudoLabelLearner(
+            party, own, rows, networks=ActiveNetworks(*parts), headline=self.headline,
+            sums=OpenedSums(contract, secure_sum.receiver(), refused_sums(own)),
+            rounding=secure_sum.rounding(),
+        )  # fmt: skip
+
+    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+        secure_sum = agreed_sum(own, contract)
+        (classes,) = contract.passives[own.name].representation.shape
+        party = PseudoLabelPassive(
+            own.name,
+            contract,
+            view=self._view(own, rows, classes),
+            zetas=self._zetas(own, contract),
+            contributor=secure_sum.contributor(own.name),
+            clip=clip_of(own.config),
+            answers=answers_log(own),
+            pull=self._pull(own, rows) if own.rows.labels is not None else None,
+        )
+        return SummingHelper(party, rounds=secure_sum.rounds)
+
+    def aggregator(self, own: Own, contract: Contract) -> Helper:
+        secure_sum = agreed_sum(own, contract)
+        return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
+
+    def _view(self, own: Own, rows: Tensor, classes: int) -> ViewModel:
+        """One party's view of the aligned people at its start."""
+        config, order = own.config, rows.argsort().numpy()
+        view = ViewModel.begin(
+            own.rows.features[rows].flatten(1).double().numpy(),
+            classes,
+            np.random.default_rng(derive_seed(own.seed, own.name, "view")),
+            beta=self._weighting.beta(config),
+            zeta=self._weighting.zeta(config),
+            tolerance=config.multiview.tolerance,
+            most_rounds=config.multiview.most_rounds,
+        )
+        # In the table's order: that of the alignment is random.
+        drawn_NC = view.labels_NC.copy()
+        view.labels_NC[order] = drawn_NC
+        return view
+
+    def _pull(self, own: Own, rows: Tensor) -> Pull:
+        return pull_of(own, rows, eta=self._weighting.eta(own.config), own=self._weighting.own)
+
+    def _zetas(self, own: Own, contract: Contract) -> dict[str, float]:
+        zeta = self._weighting.zeta(own.config)
+        weights = {name: terms.weight for name, terms in contract.passives.items()}
+        return {name: zeta * weight for name, weight in {own.active: 1.0, **weights}.items()}
+
+
+def pull_of(held: Own, rows: Tensor, *, eta: float, own: bool) -> Pull:
+    """Of the labels that a party may learn from, on these rows of its table; see `Pull`."""
+    labels_N = held.rows.labels
+    assert labels_N is not None
+    labels_B = labels_N[rows]
+    told_B = torch.isin(rows, held.labelled_rows) & (labels_B != UNLABELLED)
+    told_B1 = told_B.double().unsqueeze(1)
+    truth_BC = F.one_hot(labels_B.clamp(min=0), len(held.classes)).double() * told_B1
+    return Pull(truth_BC.numpy(), (eta * told_B1).numpy(), own)
+
+
+def label_terms(own: Own, classes: int) -> RepresentationTerms:
+    """What a row of the common pseudo-labels may be."""
+    terms = representation_terms(own.config, (classes,), guard_for(own), projected=False)
+    return terms.model_copy(update={"dtype": "float64", "minimum_spread": 0.0})
+
+
+def parameters_of_sum(
+    own: Own, terms: Mapping[str, RepresentationTerms], session: str, *,
+    weights: Mapping[str, float],
+) -> Agreed:  # fmt: skip
+    """What all agree on of a sum without noise, to which passives contribute by these weights."""
+    secure_sum = make_sum(own.config, session, own.active, own.passives)
+    settings = own.config.secure_sum.model_dump(mode="json", exclude={"threshold"})
+    return Agreed(
+        passives={
+            name: PassiveTerms(objective=None, weight=weights[name], representation=terms[name])
+            for name in own.passives
+        },
+        secure_sum={**secure_sum.parameters(), **settings},
+    )
+
+
+def agreed_sum(own: Own, contract: Contract) -> SecureSum:
+    """The sum, as each party describes it for itself."""
+    return make_sum(own.config, contract.session, own.active, tuple(contract.passives))
+
+
+MMVFL = PseudoLabels("mmvfl", "MMVFL", Weighting(beta=1.0, zeta=1000.0, eta=1000.0, own=True))
+FEDMV_WEIGHTING = Weighting(beta=4.0, zeta=8.0, eta=8.0, own=False)
+V_FEDMV = PseudoLabels("v_fedmv", "V-FedMV", FEDMV_WEIGHTING)

@@ -1,0 +1,348 @@
+"""FedSVD: the singular vectors are those of the whole table, and each party learns what is told."""
+
+import re
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.randomness import fresh_key
+from protocols.svd import SvdAgreement, SvdDealer, SvdFrames, SvdOwner, SvdReceiver, SvdServer
+from protocols.svd.frames import MessageKind
+from protocols.svd.masks import block_sizes, random_orthogonal, rows_masked
+
+Floats = NDArray[np.float64]
+
+ROOT = Path(__file__).resolve().parents[2]
+PEOPLE, OTHERS = b"\1" * 32, b"\2" * 32
+_SESSIONS = count()
+_BODY = 72  # bytes before the body of a frame
+
+
+def agreement(*features: int, **changes: Any) -> SvdAgreement:
+    features = features or (3, 4)
+    usual: dict[str, Any] = {
+        "session": f"svd {next(_SESSIONS)}", "server": "server", "dealer": "dealer",
+        "owners": ("active", "p1", "p2", "p3")[: len(features)], "features": features,
+        "receiver": "active", "vectors": sum(features), "mask_rows": 8, "most_rows": 1000,
+    }  # fmt: skip
+    return SvdAgreement(**usual | changes)
+
+
+def table(rows: int, agreed: SvdAgreement, seed: int = 0) -> Floats:
+    draw = np.random.default_rng(seed)
+    scale_F: Floats = draw.uniform(0.5, 3, agreed.columns)
+    return draw.normal(size=(rows, agreed.columns)) * scale_F
+
+
+class Parties:
+    """All roles of one decomposition after the dealer's messages, which are kept."""
+
+    def __init__(self, agreed: SvdAgreement) -> None:
+        self.agreed = agreed
+        self.server, self.receiver = SvdServer(agreed), SvdReceiver(agreed)
+        self.owners: dict[str, SvdOwner] = {
+            name: self.receiver if name == agreed.receiver else SvdOwner(agreed, name)
+            for name in agreed.owners
+        }
+        self.dealt = {message.receiver: message.body for message in SvdDealer(agreed).deal()}
+        for name, body in self.dealt.items():
+            self.owners[name].take(body)
+
+    def mask(self, table_NF: Floats, people: bytes = PEOPLE) -> dict[str, bytes]:
+        return {
+            name: owner.mask(table_NF[:, self.agreed.columns_of(name)].copy(), people)
+            for name, owner in self.owners.items()
+        }
+
+    def play(self, table_NF: Floats) -> Floats:
+        vectors = self.server.factor(self.mask(table_NF))
+        return self.receiver.open(vectors, PEOPLE, rows=len(table_NF))
+
+
+def left_vectors(table_NF: Floats, count: int) -> Floats:
+    """By numpy, each with the sign by which its largest number is positive."""
+    left = np.linalg.svd(table_NF, full_matrices=False)[0][:, :count]
+    signs = np.sign(left[np.abs(left).argmax(axis=0), range(count)])
+    return np.asarray(left * signs, dtype=np.float64)
+
+
+@pytest.mark.parametrize("rows", [12, 50, 301])
+@pytest.mark.parametrize("mask_rows", [2, 7, 100, 512])
+@pytest.mark.parametrize("features", [(3, 4), (5, 1, 4), (2, 3, 4, 3)])
+def test_it_opens_the_singular_vectors_of_the_whole_table(
+    features: tuple[int, ...], mask_rows: int, rows: int
+) -> None:
+    agreed = agreement(*features, mask_rows=mask_rows)
+    held = table(rows, agreed)
+    found = Parties(agreed).play(held)
+    assert np.abs(found - left_vectors(held, agreed.vectors)).max() < 1e-8
+
+
+def test_fewer_vectors_are_the_first_ones() -> None:
+    agreed = agreement(vectors=3)
+    held = table(40, agreed)
+    found = Parties(agreed).play(held)
+    assert found.shape == (40, 3)
+    assert np.abs(found - left_vectors(held, 3)).max() < 1e-8
+
+
+def test_beyond_the_rank_there_are_zeros() -> None:
+    agreed = agreement()
+    held = table(40, agreed)
+    held[:, 5:] = held[:, :2] - held[:, 2:4]
+    found = Parties(agreed).play(held)
+    assert np.abs(found[:, :5] - left_vectors(held, 5)).max() < 1e-8
+    assert not found[:, 5:].any()
+
+
+@pytest.mark.parametrize("rows", [30, 31])
+def test_the_frames_are_as_long_as_forecast(rows: int) -> None:
+    parties = Parties(agreement(2, 3, 4, vectors=6))
+    tables = parties.mask(table(rows, parties.agreed))
+    lengths = SvdFrames(parties.agreed).lengths(rows)
+    assert sum(map(len, parties.dealt.values())) == lengths["MASKS"]
+    assert sum(map(len, tables.values())) == lengths["TABLE"]
+    assert len(parties.server.factor(tables)) == lengths["VECTORS"] == _BODY + 8 * rows * 6
+
+
+def test_masks_are_uniform_among_orthogonal_matrices() -> None:
+    """LAPACK's factor alone has a negative first number always: its signs are fixed by R's."""
+    key = fresh_key()
+    drawn = [random_orthogonal(5, key, bytes([at])) for at in range(250)]
+    assert max(np.abs(one @ one.T - np.eye(5)).max() for one in drawn) < 1e-13
+    positive = np.mean([one > 0 for one in drawn], axis=0)
+    assert np.abs(positive - 0.5).max() < 5 * 0.5 / np.sqrt(250)
+    squares = np.mean([one**2 for one in drawn], axis=0)
+    assert np.abs(squares - 0.2).max() < 0.08
+    traces = [np.trace(one) for one in drawn]
+    assert 0.75 < np.std(traces) < 1.25  # 1 under the uniform law
+
+
+@pytest.mark.parametrize(("rows", "most"), [(2, 2), (9, 4), (100, 33), (1000, 999), (5, 100)])
+def test_blocks_are_of_equal_size(rows: int, most: int) -> None:
+    sizes = block_sizes(rows, most)
+    assert sum(sizes) == rows
+    assert max(sizes) <= most
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_mask_is_of_these_people_alone() -> None:
+    held, seed = table(20, agreement()), fresh_key()
+    masked = [rows_masked(held, seed, people, mask_rows=8) for people in (PEOPLE, OTHERS)]
+    assert np.abs(masked[0] - masked[1]).max() > 0.1
+
+
+# What masks do not hide (docs/decomposition.md); each of these would be a surprise to a reader.
+
+
+def of_frame(frame: bytes, columns: int) -> Floats:
+    return np.frombuffer(frame[_BODY:], dtype="<f8").reshape(-1, columns)
+
+
+def test_the_server_reads_singular_values_of_each_owner_and_of_each_block() -> None:
+    parties = Parties(agreement(mask_rows=10))
+    held = table(40, parties.agreed)
+    masked = of_frame(parties.mask(held)["p1"], 7)
+    for rows in (slice(None), slice(0, 10), slice(30, 40)):
+        told = np.linalg.svd(masked[rows], compute_uv=False)[:4]
+        assert np.allclose(told, np.linalg.svd(held[rows, 3:], compute_uv=False), rtol=1e-10)
+
+
+def test_the_server_and_an_owner_read_products_of_rows_of_every_other_one() -> None:
+    parties = Parties(agreement(3, 4, 2))
+    held = table(40, parties.agreed)
+    masked, seed = parties.mask(held)["p1"], parties.dealt["p2"][_BODY : _BODY + 32]
+    mask_NN = rows_masked(np.eye(40), seed, PEOPLE, mask_rows=8)
+    rotated = mask_NN.T @ of_frame(masked, 9)
+    assert np.allclose(rotated @ rotated.T, held[:, 3:7] @ held[:, 3:7].T, atol=1e-10)
+    assert np.abs(rotated[:, :4] - held[:, 3:7]).max() > 0.1  # up to an orthogonal transformation
+
+
+def test_the_active_computes_every_column_of_which_it_knows_as_many_rows_as_vectors() -> None:
+    parties = Parties(agreement())
+    held = table(60, parties.agreed)
+    vectors = parties.play(held)
+    known = slice(0, 7)
+    weights = np.linalg.solve(vectors[known], held[known, 3:])
+    assert np.allclose(vectors @ weights, held[:, 3:], atol=1e-8)
+
+
+# Peers' bytes are hostile.
+
+
+def replaced(frame: bytes, at: int, value: float) -> bytes:
+    return frame[: _BODY + 8 * at] + np.float64(value).tobytes() + frame[_BODY + 8 * at + 8 :]
+
+
+def test_the_server_refuses_what_does_not_fit() -> None:
+    parties = Parties(agreement())
+    held = table(20, parties.agreed)
+    tables, foreign = parties.mask(held), Parties(agreement()).mask(held)
+    others = Parties(parties.agreed).mask(held[:-1])
+    people = Parties(parties.agreed).mask(held, OTHERS)
+    one = tables["p1"]
+    for changed, message in (
+        ({"p1": one[:-1]}, "p1 sent a body of .* cut or padded"),
+        ({"p1": one + bytes(8)}, "cut or padded"),
+        ({"p1": one[:_BODY]}, "expected TABLE of 7 to 1000 rows of 7 numbers"),
+        ({"p1": one[: _BODY + 6 * 56]}, "expected TABLE of 7 to 1000 rows"),
+        ({"p1": b""}, "p1 sent 0 bytes, too few"),
+        ({"p1": b"X" + one[1:]}, "its format differs"),
+        ({"p1": one[:4] + b"\2" + one[5:]}, "its version differs"),
+        ({"p1": tables["active"]}, "its owner differs"),
+        ({"p1": parties.dealt["p1"]}, "its kind differs"),
+        ({"p1": foreign["p1"]}, "its agreement differs"),
+        ({"p1": others["p1"]}, "active and p1 sent tables of different rows"),
+        ({"p1": people["p1"]}, "active and p1 sent tables of different rows"),
+        ({"p1": replaced(one, 0, np.nan)}, "numbers that are none"),
+        ({"p1": replaced(one, 3, -np.inf)}, "numbers that are none"),
+        ({"p2": one}, "missing: none; unknown: p2"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=message):
+            parties.server.factor(tables | changed)
+    with pytest.raises(RemoteProtocolError, match="missing: p1"):
+        parties.server.factor({"active": tables["active"]})
+    opened = parties.receiver.open(parties.server.factor(tables), PEOPLE, rows=20)
+    assert np.abs(opened - left_vectors(held, 7)).max() < 1e-8
+
+
+def test_numbers_that_would_overflow_are_refused_before_they_are_added() -> None:
+    parties = Parties(agreement())
+    tables = parties.mask(table(20, parties.agreed))
+    with pytest.raises(RemoteProtocolError, match=r"active sent TABLE .* beyond 1e"):
+        parties.server.factor({name: replaced(one, 0, 1e101) for name, one in tables.items()})
+    parties.server.factor({name: replaced(one, 0, 9e99) for name, one in tables.items()})
+
+
+def test_the_receiver_refuses_what_does_not_fit() -> None:
+    parties = Parties(agreement(vectors=2))
+    held = table(20, parties.agreed)
+    vectors = parties.server.factor(parties.mask(held))
+    frames = SvdFrames(parties.agreed)
+
+    def sent(matrix: Floats, people: bytes = PEOPLE) -> bytes:
+        return frames.pack(MessageKind.VECTORS, matrix, owner="active", people=people)
+
+    unit = np.eye(20)[:, :2]
+    for body, message in (
+        (vectors[:-8], "cut or padded"),
+        (replaced(vectors, 0, np.inf), "numbers that are none"),
+        (replaced(vectors, 0, 1.5), "server sent vectors that are not orthonormal"),
+        (sent(unit[:, [0, 0]]), "not orthonormal"),
+        (sent(unit * 1e99), "not orthonormal"),
+        (sent(unit[:, :1] * [0, 1]), "a vector after one of zeros"),
+        (sent(unit[:19]), "19 rows of vectors, expected 20"),
+        (sent(unit, OTHERS), "expected 20, of the people asked for"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=message):
+            parties.receiver.open(body, PEOPLE, rows=20)
+    opened = parties.receiver.open(vectors, PEOPLE, rows=20)
+    assert np.abs(opened - left_vectors(held, 2)).max() < 1e-8
+
+
+def test_an_owner_refuses_masks_that_are_none() -> None:
+    agreed = agreement()
+    dealt = Parties(agreed).dealt
+    for body, message in (
+        (dealt["p1"][:-8], "cut or padded"),
+        (dealt["active"], "its owner differs"),
+        (replaced(dealt["p1"], 5, np.nan), "numbers that are none"),
+        (replaced(dealt["p1"], 5, 1.5), "dealer sent vectors that are not orthonormal"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=message):
+            SvdOwner(agreed, "p1").take(body)
+
+
+def test_each_part_is_played_once_and_in_order() -> None:
+    parties = Parties(agreement())
+    held = table(20, parties.agreed)
+    fresh = SvdOwner(parties.agreed, "p1")
+    with pytest.raises(LocalProtocolError, match="p1 was dealt no masks yet"):
+        fresh.mask(held[:, 3:].copy(), PEOPLE)
+    with pytest.raises(LocalProtocolError, match="sent no table yet"):
+        parties.receiver.open(b"", PEOPLE, rows=20)
+    tables = parties.mask(held)
+    with pytest.raises(LocalProtocolError, match="played its part"):
+        parties.owners["p1"].mask(held[:, 3:].copy(), OTHERS)
+    with pytest.raises(LocalProtocolError, match="holds its masks already"):
+        parties.owners["p1"].take(parties.dealt["p1"])
+    vectors = parties.server.factor(tables)
+    with pytest.raises(LocalProtocolError, match="played its part"):
+        parties.server.factor(tables)
+    parties.receiver.open(vectors, PEOPLE, rows=20)
+    with pytest.raises(LocalProtocolError, match="or opened its answer"):
+        parties.receiver.open(vectors, PEOPLE, rows=20)
+    dealer = SvdDealer(parties.agreed)
+    dealer.deal()
+    with pytest.raises(LocalProtocolError, match="masks are used once"):
+        dealer.deal()
+
+
+@pytest.mark.parametrize(
+    ("held", "people", "message"),
+    [
+        (np.zeros((20, 4), np.float32), PEOPLE, "got float32"),
+        (np.zeros((20, 3)), PEOPLE, "4 columns, got float64"),
+        (np.zeros((6, 4)), PEOPLE, "7 to 1000 rows"),
+        (np.full((20, 4), np.nan), PEOPLE, "bounded float64"),
+        (np.zeros((20, 4)), bytes(32), "people is a digest of 32 bytes"),
+    ],
+)
+def test_a_table_is_checked(held: Any, people: bytes, message: str) -> None:
+    with pytest.raises(LocalProtocolError, match=message):
+        Parties(agreement()).owners["p1"].mask(held, people)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"owners": ("active",), "features": (3,)}, "two tables or more"),
+        ({"receiver": "p2"}, "one of their owners receives it"),
+        ({"server": "p1"}, "are all different"),
+        ({"dealer": ""}, "text of 1 to 255 bytes"),
+        ({"features": (3,)}, "1 feature or more"),
+        ({"features": (3, 0)}, "1 feature or more"),
+        ({"features": [3, 4]}, "are tuples"),
+        ({"features": (3, 2**13)}, "at most 8192"),
+        ({"vectors": 8}, "no fewer than the 8"),
+        ({"vectors": 0}, r"vectors is a number in 1..8192"),
+        ({"mask_rows": 1}, r"mask_rows is a number in 2..8192"),
+        ({"most_rows": True}, "most_rows is a number"),
+    ],
+)
+def test_an_agreement_is_checked(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(LocalProtocolError, match=message):
+        agreement(**changes)
+
+
+def test_every_field_is_in_the_digest() -> None:
+    usual = agreement()
+    changes: list[dict[str, Any]] = [
+        {"session": "x"}, {"server": "x"}, {"dealer": "x"}, {"owners": ("active", "x")},
+        {"features": (4, 3)}, {"receiver": "p1"}, {"vectors": 2}, {"mask_rows": 9},
+        {"most_rows": 9},
+    ]  # fmt: skip
+    assert {name for change in changes for name in change} == set(usual.__dataclass_fields__)
+    digests = {agreement(**{"session": usual.session, **one}).digest for one in changes}
+    assert len(digests | {usual.digest}) == len(changes) + 1
+
+
+def test_the_guide_runs_as_printed(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "decomposition.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert found is not None
+    script = tmp_path / "decomposition.py"
+    script.write_text(found.group(1))
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert (finished.stderr, finished.stdout) == ("", "True\n")
