@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
 
 from experiments.study import Point, finish
 from secure_apfed.config import Config
