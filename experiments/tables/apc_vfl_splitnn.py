@@ -20,14 +20,13 @@ from experiments.tables.table import (
     line_of,
 )  # fmt: skip
 from secure_apfed.config import Config
-from secure_apfed.data import load_data
-from secure_apfed.data.catalogue import DATASETS
+from secure_apfed.data import load_data, preset
 from secure_apfed.exchange import Kind
 from secure_apfed.runs import Progress, run
 
 __all__ = ["TABLES", "exchanged", "size_of"]
 
-_SEEDS, _FEATURES, _QUICK = 5, 5, "breast_cancer"
+_SEEDS, _QUICK = 5, "breast_cancer"
 # Of the passive's representation, and of the layer that ends in it (Table 3).
 _WIDTH, _BEFORE, _BYTES = 256, 128, 4
 _METHODS = {"SplitNN": "split_nn", "APC-VFL": "apc_vfl"}
@@ -77,12 +76,9 @@ def _parts(rows: int, batch_size: int) -> int:
 
 def _config(scenario: Scenario, rows: int, method: str) -> Config:
     """So many aligned rows, some of which test; networks and batches are the same for both."""
-    tested = scenario.tested
-    base = scenario.config(_FEATURES, _METHODS["APC-VFL"], {})
+    data = preset(f"apc-vfl/{scenario.dataset}/all-aligned/{rows}")
+    base = scenario.config(data, _METHODS["APC-VFL"], {})
     settings = base.model_dump(mode="json", exclude_defaults=True) | {"method": method}
-    settings["data"] |= {
-        "limit": rows - tested, "test_fraction": tested / scenario.people,
-    }  # fmt: skip
     if method == _METHODS["APC-VFL"]:
         # One message holds every row.
         settings["train"] |= {"epochs": 1, "batch_size": rows}
@@ -103,7 +99,7 @@ def _config(scenario: Scenario, rows: int, method: str) -> Config:
 def size_of(full: bool) -> Size:
     """Lines and jobs; those of breast cancer by default."""
     names = [name for name in SCENARIOS if full or name == _QUICK]
-    wanted = [SCENARIOS[name] for name in names if name in DATASETS]
+    wanted = [SCENARIOS[name] for name in names]
     jobs = [
         job
         for seed in range(_SEEDS)

@@ -148,8 +148,7 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _head_fits(self) -> "Config":
-        by_labels = (None, "joint model", "imputed representations")
-        if self.model.head and self.facts.teacher not in by_labels:
+        if self.model.head and self.facts.teacher == "joint representations":
             raise ValueError(
                 f"model.head: method {self.method} fits one linear layer on the student's code; "
                 "leave it out"

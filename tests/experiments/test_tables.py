@@ -18,6 +18,7 @@ from experiments.tables.board import fill
 from experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size
 from experiments.tables.writing import cells_of, write
 from secure_apfed.cli import execute
+from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -213,17 +214,19 @@ def test_the_full_table_trains_as_the_paper_does() -> None:
     one, *_ = TABLES["apfed-table2"].size(True).jobs
     train = one.config.train  # type: ignore[attr-defined]
     assert (train.epochs, train.learning_rate, train.momentum) == (300, 1e-3, 0.9)
-    scenario = SCENARIOS["breast_cancer"].config(2, "apc_vfl", {})
-    assert scenario.data.columns is not None
-    assert scenario.data.columns["active"] == ("mean texture", "worst fractal dimension")
-    assert len(scenario.data.columns["passive-1"]) == 28
-    distilled = scenario.distilled
+    scenario = SCENARIOS["breast_cancer"]
+    config = scenario.config(scenario.data(2, 100), "apc_vfl", {})
+    assert config.data.columns is not None
+    assert config.data.columns["active"] == ("mean texture", "worst fractal dimension")
+    assert len(load_data(config.data, seed=0).train_rows) == 500
+    distilled = config.distilled
     assert (distilled.epochs, distilled.patience, distilled.batch_size) == (200, 10, 8)
 
 
 def small(**distilled: object) -> dict[str, Any]:
-    config = SCENARIOS["breast_cancer"].config(
-        3, "apc_vfl", {"distilled": {"epochs": 3, **distilled}}
+    scenario = SCENARIOS["breast_cancer"]
+    config = scenario.config(
+        scenario.data(3, 100), "apc_vfl", {"distilled": {"epochs": 3, **distilled}}
     )
     return {"config": config.model_dump(mode="json"), "scores": ["accuracy", "f1"]}
 
@@ -231,8 +234,8 @@ def small(**distilled: object) -> dict[str, Any]:
 def test_without_distillation_the_run_is_the_ablation() -> None:
     """Number for number: what taught the student is all that differs."""
     own = alone(seed=1, **small())
-    same = helped(seed=1, aligned=100, **small(weight=0.0))
-    other = helped(seed=1, aligned=100, **small(weight=10.0))
+    same = helped(seed=1, **small(weight=0.0))
+    other = helped(seed=1, **small(weight=10.0))
     assert same["code accuracy"] == own["code accuracy"]
     assert same["code f1"] == own["code f1"]
     assert other["code accuracy"] != own["code accuracy"]
