@@ -14,6 +14,7 @@ from attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from attacks.features.inverse_network import InverseNetwork
 from attacks.features.isolation import Isolation
 from attacks.features.representation_network import RepresentationNetwork
+from attacks.features.sum_regression import SumRegression
 from attacks.features.unpaired_inversion import UnpairedInversion
 from attacks.features.vector_regression import VectorRegression
 from attacks.features.vote_regression import VoteRegression
@@ -23,6 +24,7 @@ from attacks.labels.gradient_direction import GradientDirection
 from attacks.labels.gradient_norm import GradientNorm
 from attacks.labels.label_gradients import LabelGradients
 from attacks.labels.model_completion import ModelCompletion
+from attacks.labels.pseudo_labels import PseudoLabels
 from attacks.labels.semi_supervised import SemiSupervised
 from attacks.labels.shown_labels import ShownLabels
 from attacks.labels.spectral import Spectral
@@ -46,8 +48,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     ShownLabels,
     # Labels, from the passives' own representations in joint training.
     Spectral,
-    # Pseudo-labels of MMVFL and FedMV (Z_k by argmax or matching, then a few labels): here, once
-    # those methods exist.
+    # Labels, from the common pseudo-labels of MMVFL and FedMV.
+    PseudoLabels,
     # Features, from the representations that a victim released.
     InverseNetwork,
     UnpairedInversion,
@@ -61,6 +63,7 @@ _ENTRIES: tuple[type[Attack], ...] = (
     VectorRegression,
     # The passives' features, from the sums that the active decoded.
     ContrastiveInversion,
+    SumRegression,
     # The same, by an active that deviates (attacks.live).
     ChosenRepresentations,
     DecoderExtraction,

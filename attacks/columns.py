@@ -24,6 +24,7 @@ __all__ = [
     "FloatArray",
     "own_columns",
     "standardised",
+    "why_alone",
     "why_nothing_of_victim",
     "why_nothing_to_read",
 ]
@@ -64,12 +65,17 @@ class ColumnAttack(Attack):
         return torch.cat([seen[known], others[:room]]).sort().values
 
 
+def why_alone(view: AdversaryView) -> str | None:
+    """Return why this view holds no message of any other party, or None."""
+    if view.facts.has_passives:
+        return None
+    return f"{view.method}: the active trains alone and releases no representation"
+
+
 def why_nothing_to_read(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view gives `attack`, on released representations, nothing to read."""
-    if reason := attack.wrong_role(view):
+    if reason := attack.wrong_role(view) or why_alone(view):
         return reason
-    if not view.facts.has_passives:
-        return f"{view.method}: the active trains alone and releases no representation"
     if view.facts.representations_from is None:
         return f"{view.method}: no party releases a representation"
     if not view.epochs:

@@ -21,6 +21,7 @@ from torch import Tensor
 from attacks.ballots import asked_positions
 from attacks.interface import AttackError, Guess, Prediction
 from attacks.reading import answered_positions, released_positions
+from attacks.requests import requested_positions
 from attacks.view import AdversaryView
 from secure_apfed.seeds import shuffled
 
@@ -35,13 +36,15 @@ def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
     """Return `view` with every release attributed to another row; None if it shows no two rows.
 
     The order is the same in all epochs. Exchanged among themselves are rows of which as much was
-    seen: people whom a malicious adversary asked about; rows that trained, which got gradients;
-    and the others, which in joint training are test rows; of each, people whom the victim holds
-    and those whom it does not. So a decoy speaks of the same rows.
+    seen: people whom a malicious adversary asked about; rows that trained, which got gradients or
+    pseudo-labels, or of which a sum was opened; and the others, which are test rows; of each,
+    people whom the victim holds and those whom it does not. So a decoy speaks of the same rows.
     """
-    observed = torch.cat([released_positions(view), asked_positions(view)]).unique()
+    requested = requested_positions(view)
+    observed = torch.cat([released_positions(view), asked_positions(view), requested]).unique()
     asked = observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
-    answered = answered_positions(view)
+    told = requested_positions(view, told=True)
+    answered = torch.cat([answered_positions(view), told]).unique()
     groups = {
         "asked": asked.unique(),
         "answered": _without(answered, asked),

@@ -121,6 +121,16 @@ class Attack(Settings, ABC):
             f"{self.name} is mounted by the {' or '.join(self.roles)} party, not by the {view.role}"
         )
 
+    def why_not(self, view: AdversaryView) -> str | None:
+        """Return why there is nothing to guess here or to guess it from, or None."""
+        facts = view.facts
+        if self.target != "membership" and facts.has_passives and not facts.aligns:
+            return (
+                f"{view.method}: every party has people of its own, so no position is the same "
+                "person's at two of them, and there is no row to guess"
+            )
+        return self.applicable(view)
+
     @abstractmethod
     def applicable(self, view: AdversaryView) -> str | None:
         """Return why this attack says nothing about this view, or None if it applies."""

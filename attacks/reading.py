@@ -1,10 +1,10 @@
 """Reads an `AdversaryView`: what was released or returned, by alignment position.
 
-Letters: N observed rows, B batch, D numbers of a representation.
+What requests say and sums hold reads `attacks.requests`. Letters: N observed rows, B batch, D
+numbers of a representation.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 
 import numpy as np
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from attacks.interface import AttackError
+from attacks.observed import Observed, every_position, latest_of
+from attacks.requests import requests
 from attacks.view import AdversaryView
 from protocols.errors import RemoteProtocolError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
@@ -36,23 +38,6 @@ _FIRST_AND_LAST = 2
 _LAYOUTS = tuple(
     (dtype, dimensions) for dtype in (torch.float32, torch.float64) for dimensions in (2, 4, 3)
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Observed:
-    """One vector for each of N rows.
-
-    Attributes:
-        positions: (N,) int64 alignment positions, ascending, each once.
-        z: (N, D) what was released or returned for them; maps are flattened.
-    """
-
-    positions: Tensor
-    z: Tensor
-
-    def at(self, positions: Tensor) -> Tensor:
-        """Return (len(positions), D) of positions that were all observed."""
-        return self.z[torch.searchsorted(self.positions, positions)]
 
 
 def representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:
@@ -80,9 +65,10 @@ def representations(view: AdversaryView, epoch: int, sender: str | None = None) 
 
 
 def gradients(view: AdversaryView, epoch: int) -> Observed:
-    """Return the task loss's gradients that passives of the coalition received in `epoch` (TVFL).
+    """Return the task loss's gradients that passives of the coalition received in `epoch`.
 
-    A gradient's rows are those of the representations that it answers.
+    A gradient's rows are those of the representations that it answers or, where these went into a
+    sum, of the request for them.
 
     Raises:
         KeyError: the view holds no gradient of that epoch.
@@ -99,8 +85,7 @@ def gradients(view: AdversaryView, epoch: int) -> Observed:
 
 def answered_positions(view: AdversaryView) -> Tensor:
     """Return the positions (N,) of which the view holds any gradient, ascending."""
-    rows = [rows for epoch in view.epochs for _, rows in _answers(view, epoch)]
-    return torch.cat(rows).unique() if rows else torch.empty(0, dtype=torch.int64)
+    return every_position(rows for epoch in view.envelopes for _, rows in _answers(view, epoch))
 
 
 def _answers(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
@@ -109,7 +94,8 @@ def _answers(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor
     returned = [envelope for envelope in envelopes if envelope.kind is Kind.GRADIENTS]
     if not returned:
         return
-    rows = {
+    rows = {(asked.receiver, asked.step): asked.rows for asked in requests(view, epoch)}
+    rows |= {
         (envelope.sender, envelope.step): _open(view, envelope)[0]
         for envelope in envelopes
         if envelope.kind is Kind.REPRESENTATIONS
@@ -195,13 +181,12 @@ def first_and_last(
 
 def released_positions(view: AdversaryView) -> Tensor:
     """Return the positions (N,) of which the view holds any representation, ascending."""
-    rows = [
+    return every_position(
         _open(view, envelope)[0]
         for epoch in view.epochs
         for envelope in view.envelopes[epoch]
         if envelope.kind is Kind.REPRESENTATIONS
-    ]
-    return torch.cat(rows).unique() if rows else torch.empty(0, dtype=torch.int64)
+    )
 
 
 def _open(view: AdversaryView, envelope: Envelope) -> tuple[Tensor, Tensor]:
@@ -236,14 +221,6 @@ def _check_finite(values: Tensor, envelope: Envelope) -> None:
 
 def _side_by_side(of_party: Mapping[str, Sequence[tuple[Tensor, Tensor]]]) -> Observed:
     """Join the parties' columns, in the order of their names, for the rows that all have."""
-    blocks = [_latest(of_party[name]) for name in sorted(of_party)]
+    blocks = [latest_of(of_party[name]) for name in sorted(of_party)]
     common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
     return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
-
-
-def _latest(batches: Sequence[tuple[Tensor, Tensor]]) -> Observed:
-    rows = torch.cat([rows for rows, _ in batches])
-    z_ND = torch.cat([z_BD for _, z_BD in batches])
-    # np.unique returns the first occurrence, so the order is reversed to keep the last.
-    positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
-    return Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)])

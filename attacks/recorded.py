@@ -24,7 +24,7 @@ from attacks.view import (
     Played,
     Role,
 )
-from secure_apfed.data import PartyTable
+from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.exchange import Flow
 from secure_apfed.methods.alignment import positions_of, rows_among
 from secure_apfed.methods.terms import objective_of, settings_of
@@ -89,7 +89,7 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
         AttackError: the run aligned nothing, or the active holds no labels.
     """
     data = recording.data
-    if data.active.name not in recording.alignment:
+    if data.active.name not in recording.alignment or not recording.config.facts.aligns:
         raise AttackError("the run aligned no rows, so there is nothing to attack or to score")
     rows = recording.alignment[data.active.name]
     if data.active.labels is None:
@@ -244,8 +244,7 @@ def view_of(
         raise AttackError(
             f"an adversary is one or several of {', '.join(known)}, each once; got {list(parties)}"
         )
-    members = set(parties)
-    transcript = recording.transcript
+    members, transcript = set(parties), recording.transcript
     return AdversaryView(
         role=_role(recording, parties[0]),
         parties=tuple(parties),
@@ -262,6 +261,7 @@ def view_of(
         agreed=_agreed(recording),
         played=played,
         features=_features(recording, parties),
+        labels=_labels(recording, parties),
         held=_held(recording, tuple(tables) if recording.data.active.name in members else parties),
         networks=_networks(recording, members),
         answers=_answers(recording) if parties[0] == "outsider" else None,
@@ -299,6 +299,18 @@ def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]
             found[name] = tables[name].features[rows.clamp(min=0)]
             # A position without a row must not show somebody else's.
             found[name][rows < 0] = torch.nan
+    return found
+
+
+def _labels(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
+    """Return (A,) own labels by alignment position of those parties that hold any."""
+    tables, alignment = _tables(recording), recording.alignment
+    found = {}
+    for name in parties:
+        labels_N = tables[name].labels if name in tables and name in alignment else None
+        if labels_N is not None:
+            rows = alignment[name]
+            found[name] = torch.where(rows < 0, UNLABELLED, labels_N[rows.clamp(min=0)])
     return found
 
 

@@ -63,9 +63,9 @@ class Trial:
         try:
             knowledge, truth = self.known()
             view = self.view(knowledge)
-            outcome = attack.applicable(view) or self._scored(view, truth)
+            outcome = attack.why_not(view) or self._scored(view, truth)
         except AttackError as error:
-            outcome = attack.applicable(view) or str(error)
+            outcome = attack.why_not(view) or str(error)
         if isinstance(outcome, str):
             return not_applicable(attack, view, outcome, self.seed)
         result, guess = outcome

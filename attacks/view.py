@@ -167,10 +167,11 @@ class AdversaryView:
             (`attacks.decoys`); None: each is attributed to its own.
         features: member -> (A, ...) its own features; row k is alignment position k, NaN where
             it does not hold that person. Read them by `attacks.columns.own_columns`.
+        labels: member that holds labels -> (A,) its own, int64, negative where a row has none.
         held: party -> (A,) bool: of whom it has a row, as far as the coalition knows. A party
             that is not here holds everybody, as all do unless alignment is pairwise.
-        networks: member -> its own network, as training left it, where it sends what that makes
-            of its features; an attack trains copies.
+        networks: member -> its own network, as training left it, where it sends what that makes of
+            its features, or adds it to a sum; an attack trains copies.
         answers: the finished model as an outsider may query it: rows of the active's features
             -> log-probabilities of the classes, (n, K); None: nobody answers.
         knowledge, budget: what is declared.
@@ -187,6 +188,7 @@ class AdversaryView:
     played: Played | None = None
     stands_for: Tensor | None = field(default=None, repr=False)
     features: Mapping[str, Tensor] = field(repr=False)
+    labels: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     held: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     networks: Mapping[str, nn.Module] = field(default_factory=dict, repr=False)
     answers: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)

@@ -136,6 +136,8 @@ class FeatureSpaceHijack(HijackAttack):
         """It needs joint training, in which it was played."""
         if view.role in self.roles and not view.facts.returns_gradients:
             return f"{view.method}: the active returns no gradient that trains a passive's encoder"
+        if view.role in self.roles and view.facts.sums_representations:
+            return f"{view.method}: the active reads a sum of representations, and no passive's own"
         return super().applicable(view)
 
 
@@ -144,6 +146,12 @@ class ReversedHijack(HijackAttack):
 
     name: ClassVar[str] = "reversed_hijack"
     roles: ClassVar[tuple[Role, ...]] = ("passive",)
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        """It needs a sum that trains the active's encoder, in which it was played."""
+        if view.role in self.roles and not view.facts.sums_gradients:
+            return f"{view.method}: no answer of a passive trains the active's encoder"
+        return super().applicable(view)
 
 
 def _as_own_columns(known_P: Tensor, columns: int) -> Tensor:

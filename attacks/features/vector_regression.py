@@ -10,13 +10,10 @@ Baseline: the same regression from own features.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
-
 from attacks.features.regression import FeatureAttack, guess_features
 from attacks.interface import Guess
-from attacks.reading import Observed
+from attacks.requests import opened_epochs, opened_sums
 from attacks.view import AdversaryView, Role
-from secure_apfed.exchange import Kind, TensorSpec, unpack
 
 __all__ = ["VectorRegression"]
 
@@ -34,28 +31,15 @@ class VectorRegression(FeatureAttack):
             return reason
         if not view.facts.decomposes:
             return f"{view.method}: no table is decomposed"
-        if _opened(view) is None:
+        if not opened_epochs(view):
             return "the transcript kept no vectors; set transcript.keep to first_and_last or all"
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the victim's features of people whose rows were decomposed."""
-        seen = _opened(view)
-        assert seen is not None
+        seen = opened_sums(view, opened_epochs(view)[0])
         positions = self.choose(view, seen.positions, seed)
         return guess_features(
             view, positions, {"u": seen.at(positions)}, hidden=self.hidden,
             components=self.components, seed=seed,
         )  # fmt: skip
-
-
-def _opened(view: AdversaryView) -> Observed | None:
-    """The vectors by ascending position, of the rows that the active asked for."""
-    for epoch in sorted(view.envelopes):
-        for envelope in view.envelopes[epoch]:
-            if envelope.kind is Kind.REQUEST and view.opened:
-                expected = {"rows": TensorSpec(torch.int64, (None,))}
-                tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
-                positions, order = view.attributed(tensors["rows"]).sort()
-                return Observed(positions, view.opened[envelope.step][order])
-    return None

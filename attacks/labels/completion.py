@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 
-from attacks.columns import ColumnAttack, FloatArray
+from attacks.columns import ColumnAttack, FloatArray, why_nothing_to_read
 from attacks.fusion import TRUST, beside, corrected
 from attacks.interface import AttackError, Guess, Prediction, Target
 from attacks.metrics import name_clusters_by_priors
@@ -34,6 +34,7 @@ __all__ = [
     "LabelProbe",
     "guess_labels",
     "known_labels",
+    "why_no_label_moves",
 ]
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -71,6 +72,15 @@ class LabelProbe(ColumnAttack):
         return guess_labels(
             view, positions, attacks={}, baselines={"x": x_NF}, references={}, seed=seed
         )
+
+
+def why_no_label_moves(attack: LabelProbe, view: AdversaryView) -> str | None:
+    """Return why no label moved the representations that `attack` would read, or None."""
+    facts = view.facts
+    reason = why_nothing_to_read(attack, view)
+    if reason is None and facts.representations_from == "passives" and not facts.returns_gradients:
+        return f"{view.method}: passives make their representations without labels or gradients"
+    return reason
 
 
 def known_labels(view: AdversaryView, positions: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Label gradients: a curious passive of TVFL reads labels out of the gradients that it got.
 
 Run by: one passive, or several that pool what they have. In joint training the active returns
-the gradient of the task loss for each row of a passive's representation. Its direction and
+the gradient of the task loss for each row of a passive's representation, also where it read the
+sum of the passives' alone; all of them get the same then. Its direction and
 length depend on the row's label (Li et al., 2022, Label Leakage and Protection in Two-party
 Split Learning); a few known labels calibrate them. In APFed no passive ever receives such a
 gradient: there the attack has nothing to read, which is a property of the method and no
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.columns import why_nothing_to_read
+from attacks.columns import why_alone
 from attacks.interface import Guess
 from attacks.labels.completion import LabelProbe, guess_labels
 from attacks.reading import Observed, first_and_last, gradients, mean
@@ -76,17 +77,20 @@ def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
 
 def why_no_gradients(attack: LabelProbe, view: AdversaryView) -> str | None:
     """Return why `attack`, on gradients of the task loss, finds none here."""
-    reason = why_nothing_to_read(attack, view)
-    if reason is None and not gradient_epochs(view):
+    if reason := attack.wrong_role(view) or why_alone(view):
+        return reason
+    if not view.facts.returns_gradients:
         return f"{view.method}: a passive receives no gradient of the task loss"
-    return reason
+    if not gradient_epochs(view):
+        return "the transcript kept no gradients; set transcript.keep to first_and_last or all"
+    return None
 
 
 def gradient_epochs(view: AdversaryView) -> tuple[int, ...]:
     """Return the epochs, ascending, of which the view holds gradients of the task loss."""
     return tuple(
         epoch
-        for epoch in view.epochs
+        for epoch in sorted(view.envelopes)
         if any(envelope.kind is Kind.GRADIENTS for envelope in view.envelopes[epoch])
     )
 

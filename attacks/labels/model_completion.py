@@ -13,10 +13,9 @@ from typing import ClassVar
 
 import torch
 
-from attacks.columns import why_nothing_to_read
 from attacks.fusion import beside
 from attacks.interface import Guess
-from attacks.labels.completion import LabelProbe, guess_labels
+from attacks.labels.completion import LabelProbe, guess_labels, why_no_label_moves
 from attacks.labels.own_network import fresh_columns
 from attacks.reading import first_and_last, representations
 from attacks.view import AdversaryView
@@ -37,8 +36,8 @@ class ModelCompletion(LabelProbe):
     name: ClassVar[str] = "model_completion"
 
     def applicable(self, view: AdversaryView) -> str | None:
-        """A passive needs representations that were released and recorded."""
-        return why_nothing_to_read(self, view)
+        """A passive needs recorded representations that labels moved: the active's, or its own."""
+        return why_no_label_moves(self, view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the observed rows that are not known."""

@@ -23,10 +23,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from attacks.columns import own_columns, why_nothing_to_read
+from attacks.columns import own_columns
 from attacks.fusion import beside
 from attacks.interface import AttackError, Guess, Prediction
-from attacks.labels.completion import LabelProbe, guess_labels, known_labels
+from attacks.labels.completion import LabelProbe, guess_labels, known_labels, why_no_label_moves
+from attacks.labels.label_gradients import gradients_over_time, why_no_gradients
 from attacks.labels.own_network import OwnNetwork, in_parts
 from attacks.reading import latest
 from attacks.view import AdversaryView
@@ -76,7 +77,10 @@ class SemiSupervised(LabelProbe):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """A passive needs recorded representations, or its own network beside them."""
-        reason = why_nothing_to_read(self, view)
+        if self.own_network and view.facts.sums_representations:
+            reason = why_no_gradients(self, view)
+        else:
+            reason = why_no_label_moves(self, view)
         missing = [name for name in view.parties if name not in view.networks]
         if reason is None and self.own_network and missing:
             return (
@@ -87,7 +91,9 @@ class SemiSupervised(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         """Guess the labels of the observed rows that are not known."""
-        seen = latest(view)
+        # A network needs no release: only whom it was trained on.
+        summed = view.facts.sums_representations
+        seen = gradients_over_time(view)["first epoch"] if summed else latest(view)
         positions = self.choose(view, seen.positions, seed)
         x_NF = self.own(view, positions, seed)
         guess = guess_labels(

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from attacks.columns import own_columns, standardised, why_nothing_to_read
+from attacks.columns import own_columns, standardised
 from attacks.interface import Guess
-from attacks.labels.completion import LabelProbe, guess_labels
+from attacks.labels.completion import LabelProbe, guess_labels, why_no_label_moves
 from attacks.labels.own_network import fresh_columns
 from attacks.reading import first_and_last, representations
 from attacks.view import AdversaryView
@@ -38,7 +38,7 @@ class Spectral(LabelProbe):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """A passive needs representations that label gradients moved: its own, in TVFL."""
-        reason = why_nothing_to_read(self, view)
+        reason = why_no_label_moves(self, view)
         if reason is None and not any(set(view.parties) & view.senders(e) for e in view.epochs):
             return f"{view.method}: no label gradient moves a passive's representations"
         return reason

@@ -17,9 +17,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from attacks.columns import own_columns, why_nothing_to_read
+from attacks.columns import own_columns
 from attacks.interface import Guess
-from attacks.labels.completion import LabelProbe, guess_labels
+from attacks.labels.completion import LabelProbe, guess_labels, why_no_label_moves
 from attacks.reading import released_positions, representations
 from attacks.view import AdversaryView
 
@@ -45,7 +45,7 @@ class Temporal(LabelProbe):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """A passive needs the releases of all epochs, two or more."""
-        reason = why_nothing_to_read(self, view)
+        reason = why_no_label_moves(self, view)
         if reason is not None:
             return reason
         if len(view.epochs) < 2:

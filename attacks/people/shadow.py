@@ -65,6 +65,9 @@ class Shadows:
         """
         networks = self._networks(len(rows_SH))
         base = networks[0]
+        if any(isinstance(layer, nn.RNNBase) for layer in base.modules()):
+            # Sequences of different lengths are packed, which cannot be stacked.
+            return self.one_by_one(features_N, labels_N, rows_SH)
         parameters, buffers = stack_module_state(networks)
         if buffers:
             raise AttackError(

@@ -61,7 +61,7 @@ def _reads(attack: str, method: str) -> bool:
         "shown_labels": facts.sends_labels,
         "contrastive_inversion": facts.sums_gradients,
         "inverse_network": facts.representations_from == "passives",
-        "model_completion": facts.representations_from is not None,
+        "model_completion": facts.representations_from == "active" or facts.returns_gradients,
         "gradient_direction": facts.returns_gradients,
         "membership": facts.predicts_alone,
     }[attack]

@@ -6,15 +6,21 @@ that ours are synthetic, and its figures stand beside them as a guide to the ord
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
+from sklearn.manifold import TSNE
 
+from experiments.study_page import ATTACK, OURS, drawing
 from experiments.tables.fedmv_measures import (
     METRICS,
     VIEWS,
     measure_handwritten,
     measure_sessions,
+    measure_spaces,
     measure_weights,
+    spaces,
+    wanted_labels,
 )
 from experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Size, line_of
 
@@ -117,7 +123,50 @@ def _by_views(full: bool) -> Size:
     return Size(lines=lines, jobs=jobs)
 
 
+def _spaces(full: bool) -> Size:
+    names = [f"before: {view}" for view in VIEWS]
+    names += [f"{method}: {of}" for method in ("V-FedMV", "H-FedMV") for of in (*VIEWS, "Z")]
+    lines = [Line(cells={"space": name}, series=name) for name in names]
+    jobs = [
+        FunctionJob(
+            label="spaces", seed=seed, measure=measure_spaces, settings=_SIZE,
+            lines={line.name: name for line, name in zip(lines, names, strict=True)},
+        )
+        for seed in range(10 if full else 3)
+    ]  # fmt: skip
+    return Size(lines=lines, jobs=jobs)
+
+
+def _draw_spaces(path: Path) -> None:
+    """t-SNE of the first seed's test rows in every space, a colour a class."""
+    found, wanted_N = spaces(seed=0, **_SIZE), wanted_labels(seed=0, rows=_SIZE["rows"])
+    with drawing(path, (12.0, 9.0)) as figure:
+        grid = figure.subplots(3, 4)
+        places = [at for at in range(12) if at != 3]
+        grid.flat[3].remove()
+        for at, (name, of_NF) in zip(places, found.items(), strict=True):
+            flat_N2 = TSNE(init="pca", random_state=0).fit_transform(of_NF)
+            for label, colour in enumerate((OURS, ATTACK)):
+                kept = wanted_N == label
+                grid.flat[at].scatter(*flat_N2[kept].T, s=6, color=colour, label=f"class {label}")
+            grid.flat[at].set(title=name, xticks=[], yticks=[])
+        figure.legend(
+            *grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2
+        )
+
+
 TABLES = (
+    PaperTable(
+        name="fedmv-spaces",
+        source="FedMV, Figure 5",
+        title="Where people of the two classes lie before and after FedMV, synthetic sessions",
+        unit="silhouette of the classes",
+        reading=f"{_READING} Test rows; the picture is t-SNE of the first seed's.",
+        leaves_out="seven of ten seeds",
+        hours=0.5,
+        size=_spaces,
+        picture=_draw_spaces,
+    ),
     PaperTable(
         name="fedmv-keystrokes",
         source="FedMV, Tables 1 to 3",

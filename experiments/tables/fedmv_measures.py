@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import accuracy_score, precision_recall_fscore_support
+from sklearn.metrics import (
+    accuracy_score,
+    precision_recall_fscore_support,
+    silhouette_score,
+)
 from torch import nn
 
 from experiments.tables.table import Figures
@@ -28,7 +32,8 @@ from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
     "METRICS", "VIEWS", "Clients", "client_data", "h_fedmv", "measure_handwritten",
-    "measure_sessions", "measure_weights", "multi_view",
+    "measure_sessions", "measure_spaces", "measure_weights", "multi_view", "spaces", "trained",
+    "wanted_labels",
 ]  # fmt: skip
 
 Rows = NDArray[np.int64]
@@ -86,11 +91,16 @@ def client_data(data: VerticalData) -> Clients:
     )
 
 
-def h_fedmv(
+def h_fedmv(clients: Clients, **options: Any) -> Floats:
+    """Algorithm 3, or with one client multi-view learning; return the scores of the test rows."""
+    return joint_scores(trained(clients, **options), np.arange(len(clients.wanted)))
+
+
+def trained(
     clients: Clients, *, seed: int, rounds: int = 20, zetas: Sequence[float] = (),
     eta: float = _WEIGHT,
-) -> Floats:  # fmt: skip
-    """Algorithm 3, or with one client multi-view learning; return the scores of the test rows.
+) -> Sequence[ViewModel]:  # fmt: skip
+    """Algorithm 3; return the views with their average weights, and with the test rows.
 
     Args:
         clients: with their views.
@@ -122,7 +132,7 @@ def h_fedmv(
     models[0].load(average)
     for view, x_NF in zip(models[0].views, clients.test, strict=True):
         view.x_NF = x_NF
-    return joint_scores(models[0].views, np.arange(len(clients.wanted)))
+    return models[0].views
 
 
 def multi_view(clients: Clients, *, seed: int, **weights: Any) -> Floats:
@@ -328,3 +338,37 @@ def measure_handwritten(*, seed: int) -> Figures:
         local = [multi_view(some.alone(at), seed=seed).argmax(1) for at in range(len(some.train))]
         found[f"MV w/o FL {many}"] = 100 * float(np.mean([one == some.wanted for one in local]))
     return found
+
+
+def measure_spaces(*, seed: int, rows: int, units: int, epochs: int) -> Figures:
+    """How far the classes lie apart in each of `spaces`: the silhouette, -1 to 1."""
+    sessions = _sessions(seed, rows)
+    found = spaces(seed=seed, rows=rows, units=units, epochs=epochs)
+    return {name: float(silhouette_score(of, sessions.wanted)) for name, of in found.items()}
+
+
+def spaces(*, seed: int, rows: int, units: int, epochs: int) -> dict[str, Floats]:
+    """Figure 5: the test rows as GRUs give them, as views score them, and as Z, both methods."""
+    sessions = _sessions(seed, rows)
+    once: dict[str, Any] = {
+        "seed": seed, "units": units, "rounds": 1, "epochs": epochs, "average": False,
+    }  # fmt: skip
+    (central,) = _trained(sessions.pooled, **once)
+    clients, every = (
+        sessions.encoded([central] * len(sessions.parts)),
+        np.arange(len(sessions.wanted)),
+    )
+    found = {f"before: {view}": of for view, of in zip(VIEWS, clients.test, strict=True)}
+    for method, views in (
+        ("V-FedMV", trained(clients.pooled, seed=seed, rounds=3)),
+        ("H-FedMV", trained(clients, seed=seed)),
+    ):
+        for name, view in zip(VIEWS, views, strict=True):
+            found[f"{method}: {name}"] = view.scores(every)
+        found[f"{method}: Z"] = joint_scores(views, every)
+    return found
+
+
+def wanted_labels(*, seed: int, rows: int) -> Rows:
+    """Of the test rows of `spaces`."""
+    return _sessions(seed, rows).wanted

@@ -230,6 +230,7 @@ class PaperTable:
         axis: what `Line.at` is; empty: the picture has one dot a line.
         ticks: what stands at a place of that axis; a place without one says its number.
         form: of a figure.
+        picture: draws it in place of the lines, to this path; None: the lines are drawn.
     """
 
     name: str
@@ -243,3 +244,4 @@ class PaperTable:
     axis: str = ""
     ticks: Mapping[float, str] = field(default_factory=dict)
     form: str = ".2f"
+    picture: Callable[[Path], None] | None = None

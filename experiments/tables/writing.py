@@ -56,7 +56,10 @@ def write(board: Board, folder: Path) -> Mapping[str, Path]:
     measured = board.as_json()["lines"]
     write_text(files["csv"], to_csv(pd.DataFrame(measured)))
     write_text(files["md"], _page(board, picture=files["png"].name))
-    draw(files["png"], board)
+    if board.table.picture is None:
+        draw(files["png"], board)
+    else:
+        board.table.picture(files["png"])
     return files
 
 

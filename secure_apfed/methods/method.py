@@ -267,7 +267,7 @@ class Helper(Role, ABC):
         """Its script from the first step to the end of the session."""
 
     def sent_network(self) -> nn.Module | None:
-        """The network whose output it sends; None where it sends none. Only it knows it."""
+        """The network whose output it sends or adds to a sum, known to itself alone; None: none."""
         return None
 
 

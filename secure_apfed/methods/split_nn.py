@@ -179,7 +179,10 @@ class SummedSplitNn(Tvfl):
             answers=answers_log(own),
             defences=representation_chain(config.defences, surroundings_of(own, shape)),
         )
-        return SummingHelper(party, rounds=secure_sum.rounds, noise=party.noise, learn=party.learn)
+        return SummingHelper(
+            party, rounds=secure_sum.rounds, noise=party.noise, learn=party.learn,
+            network=party.encoder,
+        )  # fmt: skip
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
         secure_sum, _ = self._agreed(own, contract)

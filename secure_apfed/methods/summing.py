@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protocols.sums import SumContributor, SumReceiver
 from secure_apfed.contract import AGGREGATOR, Contract
@@ -89,17 +89,22 @@ class SummingHelper(Helper):
         rounds: between the passives and the aggregator, 1 or 2.
         noise: that it adds, with the account of what it added; None: none.
         learn: what it does with gradients that come back; None: none may come.
+        network: whose output it adds; None: it adds something else.
     """
 
     def __init__(
         self, party: SummingParty, *, rounds: int, noise: ContributionNoise | None = None,
-        learn: Callable[[Envelope], None] | None = None,
+        learn: Callable[[Envelope], None] | None = None, network: nn.Module | None = None,
     ) -> None:  # fmt: skip
         self.name, self.party, self._rounds = party.name, party, rounds
-        self._learn = learn
+        self._learn, self._network = learn, network
         if noise is not None:
             self.contributions = noise.ledger
             self.ledgers = {party.name: noise.ledger}
+
+    def sent_network(self) -> nn.Module | None:
+        """The network whose output it adds to the sum."""
+        return self._network
 
     async def set_up(self, links: Links) -> None:
         """Its end of the sum."""

@@ -32,7 +32,7 @@ class Recording:
         transcript: every flow, and the payloads that were kept.
         model: the active's, which predicts alone, features -> class scores, on the CPU; None
             where the method has none.
-        encoders: passive -> its network, where passives send representations.
+        encoders: passive -> its network, where passives send or add representations.
     """
 
     config: Config

@@ -71,7 +71,8 @@ def test_facts_are_true_of_what_a_run_sends_and_keeps(method: str) -> None:
     assert ((Kind.GRADIENTS, True) in sent) is facts.returns_gradients
     assert bool(sent) is bool(recording.alignment) is facts.has_passives
     assert (recording.model is not None) is facts.predicts_alone
-    assert bool(recording.encoders) is (facts.representations_from == "passives")
+    networks = facts.representations_from == "passives" or facts.sums_representations
+    assert bool(recording.encoders) is networks
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""Which attacks find something to read under each method, by what a real run of it sends.
+
+Nothing crashes, and what does not apply says why. Malicious attacks are played in live runs.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+from attacks import ATTACKS
+from attacks.interface import AttackResult
+from attacks.run import mount
+from secure_apfed.config import AttackChoice
+from secure_apfed.methods import METHODS
+from secure_apfed.runs import Recording, run
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+RELEASES_OF_ACTIVE = {
+    "model_completion", "semi_supervised", "inverse_network", "unpaired_inversion",
+}  # fmt: skip
+GRADIENTS = {"label_gradients", "gradient_norm", "gradient_direction", "batch_labels"}
+RELEASES_OF_PASSIVES = {"inverse_network", "unpaired_inversion", "representation_network"}
+JOINT = {"model_completion", "semi_supervised", "spectral"} | GRADIENTS | RELEASES_OF_PASSIVES
+OUTSIDER = {"membership"}
+APPLIES: Mapping[str, set[str]] = {
+    "apfed": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | OUTSIDER,
+    "apfed_r": RELEASES_OF_ACTIVE | OUTSIDER,
+    "apfed_c": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | OUTSIDER,
+    "tvfl": JOINT,
+    "single_view": OUTSIDER,
+    "votes": {"shown_labels", "vote_regression"} | OUTSIDER,
+    "votes_randomised": {"shown_labels", "vote_regression"} | OUTSIDER,
+    "votes_encrypted": OUTSIDER,
+    "votes_moment": {"shown_labels"} | OUTSIDER,
+    "joint_teacher": JOINT | OUTSIDER,
+    "imputation": RELEASES_OF_PASSIVES | OUTSIDER,
+    "apc_vfl": RELEASES_OF_PASSIVES | OUTSIDER,
+    "vfedtrans": {"vector_regression"} | OUTSIDER,
+    "split_nn": JOINT,
+    "split_nn_sum": GRADIENTS | {"sum_regression"},
+    "mmvfl": {"pseudo_labels", "sum_regression"} | OUTSIDER,
+    "v_fedmv": {"pseudo_labels", "sum_regression"} | OUTSIDER,
+    "h_fedmv": OUTSIDER,
+    "s_fedmv": OUTSIDER,
+}
+CHEAP: Mapping[str, Mapping[str, Any]] = {
+    "membership": {"shadow_models": 4, "epochs": 1, "candidates": 40},
+}
+
+
+@cache
+def recording(method: str) -> Recording:
+    said: dict[str, Any] = {}
+    if method == "apfed":
+        said["passives"] = {"default": {"objective": {"name": "contrastive"}}}
+    return run(small_config(method, **said), None).recording
+
+
+def attacked(method: str, name: str, **options: Any) -> tuple[AttackResult, ...]:
+    options = {"iterations": 3, **CHEAP.get(name, {}), **options}
+    return mount(recording(method), [AttackChoice(name=name, options=options)], seed=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_attacks_apply_where_a_method_gives_them_something_to_read(method: str) -> None:
+    applies = set()
+    for name in ATTACKS:
+        for result in attacked(method, name):
+            assert result.applicable or result.reason
+            if result.applicable:
+                applies.add(name)
+    assert applies == APPLIES[method]
+
+
+def test_every_method_but_those_that_read_nothing_of_passives_is_attacked() -> None:
+    """Beside the querier of a finished model, who is an outsider."""
+    nothing = {method for method in METHODS if not APPLIES[method] - OUTSIDER}
+    assert nothing == {"single_view", "votes_encrypted", "h_fedmv", "s_fedmv"}
+
+
+@pytest.mark.parametrize("method", ["h_fedmv", "s_fedmv"])
+def test_parties_with_other_people_share_no_row_to_guess(method: str) -> None:
+    for name, kind in ATTACKS.items():
+        if kind.target != "membership":
+            for result in attacked(method, name):
+                assert "no position is the same person's" in (result.reason or "")
+        elif name == "id_stuffing":
+            assert "there is no intersection" in (attacked(method, name)[0].reason or "")
+
+
+@pytest.mark.parametrize("name", ["hijack", "reversed_hijack", "isolation"])
+def test_a_malicious_attack_says_where_there_is_nothing_to_play(name: str) -> None:
+    for method in ("mmvfl", "split_nn_sum"):
+        for result in attacked(method, name):
+            assert "live run" not in (result.reason or "")
+    playable = "tvfl" if name == "hijack" else "apfed_c"
+    assert all("live run" in (one.reason or "") for one in attacked(playable, name))
+
+
+def test_a_passive_of_a_sum_trains_its_own_network_further() -> None:
+    results = attacked("split_nn_sum", "semi_supervised", own_network=True)
+    assert [result.applicable for result in results] == [True, True]
+    assert "own network, trained further" in results[0].variants
