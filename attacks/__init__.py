@@ -29,6 +29,7 @@ from attacks.labels.semi_supervised import SemiSupervised
 from attacks.labels.shown_labels import ShownLabels
 from attacks.labels.spectral import Spectral
 from attacks.labels.temporal import Temporal
+from attacks.people.averaged_membership import AveragedMembership
 from attacks.people.id_stuffing import IdStuffing
 from attacks.people.membership import Membership
 
@@ -70,6 +71,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     Isolation,
     # Who trained the model, from its answers.
     Membership,
+    # Who trained at another party, from the average of all parties' weights.
+    AveragedMembership,
     # Which IDs a peer has, from the intersection (attacks.live.stuffing).
     IdStuffing,
 )

@@ -18,7 +18,6 @@ from attacks.view import (
     Agreed,
     Behaviour,
     Budget,
-    Candidates,
     Knowledge,
     KnownRows,
     Played,
@@ -26,7 +25,7 @@ from attacks.view import (
 )
 from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.exchange import Flow
-from secure_apfed.methods.alignment import positions_of, rows_among
+from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.terms import objective_of, settings_of
 from secure_apfed.runs import Recording
 from secure_apfed.seeds import derive_seed, shuffled
@@ -34,7 +33,6 @@ from secure_apfed.seeds import derive_seed, shuffled
 __all__ = [
     "Truth",
     "class_priors",
-    "reveal_candidates",
     "reveal_encoder",
     "reveal_features",
     "reveal_labels",
@@ -178,38 +176,6 @@ def reveal_public(
     return {name: truth.features[name][chosen] for name in dict.fromkeys(names)}
 
 
-def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candidates, Tensor]:
-    """Choose equally many rows that trained the active's model and that did not, and mix them.
-
-    Args:
-        recording: of a run whose active holds labels.
-        most: rows in all, at most.
-        seed: of the choice and the order.
-
-    Returns:
-        The candidates, and (n, 2) bool: who trained the model, and who was aligned.
-
-    Raises:
-        AttackError: fewer than two rows trained, or did not.
-    """
-    data, config = recording.data, recording.config
-    aligned = recording.alignment.get(data.active.name, torch.empty(0, dtype=torch.int64))
-    helped = config.facts.has_passives
-    only = aligned if helped and not config.train.use_unaligned else None
-    trained = rows_among(data.train_rows, only)
-    count = min(most // 2, len(trained), len(data.test_rows))
-    if count < 2 or data.active.labels is None:
-        raise AttackError(
-            f"{len(trained)} rows trained and {len(data.test_rows)} did not; an attack on "
-            "membership needs two of each, with labels"
-        )
-    inside = shuffled(trained, seed, "attacks", "members")[:count]
-    outside = shuffled(data.test_rows, seed, "attacks", "others")[:count]
-    rows = shuffled(torch.cat([inside, outside]), seed, "attacks", "candidates")
-    members = torch.stack([torch.isin(rows, inside), torch.isin(rows, aligned)], dim=1)
-    return Candidates(data.active.features[rows], data.active.labels[rows], config.train), members
-
-
 def _trained_in_own_order(recording: Recording, victim: str | None = None) -> Tensor:
     """Positions of the training rows such that a draw from them depends on the seed alone."""
     data = recording.data
@@ -303,14 +269,16 @@ def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]
 
 
 def _labels(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
-    """Return (A,) own labels by alignment position of those parties that hold any."""
-    tables, alignment = _tables(recording), recording.alignment
+    """Return (A,) own labels by alignment position of those parties that train on any."""
     found = {}
     for name in parties:
-        labels_N = tables[name].labels if name in tables and name in alignment else None
-        if labels_N is not None:
-            rows = alignment[name]
-            found[name] = torch.where(rows < 0, UNLABELLED, labels_N[rows.clamp(min=0)])
+        own = recording.data.own(name)
+        if own is None or own.table.labels is None or name not in recording.alignment:
+            continue
+        labels_N = torch.full_like(own.table.labels, UNLABELLED)
+        labels_N[own.train_rows] = own.table.labels[own.train_rows]
+        rows = recording.alignment[name]
+        found[name] = torch.where(rows < 0, UNLABELLED, labels_N[rows.clamp(min=0)])
     return found
 
 
@@ -322,8 +290,10 @@ def _held(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _networks(recording: Recording, members: Collection[str]) -> dict[str, nn.Module]:
-    """Return copies of the members' own encoders, where they were recorded."""
+    """Return copies of the members' own encoders where they were recorded, or of their average."""
     kept = recording.encoders
+    if recording.config.facts.averages == "weights" and recording.model is not None:
+        kept = dict.fromkeys(_tables(recording), recording.model)
     return {name: copy.deepcopy(network) for name, network in kept.items() if name in members}
 
 

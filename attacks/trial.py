@@ -9,13 +9,14 @@ from dataclasses import KW_ONLY, dataclass
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
 from torch import Tensor
 
+from attacks.candidates import reveal_candidates, reveal_people, trained_alike
 from attacks.decoys import NoDecoyError, exchanged, with_decoys
 from attacks.interface import Attack, AttackError, AttackResult, Guess
 from attacks.live.strategy import AnsweringAttack
+from attacks.people.averaged_membership import AveragedMembership
 from attacks.recorded import (
     Truth,
     class_priors,
-    reveal_candidates,
     reveal_encoder,
     reveal_features,
     reveal_labels,
@@ -110,6 +111,8 @@ class Trial:
     def known(self) -> tuple[Knowledge, Truth]:
         """What the adversary is told, and what its guess will be compared with."""
         attack, recording = self.attack, self.recording
+        if isinstance(attack, AveragedMembership):
+            return self._of_average(attack)
         if attack.target == "membership":
             candidates, members = reveal_candidates(recording, attack.candidates, self.seed)
             knowledge = Knowledge(
@@ -130,6 +133,19 @@ class Trial:
             public=self._public(),
         )
         return knowledge, truth
+
+    def _of_average(self, attack: AveragedMembership) -> tuple[Knowledge, Truth]:
+        recording, victim, seed = self.recording, self.victim, self.seed
+        if recording.config.facts.averages != "weights":
+            raise AttackError("the parties average no weights")
+        candidates, members = reveal_people(
+            recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
+        )
+        knowledge = Knowledge(
+            classes=len(recording.data.classes), victim=victim, candidates=candidates,
+            alike=trained_alike(recording, seed),
+        )  # fmt: skip
+        return knowledge, Truth.of_members(members, classes=knowledge.classes)
 
     def _public(self) -> Mapping[str, Tensor]:
         """Outsiders whom the adversary knows wholly, where its attack needs some."""

@@ -90,6 +90,8 @@ class Knowledge:
         encoder: the victim's network itself, rows of features -> representations, as in a
             white-box attack; None: unknown to it.
         candidates: people of whom it wants to know whether they trained the model.
+        alike: how a party of the run trains on its own rows (n, ...) and labels (n,) alone: to a
+            function rows -> scores (N, K); None: not told.
         public: party -> (P, ...) features of P people outside the training, whom the adversary
             knows wholly; row k is the same person in each.
     """
@@ -102,6 +104,9 @@ class Knowledge:
     architecture: ModelSettings | None = None
     encoder: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     candidates: Candidates | None = None
+    alike: Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]] | None = field(
+        default=None, repr=False
+    )
     public: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -167,11 +172,12 @@ class AdversaryView:
             (`attacks.decoys`); None: each is attributed to its own.
         features: member -> (A, ...) its own features; row k is alignment position k, NaN where
             it does not hold that person. Read them by `attacks.columns.own_columns`.
-        labels: member that holds labels -> (A,) its own, int64, negative where a row has none.
+        labels: member that trains on labels -> (A,) its own, int64, negative where a row has none.
         held: party -> (A,) bool: of whom it has a row, as far as the coalition knows. A party
             that is not here holds everybody, as all do unless alignment is pairwise.
         networks: member -> its own network, as training left it, where it sends what that makes of
-            its features, or adds it to a sum; an attack trains copies.
+            its features, or adds it to a sum; an attack trains copies. Where parties average
+            weights, their average, rows -> scores (N, K).
         answers: the finished model as an outsider may query it: rows of the active's features
             -> log-probabilities of the classes, (n, K); None: nobody answers.
         knowledge, budget: what is declared.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from attacks.candidates import reveal_candidates
 from attacks.people.shadow import Shadows, halves
-from attacks.recorded import reveal_candidates
 from attacks.view import Candidates
 from experiments.bench.rows import Row, interleave, median_ratio
 from secure_apfed.config import Config

@@ -9,7 +9,7 @@ states are the views from there on.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.averaging import LinearViews, SequenceViews, Stages
-from secure_apfed.learning.multiview import Floats, ViewModel, joint_weights
+from secure_apfed.learning.multiview import Floats, Pull, ViewModel, joint_weights
 from secure_apfed.methods.accounts import answers_log, refused_sums
 from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
@@ -40,8 +40,9 @@ from secure_apfed.models.recurrent import SequenceEncoder
 from secure_apfed.parties import ActiveNetworks, Compute, accuracy_of
 from secure_apfed.parties.averaging import AveragingActive, AveragingPassive
 from secure_apfed.seeds import derive_seed, seeded
+from secure_apfed.settings.run import RunSettings
 
-__all__ = ["H_FEDMV", "S_FEDMV", "Averaging", "AveragingLearner"]
+__all__ = ["H_FEDMV", "S_FEDMV", "Averaging", "AveragingLearner", "linear_views"]
 
 
 class AveragingLearner(Learner):
@@ -213,14 +214,28 @@ class Averaging(Method):
         return Stages(after, recurrent=recurrent, rounds=settings.rounds)
 
 
-def _linear(own: Own, views: list[Tensor]) -> LinearViews:
-    config = own.config
-    pull = pull_of(own, own.train_rows, eta=FEDMV_WEIGHTING.eta(config), own=False)
+def _linear(own: Own, views: Sequence[Tensor]) -> LinearViews:
+    pull = pull_of(own, own.train_rows, eta=FEDMV_WEIGHTING.eta(own.config), own=False)
+    return linear_views(own.config, views, pull, owner=own.name, seed=own.seed)
+
+
+def linear_views(
+    config: RunSettings, views: Sequence[Tensor], pull: Pull, *, owner: str, seed: int
+) -> LinearViews:
+    """One party's model of its views (N, F) at its start.
+
+    Args:
+        config: of the run.
+        views: one by one, of the rows that train.
+        pull: of their labels.
+        owner: whose random numbers it starts from.
+        seed: of these.
+    """
     models = [
         ViewModel.begin(
             _numbers(view),
-            len(own.classes),
-            np.random.default_rng(derive_seed(own.seed, own.name, "view", at)),
+            pull.truth_NC.shape[1],
+            np.random.default_rng(derive_seed(seed, owner, "view", at)),
             beta=FEDMV_WEIGHTING.beta(config),
             zeta=FEDMV_WEIGHTING.zeta(config),
             tolerance=config.multiview.tolerance,

@@ -44,11 +44,12 @@ APPLIES: Mapping[str, set[str]] = {
     "split_nn_sum": GRADIENTS | {"sum_regression"},
     "mmvfl": {"pseudo_labels", "sum_regression"} | OUTSIDER,
     "v_fedmv": {"pseudo_labels", "sum_regression"} | OUTSIDER,
-    "h_fedmv": OUTSIDER,
-    "s_fedmv": OUTSIDER,
+    "h_fedmv": {"averaged_membership"} | OUTSIDER,
+    "s_fedmv": {"averaged_membership"} | OUTSIDER,
 }
 CHEAP: Mapping[str, Mapping[str, Any]] = {
     "membership": {"shadow_models": 4, "epochs": 1, "candidates": 40},
+    "averaged_membership": {"candidates": 40},
 }
 
 
@@ -79,7 +80,7 @@ def test_attacks_apply_where_a_method_gives_them_something_to_read(method: str) 
 def test_every_method_but_those_that_read_nothing_of_passives_is_attacked() -> None:
     """Beside the querier of a finished model, who is an outsider."""
     nothing = {method for method in METHODS if not APPLIES[method] - OUTSIDER}
-    assert nothing == {"single_view", "votes_encrypted", "h_fedmv", "s_fedmv"}
+    assert nothing == {"single_view", "votes_encrypted"}
 
 
 @pytest.mark.parametrize("method", ["h_fedmv", "s_fedmv"])

@@ -23,6 +23,7 @@ from secure_apfed.facts import MethodFacts
 from secure_apfed.methods import METHODS, Apfed
 
 EXPERIMENTER_ONLY = {
+    "attacks.candidates",
     "attacks.recorded",
     "attacks.scoring",
     "attacks.run",
