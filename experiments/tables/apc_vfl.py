@@ -94,7 +94,7 @@ def size_of(scenario: Scenario, full: bool) -> Size:
 def _lines(score: str, part: Part) -> Iterator[Line]:
     """Of one score: every cell, and what help gains in each and on average over the features."""
     panels = {rows: f"{rows:,} aligned rows, {score}" for rows in part.aligned}
-    usual, weight = part.helped[0], 1 / len(part.features)
+    (usual, *others), weight = part.helped, 1 / len(part.features)
 
     def name(features: int | str, rows: int | str, method: str) -> str:
         return line_of(str(features), str(rows), method, score)
@@ -110,12 +110,13 @@ def _lines(score: str, part: Part) -> Iterator[Line]:
             yield line(features, _ANY, method, panels=every, series=method, at=at)
         for rows, method in product(part.aligned, part.helped):
             yield line(features, rows, method, panels=(panels[rows],), series=method, at=at)
-    for base, rows in product((_LOCAL, _ABLATION), part.aligned):
+    for base, rows in product((_LOCAL, _ABLATION, *others), part.aligned):
+        known = rows if base in others else _ANY
         for features in part.features:
-            gain = {name(features, rows, usual): 1.0, name(features, _ANY, base): -1.0}
+            gain = {name(features, rows, usual): 1.0, name(features, known, base): -1.0}
             yield line(features, rows, f"{usual} minus {base}", combines=gain)
         gains = {name(features, rows, usual): weight for features in part.features}
-        gains |= {name(features, _ANY, base): -weight for features in part.features}
+        gains |= {name(features, known, base): -weight for features in part.features}
         yield line("mean", rows, f"{usual} minus {base}", combines=gains)
 
 

@@ -22,7 +22,7 @@ class Part:
 
     Attributes:
         features: numbers of the active's columns; aligned: numbers of aligned rows.
-        helped: of `HELPED`, the first of which is compared with what the active does alone.
+        helped: of `HELPED`, the first of which is compared with all others.
     """
 
     features: tuple[int, ...]
