@@ -1,4 +1,4 @@
-"""`python -m experiments.leaks`: seventeen tables, nearly all of live runs of all parties.
+"""`python -m experiments.leaks`: eighteen tables, nearly all of live runs of all parties.
 
 `--store FILE` keeps the figures as JSON: each part that was played replaces its rows in FILE as
 soon as it ends; the rows of other parts stay.
@@ -16,6 +16,8 @@ Of votes: `few_labels`: what is read of votes, APFed-C and joint training with f
 `chosen_labels`: an active that chooses the labels that it shows. `repeated_votes`: new runs on the
 same people. `vote_membership`: whether two openings tell who is in a passive's table.
 `poisoned_votes`: a passive that spoils the student.
+
+`papers`: what is read in the methods of the papers beside APFed.
 """
 
 import json
@@ -34,6 +36,7 @@ from experiments.leaks.inversion import inversion
 from experiments.leaks.isolation import isolation
 from experiments.leaks.joint_training import hijacking, joint_inversion, reversed_hijacking
 from experiments.leaks.labels import labels
+from experiments.leaks.papers import papers
 from experiments.leaks.questions import chosen, decoder, noise
 from experiments.leaks.split_learning import split_learning
 from experiments.leaks.stuffing import stuffing
@@ -56,7 +59,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     for part in (
         inversion, chosen, decoder, noise, isolation, degradation, labels, joint_inversion,
         hijacking, reversed_hijacking, split_learning, stuffing, few_labels, chosen_labels,
-        repeated_votes, vote_membership, poisoned_votes,
+        repeated_votes, vote_membership, poisoned_votes, papers,
     )
 }  # fmt: skip
 

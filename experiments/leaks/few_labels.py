@@ -13,10 +13,10 @@ from experiments.summary import Row, Setting
 from secure_apfed.config import AttackChoice
 from secure_apfed.runs import Recording, run
 
-__all__ = ["few_labels"]
+__all__ = ["NETWORKS", "few_labels", "figures_of"]
 
 _SEEDS = range(5)
-_NETWORKS: Mapping[str, Any] = {
+NETWORKS: Mapping[str, Any] = {
     "model": {"network": "mlp", "hidden": [64], "representation": 32, "dropout": 0.2},
     "train": {
         "epochs": 20, "batch_size": 64, "learning_rate": 0.1, "max_gradient_norm": 1.0,
@@ -24,9 +24,9 @@ _NETWORKS: Mapping[str, Any] = {
     },
 }  # fmt: skip
 _METHODS: Mapping[str, Mapping[str, Any]] = {
-    "votes": _NETWORKS, "votes_randomised": {"epsilon": 4.0, **_NETWORKS},
-    "apfed_c": {"passives": {"default": {"weight": 10.0}}, **_NETWORKS}, "tvfl": _NETWORKS,
-    "joint_teacher": {"teacher": {"labels": "spreading"}, **_NETWORKS}, "imputation": _NETWORKS,
+    "votes": NETWORKS, "votes_randomised": {"epsilon": 4.0, **NETWORKS},
+    "apfed_c": {"passives": {"default": {"weight": 10.0}}, **NETWORKS}, "tvfl": NETWORKS,
+    "joint_teacher": {"teacher": {"labels": "spreading"}, **NETWORKS}, "imputation": NETWORKS,
 }  # fmt: skip
 _PAIRS = {"shadow_rows": 100}
 _ONE_LABEL = {"labels_per_class": 1}
@@ -74,7 +74,13 @@ def _finished(data: str, method: str, seed: int) -> tuple[Recording, float]:
 
 
 def _read(data: str, method: str, attack: str, options: Mapping[str, Any], seed: int) -> Row:
-    recording, accuracy = _finished(data, method, seed)
+    return figures_of(*_finished(data, method, seed), attack, options, seed)
+
+
+def figures_of(
+    recording: Recording, accuracy: float, attack: str, options: Mapping[str, Any], seed: int
+) -> Row:
+    """What the attack reaches, means over its adversaries and victims, beside the accuracy."""
     choice = AttackChoice(name=attack, options=dict(options))
     mounted = mount(recording, [choice], seed=seed)
     results = [one for one in mounted if one.advantage is not None]
