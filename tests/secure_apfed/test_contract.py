@@ -80,11 +80,13 @@ DIFFERENT: list[dict[str, Any]] = [
             {"representation": {"dtype": "float64"}},
             {"representation": {"minimum_norm": 0.25}},
             {"representation": {"maximum_norm": 2.000000001}},
+            {"representation": {"rows": 70}},
         )
     ),
     {"alignment": {"protocol": "circuit"}},
     {"secure_sum": {"scheme": "ckks", "bits": 17}},
     {"votes": {"labeller": "ridge"}},
+    {"multiview": {"zeta": 8.0}},
     {"guard": {"mechanism": "gaussian", "sigma": 2.5}},
     {"minimum_batch": 3},
     {"epochs": 4},

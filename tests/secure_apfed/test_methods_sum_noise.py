@@ -176,7 +176,7 @@ def test_noise_is_charged_before_it_is_returned_and_free_when_repeated() -> None
 
 @pytest.mark.parametrize("method", ["tvfl", "single_view"])
 def test_methods_without_a_sum_refuse_noise(method: str) -> None:
-    with pytest.raises(ValidationError, match="adds no gradients of passives"):
+    with pytest.raises(ValidationError, match="adds no gradients or representations of passives"):
         config_of(method)
 
 
