@@ -30,7 +30,6 @@ from torch import Tensor
 
 from attacks.interface import Attack, Guess, Prediction, Target
 from attacks.view import AdversaryView, Role
-from secure_apfed.seeds import shuffled
 
 __all__ = ["AveragedMembership"]
 
@@ -41,7 +40,7 @@ class AveragedMembership(Attack):
     """The average's squared error, as it is and less that of a model of one's own.
 
     Baseline: that model's squared error alone. Decoys: the attacks where each person's error under
-    the average is another's.
+    the average is another's, of about the same error under the own model.
 
     Attributes:
         candidates: people that it asks about, at most.
@@ -91,7 +90,10 @@ class AveragedMembership(Attack):
         with torch.no_grad():
             fit_n = _fit(average(rows_n), candidates.labels)
         easy_n = _fit(own(candidates.features), candidates.labels)
-        others_n = shuffled(torch.arange(len(fit_n)), seed, "attacks", "decoy").numpy()
+        # Of whoever is next to it by the own model: fits stay as near to that model's as they were.
+        by_ease_n = np.argsort(easy_n)
+        others_n = np.empty_like(by_ease_n)
+        others_n[by_ease_n] = np.roll(by_ease_n, 1)
 
         def judged(fit_n: _Array) -> dict[str, Prediction]:
             return {"fit": _scored(fit_n), "fit less that of an own model": _scored(fit_n - easy_n)}
