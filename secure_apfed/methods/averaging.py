@@ -199,7 +199,7 @@ class Averaging(Method):
         if not own.held.views:
             raise ConfigError(
                 f"{own.name}: method {own.config.method} learns from several views, and this "
-                "party's columns have none; name them in data.multiview"
+                "party's columns have none; name them in data.view_columns"
             )
         features_NF = own.rows.features[own.train_rows]
         if not self._recurrent:
