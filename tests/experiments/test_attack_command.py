@@ -18,8 +18,8 @@ CONFIG = """
 name: small
 method: apfed_c
 data: {dataset: digits, views: 2}
-model: {hidden: [16], representation: 8, projection: 8}
-train: {epochs: 2, batch_size: 256, device: cpu, learning_rate: 0.05}
+model: {hidden: [16], representation: 16, projection: 16}
+train: {epochs: 2, batch_size: 256, device: cpu, learning_rate: 0.02}
 secure_sum: {scheme: plain, allow_single_passive: true}
 guard: {mechanism: none}
 transcript: {keep: all}
