@@ -76,6 +76,10 @@ _METHODS: Mapping[str, dict[str, Any]] = {
         "teacher": {"labels": "spreading"},
     },
     "imputation": {"method": "imputation", **_STUDENT},
+    "apc_vfl": {
+        "method": "apc_vfl",
+        "model": {"network": "selu", "hidden": [256], "representation": 256},
+    },
     "apfed_c": {"method": "apfed_c", **_NETWORK},
     "apfed_r": {"method": "apfed_r", **_NETWORK},
 }
@@ -144,7 +148,7 @@ def _cases() -> dict[str, GainCase]:
         ("votes-encrypted", "digits", 50, None),
         *(
             (method, data, n, None)
-            for method in ("joint_teacher", "imputation")
+            for method in ("joint_teacher", "imputation", "apc_vfl")
             for data in ("digits", "handwritten-zer")
             for n in (20, 50)
         ),

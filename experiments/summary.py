@@ -242,8 +242,11 @@ class Summary:
     epsilon_passives: float = math.inf
 
     def epsilon_of(self, facts: MethodFacts) -> float:
-        """Of a person's vote at one passive where passives vote, else of a row's releases."""
-        return self.epsilon_passives if facts.opens_votes else self.epsilon_x
+        """Of a row's releases where representations are sent, else of a person's contributions at
+        one passive (its vote, or its parts of the sums).
+        """
+        told = facts.representations_from is not None or not facts.has_passives
+        return self.epsilon_x if told else self.epsilon_passives
 
     @property
     def accuracy(self) -> Interval:

@@ -28,10 +28,10 @@ READING = (
     "a little optimistic for the attack. One whose interval holds 0 means that these attacks found "
     "nothing, not that there is nothing; where nothing leaks it is as often below 0 as above. The "
     "legend says (ε_x, ε_y, T): of one row's T releases with the encoder held fixed, and of "
-    "labels; where passives vote, ε_x is of a person's vote at one of them. Lines: the active "
-    "alone is the floor; one table of all features, which nobody holds, is what the same network "
-    "reaches with them; TVFL needs all parties to predict. DCS is defined "
-    "in docs/trade-off.md."
+    "labels; where nobody sends representations, ε_x is of all that a person adds to votes or sums "
+    "of one passive. Lines: the active alone is the floor; one table of all features, which nobody "
+    "holds, is what the same network reaches with them; TVFL needs all parties to predict. DCS is "
+    "defined in docs/trade-off.md."
 )
 
 
