@@ -150,6 +150,7 @@ def _draw_spaces(path: Path) -> None:
                 kept = wanted_N == label
                 grid.flat[at].scatter(*flat_N2[kept].T, s=6, color=colour, label=f"class {label}")
             grid.flat[at].set(title=name, xticks=[], yticks=[])
+        figure.suptitle("synthetic sessions of typing: test rows, t-SNE")
         figure.legend(
             *grid.flat[0].get_legend_handles_labels(), loc="outside lower center", ncols=2
         )

@@ -108,6 +108,7 @@ def draw(path: Path, board: Board) -> Picture:
             for axes in figure.axes
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
+        figure.suptitle(board.table.title)
         figure.legend(
             handles.values(), handles.keys(), loc="outside lower center", ncols=5, frameon=False
         )
