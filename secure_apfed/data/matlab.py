@@ -112,13 +112,13 @@ def _check_claims(plain: bytes) -> None:
     """Refuse X and Y that claim more than they hold: SciPy takes memory for what is claimed.
 
     Raises:
-        DataError: they do, or are no matrices; struct.error: damaged.
+        DataError: they do, or are no matrices; ValueError, struct.error: damaged.
     """
     order, at = _order(plain), _HEADER
     while at < len(plain):
         kind, size = struct.unpack_from(f"{order}II", plain, at)
         if kind != _MATRIX:
-            raise DataError(f"an element of type {kind} where a matrix is expected; get it again")
+            raise ValueError(f"an element of type {kind} where a matrix is expected")
         _check_matrix(plain[at + _TAG : at + _TAG + size], order, cells=True)
         at += _TAG + size
 
@@ -157,7 +157,7 @@ def _element(body: bytes, at: int, order: str) -> tuple[bytes, int]:
     (size,) = struct.unpack_from(f"{order}I", body, at + 4)
     start = at + _TAG
     if start + size > len(body):
-        raise DataError(f"an element of {size} bytes where {len(body) - start} are left")
+        raise ValueError(f"an element of {size} bytes where {len(body) - start} are left")
     return body[start : start + size], start + size + -size % _TAG
 
 

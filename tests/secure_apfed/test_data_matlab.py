@@ -87,6 +87,14 @@ def test_a_hostile_matlab_file_is_refused(tmp_path: Path) -> None:
             pool("caltech_7", tmp_path)
 
 
+HEADER = bytes(124) + b"\x00\x01IM"
+
+
+def compressed(plain: bytes) -> bytes:
+    packed = zlib.compress(plain)
+    return struct.pack("<II", 15, len(packed)) + packed
+
+
 def element(kind: int, body: bytes) -> bytes:
     return struct.pack("<II", kind, len(body)) + body + bytes(-len(body) % 8)
 
@@ -109,17 +117,13 @@ def array(kind: int, rows: int, body: bytes, *, name: bytes = b"X") -> bytes:
     ],
 )
 def test_what_an_array_claims_takes_no_memory(tmp_path: Path, matrix: bytes, message: str) -> None:
-    path = tmp_path / "Caltech101-7.mat"
-    write_caltech(tmp_path)
-    path.write_bytes(path.read_bytes()[:128] + matrix)
+    (tmp_path / "Caltech101-7.mat").write_bytes(HEADER + matrix)
     with pytest.raises(DataError, match=message):
         pool("caltech_7", tmp_path)
 
 
 def test_an_element_compressed_twice_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "Caltech101-7.mat"
-    write_caltech(tmp_path)
-    once = element(15, zlib.compress(array(6, 2**10, element(2, bytes(2**10)))))
-    path.write_bytes(path.read_bytes()[:128] + element(15, zlib.compress(once)))
+    once = compressed(array(6, 2**10, element(2, bytes(2**10))))
+    (tmp_path / "Caltech101-7.mat").write_bytes(HEADER + compressed(once))
     with pytest.raises(DataError, match="type 15 where a matrix is expected"):
         pool("caltech_7", tmp_path)
