@@ -119,6 +119,12 @@ def test_a_stopped_run_goes_on_bit_for_bit(method: str, tmp_path: Path) -> None:
     assert run(config, tmp_path / "parts", resume=True).accuracy == whole.accuracy
 
 
+@pytest.mark.parametrize("method", METHODS_OF_VIEWS)
+def test_fewer_people_than_classes_are_learnt_from(method: str) -> None:
+    data = {"dataset": "digits", "views": 3, "aligned": 5, "limit": 200}
+    assert run(config_of(method, data=data), None).accuracy[method] > 0
+
+
 def asked(session: Simulation, request: bytes, step: int = 0) -> None:
     async def ask(links: Links) -> None:
         for name in session.contract.passives:
