@@ -121,7 +121,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(method: str, tmp_path: Path) -> None:
 
 
 def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
-    """As the who-learns table says: no secure sum hides whom a passive has a label of, and which."""
+    """As the who-learns table says: no sum hides whom a passive has a label of, and which."""
     data = {"dataset": "digits", "views": 4, "limit": 200, "labelled": 20,
             "labels_at": ["passive-1"]}  # fmt: skip
     masked = {"scheme": "plain", "masks": "pairwise", "clip": 4.0}
