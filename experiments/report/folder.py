@@ -85,6 +85,7 @@ class ReportedRun(FinishedRun):
             private=config.dp_sgd is not None,
             noisy=_noise(config) is not None,
             inductive=LABELLERS[config.votes.labeller].inductive,
+            labelled_passives=bool(config.data.labels_at),
             defended=bool(config.defences),
             apart=self.outcome.apart,
             shared_seeds=config.party_seeds == "shared_for_comparison",

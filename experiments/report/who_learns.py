@@ -44,6 +44,7 @@ class RunFacts:
         private: whether the active trained by DP-SGD.
         noisy: whether every passive adds noise, under the sum or to its votes.
         inductive: whether a row that has no label moves no vote but its own.
+        labelled_passives: whether passives hold labels of the aligned people, too.
         defended: whether defences without a guarantee were on.
         apart: whether each party ran in a process of its own.
         shared_seeds: whether all parties' initial weights follow from the run's seed.
@@ -58,6 +59,7 @@ class RunFacts:
     private: bool = False
     noisy: bool = False
     inductive: bool = False
+    labelled_passives: bool = False
     defended: bool = False
     apart: bool = False
     shared_seeds: bool = False
@@ -91,6 +93,7 @@ FACTS: Mapping[str, Fact] = {
     "representations are summed": lambda run: run.method.sums_representations,
     "pseudo-labels are averaged": lambda run: run.method.averages == "pseudo-labels",
     "weights are averaged": lambda run: run.method.averages == "weights",
+    "passives hold labels": lambda run: run.labelled_passives,
     "contributions are summed": lambda run: run.method.sums,
     "passives vote": _votes,
     "votes are answered singly": _opens("randomised"),

@@ -30,7 +30,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from secure_apfed.data.files import DataFile
-from secure_apfed.data.frames import read_frame
+from secure_apfed.data.frames import is_numeric, read_frame, to_numbers
 from secure_apfed.data.readers import DataSet, TablePool, file_path
 from secure_apfed.errors import DataError
 
@@ -84,6 +84,8 @@ def read_mimic_iii(dataset: DataSet, folder: Path | None) -> TablePool:
     if kept.is_file() and kept.stat().st_mtime_ns > newest:
         frame = read_frame(kept, source=dataset.name)
         _require(frame, (*ADMISSION_COLUMNS, _STAY), path=kept)
+        if not all(np.isfinite(to_numbers(frame[name], source=str(kept))).all() for name in frame):
+            raise DataError(f"{kept}: has cells without a number; remove it, and it is made anew")
     else:
         frame = _count(paths)
         _keep(frame, kept)
@@ -105,8 +107,10 @@ def _count(paths: Mapping[str, Path]) -> pd.DataFrame:
     age_N = (begin - _times(births, paths["PATIENTS"])) / _DAYS_A_YEAR
     days_N = np.maximum(end - begin, 0.0)
     ids = pd.Index(admissions["HADM_ID"])
-    if not ids.is_unique:
-        raise DataError(f"{paths['ADMISSIONS']}: a HADM_ID occurs twice; get the file again")
+    if not (ids.is_unique and is_numeric(admissions["HADM_ID"])):
+        raise DataError(
+            f"{paths['ADMISSIONS']}: a HADM_ID occurs twice, or is no number; get the file again"
+        )
     divided_N = np.where(days_N > 0, days_N, 1.0)
     frame = pd.DataFrame({"Age": np.where(age_N < _OLDEST, age_N, _OLDEST)})
     for column, tables in _COUNTED.items():
@@ -157,6 +161,8 @@ def _require(frame: pd.DataFrame, columns: tuple[str, ...], *, path: Path) -> No
             f"{path}: lacks {', '.join(absent) or 'rows'}; it has the columns "
             f"{', '.join(map(str, frame.columns))}: get the file again"
         )
+    if repeated := [name for name in columns if (frame.columns == name).sum() > 1]:
+        raise DataError(f"{path}: has {', '.join(repeated)} several times; get the file again")
 
 
 def _times(column: "pd.Series", path: Path) -> NDArray[np.float64]:
@@ -170,10 +176,11 @@ def _times(column: "pd.Series", path: Path) -> NDArray[np.float64]:
 
 
 def _keep(frame: pd.DataFrame, place: Path) -> None:
-    """Write what was counted, for the next time."""
+    """Write what was counted, for the next time, into a file of its own: no link, no other's."""
     fresh = place.with_name(f".{place.name}.fresh")
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             frame.to_csv(file, index=False)
         fresh.replace(place)
     except OSError as error:

@@ -20,7 +20,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pyarrow import ArrowException
+from pyarrow import ArrowException, parquet
 
 from secure_apfed.data.frames import to_numbers
 from secure_apfed.data.readers import DataSet, TablePool, file_content
@@ -35,9 +35,12 @@ _CHANNELS = {
     "special": ("auto_correct", "backspace", "space", "suggestion", "switch_keyboard", "other"),
     "accel": ("x", "y", "z"),
 }
+# Equal ones take a file no room, and memory 8 bytes each.
+_VALUES_AT_MOST = 2**27
 # Key presses of a session that is kept, in one of the views of key presses at least.
 _KEY_PRESSES = range(10, 101)
 _KEYS = ("alphanum", "special")
+_LARGEST = 1e18  # squares are finite in float32 still
 # The largest Hamilton score of a session that counts as negative.
 _NEGATIVE = 7
 
@@ -54,6 +57,13 @@ def read_sessions(dataset: DataSet, folder: Path | None) -> TablePool:
     (file,) = dataset.files
     content = file_content(dataset, file, folder)
     try:
+        found = parquet.read_metadata(io.BytesIO(content))
+        groups = (found.row_group(at) for at in range(found.num_row_groups))
+        values = sum(
+            part.column(at).num_values for part in groups for at in range(part.num_columns)
+        )
+        if values > _VALUES_AT_MOST:
+            raise ValueError(f"{values} numbers, more than {_VALUES_AT_MOST}: leave sessions out")
         frame = pd.read_parquet(io.BytesIO(content))
     except (ValueError, OSError, ArrowException) as error:
         raise DataError(
@@ -78,6 +88,8 @@ def session_pool(sessions: pd.DataFrame, *, source: str) -> TablePool:
             f"{source}: lacks the columns {', '.join(absent)}; it has "
             f"{', '.join(map(str, sessions.columns))}"
         )
+    if len(set(sessions.columns)) < len(sessions.columns):
+        raise DataError(f"{source}: several columns have one name; give each a name of its own")
     hdrs_N = to_numbers(sessions["hdrs"], source=source)
     wrong = np.flatnonzero(~(hdrs_N >= 0))
     if wrong.size:
@@ -113,10 +125,10 @@ def _steps(numbers: object, view: str, *, source: str) -> NDArray[np.float64]:
         flat = np.asarray([] if numbers is None else numbers, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(f"{source}: {view} is no list of numbers; write it again") from error
-    if flat.ndim != 1 or len(flat) % channels or not np.isfinite(flat).all():
+    if flat.ndim != 1 or len(flat) % channels or not (np.abs(flat) <= _LARGEST).all():
         raise DataError(
-            f"{source}: {view} must be a list of finite numbers, {channels} a step, got an array "
-            f"of shape {flat.shape}"
+            f"{source}: {view} must be a list of finite numbers of at most {_LARGEST:.0e}, "
+            f"{channels} a step, got an array of shape {flat.shape}"
         )
     steps_TC = flat.reshape(-1, channels)
     one_hot = np.isin(steps_TC, (0, 1)).all() and (steps_TC.sum(axis=1) == 1).all()

@@ -80,7 +80,7 @@ def weights_of(
         gram_FF: X^T X, where it is known already.
 
     Raises:
-        ModelError: X^T X is singular and beta 0.
+        ModelError: X^T X is singular and beta 0, or numbers are not finite.
     """
     gram_FF, cross_FC = x_NF.T @ x_NF if gram_FF is None else gram_FF, x_NF.T @ labels_NC
     before = view_objective(x_NF, weights_FC, labels_NC, beta)
@@ -91,6 +91,11 @@ def weights_of(
         except np.linalg.LinAlgError as error:
             raise ModelError(
                 "a view's columns are linearly dependent; take a beta above 0, or fewer columns"
+            ) from error
+        except ValueError as error:
+            raise ModelError(
+                "a view's numbers are too large to learn from; rescale its columns, or take a "
+                "smaller multiview.beta"
             ) from error
         now = view_objective(x_NF, weights_FC, labels_NC, beta)
         if before - now <= tolerance * max(before, 1.0):
@@ -299,9 +304,11 @@ def train_locally(views: Sequence[ViewModel], pull: Pull, *, tolerance: float, r
 
 
 def start(rows: int, classes: int, rng: np.random.Generator) -> Floats:
-    """A random matrix with Z^T Z = I, (N, C)."""
-    found, _ = np.linalg.qr(rng.standard_normal((rows, classes)))
-    return np.asarray(found)
+    """A random matrix with Z^T Z = I, (N, C); of fewer rows than classes with Z Z^T = I."""
+    drawn_NC = rng.standard_normal((rows, classes))
+    if rows < classes:
+        return np.asarray(np.linalg.qr(drawn_NC.T)[0].T)
+    return np.asarray(np.linalg.qr(drawn_NC)[0])
 
 
 def importance(weights_FC: Floats, share: float) -> NDArray[np.int64]:

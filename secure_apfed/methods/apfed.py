@@ -312,8 +312,8 @@ class ApfedAggregator(Helper):
         if self._contract.when_a_party_leaves == "abort":
             raise PartyLeftError(
                 f"{unasked}; the contract says to stop when a party leaves: resume once "
-                f"{' and '.join(gone)} is back, or agree on recoverable masks (secure_sum.masks) "
-                "with a threshold below the number of passives",
+                f"{' and '.join(gone)} is back, or, where gradients are summed, agree on "
+                "recoverable masks (secure_sum.masks) with a threshold below all passives",
                 left=tuple(gone),
             ) from error
         self._present = [name for name in self._present if name not in gone]

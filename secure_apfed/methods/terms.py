@@ -14,7 +14,7 @@ from secure_apfed.objectives import ObjectiveSettings
 from secure_apfed.privacy import RepresentationGuard
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.teaching import HEAD
-from secure_apfed.settings.training import PassiveSettings, SumSettings
+from secure_apfed.settings.training import PassiveSettings
 
 __all__ = [
     "Asked",
@@ -253,7 +253,7 @@ def make_sum(
         clip_norm=clip or 1.0,
         bits=settings.bits,
         allow_single=settings.allow_single_passive,
-        threshold=_threshold(settings, len(passives)),
+        threshold=_threshold(config, len(passives)),
         noise=noise,
     )
     if settings.kind is PlainSum:
@@ -266,8 +266,17 @@ def clip_of(config: RunSettings) -> float | None:
     return 1.0 if config.facts.opens_votes else config.secure_sum.clip
 
 
-def _threshold(settings: SumSettings, passives: int) -> int | None:
+def _threshold(config: RunSettings, passives: int) -> int | None:
+    settings, facts = config.secure_sum, config.facts
     least = settings.threshold
+    if facts.averages or facts.sums_representations:
+        # What lacks a party is another average, and other representations than the head learnt.
+        if least not in (None, passives):
+            raise ConfigError(
+                f"secure_sum.threshold: method {config.method} needs all {passives} passives in "
+                f"every step, got {least}; leave it out, and resume once who left is back"
+            )
+        return None if settings.kind.needs_all else passives
     if least is None or least == passives:
         return least
     if least > passives or settings.kind.needs_all:

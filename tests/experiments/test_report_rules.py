@@ -178,6 +178,16 @@ def test_two_passives_are_told_what_one_of_them_learns_with_the_active() -> None
     assert "other passive's gradient" not in " ".join(coalitions_in(facts(passives=3)).values())
 
 
+def test_labels_that_passives_hold_are_told_to_be_read() -> None:
+    for passives in (1, 2, 3):
+        run = facts("mmvfl", passives=passives, labelled_passives=True)
+        assert (
+            "of whom a passive has a label, and which" in rule_for(Kind.SUM, Role.ACTIVE, run).reads
+        )
+        assert "labels that a passive holds are read by the active" in " ".join(limits_in(run))
+    assert "has a label" not in rule_for(Kind.SUM, Role.ACTIVE, facts("mmvfl")).reads
+
+
 def test_a_guarded_run_says_that_training_is_not_private() -> None:
     told = " ".join(limits_in(facts()))
     assert "not differentially private training" in told

@@ -85,3 +85,45 @@ def test_a_hostile_matlab_file_is_refused(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(DataError, match=message):
             pool("caltech_7", tmp_path)
+
+
+HEADER = bytes(124) + b"\x00\x01IM"
+
+
+def compressed(plain: bytes) -> bytes:
+    packed = zlib.compress(plain)
+    return struct.pack("<II", 15, len(packed)) + packed
+
+
+def element(kind: int, body: bytes) -> bytes:
+    return struct.pack("<II", kind, len(body)) + body + bytes(-len(body) % 8)
+
+
+def array(kind: int, rows: int, body: bytes, *, name: bytes = b"X") -> bytes:
+    """A MATLAB array of this class that claims so many rows."""
+    flags, dimensions = struct.pack("<II", kind, 0), struct.pack("<ii", rows, 1)
+    return element(14, element(6, flags) + element(5, dimensions) + element(1, name) + body)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (array(1, 2**30, b""), "claims 1073741824 entries and holds 0"),
+        (array(4, 2**30, element(16, b"")), "claims 1073741824 entries and holds 0"),
+        (array(1, 1, array(1, 2**30, b"", name=b"")), "class 1, expected matrices"),
+        (array(2, 2**30, element(5, struct.pack("<i", 8)) + element(1, b"a\0")), "class 2"),
+        (array(3, 2**30, b""), "class 3, expected matrices"),
+        (array(1, -1, b""), "claims -1 entries"),
+    ],
+)
+def test_what_an_array_claims_takes_no_memory(tmp_path: Path, matrix: bytes, message: str) -> None:
+    (tmp_path / "Caltech101-7.mat").write_bytes(HEADER + matrix)
+    with pytest.raises(DataError, match=message):
+        pool("caltech_7", tmp_path)
+
+
+def test_an_element_compressed_twice_is_refused(tmp_path: Path) -> None:
+    once = compressed(array(6, 2**10, element(2, bytes(2**10))))
+    (tmp_path / "Caltech101-7.mat").write_bytes(HEADER + compressed(once))
+    with pytest.raises(DataError, match="type 15 where a matrix is expected"):
+        pool("caltech_7", tmp_path)

@@ -72,6 +72,31 @@ def test_mimic_is_counted_once(mimic: Path) -> None:
     assert pool("mimic_iii", mimic).frame["NumInput"][0] == 1.5
 
 
+def test_what_was_counted_goes_into_no_file_of_somebody_else(mimic: Path) -> None:
+    fresh, other = mimic / ".mimic_iii-admissions.csv.fresh", mimic / "other"
+    other.write_text("precious")
+    fresh.symlink_to(other)
+    pool("mimic_iii", mimic)
+    assert other.read_text() == "precious"
+    kept = mimic / "mimic_iii-admissions.csv"
+    kept.unlink()
+    fresh.write_text("")
+    fresh.chmod(0o666)
+    pool("mimic_iii", mimic)
+    assert kept.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"), [("soon", "are not numbers"), ("", "has cells without a number")]
+)
+def test_a_damaged_count_is_named(mimic: Path, cell: str, message: str) -> None:
+    pool("mimic_iii", mimic)
+    kept = mimic / "mimic_iii-admissions.csv"
+    kept.write_text(kept.read_text().replace("1.5", cell))
+    with pytest.raises(DataError, match=message):
+        pool("mimic_iii", mimic)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -81,6 +106,8 @@ def test_mimic_is_counted_once(mimic: Path) -> None:
         ("CALLOUT.csv", b'HADM_ID\n"', "not a readable CSV file"),
         ("ADMISSIONS.csv", b"HADM_ID\n1\n", "lacks SUBJECT_ID, ADMITTIME, DISCHTIME"),
         ("ADMISSIONS.csv", ADMISSIONS.replace(",101,", ",100,").encode(), "HADM_ID occurs twice"),
+        ("ADMISSIONS.csv", ADMISSIONS.replace(",101,", ",x,").encode(), "or is no number"),
+        ("ADMISSIONS.csv", ADMISSIONS.replace("ROW_ID", "hadm_id").encode(), "HADM_ID several"),
         ("ADMISSIONS.csv", ADMISSIONS.replace("2101-10-22", "soon").encode(), "not a readable"),
         ("PATIENTS.csv", PATIENTS.replace("1,12", "1,13").encode(), "DOB is empty or unknown"),
     ],

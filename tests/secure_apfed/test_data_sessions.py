@@ -54,6 +54,7 @@ def test_sessions_are_kept_cut_and_filled(tmp_path: Path) -> None:
         ({"hdrs": [np.nan]}, "session 0 has no HDRS"),
         ({"alphanum": [np.zeros(41)]}, r"session 0: alphanum must be a list .* 4 a step"),
         ({"alphanum": [np.full(40, np.inf)]}, "alphanum must be a list of finite numbers"),
+        ({"accel": [np.full(15, 1e39)]}, "accel must be a list of finite numbers of at most 1e"),
         ({"alphanum": [["a"] * 40]}, "alphanum is no list of numbers"),
         ({"alphanum": [3.0]}, r"got an array of shape \(\)"),
         ({"special": [np.full(60, 0.5)]}, "each step of special is a one in one of auto_correct"),
@@ -68,6 +69,24 @@ def test_wrong_sessions_are_named(change: dict[str, Any], message: str) -> None:
             told[name] = pd.Series(column)
     with pytest.raises(DataError, match=message):
         session_pool(told, source="biaffect.parquet")
+
+
+def test_a_column_twice_is_named() -> None:
+    told = sessions((3, 20, 5, 5))
+    with pytest.raises(DataError, match="several columns have one name"):
+        session_pool(pd.concat([told, told[["hdrs"]]], axis=1), source="biaffect.parquet")
+
+
+def test_a_small_file_of_many_equal_numbers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secure_apfed.data.sessions._VALUES_AT_MOST", 2**16)
+    told = sessions((3, 20, 5, 5))
+    told["accel"] = pd.Series([np.zeros(2**16 - 2)])
+    told.to_parquet(tmp_path / "biaffect.parquet")
+    assert (tmp_path / "biaffect.parquet").stat().st_size < 2**16
+    with pytest.raises(DataError, match="more than 65536: leave sessions out"):
+        pool("biaffect", tmp_path)
 
 
 def test_a_damaged_parquet_file_of_sessions(tmp_path: Path) -> None:

@@ -88,6 +88,16 @@ def test_weights_of_linearly_dependent_columns_need_a_beta(rng: np.random.Genera
         weights_of(x_NF, rng.standard_normal((ROWS, CLASSES)), 0.0, np.ones((2, CLASSES)))
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("size", "beta"), [(1e200, 1.0), (1.0, 1e308)])
+def test_numbers_that_overflow_are_named(
+    rng: np.random.Generator, size: float, beta: float
+) -> None:
+    x_NF, z_NC = np.full((ROWS, 2), size), rng.standard_normal((ROWS, CLASSES))
+    with pytest.raises(ModelError, match="too large to learn from; rescale"):
+        weights_of(x_NF, z_NC, beta, np.zeros((2, CLASSES)))
+
+
 @pytest.mark.parametrize("drawn", [True, False])
 def test_pseudo_labels_minimise_their_objective(rng: np.random.Generator, drawn: bool) -> None:
     scores, common = rng.standard_normal((2, ROWS, CLASSES))
@@ -196,3 +206,9 @@ def test_importance_keeps_the_longest_rows() -> None:
 def test_a_start_is_orthonormal(rng: np.random.Generator) -> None:
     z_NC = start(ROWS, CLASSES, rng)
     np.testing.assert_allclose(z_NC.T @ z_NC, np.eye(CLASSES), atol=1e-12)
+
+
+def test_a_start_of_fewer_rows_than_classes_has_a_column_for_each(rng: np.random.Generator) -> None:
+    z_NC = start(CLASSES - 1, CLASSES, rng)
+    assert z_NC.shape == (CLASSES - 1, CLASSES)
+    np.testing.assert_allclose(z_NC @ z_NC.T, np.eye(CLASSES - 1), atol=1e-12)

@@ -13,6 +13,7 @@ from protocols.sums import SumContributor
 from protocols.sums.fixed_point import FixedPoint
 from protocols.sums.interface import FloatArray, IntArray, StepBinding
 from secure_apfed.config import Config
+from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, InMemory, Kind
 from secure_apfed.methods import (
@@ -25,6 +26,7 @@ from secure_apfed.methods import (
 from secure_apfed.parties import PassiveParty
 from secure_apfed.runs import RunResult, run
 from tests.secure_apfed.single_steps import active_of, passives_of
+from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_methods_apfed import CONTRASTIVE, config_of, vertical_data
 from tests.with_crypten import pair_of
 
@@ -204,6 +206,27 @@ def test_the_contract_names_the_threshold_that_holds() -> None:
         vertical_data(3),
     )
     assert "threshold" not in other.contract.secure_sum
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        name for name, one in METHODS.items()
+        if one.facts.sums_representations or one.facts.averages
+    ],
+)  # fmt: skip
+def test_an_average_never_lacks_a_party(method: str) -> None:
+    """A sum without one passive was taken as the whole average, and nobody was told."""
+    config = small_config(method, secure_sum=pair_of("plain + recoverable masks") | {"clip": 64.0})
+    clients = {"clients": 5} if config.data.horizontal else {"dataset": "digits", "views": 5}
+    data = config.data.model_copy(update={**clients, "limit": 240})
+    config = config.model_copy(update={"data": data})
+    contract = open_session(config, load_data(data, seed=0)).contract
+    assert contract.secure_sum["threshold"] == len(contract.passives) == 4
+    assert contract.when_a_party_leaves == "abort"
+    sums = config.secure_sum.model_copy(update={"threshold": 3})
+    with pytest.raises(ConfigError, match=f"threshold: method {method} needs all"):
+        open_session(config.model_copy(update={"secure_sum": sums}), load_data(data, seed=0))
 
 
 EPOCH = 4

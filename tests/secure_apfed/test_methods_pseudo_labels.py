@@ -14,6 +14,7 @@ from secure_apfed.data import load_data
 from secure_apfed.exchange import Kind, Links, pack
 from secure_apfed.learning.multiview import Pull, ViewModel, iterate, joint_scores
 from secure_apfed.methods import METHODS, Simulation, open_session
+from secure_apfed.methods.pseudo_labels import PseudoLabelLearner
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 
@@ -117,6 +118,33 @@ def test_a_stopped_run_goes_on_bit_for_bit(method: str, tmp_path: Path) -> None:
     whole = run(config, tmp_path / "whole")
     interrupted(config, tmp_path / "parts", at_step=3)
     assert run(config, tmp_path / "parts", resume=True).accuracy == whole.accuracy
+
+
+def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
+    """As the who-learns table says: no sum hides whom a passive has a label of, and which."""
+    data = {"dataset": "digits", "views": 4, "limit": 200, "labelled": 20,
+            "labels_at": ["passive-1"]}  # fmt: skip
+    masked = {"scheme": "plain", "masks": "pairwise", "clip": 4.0}
+    session = session_of("mmvfl", data=data, secure_sum=masked)
+    active, holder = session.learner, session.helpers["passive-1"]
+    assert isinstance(active, PseudoLabelLearner)
+    rows = active.training_rows.numpy()
+    asked = active.party.common_NC[rows].copy()
+    session.step(0, active.training_rows)
+    assert active.opened is not None
+    moved = active.opened.numpy() - 0.75 * asked  # the three passives' equal shares of Z
+    pull: Pull = holder.party._pull  # type: ignore[attr-defined]
+    told = pull.eta_N1[rows, 0] > 0
+    assert 0 < told.sum() < len(rows) / 2
+    lengths = np.linalg.norm(moved, axis=1)
+    assert lengths[told].min() > lengths[~told].max()
+    assert (moved.argmax(1) == pull.truth_NC[rows].argmax(1))[told].all()
+
+
+@pytest.mark.parametrize("method", METHODS_OF_VIEWS)
+def test_fewer_people_than_classes_are_learnt_from(method: str) -> None:
+    data = {"dataset": "digits", "views": 3, "aligned": 5, "limit": 200}
+    assert run(config_of(method, data=data), None).accuracy[method] > 0
 
 
 def asked(session: Simulation, request: bytes, step: int = 0) -> None:
