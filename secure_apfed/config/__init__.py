@@ -208,6 +208,12 @@ class Config(RunSettings):
             raise ValueError(
                 f"model.network: method {self.method} takes {network}, got {self.model.network}"
             )
+        weighted = [name for name, one in self.passives.items() if one.weight != 1.0]
+        if self.facts.averages == "weights" and weighted:
+            raise ValueError(
+                f"passives.{weighted[0]}.weight: in method {self.method} a party counts by the rows "
+                "that it trains on; leave weight out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -181,6 +181,7 @@ def test_weights_that_a_sum_would_cut_are_refused() -> None:
         ({"data": {"dataset": "breast_cancer"}}, "say horizontal"),
         ({"model": {"network": "mlp"}}, "takes identity"),
         ({"guard": {"mechanism": "gaussian", "epsilon": 8.0}}, "no noise of a guard"),
+        ({"passives": {"passive-1": {"weight": 2.0}}}, "leave weight out"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], said: str) -> None:
