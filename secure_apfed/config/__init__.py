@@ -211,8 +211,8 @@ class Config(RunSettings):
         weighted = [name for name, one in self.passives.items() if one.weight != 1.0]
         if self.facts.averages == "weights" and weighted:
             raise ValueError(
-                f"passives.{weighted[0]}.weight: in method {self.method} a party counts by the rows "
-                "that it trains on; leave weight out"
+                f"passives.{weighted[0]}.weight: in method {self.method} a party counts by the "
+                "rows that it trains on; leave weight out"
             )
         return self
 
