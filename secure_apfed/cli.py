@@ -18,7 +18,17 @@ from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress_bars, terminal
-from secure_apfed.commands import AsJson, Overrides, RunFolder, encoder, leakage, party, plan, table
+from secure_apfed.commands import (
+    AsJson,
+    Overrides,
+    RunFolder,
+    audit_log,
+    encoder,
+    leakage,
+    party,
+    plan,
+    table,
+)
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
@@ -47,6 +57,7 @@ app = typer.Typer(
 )  # fmt: skip
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
 app.add_typer(data_app, name="data")
+app.add_typer(audit_log.app, name="audit-log")
 app.command()(plan.plan)
 app.command()(encoder.check_encoder)
 app.command()(party.party)

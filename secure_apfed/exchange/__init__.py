@@ -2,9 +2,9 @@
 
 from secure_apfed.exchange.agreement import Agreement, Greeting, agree
 from secure_apfed.exchange.codec import TensorSpec, pack, unpack
-from secure_apfed.exchange.drivers import InMemory, Transport, drive, play_one
+from secure_apfed.exchange.drivers import InMemory, Transport, WaitObserver, drive, play_one
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
-from secure_apfed.exchange.links import Awaited, Frame, Links, Script
+from secure_apfed.exchange.links import Awaited, Frame, LinkObserver, Links, Script
 from secure_apfed.exchange.sockets import Sockets
 from secure_apfed.exchange.transcript import Flow, Transcript, TranscriptSettings
 
@@ -18,6 +18,7 @@ __all__ = [
     "Greeting",
     "InMemory",
     "Kind",
+    "LinkObserver",
     "Links",
     "Script",
     "Sockets",
@@ -25,6 +26,7 @@ __all__ = [
     "Transcript",
     "TranscriptSettings",
     "Transport",
+    "WaitObserver",
     "agree",
     "drive",
     "pack",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from secure_apfed.audit_log import AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text, read_text
 from secure_apfed.contract import PartyRole
@@ -166,8 +167,11 @@ def joined(
         if resume and role == "active" and not folder.steps.found():
             raise no_checkpoint(folder.path)
         data = _own_data(told, config, role)
-        brought = PartyKeeper(folder, told.party, config, data).brought
+        keeper = PartyKeeper(folder, told.party, config, data)
+        brought = keeper.brought
         known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
+        audit = AuditLog(folder.audit, told.party, brought.identity, known, keeper.meter)
+        keeper.audit = stack.enter_context(audit)
         known[told.party] = brought.identity.public
         addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
         transport = over(
@@ -184,7 +188,9 @@ def joined(
                 brought=brought, known=known, data=data,
             ),
             role=role,
-            links=Links(told.party, list(told.peers), transport.post, transcript.record),
+            links=Links(
+                told.party, list(told.peers), transport.post, transcript.record, observers=(audit,)
+            ),
             transport=transport,
             transcript=transcript,
         )  # fmt: skip
