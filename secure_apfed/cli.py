@@ -20,6 +20,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress_bars, terminal
 from secure_apfed.commands import (
     AsJson,
+    JsonEvents,
     Overrides,
     RunFolder,
     audit_log,
@@ -35,9 +36,13 @@ if TYPE_CHECKING:
     from attacks.interface import AttackResult
     from experiments.solo import SoloRecord
     from secure_apfed.config import Config
+    from secure_apfed.live_view import Shown
     from secure_apfed.runs import RunResult
 
 __all__ = ["app", "execute", "main"]
+
+
+_JSON = {"--json", "--json-events"}
 
 
 class TransportName(StrEnum):
@@ -99,8 +104,10 @@ def run(
     baselines: Annotated[bool, typer.Option(help="Measure what the active does alone.")] = True,
     overrides: Overrides = None,
     as_json: AsJson = False,
+    json_events: JsonEvents = False,
 ) -> None:
     """Align, train, protect, attack and report."""
+    from secure_apfed import live_view
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())
@@ -109,11 +116,15 @@ def run(
         _prepare(config, folder, timeout, as_json=as_json)
         return
     _check_attacks(config)
+    if json_events and transport is TransportName.memory:
+        raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
+    quiet = as_json or json_events
+    shown = live_view.shown_as(as_json=as_json, json_events=json_events)
     how = {"transport": transport.value, "timeout_s": timeout}
-    result = _train(config, folder, resume=resume, quiet=as_json, how=how)
-    solo = _alone(config, folder, quiet=as_json) if baselines else None
-    results, page = _finish(config, folder, result, quiet=as_json)
-    if as_json:
+    result = _train(config, folder, resume=resume, shown=shown, how=how)
+    solo = _alone(config, folder, quiet=quiet) if baselines else None
+    results, page = _finish(config, folder, result, quiet=quiet)
+    if quiet:
         terminal.print_json(_as_json(result, results, solo, page))
     else:
         _show_result(result, results, solo, page)
@@ -142,13 +153,18 @@ def _check_attacks(config: "Config") -> None:
 
 
 def _train(
-    config: "Config", folder: Path, *, resume: bool, quiet: bool, how: "dict[str, Any]"
+    config: "Config", folder: Path, *, resume: bool, shown: "Shown", how: "dict[str, Any]"
 ) -> "RunResult":
-    from secure_apfed import runs
+    from secure_apfed import live_view, runs
 
     try:
-        with progress_bars.watching(config.name, quiet=quiet) as on_progress:
-            return runs.run(config, folder, resume=resume, on_progress=on_progress, **how)
+        if how["transport"] == "memory":
+            quiet = shown is live_view.Shown.NOT_AT_ALL
+            with progress_bars.watching(config.name, quiet=quiet) as on_progress:
+                return runs.run(config, folder, resume=resume, on_progress=on_progress, **how)
+        with live_view.showing(live_view.Board(), shown) as board:
+            how = {**how, "on_progress": board.tell_progress, "on_status": board.tell}
+            return runs.run(config, folder, resume=resume, **how)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.
         again = f"secure-apfed run {folder / 'config.yaml'} --output {folder} --resume"
@@ -369,7 +385,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 def execute(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
-    debug, as_json = "--debug" in arguments, "--json" in arguments
+    debug, as_json = "--debug" in arguments, not _JSON.isdisjoint(arguments)
     rest = [argument for argument in arguments if argument != "--debug"]
     with warnings.catch_warnings():
         warnings.showwarning = terminal.show_warning

@@ -21,6 +21,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import (
     Links,
     Sockets,
+    StatusKeeper,
     Transcript,
     TranscriptSettings,
     Transport,
@@ -111,6 +112,7 @@ def play_party(
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     over: Callable[[Transport], Transport] = lambda transport: transport,
+    status: StatusKeeper | None = None,
 ) -> None:
     """Play one party's part of a run to its end.
 
@@ -119,17 +121,19 @@ def play_party(
         resume: go on from the checkpoint in its folder.
         on_progress: at the active, called after every step.
         over: what the frames go through besides the sockets.
+        status: told where the party stands.
 
     Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
     """
-    told = PartyFile.read(path)
-    with joined(told, resume=resume, over=over) as here:
+    told, status = PartyFile.read(path), status or StatusKeeper()
+    here_now = joined(told, resume=resume, over=over, status=status)
+    with _noting_the_end(status), here_now as here:
         if here.role == "active":
             script = _active(here, RunFolder(told.folder), on_progress)
         else:
             method = METHODS[here.own.config.method]
             script = assist(here.own, here.links, method, here.role)
-        play_one(script, here.links, here.transport, timeout_s=told.timeout_s)
+        play_one(script, here.links, here.transport, timeout_s=told.timeout_s, observer=status)
         if here.role != "active":  # whose own are among its results
             flows = [asdict(flow) for flow in here.transcript.flows]
             RunFolder(told.folder).write_json(RunFolder(told.folder).flows, flows)
@@ -157,8 +161,10 @@ def joined(
     *,
     resume: bool = False,
     over: Callable[[Transport], Transport] = lambda transport: transport,
+    status: StatusKeeper | None = None,
 ) -> Iterator[Joined]:
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
+    status = status or StatusKeeper()
     config = load_config(told.config)
     role = _role_of(told, config)
     with ExitStack() as stack:
@@ -173,6 +179,7 @@ def joined(
         audit = AuditLog(folder.audit, told.party, brought.identity, known, keeper.meter)
         keeper.audit = stack.enter_context(audit)
         known[told.party] = brought.identity.public
+        status.begin(told.party, told.peers, keeper.meter)
         addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
         transport = over(
             Sockets.meet(
@@ -180,6 +187,7 @@ def joined(
                 timeout_s=told.meet_s,
             )
         )  # fmt: skip
+        status.connected()
         # Payloads are kept nowhere: each party's are its own business.
         transcript = Transcript(TranscriptSettings(keep="none"))
         yield Joined(
@@ -189,11 +197,23 @@ def joined(
             ),
             role=role,
             links=Links(
-                told.party, list(told.peers), transport.post, transcript.record, observers=(audit,)
+                told.party, list(told.peers), transport.post, transcript.record,
+                observers=(audit, status),
             ),
             transport=transport,
             transcript=transcript,
         )  # fmt: skip
+
+
+@contextmanager
+def _noting_the_end(status: StatusKeeper) -> Iterator[None]:
+    """Let a display know how it went."""
+    try:
+        yield
+    except BaseException:
+        status.end(failed=True)
+        raise
+    status.end(failed=False)
 
 
 async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progress], None]) -> None:
