@@ -184,10 +184,11 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
 
     Args:
         path: of the log, or of the party's folder.
-        identity: the party's public key as its reader knows it, hex; None: as the log says.
+        identity: the party's public key as its reader knows it, hex, which must have signed the
+            end of the log; None: whom the log names, and it may end unsigned.
 
     Raises:
-        CheckpointError: missing, no log, altered from some line on, or of another identity.
+        CheckpointError: missing, no log, altered from some line on, or not signed as asked.
     """
     path = log_at(path)
     summary = Summary(path=path)
@@ -197,5 +198,11 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
         raise CheckpointError(
             f"{path}: is of the identity {summary.identity}, not of {identity}: it is another "
             "party's log, or one that somebody wrote anew; ask its party which key is its own"
+        )
+    if identity is not None and not summary.signed:
+        raise CheckpointError(
+            f"{path}: is not signed at its end, so anybody may have written what follows its last "
+            "signature; a killed process signs nothing: verify it without an identity, and compare "
+            "it with its peers' logs"
         )
     return summary

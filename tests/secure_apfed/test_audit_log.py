@@ -154,6 +154,8 @@ def test_a_shortened_log_is_no_longer_signed(pair: Pair) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     summary = verify_log(path)
     assert (summary.signed, summary.unsigned) == (False, 3)
+    with pytest.raises(CheckpointError, match="is not signed at its end"):
+        verify_log(path, identity=pair.identities["ann"].public.hex())
 
 
 @pytest.mark.parametrize("keep", [1, 9, 60, 100, -2])
