@@ -71,6 +71,14 @@ app.command()(leakage.tradeoff)
 app.command()(table.table)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+HowTheyMeet = Annotated[
+    TransportName,
+    typer.Option(help="memory: one process plays all; local: one process a party."),
+]
+Patience = Annotated[
+    float,
+    typer.Option(min=0.1, max=86_400, help="Seconds of patience with a silent party; local only."),
+]
 
 
 @app.callback()
@@ -85,16 +93,8 @@ def run(
     config_file: ConfigFile,
     output: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME unless given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    transport: Annotated[
-        TransportName,
-        typer.Option(help="memory: one process plays all; local: one process a party."),
-    ] = TransportName.memory,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1, max=86_400, help="Seconds of patience with a silent party; local only."
-        ),
-    ] = 60.0,
+    transport: HowTheyMeet = TransportName.memory,
+    timeout: Patience = 60.0,
     prepare: Annotated[
         bool,
         typer.Option(

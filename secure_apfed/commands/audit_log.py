@@ -12,7 +12,7 @@ from secure_apfed.commands import AsJson
 if TYPE_CHECKING:
     from secure_apfed.audit_log import Direction, Summary
 
-__all__ = ["app"]
+__all__ = ["app", "compare", "verify"]
 
 _PARTED = 4
 app = typer.Typer(

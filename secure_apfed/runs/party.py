@@ -5,13 +5,14 @@ what the others hold it learns from their messages, as the contract says, and no
 """
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
 
+from protocols.identity import Identity
 from secure_apfed.audit_log import AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text, read_text
@@ -180,13 +181,7 @@ def joined(
         keeper.audit = stack.enter_context(audit)
         known[told.party] = brought.identity.public
         status.begin(told.party, told.peers, keeper.meter)
-        addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
-        transport = over(
-            Sockets.meet(
-                told.party, _listening(told), addresses, identity=brought.identity, known=known,
-                timeout_s=told.meet_s,
-            )
-        )  # fmt: skip
+        transport = over(_met(told, brought.identity, known))
         status.connected()
         # Payloads are kept nowhere: each party's are its own business.
         transcript = Transcript(TranscriptSettings(keep="none"))
@@ -203,6 +198,15 @@ def joined(
             transport=transport,
             transcript=transcript,
         )  # fmt: skip
+
+
+def _met(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Sockets:
+    """Connections to all others."""
+    addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
+    return Sockets.meet(
+        told.party, _listening(told), addresses, identity=identity, known=known,
+        timeout_s=told.meet_s,
+    )  # fmt: skip
 
 
 @contextmanager

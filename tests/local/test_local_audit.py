@@ -111,5 +111,3 @@ def test_a_stopped_party_is_silent_in_the_views_of_those_who_wait_for_it(tmp_pat
             os.kill(stopped, signal.SIGCONT)
         launcher.kill()
         launcher.communicate()
-    phases = {one["phase"] for one in before}
-    assert {"connecting", "training"} <= phases
