@@ -112,11 +112,12 @@ class StatusKeeper:
         self._left: set[str] = set()
 
     def begin(self, party: str, peers: Iterable[str], meter: _Meter) -> None:
-        """Be told whose session this is, before anybody is connected."""
+        """Be told whose session this is, before anybody is connected; a later one begins anew."""
         with self._lock:
-            self._party, self._meter = party, meter
+            self._party, self._meter, self._epsilon = party, meter, meter.epsilon
+            self._connected, self._phase, self._awaited = False, "connecting", None
             self._bytes = {name: [0, 0] for name in peers}
-            self._epsilon = meter.epsilon
+            self._left.clear()
 
     def connected(self) -> None:
         """Be told that all peers are."""

@@ -138,6 +138,17 @@ def test_who_left_is_left_whether_it_said_so_or_not() -> None:
     assert end.peers["bob"].state == "left"
 
 
+def test_a_party_that_begins_again_is_nobodys_left_one() -> None:
+    keeper = StatusKeeper()
+    for _ in range(2):
+        keeper.begin("ann", ["bob"], FakeMeter())
+        assert keeper.status().phase == "connecting"
+        assert keeper.status().names("expected") == ["bob"]
+        keeper.connected()
+        keeper.left(["bob"])
+        assert keeper.status().names("left") == ["bob"]
+
+
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_view, "_PERIOD_S", 0.02)
