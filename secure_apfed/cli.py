@@ -18,16 +18,31 @@ from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress_bars, terminal
-from secure_apfed.commands import AsJson, Overrides, RunFolder, encoder, leakage, party, plan, table
+from secure_apfed.commands import (
+    AsJson,
+    JsonEvents,
+    Overrides,
+    RunFolder,
+    audit_log,
+    encoder,
+    leakage,
+    party,
+    plan,
+    table,
+)
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
     from attacks.interface import AttackResult
     from experiments.solo import SoloRecord
     from secure_apfed.config import Config
+    from secure_apfed.live_view import Shown
     from secure_apfed.runs import RunResult
 
 __all__ = ["app", "execute", "main"]
+
+
+_JSON = {"--json", "--json-events"}
 
 
 class TransportName(StrEnum):
@@ -47,6 +62,7 @@ app = typer.Typer(
 )  # fmt: skip
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
 app.add_typer(data_app, name="data")
+app.add_typer(audit_log.app, name="audit-log")
 app.command()(plan.plan)
 app.command()(encoder.check_encoder)
 app.command()(party.party)
@@ -55,6 +71,14 @@ app.command()(leakage.tradeoff)
 app.command()(table.table)
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
+HowTheyMeet = Annotated[
+    TransportName,
+    typer.Option(help="memory: one process plays all; local: one process a party."),
+]
+Patience = Annotated[
+    float,
+    typer.Option(min=0.1, max=86_400, help="Seconds of patience with a silent party; local only."),
+]
 
 
 @app.callback()
@@ -69,16 +93,8 @@ def run(
     config_file: ConfigFile,
     output: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME unless given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    transport: Annotated[
-        TransportName,
-        typer.Option(help="memory: one process plays all; local: one process a party."),
-    ] = TransportName.memory,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1, max=86_400, help="Seconds of patience with a silent party; local only."
-        ),
-    ] = 60.0,
+    transport: HowTheyMeet = TransportName.memory,
+    timeout: Patience = 60.0,
     prepare: Annotated[
         bool,
         typer.Option(
@@ -88,8 +104,10 @@ def run(
     baselines: Annotated[bool, typer.Option(help="Measure what the active does alone.")] = True,
     overrides: Overrides = None,
     as_json: AsJson = False,
+    json_events: JsonEvents = False,
 ) -> None:
     """Align, train, protect, attack and report."""
+    from secure_apfed import live_view
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())
@@ -98,11 +116,15 @@ def run(
         _prepare(config, folder, timeout, as_json=as_json)
         return
     _check_attacks(config)
+    if json_events and transport is TransportName.memory:
+        raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
+    quiet = as_json or json_events
+    shown = live_view.shown_as(as_json=as_json, json_events=json_events)
     how = {"transport": transport.value, "timeout_s": timeout}
-    result = _train(config, folder, resume=resume, quiet=as_json, how=how)
-    solo = _alone(config, folder, quiet=as_json) if baselines else None
-    results, page = _finish(config, folder, result, quiet=as_json)
-    if as_json:
+    result = _train(config, folder, resume=resume, shown=shown, how=how)
+    solo = _alone(config, folder, quiet=quiet) if baselines else None
+    results, page = _finish(config, folder, result, quiet=quiet)
+    if quiet:
         terminal.print_json(_as_json(result, results, solo, page))
     else:
         _show_result(result, results, solo, page)
@@ -131,13 +153,18 @@ def _check_attacks(config: "Config") -> None:
 
 
 def _train(
-    config: "Config", folder: Path, *, resume: bool, quiet: bool, how: "dict[str, Any]"
+    config: "Config", folder: Path, *, resume: bool, shown: "Shown", how: "dict[str, Any]"
 ) -> "RunResult":
-    from secure_apfed import runs
+    from secure_apfed import live_view, runs
 
     try:
-        with progress_bars.watching(config.name, quiet=quiet) as on_progress:
-            return runs.run(config, folder, resume=resume, on_progress=on_progress, **how)
+        if how["transport"] == "memory":
+            quiet = shown is live_view.Shown.NOT_AT_ALL
+            with progress_bars.watching(config.name, quiet=quiet) as on_progress:
+                return runs.run(config, folder, resume=resume, on_progress=on_progress, **how)
+        with live_view.showing(live_view.Board(), shown) as board:
+            how = {**how, "on_progress": board.tell_progress, "on_status": board.tell}
+            return runs.run(config, folder, resume=resume, **how)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.
         again = f"secure-apfed run {folder / 'config.yaml'} --output {folder} --resume"
@@ -358,7 +385,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 def execute(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
-    debug, as_json = "--debug" in arguments, "--json" in arguments
+    debug, as_json = "--debug" in arguments, not _JSON.isdisjoint(arguments)
     rest = [argument for argument in arguments if argument != "--debug"]
     with warnings.catch_warnings():
         warnings.showwarning = terminal.show_warning

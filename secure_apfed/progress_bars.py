@@ -10,7 +10,7 @@ from rich.console import Console
 if TYPE_CHECKING:
     from secure_apfed.runs import Progress
 
-__all__ = ["counting", "downloading", "watching"]
+__all__ = ["counting", "downloading", "figures", "watching"]
 
 
 @contextmanager
@@ -47,7 +47,7 @@ class _Lines:
 
     def _tell(self, progress: "Progress") -> None:
         epoch = f"epoch {progress.epoch}/{progress.epochs}"
-        self._console.print(f"{epoch}  {_figures(progress)}", highlight=False)
+        self._console.print(f"{epoch}  {figures(progress)}", highlight=False)
 
 
 class _Bar:
@@ -76,11 +76,12 @@ class _Bar:
         self._progress.update(
             self._task,
             description=f"{self._name}: epoch {progress.epoch}/{progress.epochs}",
-            completed=progress.step, total=progress.steps, told=_figures(progress),
+            completed=progress.step, total=progress.steps, told=figures(progress),
         )  # fmt: skip
 
 
-def _figures(progress: "Progress") -> str:
+def figures(progress: "Progress") -> str:
+    """Loss, accuracy, epsilon and bytes in a line."""
     accuracy = "" if progress.accuracy is None else f"  accuracy {100 * progress.accuracy:.1f} %"
     epsilon = "inf" if math.isinf(progress.epsilon) else f"{progress.epsilon:.3g}"
     megabytes = progress.wire_bytes / 1e6

@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from rich.console import Console
 from rich.panel import Panel
@@ -129,7 +129,8 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
     )  # fmt: skip
     for at, name in enumerate(columns):
         figures = bool(rows) and all(row[at][:1].isdigit() for row in rows if row[at])
-        table.add_column(name, justify="right" if figures else "left", header_style="dim")
+        justify: Literal["left", "right"] = "right" if figures else "left"
+        table.add_column(name, justify=justify, header_style="dim", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     Console().print(table)

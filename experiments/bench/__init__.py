@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.bench import (
     attacks,
+    audit_log,
     exchange,
     footprint,
     joint_prediction,
@@ -22,6 +23,7 @@ __all__ = ["BENCHES", "Row", "machine", "run_bench"]
 
 BENCHES: Mapping[str, Callable[[bool], Iterable[Row]]] = {
     "attacks": attacks.bench,
+    "audit-log": audit_log.bench,
     "exchange": exchange.bench,
     "footprint": footprint.bench,
     "joint-prediction": joint_prediction.bench,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "Overrides", "RunFolder"]
+__all__ = ["AsJson", "JsonEvents", "Overrides", "RunFolder"]
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 Overrides = Annotated[
@@ -14,4 +14,11 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout; infinity is the text inf.")
+]
+JsonEvents = Annotated[
+    bool,
+    typer.Option(
+        "--json-events",
+        help="Print JSON objects on stdout, one a line: how each party stands, then as --json.",
+    ),
 ]

@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from secure_apfed import progress_bars
-from secure_apfed.commands import AsJson
+from secure_apfed.commands import AsJson, JsonEvents
 from secure_apfed.errors import ApfedError
 
 __all__ = ["Terminated", "party"]
@@ -29,15 +28,20 @@ def party(
         bool, typer.Option("--end-with-stdin", hidden=True, help="End where stdin ends.")
     ] = False,
     as_json: AsJson = False,
+    json_events: JsonEvents = False,
 ) -> None:
     """Play one party of a run; the others run elsewhere, each by its own file."""
+    from secure_apfed import live_view
+    from secure_apfed.exchange import StatusKeeper
     from secure_apfed.runs.party import play_party
 
     signal.signal(signal.SIGTERM, _interrupt)
     if end_with_stdin:
         threading.Thread(target=_watch, daemon=True).start()
-    with progress_bars.watching(config.stem, quiet=as_json) as on_progress:
-        play_party(config, resume=resume, on_progress=on_progress)
+    status = StatusKeeper()
+    board = live_view.Board(lambda: (status.status(),))
+    with live_view.showing(board, live_view.shown_as(as_json=as_json, json_events=json_events)):
+        play_party(config, resume=resume, on_progress=board.tell_progress, status=status)
 
 
 class Terminated(ApfedError):  # noqa: N818 - it is no error

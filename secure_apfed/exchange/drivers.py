@@ -14,7 +14,7 @@ from protocols.seal import RunKey, SealedLink
 from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.exchange.links import Awaited, Frame, Links, Script
 
-__all__ = ["InMemory", "Transport", "drive", "play_one"]
+__all__ = ["InMemory", "Transport", "WaitObserver", "drive", "play_one"]
 
 T = TypeVar("T")
 
@@ -39,7 +39,22 @@ class Transport(Protocol):
         ...
 
 
-def play_one(script: Script[T], links: Links, transport: Transport, *, timeout_s: float) -> T:
+class WaitObserver(Protocol):
+    """Sees what one role waits for, and who it is told has left."""
+
+    def waits(self, awaited: Awaited, timeout_s: float) -> None:
+        """Is told before the role waits, at most for so long."""
+        ...
+
+    def left(self, names: Iterable[str]) -> None:
+        """Is told who left, or was silent for too long."""
+        ...
+
+
+def play_one(
+    script: Script[T], links: Links, transport: Transport, *, timeout_s: float,
+    observer: WaitObserver | None = None,
+) -> T:  # fmt: skip
     """Play one role to its end; where it fails, tell the peers that it stops.
 
     Args:
@@ -47,12 +62,13 @@ def play_one(script: Script[T], links: Links, transport: Transport, *, timeout_s
         links: which it uses, over the transport.
         transport: closed in the end.
         timeout_s: one unit of patience (see `Awaited`).
+        observer: told what the script waits for.
 
     Raises:
         Exception: whatever the script raised.
     """
     try:
-        return drive(script, transport, timeout_s=timeout_s)
+        return drive(script, transport, timeout_s=timeout_s, observer=observer)
     except BaseException as error:
         with contextlib.suppress(Exception):  # what happened matters more than who is told
             links.abort(error)
@@ -61,17 +77,25 @@ def play_one(script: Script[T], links: Links, transport: Transport, *, timeout_s
         transport.close()
 
 
-def drive(script: Script[T], transport: Transport, *, timeout_s: float) -> T:
+def drive(
+    script: Script[T], transport: Transport, *, timeout_s: float,
+    observer: WaitObserver | None = None,
+) -> T:  # fmt: skip
     """Play a script to its end over a transport that stays open; see `play_one`."""
     role = _Role(script)
     event: Frame | PartyLeftError | None = None
     try:
         role.resume(event)
         while role.awaited is not None:
+            patience_s = timeout_s * role.awaited.patience
+            if observer:
+                observer.waits(role.awaited, patience_s)
             try:
-                event = transport.take(role.awaited, timeout_s * role.awaited.patience)
+                event = transport.take(role.awaited, patience_s)
             except PartyLeftError as error:
                 event = error
+                if observer:
+                    observer.left(error.left)
             role.resume(event)
     finally:
         role.close()

@@ -10,7 +10,7 @@ A role is an `async def` over its links and does nothing else with the world: wh
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from protocols.conversation import Conversation, Outgoing
 from protocols.errors import (
@@ -22,7 +22,7 @@ from protocols.errors import (
 from protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 
-__all__ = ["Awaited", "Frame", "Links", "Script"]
+__all__ = ["Awaited", "Frame", "LinkObserver", "Links", "Script"]
 
 _UNNAMED = "unnamed"
 _LENGTH_BYTES = 2
@@ -70,6 +70,25 @@ Script: TypeAlias = Coroutine[Awaited, Frame, T]
 """A role under way: it yields what it awaits and is resumed with the frame that came."""
 
 
+class LinkObserver(Protocol):
+    """Sees every frame of one party as it is on the wire; it alters none.
+
+    What it raises stops the role, so who must note a frame before it leaves can insist on that.
+    """
+
+    def sent(self, envelope: Envelope, frame: bytes) -> None:
+        """Is told of a frame before it leaves."""
+        ...
+
+    def received(self, envelope: Envelope, frame: bytes) -> None:
+        """Is told of a frame that its receiver opened."""
+        ...
+
+    def refused(self, sender: str, frame: bytes) -> None:
+        """Is told of a frame on the link from `sender` that its receiver could not open."""
+        ...
+
+
 class Links:
     """All that one party sees of a session.
 
@@ -78,6 +97,7 @@ class Links:
         peers: whom it has a link to.
         post: carries a frame to a peer.
         record: told of every envelope that is sent and of its bytes on the wire.
+        observers: told of all that is sent and received.
     """
 
     def __init__(
@@ -86,8 +106,9 @@ class Links:
         peers: Sequence[str],
         post: Callable[[str, bytes], None],
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
+        observers: Sequence[LinkObserver] = (),
     ) -> None:
-        self.me = me
+        self.me, self._observers = me, tuple(observers)
         self._peers, self._post, self._record = tuple(peers), post, record
         self._session, self._seals = _UNNAMED, dict[str, SealedLink]()
         self._written: Counter[str] = Counter()
@@ -124,6 +145,8 @@ class Links:
         self._written[receiver] += 1
         frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + body
         self._record(envelope, len(frame))
+        for observer in self._observers:
+            observer.sent(envelope, frame)
         self._post(receiver, frame)
 
     def abort(self, error: BaseException) -> None:
@@ -222,6 +245,17 @@ class Links:
             )
 
     def _open(self, sender: str, frame: bytes) -> Envelope:
+        try:
+            envelope = self._opened(sender, frame)
+        except RemoteProtocolError:
+            for observer in self._observers:
+                observer.refused(sender, frame)
+            raise
+        for observer in self._observers:
+            observer.received(envelope, frame)
+        return envelope
+
+    def _opened(self, sender: str, frame: bytes) -> Envelope:
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
         body = frame[_LENGTH_BYTES + length :]

@@ -87,7 +87,7 @@ def open_ledger(
     rows: int,
 ) -> PrivacyLedger:
     """An account of this session, whose write-ahead log is `ledger-NAME.jsonl`."""
-    return PrivacyLedger(
+    ledger = PrivacyLedger(
         mechanism,
         delta=delta,
         budget=budget,
@@ -95,6 +95,9 @@ def open_ledger(
         log=log_file(own.logs, "ledger", name, "jsonl") if own.logs else None,
         seeded=own.config.guard.noise != "secret",
     )
+    if own.brought.keeper is not None:
+        own.brought.keeper.opened(name, ledger)
+    return ledger
 
 
 def answers_log(own: Own) -> Path | None:

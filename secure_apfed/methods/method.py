@@ -87,6 +87,10 @@ class Keeper(Protocol):
         """Keep this state, and the one before it."""
         ...
 
+    def opened(self, name: str, ledger: PrivacyLedger) -> None:
+        """Be told of an account that the party opens."""
+        ...
+
     def ended(self, contract: Contract, role: "Role") -> None:
         """Note how this party's part ended, and let go of what it needed to go on."""
         ...

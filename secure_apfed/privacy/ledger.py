@@ -89,6 +89,9 @@ class PrivacyLedger:
         seeded: whether noise depends on the step alone. Two different releases of one step then
             differ by no noise at all, so that nothing is claimed after the second.
 
+    Attributes:
+        charges: batches that this object allowed to be sent, repeats included.
+
     Raises:
         ConfigError: delta or budget out of range, or a budget without noise.
         CheckpointError: the log was altered or is of another run, or it is no regular file.
@@ -118,7 +121,7 @@ class PrivacyLedger:
         self._counts = ReleaseCounts(
             rows=rows, log=log, about={"noise_multiplier": _noise_multiplier(mechanism)}
         )
-        self._seeded = seeded
+        self._seeded, self.charges = seeded, 0
         self._others: Callable[..., None] | None = None
 
     def ask_before_charging(self, others: Callable[..., None]) -> None:
@@ -143,6 +146,7 @@ class PrivacyLedger:
         """
         release = self._release(step, rows, digest, repeats)
         if self._counts.knows(release):
+            self.charges += 1
             return
         most, bare = self._counts.after(release), self._is_bare(release)
         epsilon = math.inf if bare else self.would_cost(most)
@@ -155,6 +159,7 @@ class PrivacyLedger:
         if self._others and len(release.rows):
             self._others(self, mu=math.inf if bare else self._mu(most), step=step)
         self._counts.add(release)
+        self.charges += 1
 
     def sync(self) -> None:
         self._counts.sync()

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, dump_settings
 from secure_apfed.data import VerticalData, load_data, pack_own
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
+from secure_apfed.exchange import Status
 from secure_apfed.folder_files import read_json
 from secure_apfed.methods import METHODS, roles_of
 from secure_apfed.privacy import BudgetExhaustedError
@@ -47,6 +49,7 @@ _LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
 _LOOK_S = 0.05
 _GRACE_S = 10.0
+_MOST_LINE = 2**20
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
 _PARTY, _TABLE, _LOG = "party.yaml", "table.safetensors", "log.txt"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
@@ -64,6 +67,7 @@ def run_locally(
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,
+    on_status: Callable[[Status], None] = lambda status: None,
 ) -> RunResult:
     """Train, evaluate and write one run; see `secure_apfed.runs.run`.
 
@@ -74,6 +78,7 @@ def run_locally(
         resume: go on from the parties' checkpoints.
         on_progress: called after every epoch.
         timeout_s: one unit of patience with a party that is silent (`PartyFile.timeout_s`).
+        on_status: called with where a party stands, in threads, once a second for each at most.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
@@ -83,7 +88,7 @@ def run_locally(
         if resume:
             _refuse_another_run(config, writer.folder)
         if not (resume and led.result.exists()):  # then what is left to do is to gather
-            _play(config, writer.folder, led, data, resume, on_progress, timeout_s)
+            _play(config, writer.folder, led, data, resume, on_progress, timeout_s, on_status)
         return _gather(config, writer.folder, led)
 
 
@@ -95,11 +100,12 @@ def _play(
     resume: bool,
     on_progress: Callable[[Progress], None],
     timeout_s: float,
+    on_status: Callable[[Status], None],
 ) -> None:
     """Start the parties and wait for them; where the active has a result, the others may fail."""
     files = prepare_parties(config, run.path, data=data, timeout_s=timeout_s, resume=resume)
     shown = _Shown(led, config.train.epochs, on_progress)
-    with _started(files, resume=resume) as processes:
+    with _started(files, resume=resume, on_status=on_status) as processes:
         _wait(processes, config.data.active_name, led, shown, timeout_s)
     failed = _failures(processes)
     if failed is None:
@@ -193,12 +199,19 @@ class _Process:
     """One party's process.
 
     Attributes:
-        said: what it wrote on stdout: how it failed, where it did.
+        on_status: told where it stands, as often as it says so on stdout.
+        said: how it failed, where it did and said so there.
     """
 
     name: str
     process: "subprocess.Popen[bytes]"
+    on_status: Callable[[Status], None]
     said: Mapping[str, Any] = field(default_factory=dict)
+    _reader: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
 
     @property
     def code(self) -> int | None:
@@ -206,26 +219,45 @@ class _Process:
         return self.process.poll()
 
     def read(self) -> None:
-        """Read what it said, once it has ended."""
-        out, _ = self.process.communicate()
-        with contextlib.suppress(ValueError, RecursionError):
-            told = json.loads(out)
-            self.said = told.get("error", {}) if isinstance(told, dict) else {}
+        """Return once it has ended and all that it said is read."""
+        if self.process.stdin:
+            self.process.stdin.close()
+        self.process.wait()
+        self._reader.join(_GRACE_S)
+
+    def _listen(self) -> None:
+        """Read what it says, to the end."""
+        assert self.process.stdout
+        with self.process.stdout as lines:
+            while line := lines.readline(_MOST_LINE):
+                with contextlib.suppress(ValueError, RecursionError):
+                    told = json.loads(line)
+                    if isinstance(told, dict):
+                        self._hear(told)
+
+    def _hear(self, told: Mapping[str, Any]) -> None:
+        if "error" in told:
+            self.said = told["error"]
+        elif isinstance(status := told.get("status"), dict):
+            shown = {name: status[name] for name in Status.model_fields if name in status}
+            self.on_status(Status.model_validate(shown))
 
 
 @contextmanager
-def _started(files: Mapping[str, Path], *, resume: bool) -> Iterator[Sequence[_Process]]:
+def _started(
+    files: Mapping[str, Path], *, resume: bool, on_status: Callable[[Status], None]
+) -> Iterator[Sequence[_Process]]:
     """One process a party; none outlives the block."""
     processes: list[_Process] = []
     try:
         for name, file in files.items():
             command = [sys.executable, "-m", "secure_apfed.cli", "party", "--config", str(file)]
-            command += ["--json", "--end-with-stdin", *(["--resume"] if resume else [])]
+            command += ["--json-events", "--end-with-stdin", *(["--resume"] if resume else [])]
             with os.fdopen(open_regular(file.parent / _LOG, create=True), "ab") as log:
                 started = subprocess.Popen(  # noqa: S603 - this very program
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
                 )
-            processes.append(_Process(name, started))
+            processes.append(_Process(name, started, on_status))
         yield processes
     finally:
         _end(processes)

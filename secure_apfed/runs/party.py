@@ -5,13 +5,15 @@ what the others hold it learns from their messages, as the contract says, and no
 """
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
 
+from protocols.identity import Identity
+from secure_apfed.audit_log import AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text, read_text
 from secure_apfed.contract import PartyRole
@@ -20,6 +22,7 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import (
     Links,
     Sockets,
+    StatusKeeper,
     Transcript,
     TranscriptSettings,
     Transport,
@@ -110,6 +113,7 @@ def play_party(
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     over: Callable[[Transport], Transport] = lambda transport: transport,
+    status: StatusKeeper | None = None,
 ) -> None:
     """Play one party's part of a run to its end.
 
@@ -118,17 +122,19 @@ def play_party(
         resume: go on from the checkpoint in its folder.
         on_progress: at the active, called after every step.
         over: what the frames go through besides the sockets.
+        status: told where the party stands.
 
     Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
     """
-    told = PartyFile.read(path)
-    with joined(told, resume=resume, over=over) as here:
+    told, status = PartyFile.read(path), status or StatusKeeper()
+    here_now = joined(told, resume=resume, over=over, status=status)
+    with _noting_the_end(status), here_now as here:
         if here.role == "active":
             script = _active(here, RunFolder(told.folder), on_progress)
         else:
             method = METHODS[here.own.config.method]
             script = assist(here.own, here.links, method, here.role)
-        play_one(script, here.links, here.transport, timeout_s=told.timeout_s)
+        play_one(script, here.links, here.transport, timeout_s=told.timeout_s, observer=status)
         if here.role != "active":  # whose own are among its results
             flows = [asdict(flow) for flow in here.transcript.flows]
             RunFolder(told.folder).write_json(RunFolder(told.folder).flows, flows)
@@ -156,8 +162,10 @@ def joined(
     *,
     resume: bool = False,
     over: Callable[[Transport], Transport] = lambda transport: transport,
+    status: StatusKeeper | None = None,
 ) -> Iterator[Joined]:
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
+    status = status or StatusKeeper()
     config = load_config(told.config)
     role = _role_of(told, config)
     with ExitStack() as stack:
@@ -166,16 +174,15 @@ def joined(
         if resume and role == "active" and not folder.steps.found():
             raise no_checkpoint(folder.path)
         data = _own_data(told, config, role)
-        brought = PartyKeeper(folder, told.party, config, data).brought
+        keeper = PartyKeeper(folder, told.party, config, data)
+        brought = keeper.brought
         known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
+        audit = AuditLog(folder.audit, told.party, brought.identity, known, keeper.meter)
+        keeper.audit = stack.enter_context(audit)
         known[told.party] = brought.identity.public
-        addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
-        transport = over(
-            Sockets.meet(
-                told.party, _listening(told), addresses, identity=brought.identity, known=known,
-                timeout_s=told.meet_s,
-            )
-        )  # fmt: skip
+        status.begin(told.party, told.peers, keeper.meter)
+        transport = over(_met(told, brought.identity, known))
+        status.connected()
         # Payloads are kept nowhere: each party's are its own business.
         transcript = Transcript(TranscriptSettings(keep="none"))
         yield Joined(
@@ -184,10 +191,33 @@ def joined(
                 brought=brought, known=known, data=data,
             ),
             role=role,
-            links=Links(told.party, list(told.peers), transport.post, transcript.record),
+            links=Links(
+                told.party, list(told.peers), transport.post, transcript.record,
+                observers=(audit, status),
+            ),
             transport=transport,
             transcript=transcript,
         )  # fmt: skip
+
+
+def _met(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Sockets:
+    """Connections to all others."""
+    addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
+    return Sockets.meet(
+        told.party, _listening(told), addresses, identity=identity, known=known,
+        timeout_s=told.meet_s,
+    )  # fmt: skip
+
+
+@contextmanager
+def _noting_the_end(status: StatusKeeper) -> Iterator[None]:
+    """Let a display know how it went."""
+    try:
+        yield
+    except BaseException:
+        status.end(failed=True)
+        raise
+    status.end(failed=False)
 
 
 async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progress], None]) -> None:

@@ -19,12 +19,14 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from protocols.identity import Identity, fresh_identity
+from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_bytes, read_json
 from secure_apfed.methods import Brought, PartyState, Role, freshly_brought
+from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.regular_file import open_regular
 from secure_apfed.runs.checkpoint import Checkpoints, Steps, save_tensors
 from secure_apfed.runs.folder import (
@@ -36,7 +38,7 @@ from secure_apfed.runs.folder import (
     write_atomically,
 )
 from secure_apfed.runs.record import Contributions, Privacy, Written
-from secure_apfed.runs.spending import worst_of
+from secure_apfed.runs.spending import ReleaseMeter, worst_of
 
 __all__ = ["PartyEnd", "PartyFolder", "PartyKeeper", "only_here", "resumable"]
 
@@ -66,13 +68,14 @@ class PartyFolder:
 
     Attributes:
         path: of the folder; contract: of its last session, with everybody's signature; ended:
-            written when its part is over.
+            written when its part is over; audit: its audit log, where it runs apart.
         steps: its checkpoints.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ended, self.contract = path / "ended.json", path / "contract.json"
+        self.audit = path / FILE_NAME
         self.steps = Steps(path, "checkpoint")
         self._key = path / "identity.pem"
 
@@ -163,6 +166,8 @@ class PartyKeeper:
     Attributes:
         brought: keys and seed: fresh, or as at its newest checkpoint.
         before_save: told of the step whose state is about to be saved.
+        meter: of what it releases in this session.
+        audit: notes what it agrees to, and is on the disk with each checkpoint; None: nothing.
 
     Raises:
         CheckpointError: a checkpoint that is damaged, or of another run or table.
@@ -181,9 +186,17 @@ class PartyKeeper:
         )
         self.brought: Brought = self._kept.secrets(fresh) if self._kept else fresh
         self.before_save: Callable[[int], None] = lambda step: None
+        self.meter = ReleaseMeter()
+        self.audit: AuditLog | None = None
+
+    def opened(self, name: str, ledger: PrivacyLedger) -> None:
+        """See `Keeper`."""
+        self.meter.add(name, ledger)
 
     def agreed(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
         """See `Keeper`."""
+        if self.audit:
+            self.audit.agreed(contract)
         write_atomically(self._folder.contract, readable(signed(contract, signatures)))
 
     def latest(self, until: int | None = None) -> PartyState | None:
@@ -197,6 +210,8 @@ class PartyKeeper:
     def save(self, state: PartyState) -> None:
         """See `Keeper`; a party without data has nothing to go on from."""
         self.before_save(state.step)
+        if self.audit:
+            self.audit.sync()
         if self._kept:
             self._kept.save(state)
 

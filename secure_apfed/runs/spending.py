@@ -11,11 +11,40 @@ from dataclasses import replace
 from secure_apfed.config import Config
 from secure_apfed.defences import statements
 from secure_apfed.methods import Session
+from secure_apfed.names import UPDATES
 from secure_apfed.privacy import LabelMechanism, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.contributions import contributions_statement
 from secure_apfed.privacy.guarantee import guarantee_of
 
-__all__ = ["cross_checked", "guarantee_text", "spent_in", "worst_of"]
+__all__ = ["ReleaseMeter", "cross_checked", "guarantee_text", "spent_in", "worst_of"]
+
+
+class ReleaseMeter:
+    """What one party's releases cost it so far; asked of its ledgers anew only after a charge."""
+
+    def __init__(self) -> None:
+        self._ledgers: dict[str, PrivacyLedger] = {}
+        self._known = -1, 0.0
+
+    def add(self, name: str, ledger: PrivacyLedger) -> None:
+        """Count this ledger from now on, unless it is one of private updates, which stay here."""
+        if not name.endswith(UPDATES):
+            self._ledgers[name] = ledger
+
+    @property
+    def charges(self) -> int:
+        """Batches that were charged in this session, repeats included."""
+        return sum(ledger.charges for ledger in self._ledgers.values())
+
+    @property
+    def epsilon(self) -> float:
+        """epsilon_x of the ledger that spent most; 0 where nothing was released."""
+        charges, epsilon = self._known
+        if charges != self.charges:
+            worst = worst_of(self._ledgers.values())
+            epsilon = worst.epsilon_x if worst else 0.0
+            self._known = self.charges, epsilon
+        return epsilon
 
 
 def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:

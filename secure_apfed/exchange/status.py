@@ -1,0 +1,207 @@
+"""Where a party of a session stands: its phase, what it waits for, and what its peers do.
+
+Run by: each party for itself, told by its links and by the driver of its script, and read by a
+display in another thread. It holds names, counts and times, and nothing of any payload.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from threading import Lock
+from typing import Literal, Protocol, TypeAlias
+
+from pydantic import BaseModel, ConfigDict
+
+from secure_apfed.exchange.envelope import Envelope, Kind
+from secure_apfed.exchange.links import Awaited
+
+__all__ = ["SILENT_AFTER_S", "PeerStatus", "Status", "StatusKeeper", "Waiting"]
+
+SILENT_AFTER_S = 2.0
+
+PeerState: TypeAlias = Literal["expected", "connected", "awaited", "silent", "left"]
+
+
+class _Told(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PeerStatus(_Told):
+    """A peer as this party sees it.
+
+    Attributes:
+        state: expected (it has not connected yet), connected, awaited, silent (awaited, and nothing
+            came from it for `SILENT_AFTER_S`), or left.
+        silent_s: seconds since it is awaited without a word; null where it is not awaited.
+        sent_bytes, received_bytes: to it and from it in this session.
+    """
+
+    state: PeerState
+    silent_s: float | None
+    sent_bytes: int
+    received_bytes: int
+
+
+class Waiting(_Told):
+    """What a party waits for.
+
+    Attributes:
+        since_s: how long so far; patience_s: how long it will at most.
+    """
+
+    senders: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    step: int | None
+    since_s: float
+    patience_s: float
+
+
+class Status(_Told):
+    """One party at one moment.
+
+    Attributes:
+        phase: connecting; agreement, alignment, set-up, training or checkpoint; ended or failed.
+        step: of the last envelope, null before training.
+        waits: null while it computes.
+        epsilon: epsilon_x of what it released over all sessions; infinite without a guard.
+    """
+
+    party: str
+    phase: str
+    step: int | None
+    waits: Waiting | None
+    peers: dict[str, PeerStatus]
+    epsilon: float
+
+    @property
+    def sent_bytes(self) -> int:
+        """To all peers in this session."""
+        return sum(peer.sent_bytes for peer in self.peers.values())
+
+    @property
+    def received_bytes(self) -> int:
+        """From all peers in this session."""
+        return sum(peer.received_bytes for peer in self.peers.values())
+
+    def names(self, state: PeerState) -> list[str]:
+        """The peers in this state."""
+        return [name for name, peer in self.peers.items() if peer.state == state]
+
+
+class _Meter(Protocol):
+    @property
+    def epsilon(self) -> float: ...
+
+
+class StatusKeeper:
+    """Knows where its party stands; a `LinkObserver` and a `WaitObserver`.
+
+    Args:
+        clock: seconds from any moment.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._lock = clock, Lock()
+        self._party, self._phase = "", "connecting"
+        self._step: int | None = None
+        self._awaited: Awaited | None = None
+        self._since = self._patience_s = self._epsilon = 0.0
+        self._meter: _Meter | None = None
+        self._connected = False
+        self._bytes: dict[str, list[int]] = {}
+        self._unheard_since: dict[str, float] = {}
+        self._left: set[str] = set()
+
+    def begin(self, party: str, peers: Iterable[str], meter: _Meter) -> None:
+        """Be told whose session this is, before anybody is connected; a later one begins anew."""
+        with self._lock:
+            self._party, self._meter, self._epsilon = party, meter, meter.epsilon
+            self._connected, self._phase, self._awaited = False, "connecting", None
+            self._bytes = {name: [0, 0] for name in peers}
+            self._left.clear()
+
+    def connected(self) -> None:
+        """Be told that all peers are."""
+        with self._lock:
+            self._connected, self._phase = True, "agreement"
+
+    def end(self, *, failed: bool) -> None:
+        """Be told that the session is over."""
+        with self._lock:
+            self._phase, self._awaited = ("failed" if failed else "ended"), None
+
+    def sent(self, envelope: Envelope, frame: bytes) -> None:
+        """See `LinkObserver`."""
+        epsilon = self._meter.epsilon if self._meter else 0.0
+        with self._lock:
+            self._bytes[envelope.receiver][0] += len(frame)
+            self._epsilon = epsilon
+            self._passed(envelope)
+
+    def received(self, envelope: Envelope, frame: bytes) -> None:
+        """See `LinkObserver`."""
+        with self._lock:
+            self._hear(envelope.sender, frame)
+            self._passed(envelope)
+            if envelope.kind is Kind.ABORT:
+                self._left.add(envelope.sender)
+
+    def refused(self, sender: str, frame: bytes) -> None:
+        """See `LinkObserver`."""
+        with self._lock:
+            self._hear(sender, frame)
+
+    def waits(self, awaited: Awaited, timeout_s: float) -> None:
+        """See `WaitObserver`."""
+        with self._lock:
+            now, past = self._clock(), self._unheard_since
+            self._awaited, self._since, self._patience_s = awaited, now, timeout_s
+            self._unheard_since = {name: past.get(name, now) for name in awaited.senders}
+            self._phase = awaited.phase
+
+    def left(self, names: Iterable[str]) -> None:
+        """See `WaitObserver`."""
+        with self._lock:
+            self._left |= set(names)
+            self._awaited = None
+
+    def status(self) -> Status:
+        """Where the party stands now."""
+        with self._lock:
+            now, awaited = self._clock(), self._awaited
+            waits = None
+            if awaited is not None:
+                waits = Waiting(
+                    senders=awaited.senders, kinds=awaited.kinds, step=awaited.step,
+                    since_s=now - self._since, patience_s=self._patience_s,
+                )  # fmt: skip
+            return Status(
+                party=self._party, phase=self._phase, step=self._step, waits=waits,
+                peers={name: self._peer(name, now) for name in self._bytes},
+                epsilon=self._epsilon,
+            )  # fmt: skip
+
+    def _peer(self, name: str, now: float) -> PeerStatus:
+        sent, received = self._bytes[name]
+        silent_s, state = None, self._state(name)
+        if state == "awaited":
+            silent_s = now - self._unheard_since[name]
+            state = "silent" if silent_s >= SILENT_AFTER_S else "awaited"
+        return PeerStatus(state=state, silent_s=silent_s, sent_bytes=sent, received_bytes=received)
+
+    def _state(self, name: str) -> PeerState:
+        if name in self._left:
+            return "left"
+        if not self._connected:
+            return "expected"
+        awaited = self._awaited is not None and name in self._awaited.senders
+        return "awaited" if awaited else "connected"
+
+    def _hear(self, sender: str, frame: bytes) -> None:
+        self._bytes[sender][1] += len(frame)
+        self._unheard_since.pop(sender, None)
+        self._left.discard(sender)
+        self._awaited = None
+
+    def _passed(self, envelope: Envelope) -> None:
+        if envelope.step >= 0:
+            self._step = envelope.step

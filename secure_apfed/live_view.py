@@ -1,0 +1,265 @@
+"""Where the parties of a run stand, while it runs: panels, plain lines, or JSON for programs.
+
+On a terminal a panel that is drawn anew; in a log a line when something changed that a person would
+want to know; with `--json-events` one JSON object a line on stdout. None of them more often than
+once a second for a party. A name or number that a peer chose is checked before it gets here, and no
+other text of a peer is shown.
+"""
+
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from secure_apfed.plain_json import to_json
+from secure_apfed.progress_bars import figures
+
+if TYPE_CHECKING:
+    from secure_apfed.exchange import Status, Waiting
+    from secure_apfed.runs import Progress
+
+__all__ = ["Board", "Shown", "showing", "shown_as"]
+
+_PERIOD_S = 1.0
+_AGAIN_S = 30.0  # a line although nothing changed
+_DRAWN_PER_S = 4
+
+
+class Shown(Enum):
+    """How a run is shown."""
+
+    TO_PEOPLE = "to people"
+    AS_EVENTS = "as events"
+    NOT_AT_ALL = "not at all"
+
+
+def shown_as(*, as_json: bool, json_events: bool) -> Shown:
+    """How a command shows a run whose options these are."""
+    if json_events:
+        return Shown.AS_EVENTS
+    return Shown.NOT_AT_ALL if as_json else Shown.TO_PEOPLE
+
+
+class Board:
+    """What is shown: the parties' states, and how far the active's training is.
+
+    Args:
+        source: states of the parties that are played here, read at each drawing.
+    """
+
+    def __init__(self, source: "Callable[[], Sequence[Status]]" = tuple) -> None:
+        self._source = source
+        self._told: dict[str, Status] = {}
+        self.progress: Progress | None = None
+
+    @property
+    def statuses(self) -> "tuple[Status, ...]":
+        """Of all parties that anything is known of, by name."""
+        own = {one.party: one for one in self._source() if one.party}
+        every = {**self._told, **own}
+        return tuple(every[name] for name in sorted(every))
+
+    def tell(self, status: "Status") -> None:
+        """Be told of a party that another process plays."""
+        self._told = {**self._told, status.party: status}
+
+    def tell_progress(self, progress: "Progress") -> None:
+        """Be told how far training is."""
+        self.progress = progress
+
+
+@contextmanager
+def showing(board: Board, how: Shown, *, console: Console | None = None) -> Iterator[Board]:
+    """Show the board while the block runs, and once more when it ends."""
+    console = console or Console(stderr=True)
+    if how is Shown.NOT_AT_ALL:
+        yield board
+    elif how is Shown.AS_EVENTS:
+        with _ticking(_Events(board).tick):
+            yield board
+    elif console.is_terminal:
+        drawn = Live(
+            console=console, get_renderable=lambda: _panel(board), refresh_per_second=_DRAWN_PER_S
+        )
+        with drawn:
+            yield board
+    else:
+        with _ticking(_Lines(board, console).tick):
+            yield board
+
+
+@contextmanager
+def _ticking(tick: Callable[[], None]) -> Iterator[None]:
+    """Call `tick` each period from a thread of its own, and once at the end."""
+    done = threading.Event()
+
+    def go_on() -> None:
+        # Whoever read may be gone; the run goes on all the same.
+        with contextlib.suppress(OSError, ValueError):
+            while not done.wait(_PERIOD_S):
+                tick()
+            tick()
+
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+class _Events:
+    """One JSON object a line: `{"progress": {...}}`, and `{"status": {...}}` of each party that
+    changed.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._progress: Progress | None = None
+        self._last: dict[str, tuple[object, float]] = {}
+
+    def tick(self) -> None:
+        progress = self._board.progress
+        if progress is not None and progress != self._progress:
+            self._progress = progress
+            _write({"progress": asdict(progress)})
+        for status in self._board.statuses:
+            facts = _facts(status), status.sent_bytes, status.received_bytes, status.step
+            past, at = self._last.get(status.party, (None, 0.0))
+            now = time.monotonic()
+            if facts != past or now - at >= _AGAIN_S or status.names("silent"):
+                self._last[status.party] = facts, now
+                _write({"status": {"at": time.time(), **status.model_dump(mode="python")}})
+        sys.stdout.flush()
+
+
+class _Lines:
+    """A line of a party whose phase, epoch or peers changed; see `_Events`."""
+
+    def __init__(self, board: Board, console: Console) -> None:
+        self._board, self._console = board, console
+        self._last: dict[str, tuple[object, float]] = {}
+        self._epoch = 0
+
+    def tick(self) -> None:
+        progress = self._board.progress
+        if progress is not None and progress.epoch != self._epoch:
+            self._epoch = progress.epoch
+            self._print(_progress_of(progress))
+        for status in self._board.statuses:
+            past, at = self._last.get(status.party, (None, 0.0))
+            now = time.monotonic()
+            if _facts(status) != past or now - at >= _AGAIN_S:
+                self._last[status.party] = _facts(status), now
+                self._print(_line_of(status))
+
+    def _print(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+def _write(event: Mapping[str, Any]) -> None:
+    sys.stdout.write(to_json(event) + "\n")
+
+
+def _facts(status: "Status") -> tuple[object, ...]:
+    """What of a party is worth a line when it changes."""
+    peers = tuple(tuple(status.names(state)) for state in ("expected", "silent", "left"))
+    return status.phase, peers
+
+
+def _line_of(status: "Status") -> str:
+    """A party's state in one line."""
+    at = status.phase if status.step is None else f"{status.phase}, step {status.step}"
+    parts = [f"{status.party}: {at}", *_troubles(status)]
+    if status.waits:
+        parts.append(f"waits for {_waited(status.waits)}")
+    return "; ".join([*parts, _counted(status)])
+
+
+def _troubles(status: "Status") -> list[str]:
+    """Who is not there as it should be."""
+    told = []
+    for name, peer in status.peers.items():
+        if peer.state == "silent" and peer.silent_s is not None:
+            told.append(f"{name} silent for {peer.silent_s:.0f} s")
+        elif peer.state == "left":
+            told.append(f"{name} left")
+        elif peer.state == "expected":
+            told.append(f"{name} is expected")
+    return told
+
+
+def _waited(waits: "Waiting") -> str:
+    step = "" if waits.step is None or waits.step < 0 else f" of step {waits.step}"
+    kinds, senders = " or ".join(waits.kinds), " or ".join(waits.senders)
+    return f"{kinds}{step} from {senders}, {waits.since_s:.0f} s of {waits.patience_s:g} s"
+
+
+def _counted(status: "Status") -> str:
+    epsilon = "inf" if math.isinf(status.epsilon) else f"{status.epsilon:.3g}"
+    sent, received = status.sent_bytes / 1e6, status.received_bytes / 1e6
+    return f"epsilon_x {epsilon}  {sent:.1f} MB sent  {received:.1f} MB received"
+
+
+def _progress_of(progress: "Progress") -> str:
+    return f"epoch {progress.epoch}/{progress.epochs}  {figures(progress)}"
+
+
+def _panel(board: Board) -> Group:
+    """All of the board; of one party with a line for each peer, of several with one for each."""
+    statuses, lines = board.statuses, list[Text | Table]()
+    if board.progress is not None:
+        lines.append(Text(_progress_of(board.progress)))
+    if len(statuses) == 1:
+        lines += [Text(_line_of(statuses[0]), style="dim"), _peers(statuses[0])]
+    elif statuses:
+        lines.append(_parties(statuses))
+    return Group(*lines)
+
+
+def _peers(status: "Status") -> Table:
+    table = _table("peer", "state", "kB sent", "kB received")
+    for name, peer in status.peers.items():
+        state: str = peer.state
+        if peer.state == "silent" and peer.silent_s is not None:
+            state = f"silent for {peer.silent_s:.0f} s"
+        table.add_row(
+            Text(name), Text(state, style=_STYLES.get(peer.state, "")),
+            f"{peer.sent_bytes / 1e3:,.1f}", f"{peer.received_bytes / 1e3:,.1f}",
+        )  # fmt: skip
+    return table
+
+
+def _parties(statuses: "Sequence[Status]") -> Table:
+    table = _table("party", "phase", "step", "waits for", "peers", "epsilon_x", "kB sent")
+    for one in statuses:
+        troubles = ", ".join(_troubles(one))
+        table.add_row(
+            Text(one.party), one.phase, "" if one.step is None else str(one.step),
+            Text(_waited(one.waits) if one.waits else ""),
+            Text(troubles or "all there", style="yellow" if troubles else ""),
+            f"{one.epsilon:.3g}", f"{one.sent_bytes / 1e3:,.1f}",
+        )  # fmt: skip
+    return table
+
+
+_STYLES = {"silent": "yellow", "left": "red", "expected": "dim"}
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, header_style="dim")
+    return table

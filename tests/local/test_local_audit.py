@@ -1,0 +1,113 @@
+"""Audit logs and live views of parties in processes of their own, whole, killed and stopped."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_apfed.audit_log import compare_logs, verify_log
+from secure_apfed.config.file import dump_config
+from secure_apfed.exchange import Kind
+from tests.local.processes import Harm, Parties
+from tests.local.test_local_command import LONG, command, processes_of
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+TRAIN = {"epochs": 3, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
+
+
+def unreceived_of_every_link(run: Path) -> int:
+    """Envelopes that never arrived; all logs must verify and agree."""
+    count = 0
+    for one, other in itertools.combinations(sorted((run / "parties").iterdir()), 2):
+        found = compare_logs(one, other)
+        assert found.agree, found.directions
+        assert all(direction.equal for direction in found.directions)
+        count += sum(direction.unreceived for direction in found.directions)
+    return count
+
+
+def test_the_logs_of_a_run_are_signed_and_agree_on_every_link(tmp_path: Path) -> None:
+    said = Parties(small_config(train=TRAIN), tmp_path / "run").play()
+    assert not {name: one for name, one in said.items() if one["kind"]}
+    assert unreceived_of_every_link(tmp_path / "run") == 0
+    for party in (tmp_path / "run" / "parties").iterdir():
+        summary = verify_log(party)
+        assert summary.signed
+        assert (summary.opened, summary.agreed) == (1, 1)
+        sent = {(one.peer, one.kind): (one.envelopes, one.size)
+                for one in summary.flows if one.event == "sent"}  # fmt: skip
+        # The active writes its results before it says that the session ends.
+        sent = {at: count for at, count in sent.items() if at[1] is not Kind.END}
+        flows = json.loads((party / "transcript.json").read_bytes())
+        assert sent == {
+            (flow["receiver"], Kind(flow["kind"])): (flow["messages"], flow["wire_bytes"])
+            for flow in flows
+        }
+        privacy = json.loads((party / "ended.json").read_bytes())["privacy"]
+        assert summary.epsilon == pytest.approx(privacy["epsilon_x"] if privacy else 0.0)
+    lines = (tmp_path / "run/parties/active/audit.log").read_bytes().splitlines()
+    releases = [json.loads(line) for line in lines if b"representations" in line]
+    assert all("epsilon" in line for line in releases)
+    assert not [line for line in lines if b"epsilon" in line and b"representations" not in line]
+
+
+def test_a_killed_party_goes_on_in_its_log_and_all_agree_still(tmp_path: Path) -> None:
+    parties = Parties(small_config(train=TRAIN), tmp_path / "run", timeout_s=5)
+    parties.play({"passive-1": Harm(Kind.CONTRIBUTION, at=4)})
+    killed = tmp_path / "run" / "parties" / "passive-1"
+    summary = verify_log(killed)
+    assert not summary.signed, "who is killed signs nothing"
+    assert verify_log(killed.with_name("active")).signed
+    with (killed / "audit.log").open("ab") as log:
+        log.write(b'{"chain":"12')
+    said = parties.play(resume=True)
+    assert not {name: one for name, one in said.items() if one["kind"]}
+    again = verify_log(killed)
+    assert (again.opened, again.agreed, again.cut, again.signed) == (2, 2, 12, True)
+    # What was on its way to the killed one, and its last contribution, which it logged.
+    assert 0 < unreceived_of_every_link(tmp_path / "run") < 12
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
+def test_a_stopped_party_is_silent_in_the_views_of_those_who_wait_for_it(tmp_path: Path) -> None:
+    config, folder = tmp_path / "run.yaml", tmp_path / "run"
+    config.write_text(dump_config(small_config(train=LONG)))
+    launcher = subprocess.Popen(
+        command(config, folder, "--timeout", "30", "--json-events"), stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert launcher.stdout
+    stopped = 0
+    before: list[dict[str, Any]] = []
+    try:
+        deadline = time.monotonic() + 120
+        for line in launcher.stdout:
+            assert time.monotonic() < deadline, before[-4:]
+            status = json.loads(line).get("status")
+            if status is None:
+                continue
+            before.append(status)
+            silent = [name for name, one in status["peers"].items() if one["state"] == "silent"]
+            if not stopped and status["phase"] == "training" and status["party"] == "aggregator":
+                stopped = processes_of(folder)["passive-1"]
+                os.kill(stopped, signal.SIGSTOP)
+            elif stopped and silent == ["passive-1"]:
+                break  # whoever waits for it alone: the aggregator, or at a checkpoint the active
+        else:
+            raise AssertionError(f"the launcher ended: {before[-4:]}")
+        assert "passive-1" in status["waits"]["senders"]
+        assert status["waits"]["since_s"] <= status["waits"]["patience_s"]
+        assert status["peers"]["passive-1"]["silent_s"] >= 2
+    finally:
+        if stopped:
+            os.kill(stopped, signal.SIGCONT)
+        launcher.kill()
+        launcher.communicate()

@@ -1,0 +1,371 @@
+"""Audit logs: what they hold, how each alteration shows, and what two of them say of a link."""
+
+import hashlib
+import json
+import os
+import stat
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocols.errors import RemoteProtocolError
+from protocols.identity import fresh_identity
+from secure_apfed.audit_log import AuditLog, compare_logs, verify_log
+from secure_apfed.cli import execute
+from secure_apfed.errors import CheckpointError
+from secure_apfed.exchange import Kind
+from tests.secure_apfed.audit_pair import FakeMeter, Pair
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def rechained(lines: list[bytes]) -> bytes:
+    """The same lines under a chain that fits, as a forger writes them."""
+    head, found = b"", []
+    for line in lines:
+        body = line[line.index(b'",') + 2 :]
+        head = hashlib.sha256(head + body).digest()
+        found.append(b'{"chain":"' + head.hex().encode() + b'",' + body)
+    return b"\n".join(found) + b"\n"
+
+
+def test_both_ends_hold_the_digest_of_the_same_sealed_bytes(pair: Pair) -> None:
+    pair.links["ann"].send("bob", Kind.REPRESENTATIONS, 3, b"a secret number")
+    (frame,) = pair.on_the_way["ann"]
+    pair.take("bob", frame)
+    pair.close()
+    sent, received = lines_of(pair.paths["ann"])[1], lines_of(pair.paths["bob"])[1]
+    shared = {"kind": "representations", "step": 3, "sequence": 0, "size": len(frame),
+              "digest": hashlib.sha256(frame).hexdigest()}  # fmt: skip
+    assert sent.items() >= {**shared, "event": "sent", "peer": "bob"}.items()
+    assert received.items() >= {**shared, "event": "received", "peer": "ann"}.items()
+    assert b"secret" not in pair.paths["ann"].read_bytes()
+    assert stat.S_IMODE(pair.paths["ann"].stat().st_mode) == 0o600
+
+
+def test_a_line_is_in_the_file_before_its_frame_leaves(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    seen: list[int] = []
+    links = pair.links["ann"]
+    links._post = lambda receiver, frame: seen.append(len(lines_of(pair.paths["ann"])))
+    pair.send("ann", 0, 1, arrive=False)
+    assert seen == [2, 3]
+    os.close(pair.logs["ann"]._file)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        pair.send("ann", 2, arrive=False)
+    assert seen == [2, 3], "it left without a line"
+
+
+def test_epsilon_stands_where_a_charged_payload_leaves(pair: Pair) -> None:
+    pair.send("ann", 0)
+    pair.meter.charge(1.5)
+    pair.send("ann", 1, payload=b"released")
+    pair.send("ann", 1, payload=b"released")  # the same to another passive
+    pair.send("ann", 1, payload=b"something else")
+    pair.send("ann", 1, payload=b"released")
+    pair.meter.charge(float("inf"))
+    pair.send("ann", 2)
+    pair.close()
+    told = [line.get("epsilon") for line in lines_of(pair.paths["ann"]) if line["event"] == "sent"]
+    assert told == [None, 1.5, 1.5, None, None, "inf"]
+    assert verify_log(pair.paths["ann"]).epsilon == float("inf")
+
+
+def test_a_whole_log_adds_up(pair: Pair) -> None:
+    pair.send("ann", 0, 1, 2)
+    pair.send("bob", 0)
+    pair.close()
+    summary = verify_log(pair.paths["ann"].parent, identity=pair.identities["ann"].public.hex())
+    assert (summary.party, summary.lines, summary.opened, summary.signed) == ("ann", 6, 1, True)
+    sent, received = summary.flows
+    size = sum(one["size"] for one in lines_of(pair.paths["ann"]) if one["event"] == "sent")
+    assert (sent.event, sent.envelopes, sent.size) == ("sent", 3, size)
+    assert (received.event, received.envelopes) == ("received", 1)
+    with pytest.raises(CheckpointError, match="not of 00"):
+        verify_log(pair.paths["ann"], identity="00" * 32)
+
+
+def flipped(lines: list[bytes]) -> list[bytes]:
+    lines[2] = lines[2].replace(b'"step":1', b'"step":4')
+    return lines
+
+
+def chain_flipped(lines: list[bytes]) -> list[bytes]:
+    lines[2] = lines[2].replace(lines[2][10:12], b"zz", 1)
+    return lines
+
+
+ALTERED: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int]] = {
+    "a flipped byte": (flipped, 3),
+    "a flipped byte of the chain": (chain_flipped, 3),
+    "a removed line": (lambda lines: [*lines[:2], *lines[3:]], 3),
+    "the first removed": (lambda lines: lines[1:], 1),
+    "swapped lines": (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], 3),
+    "a doubled line": (lambda lines: [*lines[:3], *lines[2:]], 4),
+    "an empty line": (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
+    "the last flipped": (lambda lines: [*lines[:-1], lines[-1].replace(b'":"', b'":"0')], 6),
+}
+
+
+@pytest.mark.parametrize("alter", [one for one, _ in ALTERED.values()], ids=list(ALTERED))
+def test_an_alteration_is_found_where_it_is(
+    alter: Callable[[list[bytes]], list[bytes]], pair: Pair
+) -> None:
+    line = next(number for one, number in ALTERED.values() if one is alter)
+    pair.send("ann", 0, 1, 2, 3)
+    pair.close()
+    path = pair.paths["ann"]
+    path.write_bytes(b"\n".join(alter(path.read_bytes().splitlines())) + b"\n")
+    with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
+        verify_log(path)
+    with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
+        pair.begin()
+
+
+def test_a_log_written_anew_does_not_keep_its_signature(pair: Pair) -> None:
+    pair.send("ann", 0, 1, 2)
+    pair.close()
+    path = pair.paths["ann"]
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(rechained([*lines[:2], *lines[3:]]))
+    with pytest.raises(CheckpointError, match=r"line 4 is no signature of the key"):
+        verify_log(path)
+    path.write_bytes(rechained([*lines[:2], *lines[3:-1]]))  # without the signature it shows less
+    assert not verify_log(path).signed
+    parting = compare_logs(path, pair.paths["bob"]).directions[0].parting
+    assert parting is not None
+    assert (parting.sent_line, parting.received_line) == (3, 3)
+
+
+def test_a_shortened_log_is_no_longer_signed(pair: Pair) -> None:
+    pair.send("ann", 0, 1)
+    pair.close()
+    path = pair.paths["ann"]
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    summary = verify_log(path)
+    assert (summary.signed, summary.unsigned) == (False, 3)
+    with pytest.raises(CheckpointError, match="is not signed at its end"):
+        verify_log(path, identity=pair.identities["ann"].public.hex())
+
+
+@pytest.mark.parametrize("keep", [1, 9, 60, 100, -2])
+def test_a_torn_last_line_is_told_and_cut_and_the_cut_is_logged(keep: int, pair: Pair) -> None:
+    pair.send("ann", 0, 1)  # and nobody signs: the process is killed
+    path = pair.paths["ann"]
+    *whole, last = path.read_bytes().splitlines(keepends=True)
+    torn = last[:keep]
+    path.write_bytes(b"".join(whole) + torn)
+    summary = verify_log(path)
+    assert (summary.torn, summary.lines, summary.signed) == (len(torn), 2, False)
+    with pytest.warns(UserWarning, match=f"{len(torn)} bytes are cut off"):
+        pair.begin()
+    pair.close()
+    assert path.read_bytes().startswith(b"".join(whole))
+    assert [line.get("cut") for line in lines_of(path) if line["event"] == "opened"] == [
+        0,
+        len(torn),
+    ]
+    again = verify_log(path)
+    assert (again.cut, again.torn, again.opened, again.signed) == (len(torn), 0, 2, True)
+
+
+def test_a_whole_last_line_without_its_newline_counts(pair: Pair) -> None:
+    pair.send("ann", 0, 1)
+    path = pair.paths["ann"]
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    assert (verify_log(path).torn, verify_log(path).lines) == (0, 3)
+    with warnings.catch_warnings(action="error"):
+        pair.begin()
+    pair.close()
+    assert verify_log(path).lines == 5
+
+
+def test_a_line_that_is_no_beginning_of_one_is_not_cut(pair: Pair) -> None:
+    pair.send("ann", 0, 1)
+    path = pair.paths["ann"]
+    content = path.read_bytes()
+    for end in (b"something else", content.splitlines()[-1].replace(b'"step":1', b'"step":7')):
+        path.write_bytes(content + end)
+        with pytest.raises(CheckpointError, match="line 4 is not chained"):
+            pair.begin()
+        assert path.read_bytes() == content + end
+
+
+def test_a_log_is_of_one_party_and_no_link(pair: Pair, tmp_path: Path) -> None:
+    pair.close()
+    with pytest.raises(CheckpointError, match="is the audit log of ann, this party is eve"):
+        AuditLog(pair.paths["ann"], "eve", fresh_identity(), {}, FakeMeter())
+    link = tmp_path / "audit.log"
+    link.symlink_to(pair.paths["ann"])
+    with pytest.raises(CheckpointError, match="symbolic link"):
+        AuditLog(link, "ann", pair.identities["ann"], {}, FakeMeter())
+
+
+def test_a_log_that_vanishes_stops_the_party_at_its_checkpoint(pair: Pair) -> None:
+    pair.send("ann", 0)
+    pair.logs["ann"].sync()
+    pair.paths["ann"].unlink()
+    with pytest.raises(CheckpointError, match="was removed"):
+        pair.logs["ann"].sync()
+
+
+def test_two_logs_of_one_link_are_equal_over_sessions(pair: Pair) -> None:
+    pair.send("ann", 0, 1)
+    pair.send("ann", 2, 3, arrive=False)  # the session ended before they arrived
+    pair.close()
+    pair.begin()
+    pair.send("ann", 2, 3)
+    pair.send("bob", 2)
+    pair.close()
+    there, back = compare_logs(pair.paths["ann"], pair.paths["bob"].parent).directions
+    assert (there.sender, there.equal, there.unreceived, there.parting) == ("ann", 4, 2, None)
+    assert (back.sender, back.equal, back.unreceived, back.parting) == ("bob", 1, 0, None)
+    assert there.equal_size == sum(
+        one["size"] for one in lines_of(pair.paths["bob"]) if one["event"] == "received"
+    )
+
+
+def test_a_session_of_which_nothing_arrived_is_no_parting(pair: Pair) -> None:
+    pair.send("ann", 0, 1, arrive=False)
+    pair.close()
+    pair.begin()
+    pair.send("ann", 0)
+    pair.close()
+    there, _ = compare_logs(pair.paths["ann"], pair.paths["bob"]).directions
+    assert (there.equal, there.unreceived, there.parting) == (1, 2, None)
+
+
+def test_an_altered_frame_shows_in_both_logs(pair: Pair) -> None:
+    pair.send("ann", 0)
+    pair.send("ann", 1, arrive=False)
+    frame = bytearray(pair.on_the_way["ann"].pop())
+    frame[-1] ^= 1
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        pair.take("bob", bytes(frame))
+    pair.close()
+    there, back = compare_logs(pair.paths["ann"], pair.paths["bob"]).directions
+    assert back.parting is None
+    assert there.parting is not None
+    assert there.parting.sent.startswith("representations of step 1, number 1")
+    assert there.parting.received.startswith("a frame that was refused")
+    assert (there.equal, there.parting.sent_line, there.parting.received_line) == (1, 3, 3)
+
+
+def test_what_a_log_lacks_in_the_middle_or_has_too_much_is_told(pair: Pair) -> None:
+    pair.send("ann", 0, 1, 2)
+    pair.close()
+    ann, bob = pair.paths["ann"], pair.paths["bob"]
+    lines = bob.read_bytes().splitlines()
+    bob.write_bytes(rechained([*lines[:2], *lines[3:-1]]))  # Bob leaves out that he had step 1
+    there, _ = compare_logs(ann, bob).directions
+    assert there.parting is not None
+    assert "step 1" in there.parting.sent
+    assert "step 2" in there.parting.received
+    bob.write_bytes(rechained([*lines[:-1], lines[1]]))  # and here he had something twice
+    there, _ = compare_logs(ann, bob).directions
+    assert there.parting is not None
+    assert (there.parting.sent_line, there.parting.received_line) == (None, 5)
+
+
+def test_logs_of_parties_that_do_not_know_each_other_are_not_compared(
+    pair: Pair, tmp_path: Path
+) -> None:
+    pair.close()
+    (tmp_path / "other").mkdir()
+    other = Pair(tmp_path / "other")
+    other.close()
+    with pytest.raises(CheckpointError, match="knows bob by the identity"):
+        compare_logs(pair.paths["ann"], other.paths["bob"])
+    with pytest.raises(CheckpointError, match="who has no link to ann"):
+        compare_logs(pair.paths["ann"], pair.paths["ann"])
+
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "is empty"),
+    "no log": (b"hello\n", "line 1 is not chained"),
+    "no end of line": (b'{"chain":"' + b"0" * 2**20, "longer than 262144 bytes"),
+    "a pit of brackets": (rechained([b'{"chain":"",' + b'"at":' + b"[" * 100_000]), "line 1 is ch"),
+    "endless digits": (rechained([b'{"chain":"","at":' + b"1" * 10_000 + b"}"]), "line 1 is chain"),
+    "no opening": (
+        rechained([b'{"chain":"","at":1.0,"event":"signed","signature":"' + b"0" * 128 + b'"}']),
+        "does not say whose log it is",
+    ),
+    "another event": (rechained([b'{"chain":"","at":1.0,"event":"\\u001b[2J"}']), "line 1 is"),
+    "a name that is a path": (
+        rechained([b'{"chain":"","at":1.0,"event":"opened","format":1,"party":"../x","identity":"'
+                   + b"0" * 64 + b'","peers":{},"cut":0}']),
+        "at 'opened.party'",
+    ),
+    "many peers": (
+        rechained([b'{"chain":"","at":1.0,"event":"opened","format":1,"party":"x","identity":"'
+                   + b"0" * 64 + b'","peers":{'
+                   + b",".join(b'"p%d":"%s"' % (n, b"0" * 64) for n in range(1025)) + b"}}"]),
+        "at 'opened.peers'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_log_is_a_short_error(name: str, tmp_path: Path) -> None:
+    content, told = HOSTILE[name]
+    path = tmp_path / "audit.log"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        verify_log(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 800
+    assert str(caught.value).isprintable()
+
+
+def test_a_huge_log_takes_no_more_memory_than_a_line(tmp_path: Path) -> None:
+    import tracemalloc
+
+    pair = Pair(tmp_path)
+    path = pair.paths["ann"]
+    for _ in range(2000):
+        pair.logs["ann"].refused("bob", b"x")
+    with path.open("ab") as file:
+        file.truncate(2**33)  # eight GiB of zeros on a disk that holds none of them
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="line 2002 is longer than"):
+        verify_log(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4e6
+
+
+def test_the_commands_tell_and_end_with_codes(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair.send("ann", 0, 1)
+    pair.close()
+    ann, bob = (str(pair.paths[name].parent) for name in ("ann", "bob"))
+    assert execute(["audit-log", "verify", ann]) == 0
+    assert pair.identities["ann"].public.hex()[:20] in capsys.readouterr().out
+    assert execute(["audit-log", "verify", ann, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["party"], told["signed"], told["flows"][0]["envelopes"]) == ("ann", True, 2)
+    assert execute(["audit-log", "compare", ann, bob, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["agree"] is True
+    lines = pair.paths["bob"].read_bytes().splitlines()
+    pair.paths["bob"].write_bytes(rechained([lines[0], *lines[2:-1]]))
+    assert execute(["audit-log", "compare", ann, bob, "--json"]) == 4
+    assert json.loads(capsys.readouterr().out)["agree"] is False
+    assert execute(["audit-log", "compare", ann, bob]) == 4
+    said = capsys.readouterr()
+    assert "ann logged at line 2" in " ".join(said.err.split())
+    assert "lines after the last signature of bob" in " ".join(said.err.split())
+    pair.paths["bob"].write_bytes(b"\n".join([*lines[:1], *lines[2:]]))
+    assert execute(["audit-log", "verify", bob, "--json"]) == 3
+    assert "line 2 is not chained" in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert execute(["audit-log", "verify", str(pair.paths["bob"].parent / "none")]) == 3

@@ -1,0 +1,240 @@
+"""Where a party stands as its links and driver tell it, and how that is shown."""
+
+import io
+import json
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from protocols.errors import PartyLeftError
+from secure_apfed import live_view
+from secure_apfed.cli import execute
+from secure_apfed.exchange import (
+    Awaited,
+    Envelope,
+    Frame,
+    Kind,
+    Links,
+    Status,
+    StatusKeeper,
+    drive,
+)
+from secure_apfed.exchange.status import SILENT_AFTER_S
+from secure_apfed.live_view import Board, Shown
+from secure_apfed.runs import Progress
+from tests.secure_apfed.audit_pair import FakeMeter
+
+Answer = Frame | PartyLeftError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Scripted:
+    """A transport whose answers take so long, and note where the party stood while it waited."""
+
+    def __init__(
+        self, keeper: StatusKeeper, clock: Clock, answers: list[tuple[float, Answer]]
+    ) -> None:
+        self._keeper, self._clock, self._answers = keeper, clock, iter(answers)
+        self.seen: list[Status] = []
+
+    def post(self, receiver: str, frame: bytes) -> None:
+        self.sent = receiver, frame
+
+    def take(self, awaited: Awaited, timeout_s: float) -> Frame:
+        took, answer = next(self._answers)
+        self._clock.now += took
+        self.seen.append(self._keeper.status())
+        if isinstance(answer, PartyLeftError):
+            raise answer
+        return answer
+
+    def close(self) -> None: ...
+
+
+def frame_of(sender: str, kind: Kind, step: int = 0, sequence: int = 0) -> Frame:
+    envelope = Envelope(
+        session="unnamed", step=step, kind=kind, sender=sender, receiver="ann", sequence=sequence,
+        payload=b"x" * 100,
+    )  # fmt: skip
+    header = envelope.header
+    return sender, len(header).to_bytes(2, "big") + header + envelope.payload
+
+
+def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status], Status]:
+    """Where Ann stood at each wait for contributions of Bob and Cid, and in the end."""
+    clock = Clock()
+    keeper, meter = StatusKeeper(clock), FakeMeter()
+    keeper.begin("ann", ["bob", "cid"], meter)
+    assert {peer.state for peer in keeper.status().peers.values()} == {"expected"}
+    keeper.connected()
+    transport = Scripted(keeper, clock, answers)
+    links = Links("ann", ["bob", "cid"], transport.post, observers=(keeper,))
+
+    async def script() -> None:
+        meter.charge(2.5)
+        links.send("bob", Kind.REPRESENTATIONS, 7, b"z")
+        for name in asked:
+            await links.receive(name or ("bob", "cid"), Kind.CONTRIBUTION, least=1, patience=4)
+
+    try:
+        drive(script(), transport, timeout_s=30, observer=keeper)
+    except PartyLeftError:
+        keeper.end(failed=True)
+    else:
+        keeper.end(failed=False)
+    return transport.seen, keeper.status()
+
+
+def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
+    short, long = SILENT_AFTER_S / 2, SILENT_AFTER_S + 3
+    _, frame = frame_of("bob", Kind.CONTRIBUTION)
+    answers: list[tuple[float, Answer]] = [
+        (short, ("bob", frame)),
+        (long, frame_of("bob", Kind.CONTRIBUTION, sequence=1)),
+        (0.1, frame_of("bob", Kind.CONTRIBUTION, sequence=2)),
+    ]
+    (first, second, third), end = stood(answers, "bob", "bob", "bob")
+    assert [one.peers["bob"].state for one in (first, second, third)] == [
+        "awaited", "silent", "awaited",
+    ]  # fmt: skip
+    assert second.peers["bob"].silent_s == pytest.approx(long)
+    assert {one.peers["cid"].state for one in (first, second, third)} == {"connected"}
+    assert second.waits is not None
+    assert (second.waits.senders, second.waits.kinds) == (("bob",), (Kind.CONTRIBUTION,))
+    assert second.waits.since_s == pytest.approx(long)
+    assert second.waits.patience_s == 120
+    assert (first.phase, first.step, first.epsilon) == ("training", 7, 2.5)
+    assert end.phase == "ended"
+    assert end.waits is None
+    assert end.received_bytes == end.peers["bob"].received_bytes == 3 * len(frame)
+    assert end.sent_bytes == end.peers["bob"].sent_bytes > 0
+
+
+def test_a_word_of_one_does_not_make_the_other_less_silent() -> None:
+    answers: list[tuple[float, Answer]] = [
+        (3.0, frame_of("bob", Kind.CONTRIBUTION)),
+        (3.0, frame_of("cid", Kind.CONTRIBUTION)),
+    ]
+    (_, second), _ = stood(answers, "", "")
+    assert second.peers["cid"].silent_s == pytest.approx(6.0)
+    assert second.peers["bob"].silent_s == pytest.approx(3.0)
+
+
+def test_who_left_is_left_whether_it_said_so_or_not() -> None:
+    silence = PartyLeftError("nothing came", left=("cid",))
+    _, end = stood([(1.0, silence)], "cid")
+    assert (end.phase, end.peers["cid"].state) == ("failed", "left")
+    assert end.peers["bob"].state == "connected"
+    _, end = stood([(1.0, frame_of("bob", Kind.ABORT))], "bob")
+    assert end.peers["bob"].state == "left"
+
+
+def test_a_party_that_begins_again_is_nobodys_left_one() -> None:
+    keeper = StatusKeeper()
+    for _ in range(2):
+        keeper.begin("ann", ["bob"], FakeMeter())
+        assert keeper.status().phase == "connecting"
+        assert keeper.status().names("expected") == ["bob"]
+        keeper.connected()
+        keeper.left(["bob"])
+        assert keeper.status().names("left") == ["bob"]
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_view, "_PERIOD_S", 0.02)
+
+
+def status(**changes: Any) -> Status:
+    usual: dict[str, Any] = {
+        "party": "ann", "phase": "training", "step": 3, "epsilon": float("inf"),
+        "waits": {"senders": ("bob",), "kinds": ("sum",), "step": 3, "since_s": 4.0,
+                  "patience_s": 240.0},
+        "peers": {"bob": {"state": "silent", "silent_s": 4.2, "sent_bytes": 10,
+                          "received_bytes": 2_000_000}},
+    }  # fmt: skip
+    return Status.model_validate({**usual, **changes})
+
+
+def shown(how: Shown, *moments: Status, terminal: bool = False) -> str:
+    """What people read while the party stands so, one moment after another."""
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=200)
+    board = Board(lambda: now)
+    now: tuple[Status, ...] = ()
+    with live_view.showing(board, how, console=console):
+        for moment in moments:
+            now = (moment,)
+            time.sleep(0.3)
+    return out.getvalue()
+
+
+def test_a_log_has_a_line_a_change_and_no_more() -> None:
+    bob = {"state": "awaited", "silent_s": 0.1, "sent_bytes": 10, "received_bytes": 2_000_000}
+    well = status(peers={"bob": bob})
+    lines = shown(
+        Shown.TO_PEOPLE, status(), well, well, status(phase="ended", waits=None)
+    ).splitlines()
+    assert len(lines) == 3
+    assert lines[0] == (
+        "ann: training, step 3; bob silent for 4 s; waits for sum of step 3 from bob, "
+        "4 s of 240 s; epsilon_x inf  0.0 MB sent  2.0 MB received"
+    )
+    assert "silent" not in lines[1]
+    assert lines[2].startswith("ann: ended")
+
+
+def test_a_panel_shows_every_peer_and_several_parties_show_each_other() -> None:
+    said = shown(Shown.TO_PEOPLE, status(), terminal=True)
+    assert "silent for 4 s" in said
+    assert "2,000.0" in said
+    board = Board()
+    board.tell(status())
+    board.tell(status(party="bob", phase="set-up", peers={}))
+    board.tell_progress(
+        Progress(epoch=2, epochs=9, step=3, steps=30, loss=0.5, accuracy=None, epsilon=1.0,
+                 wire_bytes=1)
+    )  # fmt: skip
+    out = io.StringIO()
+    with live_view.showing(
+        board, Shown.TO_PEOPLE, console=Console(file=out, force_terminal=True, width=200)
+    ):
+        time.sleep(0.05)
+    for words in ("epoch 2/9", "bob silent for 4 s", "set-up", "sum of step 3 from bob"):
+        assert words in out.getvalue()
+
+
+def test_events_are_objects_a_line_and_programs_can_read_infinity(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    quiet = status(peers={}, waits=None)
+    shown(Shown.AS_EVENTS, quiet, quiet, status())
+    events = [json.loads(line)["status"] for line in capsys.readouterr().out.splitlines()]
+    assert events[0]["epsilon"] == "inf"
+    assert [event["peers"] for event in events].count({}) == 1, "said twice, and nothing changed"
+    assert events[-1]["peers"]["bob"] == {
+        "state": "silent", "silent_s": 4.2, "sent_bytes": 10, "received_bytes": 2_000_000,
+    }  # fmt: skip
+    for event in events:
+        del event["at"]
+        assert Status.model_validate(event)
+
+
+def test_events_of_a_run_in_memory_are_refused(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from secure_apfed.config.file import dump_config
+    from tests.secure_apfed.small_runs import small_config
+
+    (tmp_path / "run.yaml").write_text(dump_config(small_config()))
+    assert execute(["run", str(tmp_path / "run.yaml"), "--json-events"]) == 2
+    assert "parties that run apart" in json.loads(capsys.readouterr().out)["error"]["message"]
