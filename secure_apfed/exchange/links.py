@@ -85,6 +85,7 @@ class Links:
 
     Attributes:
         signs: of life, that came and that are still taken.
+        pulse: tells all peers that this party is at work, while it computes for long.
     """
 
     def __init__(
@@ -102,6 +103,9 @@ class Links:
         self._gathering = {peer: Gathering(me, peer) for peer in self._peers}
         self._early: dict[str, Envelope] = {}
         self.signs = SignsHeard(me)
+        self.pulse = Pulse(
+            lambda peer, body: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, body), self._peers
+        )
 
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
         """Send and take nothing but sealed envelopes of this session from now on.
@@ -129,12 +133,6 @@ class Links:
         for part in parts_of(self._in_parts[receiver], payload):
             self._send_one(receiver, kind, step, part)
         self._in_parts[receiver] += 1
-
-    def pulse(self) -> Pulse:
-        """What tells all peers that this party is at work, while it computes for long."""
-        return Pulse(
-            lambda peer, body: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, body), self._peers
-        )
 
     def _send_one(self, receiver: str, kind: Kind, step: int, payload: bytes) -> None:
         envelope = Envelope(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
+from secure_apfed.alignment.over_links import signs_of_alignment
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, Resumption
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
@@ -25,6 +26,7 @@ from secure_apfed.methods.alignment import (
     align_as_active,
     align_as_passive,
     deal,
+    forget_alignment,
     needs_dealer,
 )
 from secure_apfed.methods.method import (
@@ -96,6 +98,8 @@ class Entered:
             notes=notes,
         )
         self.own.brought.keeper.save(state)
+        if step > 0:  # the active has one, too, or has sent that it takes it
+            forget_alignment(self.own)
 
     def end(self) -> None:
         """Note that this party's part is over."""
@@ -442,6 +446,9 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
     )
     if own.brought.keeper is not None:
         own.brought.keeper.agreed(agreement.contract, agreement.signatures)
+    passives = len(agreement.contract.passives)
+    signs = signs_of_alignment(own.config.alignment.maximum_ids, passives)
+    links.signs.allow(dict.fromkeys((name for name in own.known if name != own.name), signs))
     return agreement
 
 

@@ -139,7 +139,7 @@ def test_nothing_else_comes_between_parts_but_the_word_that_a_peer_stops(
 def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 3})
-    pulse = pair.bob.pulse()
+    pulse = pair.bob.pulse
     for worked in (99, 1, 99, 250):  # a sign at 100 and at 449
         pulse.worked(worked)
     pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
@@ -150,7 +150,7 @@ def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
 def test_signs_renew_patience_but_not_for_ever() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 5})
-    pulse = pair.bob.pulse()
+    pulse = pair.bob.pulse
     for _ in range(6):
         pulse.worked(100)
     with pytest.raises(RemoteProtocolError, match=r"^bob sent ann more signs of life than its"):
@@ -169,7 +169,7 @@ def test_a_sign_without_progress_is_refused() -> None:
 
 def test_a_sign_where_no_work_was_agreed_and_a_malformed_one_are_refused() -> None:
     pair = Pair()
-    pair.bob.pulse().worked(100)
+    pair.bob.pulse.worked(100)
     with pytest.raises(RemoteProtocolError, match="more signs of life than its work can take"):
         pair.hear()
     other = Pair()
@@ -181,7 +181,7 @@ def test_a_sign_where_no_work_was_agreed_and_a_malformed_one_are_refused() -> No
 def test_who_falls_silent_after_signs_is_noticed() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 5})
-    pair.bob.pulse().worked(100)
+    pair.bob.pulse.worked(100)
     with pytest.raises(PartyLeftError, match="ann expected alignment from bob; nothing came"):
         pair.hear()
 
@@ -189,7 +189,7 @@ def test_who_falls_silent_after_signs_is_noticed() -> None:
 def test_a_bound_within_a_block_counts_against_the_one_around_it() -> None:
     pair = Pair()
     pair.ann.signs.allow({"bob": 10})
-    pulse = pair.bob.pulse()
+    pulse = pair.bob.pulse
 
     def signs_then_a_message(count: int) -> None:
         for _ in range(count):
@@ -241,7 +241,7 @@ def test_a_role_in_a_conversation_gives_signs_while_it_computes() -> None:
 
     def scripts() -> Iterator[tuple[str, object]]:
         yield "ann", ask()
-        yield "bob", pair.bob.converse(Kind.ALIGNMENT, Slow(pair.bob.pulse()), ["ann"])
+        yield "bob", pair.bob.converse(Kind.ALIGNMENT, Slow(pair.bob.pulse), ["ann"])
 
     found = pair.network.complete_all(dict(scripts()))  # type: ignore[arg-type]  # two results
     assert found["ann"] == MESSAGE * 2
