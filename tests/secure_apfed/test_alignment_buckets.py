@@ -370,7 +370,7 @@ def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
     assert alive >= {("bank", "shop"), ("bank", "post"), ("shop", "bank"), ("post", "bank")}
     assert over_links.signs_of_alignment(1000, 2) == 2 * (10 * 1000 // 20) + 4
 
-    async def flood(self: Any, *_: object) -> None:
+    async def flood(self: Any, *given: object) -> None:
         for _ in range(1000):
             self._links.pulse.worked(20)
         await self._links.receive(self._peers, Kind.READY)
