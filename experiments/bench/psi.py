@@ -1,9 +1,8 @@
 """Private set intersection beside the libraries that people use, at 50 % overlap.
 
-Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ecdh-buckets/N` (in a session,
-over sealed links), `openmined/N`,
-`spu-rr22/N`, `spu-kkrt/N` and `spu-ecdh/N` for N IDs on each of two sides; each run is an
-interpreter of its own, the cases of a size in turns.
+Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ecdh-buckets/N` (as in a
+session, over sealed links), `openmined/N`, `spu-rr22/N`, `spu-kkrt/N` and `spu-ecdh/N` for N IDs on
+each of two sides; each run is an interpreter of its own, the cases of a size in turns.
 
 Peers may live in environments of their own, which these variables name by their interpreter:
 SECURE_APFED_OPENMINED_PYTHON (openmined-psi 2.0.6, also in the extra `bench`, which replaces

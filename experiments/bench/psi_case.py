@@ -5,9 +5,9 @@ Takes a case and a size, and prints one JSON object: `seconds` from the IDs to t
 `ecdh` also `floor_seconds`, what its library's multiplications alone take. Peak memory is the
 sum over the parties' processes, `peak_party` that of the larger one.
 
-`ecdh-buckets` is what a session runs: sealed links over sockets of this machine, IDs streamed from a
-Parquet file, a folder that keeps what is needed to go on. On larger sets than the others take:
-`python experiments/bench/psi_case.py ecdh-buckets 2500000`.
+`ecdh-buckets` is what a session runs: sealed links over sockets of this machine, IDs streamed from
+a Parquet file, a folder that keeps what is needed to go on. On sets larger than others can take:
+`PYTHONPATH=. python experiments/bench/psi_case.py ecdh-buckets 2500000`.
 Each case imports only what it measures, so that a peer can live in an environment without
 this project, and memory is that of the protocol.
 """
