@@ -3,7 +3,8 @@
 Takes a case and a size, and prints one JSON object: `seconds` from the IDs to the result,
 `bytes` and `rounds` where they can be seen, `peak_memory` in bytes, `common` (IDs found); for
 `ecdh` also `floor_seconds`, what its library's multiplications alone take. Peak memory is the
-sum over the parties' processes, `peak_party` that of the larger one.
+sum over the parties' processes, `peak_party` that of the larger one; `cpu_seconds` is the processor
+time of the busier party.
 
 `ecdh-buckets` is what a session runs: sealed links over sockets of this machine, IDs streamed from
 a Parquet file, a folder that keeps what is needed to go on. On sets larger than others can take:
@@ -41,6 +42,7 @@ _GATHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     "rounds": max,
     "peak_memory": sum,
     "peak_party": max,
+    "cpu_seconds": max,
     "common": max,
     "floor_seconds": max,
 }
@@ -251,7 +253,7 @@ def _bucket_party(
     links.signs.allow({peer: signs_of_alignment(size, 1)})
     settings = AlignmentSettings(threads=1, maximum_ids=size)
     kept = Path(folder) / me
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     ids = IdFile(me, Path(folder) / f"{me}.parquet", "id")
     script = (
         align_hub(links, [peer], ids, settings, session="bench", folder=kept)
@@ -261,7 +263,8 @@ def _bucket_party(
         )
     )  # fmt: skip
     rows = drive(script, transport, timeout_s=60)
-    found = {"seconds": time.perf_counter() - began, "bytes": sum(sent), "rounds": None}
+    found = {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
+    found["cpu_seconds"] = time.process_time() - cpu
     transport.close()
     peak = _peak_memory()
     report.send(found | {"peak_memory": peak, "peak_party": peak, "common": len(rows)})
@@ -270,7 +273,9 @@ def _bucket_party(
 def _in_buckets(_protocol: str, size: int) -> Measured:
     """Two processes on sealed links; a minute of silence ends it."""
     parties = ("hub", "member")
-    sockets, meetings = socket.socketpair(), multiprocessing.Pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sockets = (socket.create_connection(listener.getsockname()), listener.accept()[0])
+    meetings = multiprocessing.Pipe()
     with tempfile.TemporaryDirectory() as folder:
         for party, first in zip(parties, (0, size // 2), strict=True):
             _write_ids(Path(folder) / f"{party}.parquet", first, size)
@@ -278,7 +283,7 @@ def _in_buckets(_protocol: str, size: int) -> Measured:
             party: (party, folder, size, near, meeting)
             for party, near, meeting in zip(parties, sockets, meetings, strict=True)
         }
-        return _play(_bucket_party, jobs)
+        return {"rounds": None} | _play(_bucket_party, jobs)
 
 
 def _openmined(_protocol: str, size: int) -> Measured:

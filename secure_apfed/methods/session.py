@@ -105,6 +105,7 @@ class Entered:
         """Note that this party's part is over."""
         if self.own.brought.keeper is not None:
             self.own.brought.keeper.ended(self.contract, self.role)
+            forget_alignment(self.own)
 
 
 async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple[Entered, Learner]:
