@@ -17,8 +17,8 @@ from secure_apfed.exchange.envelope import Envelope
 
 __all__ = ["IDS_A_SIGN", "Pulse", "SignsHeard", "most_signs"]
 
-IDS_A_SIGN = 2**17
-"""Some 5 s of a thread that takes 40 us for an ID."""
+IDS_A_SIGN = 2**16
+"""Some 2.6 s of a thread that takes 40 us for an ID."""
 
 _SPARE_SIGNS = 4
 _DONE = struct.Struct(">Q")
