@@ -24,7 +24,13 @@ from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import Aligner, SetIntersection
 from protocols.randomness import random_permutation
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
-from secure_apfed.alignment.over_links import ProgressTo, align_hub, align_member, relaying
+from secure_apfed.alignment.over_links import (
+    ProgressTo,
+    align_hub,
+    align_member,
+    relaying,
+    signs_of_alignment,
+)
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.methods.method import Own
 
@@ -32,6 +38,7 @@ __all__ = [
     "DEALER",
     "align_as_active",
     "align_as_passive",
+    "allow_signs",
     "deal",
     "forget_alignment",
     "needs_dealer",
@@ -158,11 +165,18 @@ def _folder(own: Own, members: Sequence[str]) -> Path | None:
     return own.logs / _UNFINISHED / ("all" if own.config.alignment.mode == "all" else members[0])
 
 
-def forget_alignment(own: Own) -> None:
-    """Remove what is needed to go on with an intersection, once a checkpoint has its result."""
-    folder = own.logs / _UNFINISHED if own.logs else None
-    if folder is not None and folder.is_dir() and not folder.is_symlink():
+def forget_alignment(logs: Path) -> None:
+    """Remove what a party keeps to go on with an intersection, once a checkpoint has its result."""
+    folder = logs / _UNFINISHED
+    if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
+
+
+def allow_signs(own: Own, links: Links) -> None:
+    """Take as many signs of life of each peer as the settings of the alignment allow."""
+    peers = [name for name in own.known if name != own.name]
+    most = signs_of_alignment(own.config.alignment.maximum_ids, len(own.passives))
+    links.signs.allow(dict.fromkeys(peers, most))
 
 
 def _protocol(own: Own, links: Links, session: str) -> SetIntersection:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from protocols.errors import RemoteProtocolError
-from secure_apfed.alignment.over_links import signs_of_alignment
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, Resumption
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
@@ -25,8 +24,8 @@ from secure_apfed.methods.alignment import (
     DEALER,
     align_as_active,
     align_as_passive,
+    allow_signs,
     deal,
-    forget_alignment,
     needs_dealer,
 )
 from secure_apfed.methods.method import (
@@ -98,14 +97,11 @@ class Entered:
             notes=notes,
         )
         self.own.brought.keeper.save(state)
-        if step > 0:  # the active has one, too, or has sent that it takes it
-            forget_alignment(self.own)
 
     def end(self) -> None:
         """Note that this party's part is over."""
         if self.own.brought.keeper is not None:
             self.own.brought.keeper.ended(self.contract, self.role)
-            forget_alignment(self.own)
 
 
 async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple[Entered, Learner]:
@@ -297,8 +293,10 @@ class Session:
         """Who fell silent in this session; empty where the method has no way on without one."""
         if not self.contract.secure_sum:
             return {}
-        learner = self.learner
-        return {"left": dict(learner.left), "steps_without_all": learner.steps_without_all}
+        return {
+            "left": dict(self.learner.left),
+            "steps_without_all": self.learner.steps_without_all,
+        }
 
     def networks(self) -> dict[str, nn.Module]:
         """By party, the network whose output it sends, where passives send any."""
@@ -447,9 +445,7 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
     )
     if own.brought.keeper is not None:
         own.brought.keeper.agreed(agreement.contract, agreement.signatures)
-    passives = len(agreement.contract.passives)
-    signs = signs_of_alignment(own.config.alignment.maximum_ids, passives)
-    links.signs.allow(dict.fromkeys((name for name in own.known if name != own.name), signs))
+    allow_signs(own, links)
     return agreement
 
 
