@@ -293,10 +293,8 @@ class Session:
         """Who fell silent in this session; empty where the method has no way on without one."""
         if not self.contract.secure_sum:
             return {}
-        return {
-            "left": dict(self.learner.left),
-            "steps_without_all": self.learner.steps_without_all,
-        }
+        learner = self.learner
+        return {"left": dict(learner.left), "steps_without_all": learner.steps_without_all}
 
     def networks(self) -> dict[str, nn.Module]:
         """By party, the network whose output it sends, where passives send any."""
@@ -459,9 +457,8 @@ def _going_on(own: Own) -> Resumption | None:
 
 def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeting]) -> Contract:
     """The contract, as every party draws it up from the settings and the greetings."""
-    config = own.config
+    config, facts = own.config, method.facts
     offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
-    facts = method.facts
     names = {"active": (own.active,), "passives": own.passives}
     expected = [name for side in facts.offers for name in names[side]]
     if set(offers) != set(expected):
