@@ -81,9 +81,13 @@ def keystream_chunks(key: bytes, *context: bytes, length: int) -> Iterator[memor
         yield buffer[:size]
 
 
-def random_permutation(count: int) -> NDArray[np.int64]:
-    """Return a uniformly random order of `count` items (each key of the sort is 128 bits)."""
+def random_permutation(count: int, *, key: bytes | None = None) -> NDArray[np.int64]:
+    """Return a uniformly random order of `count` items (each key of the sort is 128 bits).
+
+    Under a secret `key` of 32 bytes, which serves for nothing else, the same order each time.
+    """
     if count < 0:
         raise LocalProtocolError(f"a permutation has at least 0 items, got {count}")
-    keys = np.frombuffer(keystream(fresh_key(), length=16 * count), dtype=">u8").reshape(count, 2)
+    stream = keystream(fresh_key() if key is None else key, length=16 * count)
+    keys = np.frombuffer(stream, dtype=">u8").reshape(count, 2)
     return np.lexsort((keys[:, 1], keys[:, 0])).astype(np.int64)

@@ -1,17 +1,20 @@
-"""Opening a file that a run goes on writing: this very file, and no other behind a link.
+"""Opening a file that a run goes on writing: this very file, and no other behind a link; and
+replacing one in a single step.
 
 Run by: whoever keeps an account over sessions. A symbolic link in its place would have the next
 session cut or extend a file of somebody else's choice; a pipe would have it wait for ever.
 """
 
+import contextlib
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from secure_apfed.errors import CheckpointError
 
-__all__ = ["open_regular"]
+__all__ = ["open_regular", "write_atomically"]
 
 
 def open_regular(path: Path, *, create: bool) -> int:
@@ -48,3 +51,20 @@ def open_regular(path: Path, *, create: bool) -> int:
 
 def _irregular(path: Path) -> CheckpointError:
     return CheckpointError(f"{path} is not a regular file; remove what stands in its place")
+
+
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Replace `path` in one step; `private` files are readable by their owner only."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o600 if private else 0o644)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise

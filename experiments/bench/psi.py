@@ -1,8 +1,8 @@
 """Private set intersection beside the libraries that people use, at 50 % overlap.
 
-Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `openmined/N`,
-`spu-rr22/N`, `spu-kkrt/N` and `spu-ecdh/N` for N IDs on each of two sides; each run is an
-interpreter of its own, the cases of a size in turns.
+Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ecdh-buckets/N` (as in a
+session, over sealed links), `openmined/N`, `spu-rr22/N`, `spu-kkrt/N` and `spu-ecdh/N` for N IDs on
+each of two sides; each run is an interpreter of its own, the cases of a size in turns.
 
 Peers may live in environments of their own, which these variables name by their interpreter:
 SECURE_APFED_OPENMINED_PYTHON (openmined-psi 2.0.6, also in the extra `bench`, which replaces
@@ -29,8 +29,13 @@ __all__ = ["bench", "measure"]
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _QUICK = {1_000: 1, 10_000: 1}
 _PATIENCE_S = 1800
-_FIELDS = ("seconds", "bytes", "rounds", "peak_memory", "floor_seconds")
-_RIVAL = {"circuit": "spu-rr22", "circuit-crypten": "circuit", "ecdh": "openmined"}
+_FIELDS = ("seconds", "bytes", "rounds", "peak_memory", "peak_party", "floor_seconds")
+_RIVAL = {
+    "circuit": "spu-rr22",
+    "circuit-crypten": "circuit",
+    "ecdh": "openmined",
+    "ecdh-buckets": "ecdh",
+}
 _ON_CRYPTEN = frozenset({"circuit-crypten"})
 _PEERS: Mapping[str, tuple[str, str]] = {
     "openmined": ("private_set_intersection", "SECURE_APFED_OPENMINED_PYTHON"),
@@ -64,6 +69,7 @@ def measure(size: int, repetitions: int) -> Iterator[Row]:
         more = {
             "rounds": found["rounds"],
             "peak_memory": found["peak_memory"],
+            "peak_party": found["peak_party"],
             "speedup_vs_openmined": _quotient(medians["openmined"], found),
             "floor_seconds": found["floor_seconds"],
         }

@@ -3,7 +3,12 @@
 Takes a case and a size, and prints one JSON object: `seconds` from the IDs to the result,
 `bytes` and `rounds` where they can be seen, `peak_memory` in bytes, `common` (IDs found); for
 `ecdh` also `floor_seconds`, what its library's multiplications alone take. Peak memory is the
-sum over the parties' processes.
+sum over the parties' processes, `peak_party` that of the larger one; `cpu_seconds` is the processor
+time of the busier party.
+
+`ecdh-buckets` is what a session runs: sealed links over sockets of this machine, IDs streamed from
+a Parquet file, a folder that keeps what is needed to go on. On sets larger than others can take:
+`PYTHONPATH=. python experiments/bench/psi_case.py ecdh-buckets 2500000`.
 Each case imports only what it measures, so that a peer can live in an environment without
 this project, and memory is that of the protocol.
 """
@@ -36,11 +41,14 @@ _GATHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     "bytes": sum,
     "rounds": max,
     "peak_memory": sum,
+    "peak_party": max,
+    "cpu_seconds": max,
     "common": max,
     "floor_seconds": max,
 }
 _SAMPLE = 20_000
 _PATIENCE_S = 1500
+_PIECE = 2**16
 
 
 def _peak_memory() -> int:
@@ -202,6 +210,82 @@ def _ours(protocol: str, size: int) -> Measured:
     return _play(_party, {party: (party, protocol, size, ends[party]) for party in parties})
 
 
+def _write_ids(path: Path, first: int, size: int) -> None:
+    """IDs beside a column that nobody reads, in no order of theirs; a piece at a time."""
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    schema = pa.schema([("id", pa.string()), ("amount", pa.float64())])
+    with ParquetWriter(path, schema) as file:
+        for start in range(first, first + size, _PIECE):
+            end = min(start + _PIECE, first + size)
+            names = [f"person {k}" for k in range(start, end)]
+            amounts = np.random.default_rng(start).random(end - start)
+            file.write_table(pa.table({"id": names, "amount": amounts}, schema))
+
+
+def _sealed(me: str, peer: str, meeting: Connection, links: Any) -> None:
+    """Agree on keys of the link, as a session does after its contract."""
+    from protocols.seal import SealedLink, fresh_run_key
+
+    key = fresh_run_key()
+    seal = SealedLink(me=me, peer=peer, run_key=key, contract_hash=bytes(32))
+    meeting.send_bytes(key.public)
+    meeting.send_bytes(seal.hello)
+    public = meeting.recv_bytes()
+    seal.agree(public, meeting.recv_bytes())
+    links.seal("bench", {peer: seal})
+
+
+def _bucket_party(
+    me: str, folder: str, size: int, near: socket.socket, meeting: Connection, report: Connection
+) -> None:
+    """Play one party in buckets, from its file to its rows, and report it."""
+    from secure_apfed.alignment import AlignmentSettings, IdFile
+    from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
+    from secure_apfed.exchange import Links, Sockets, drive
+
+    peer = "member" if me == "hub" else "hub"
+    transport, sent = Sockets(me, {peer: near}), list[int]()
+    links = Links(me, [peer], transport.post, lambda _, wire_bytes: sent.append(wire_bytes))
+    _sealed(me, peer, meeting, links)
+    links.signs.allow({peer: signs_of_alignment(size, 1)})
+    settings = AlignmentSettings(threads=1, maximum_ids=size)
+    kept = Path(folder) / me
+    began, cpu = time.perf_counter(), time.process_time()
+    ids = IdFile(me, Path(folder) / f"{me}.parquet", "id")
+    script = (
+        align_hub(links, [peer], ids, settings, session="bench", folder=kept)
+        if me == "hub"
+        else align_member(
+            links, peer, ids, settings, members=[me], session="bench", folder=kept
+        )
+    )  # fmt: skip
+    rows = drive(script, transport, timeout_s=60)
+    found = {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
+    found["cpu_seconds"] = time.process_time() - cpu
+    transport.close()
+    peak = _peak_memory()
+    report.send(found | {"peak_memory": peak, "peak_party": peak, "common": len(rows)})
+
+
+def _in_buckets(_protocol: str, size: int) -> Measured:
+    """Two processes on sealed links; a minute of silence ends it."""
+    parties = ("hub", "member")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sockets = (socket.create_connection(listener.getsockname()), listener.accept()[0])
+    meetings = multiprocessing.Pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        for party, first in zip(parties, (0, size // 2), strict=True):
+            _write_ids(Path(folder) / f"{party}.parquet", first, size)
+        jobs = {
+            party: (party, folder, size, near, meeting)
+            for party, near, meeting in zip(parties, sockets, meetings, strict=True)
+        }
+        return {"rounds": None} | _play(_bucket_party, jobs)
+
+
 def _openmined(_protocol: str, size: int) -> Measured:
     """openmined-psi (ECDH on P-256), client and server in one thread.
 
@@ -277,6 +361,7 @@ CASES: Mapping[str, tuple[Callable[[str, int], Measured], str]] = {
     "circuit": (_ours, "circuit"),
     "circuit-crypten": (_ours, "circuit_crypten"),
     "ecdh": (_ours, "ecdh"),
+    "ecdh-buckets": (_in_buckets, "ecdh"),
     "openmined": (_openmined, ""),
     "spu-rr22": (_spu, "RR22"),
     "spu-kkrt": (_spu, "KKRT"),

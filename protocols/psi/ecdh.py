@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from protocols.conversation import Conversation, Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.ecdh_side import LAST, POSITION_BYTES, TAG_BYTES, Kind, Side
+from protocols.psi.framing import Framing
 from protocols.psi.interface import (
     Admit,
     IntersectionAgreement,
@@ -43,9 +44,9 @@ from protocols.psi.interface import (
 )
 from protocols.psi.ladder import POINT_BYTES, split_points
 from protocols.psi.result import Opened, ResultHolder, check_choices
-from protocols.randomness import fresh_key, random_permutation
+from protocols.randomness import random_permutation
 
-__all__ = ["EcdhIntersection"]
+__all__ = ["EcdhHub", "EcdhIntersection", "EcdhMember"]
 
 Rows = NDArray[np.int64]
 
@@ -58,6 +59,9 @@ class EcdhIntersection:
         threads: how many this party blinds with; None means one for each processor.
         progress: told of every few thousand IDs.
         admit: asked before each role is made.
+        secret: 32 bytes that scalars and orders follow from, so that a broken-off intersection can
+            be repeated message by message. A party keeps it to itself and uses it with one set of
+            IDs only. None: they are fresh.
     """
 
     name: ClassVar[str] = "ecdh"
@@ -75,6 +79,7 @@ class EcdhIntersection:
         threads: int | None = None,
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
+        secret: bytes | None = None,
     ) -> None:
         check_choices(self.name, self.outputs, agreement, threads)
         if agreement.sizes:
@@ -82,9 +87,14 @@ class EcdhIntersection:
                 "ecdh shows the true sizes of sets and deals nothing; circuit can use agreed sizes"
             )
         self.agreement, self._threads, self._progress = agreement, threads, progress
-        self._admit = admit
+        self._admit, self._secret = admit, secret
 
-    def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "_Hub":
+    @staticmethod
+    def longest_message(ids: int) -> int:
+        """Bytes of the longest message of a party with so many IDs; its first one has as many."""
+        return Framing.size(POINT_BYTES, ids)
+
+    def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
         """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(me, members)
         if self.agreement.output is Output.SIZE and len(members) > 1:
@@ -92,18 +102,21 @@ class EcdhIntersection:
                 f"ecdh counts the IDs common to two parties, here are {1 + len(members)}; "
                 "circuit counts those of more"
             )
-        return _Hub(self._side(me, members, ids), members)
+        return EcdhHub(self._side(me, members, ids), members)
 
-    def member(self, me: str, hub: str, ids: Sequence[bytes]) -> "_Member":
+    def member(self, me: str, hub: str, ids: Sequence[bytes]) -> "EcdhMember":
         """A passive's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(hub, [me])
-        return _Member(self._side(me, [hub], ids), hub)
+        return EcdhMember(self._side(me, [hub], ids), hub)
 
     def _side(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> Side:
         check_ids(me, ids, self.agreement.maximum_ids)
         if self._admit is not None:
             self._admit(me, peers)
-        return Side(me, ids, self.agreement, threads=self._threads, progress=self._progress)
+        return Side(
+            me, ids, self.agreement,
+            threads=self._threads, progress=self._progress, secret=self._secret,
+        )  # fmt: skip
 
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         """Raise LocalProtocolError: Diffie-Hellman needs no dealer."""
@@ -133,13 +146,13 @@ class _Pair:
     place_of_row: dict[int, int] | None = None
 
 
-class _Hub(ResultHolder):
+class EcdhHub(ResultHolder):
+    """The hub's role; see `protocols.psi.interface.Aligner`."""
+
     def __init__(self, side: Side, members: Sequence[str]) -> None:
         super().__init__(side.me, side.agreement.output)
         self._side = side
-        self._pairs = {
-            member: _Pair(fresh_key(), random_permutation(side.size)) for member in members
-        }
+        self._pairs = {member: _Pair(*side.draw(member)) for member in members}
 
     def start(self) -> Sequence[Outgoing]:
         side = self._side
@@ -172,6 +185,15 @@ class _Hub(ResultHolder):
             member: np.array(sorted(pair.place_of_row or {}), np.int64)
             for member, pair in self._pairs.items()
         }
+
+    @property
+    def places(self) -> dict[str, Rows]:
+        """Where each of `rows` is in the list of each member; known to the hub alone."""
+        rows, found = self.rows.tolist(), dict[str, Rows]()
+        for member, pair in self._pairs.items():
+            place_of_row = pair.place_of_row or {}
+            found[member] = np.array([place_of_row[row] for row in rows], np.int64)
+        return found
 
     def _match(self, sender: str, pair: _Pair, items: bytes) -> dict[int, int]:
         """Return, for each own row shared with `sender`, its place in the list of `sender`."""
@@ -212,17 +234,23 @@ class _Hub(ResultHolder):
         return np.array(len(rows), ">u4").tobytes() if self._output is Output.SIZE else b""
 
 
-class _Member(ResultHolder):
+class EcdhMember(ResultHolder):
+    """A member's role; see `protocols.psi.interface.Aligner`.
+
+    Attributes:
+        order: the own row at each place of the list that the hub gets.
+    """
+
     def __init__(self, side: Side, hub: str) -> None:
         super().__init__(side.me, side.agreement.output)
         self._side, self._hub = side, hub
-        self._scalar, self._order = fresh_key(), random_permutation(side.size)
+        self._scalar, self.order = side.draw(hub)
         self._hub_size: int | None = None
 
     def start(self) -> Sequence[Outgoing]:
         side = self._side
         side.begin()
-        return [Outgoing(self._hub, side.pack(Kind.BLINDED, side.blind(self._scalar, self._order)))]
+        return [Outgoing(self._hub, side.pack(Kind.BLINDED, side.blind(self._scalar, self.order)))]
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         if sender != self._hub:
@@ -247,7 +275,7 @@ class _Member(ResultHolder):
 
     def _open(self, sender: str, items: bytes) -> Opened:
         if self._output is Output.ROWS:
-            return Opened(rows=self._order[self._check_places(sender, items)])
+            return Opened(rows=self.order[self._check_places(sender, items)])
         if self._output is Output.HUB_ROWS:
             return Opened()
         size, most = int.from_bytes(items, "big"), min(self._side.size, self._hub_size or 0)

@@ -14,6 +14,7 @@ from protocols.fork_check import ForkCheck
 from protocols.psi import curve, ladder
 from protocols.psi.framing import Framing
 from protocols.psi.interface import IntersectionAgreement, Output, Progress
+from protocols.randomness import derive_key, fresh_key, random_permutation
 
 __all__ = ["LAST", "POSITION_BYTES", "TAG_BYTES", "Kind", "Side"]
 
@@ -61,8 +62,9 @@ class Side:
         *,
         threads: int | None,
         progress: Callable[[Progress], None] | None,
+        secret: bytes | None,
     ) -> None:
-        self.agreement, self._progress = agreement, progress
+        self.agreement, self._progress, self._secret = agreement, progress, secret
         self._threads = threads
         self.me, self.size = me, len(ids)
         self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
@@ -75,6 +77,14 @@ class Side:
         if self._started:
             raise LocalProtocolError(f"{self.me}: an intersection is started once")
         self._started = True
+
+    def draw(self, peer: str) -> tuple[bytes, Rows]:
+        """Return the scalar, and the order of the own IDs, for the run with this peer."""
+        if self._secret is None:
+            return fresh_key(), random_permutation(self.size)
+        key = derive_key(self._secret, b"ecdh", self.agreement.digest, peer.encode())
+        order = random_permutation(self.size, key=derive_key(key, b"order"))
+        return derive_key(key, b"scalar"), order
 
     def blind(self, scalar: bytes, order: Rows) -> bytes:
         """Return the own IDs, blinded, with the ID of row `order[k]` at place k."""

@@ -33,6 +33,11 @@ class Framing:
     item_bytes: Mapping[int, int]
     maximum_items: int
 
+    @staticmethod
+    def size(item_bytes: int, count: int) -> int:
+        """Bytes of a message of so many items."""
+        return _HEADER.size + item_bytes * count
+
     def pack(self, kind: int, items: bytes = b"") -> bytes:
         """Frame the items, which lie one after the other in `items`."""
         count = len(items) // self.item_bytes[kind] if items else 0

@@ -1,6 +1,7 @@
 """Alignment: which rows of which party belong to the same person, and who may learn how many."""
 
 from secure_apfed.alignment.history import AlignmentHistory
+from secure_apfed.alignment.id_files import IdFile
 from secure_apfed.alignment.ids import IdColumn, IdNormalisation
 from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.alignment.tables import (
@@ -17,6 +18,7 @@ __all__ = [
     "AlignmentHistory",
     "AlignmentSettings",
     "IdColumn",
+    "IdFile",
     "IdNormalisation",
     "align",
     "canonical_ids",

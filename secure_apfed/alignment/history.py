@@ -25,10 +25,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.names import check_name
 
-__all__ = ["AlignmentHistory"]
+__all__ = ["AlignmentHistory", "admit_run"]
 
 _PATIENCE_S = 30
 
@@ -64,12 +65,14 @@ class AlignmentHistory:
             raise DataError(f"this party cannot name the file of a history: {error}") from None
         return cls(folder / f"{party}.jsonl", runs_with_a_peer=runs_with_a_peer)
 
-    def admit(self, *, session: str, peers: Sequence[str]) -> None:
+    def admit(self, *, session: str, peers: Sequence[str], again: bool = False) -> None:
         """Note a run on the disk before anything is sent.
 
         Args:
             session: of the agreement.
             peers: with whom; at a member the hub, at the hub all members.
+            again: it goes on where it was broken off, on the same sets, and is noted already: two
+                attempts that send the same teach what one does, and count as one.
 
         Raises:
             DataError: the session was used before, or a peer had all its runs; nothing is noted.
@@ -78,6 +81,8 @@ class AlignmentHistory:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._alone():
             sessions, runs = self._load()
+            if again and sessions.get(session) == sorted(peers):
+                return
             if session in sessions:
                 raise DataError(f"session {session!r} was used before; give every run a new name")
             for peer in peers:
@@ -107,13 +112,13 @@ class AlignmentHistory:
         finally:
             lock.release()
 
-    def _load(self) -> tuple[set[str], Counter[str]]:
-        """Read all sessions, and how many of them each peer took part in."""
-        sessions, runs = set[str](), Counter[str]()
+    def _load(self) -> tuple[dict[str, list[str]], Counter[str]]:
+        """Read all sessions with their peers, and how many of them each peer took part in."""
+        sessions, runs = dict[str, list[str]](), Counter[str]()
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
         for number, line in enumerate(lines, 1):
             session, peers = self._read(line, number)
-            sessions.add(session)
+            sessions[session] = sorted(peers)
             runs.update(set(peers))
         return sessions, runs
 
@@ -133,3 +138,16 @@ class AlignmentHistory:
             f"{self._path}, line {number}, is no run of an alignment; restore the file from a "
             "backup: without it, peers would start again from none"
         )
+
+
+def admit_run(
+    settings: AlignmentSettings, me: str, peers: Sequence[str], *, session: str, again: bool = False
+) -> None:
+    """Note a run where the settings of the party `me` name a history; see `AlignmentHistory`.
+
+    Raises: as `AlignmentHistory.admit`.
+    """
+    folder, runs = settings.history, settings.runs_with_a_peer
+    if folder is not None and runs is not None:
+        history = AlignmentHistory.of_party(folder, me, runs_with_a_peer=runs)
+        history.admit(session=session, peers=peers, again=again)

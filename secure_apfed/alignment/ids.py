@@ -4,7 +4,8 @@ Run by: each party on its own IDs, before any protocol.
 """
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -14,17 +15,20 @@ from protocols.psi.interface import check_ids
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
 
-__all__ = ["IdColumn", "IdNormalisation", "encode_ids"]
+__all__ = ["IdColumn", "IdNormalisation", "IdStream", "encode_ids", "encode_pieces"]
 
 _MOST_COLUMNS = 2**16 - 1
 # Python refuses to write longer numbers in decimal, unless it is told otherwise.
 _MOST_DIGITS = 4000
 _HUGE = 10**_MOST_DIGITS
+_ROWS_OF_A_PIECE = 2**16
 
 
 @runtime_checkable
 class _Column(Protocol):
     """A NumPy array or a pandas Series."""
+
+    def __len__(self) -> int: ...
 
     def tolist(self) -> list[object]: ...
 
@@ -33,10 +37,21 @@ class _Column(Protocol):
 class _Table(Protocol):
     """A pandas DataFrame: one ID column each."""
 
+    def __len__(self) -> int: ...
+
     def itertuples(self, index: bool, name: None) -> Iterable[tuple[object, ...]]: ...
 
 
-IdColumn = Sequence[object] | _Column | _Table
+@runtime_checkable
+class IdStream(Protocol):
+    """IDs that are read a piece at a time, each time anew, e.g. from a file."""
+
+    def __len__(self) -> int: ...
+
+    def pieces(self) -> Iterator[Sequence[tuple[object, ...]]]: ...
+
+
+IdColumn = Sequence[object] | _Column | _Table | IdStream
 """IDs as str, bytes or int, one a row; or rows of several such columns (tuples, a DataFrame)."""
 
 
@@ -78,9 +93,36 @@ def encode_ids(
         DataError: IDs are missing, empty, repeated (also if only after normalisation), too
             many or of another type; names the party's rows, never an ID.
     """
+    pieces = encode_pieces(party, ids, normalisation)
+    canonical = list(chain.from_iterable(pieces))
+    try:
+        check_ids(party, canonical, maximum_ids)
+    except LocalProtocolError as error:
+        raise DataError(f"{error} (after normalisation: {normalisation})") from error
+    return canonical
+
+
+def encode_pieces(
+    party: str, ids: IdColumn, normalisation: IdNormalisation
+) -> Iterator[list[bytes]]:
+    """Yield the IDs of `party` as `encode_ids` does, some thousand rows at a time.
+
+    Raises:
+        DataError: as `encode_ids`, but for repeated IDs and their number, which no piece shows.
+    """
+    rows, first = iter(_rows(party, ids)), 0
+    while piece := list(islice(rows, _ROWS_OF_A_PIECE)):
+        yield _encode(party, piece, first, normalisation)
+        first += len(piece)
+
+
+def _encode(
+    party: str, rows: Sequence[tuple[object, ...]], first: int, normalisation: IdNormalisation
+) -> list[bytes]:
+    """Encode rows of which the first has this number."""
     canonical: list[bytes] = []
     empty: list[int] = []
-    for row, columns in enumerate(_rows(party, ids)):
+    for row, columns in enumerate(rows, first):
         if len(columns) > _MOST_COLUMNS:
             raise DataError(
                 f"{party}, row {row}: an ID of {len(columns)} columns, at most {_MOST_COLUMNS} "
@@ -96,14 +138,12 @@ def encode_ids(
         raise DataError(
             f"{party} has {len(empty)} empty ID(s), in row(s) {shown}; remove these rows"
         )
-    try:
-        check_ids(party, canonical, maximum_ids)
-    except LocalProtocolError as error:
-        raise DataError(f"{error} (after normalisation: {normalisation})") from error
     return canonical
 
 
 def _rows(party: str, ids: IdColumn) -> Iterable[tuple[object, ...]]:
+    if isinstance(ids, IdStream):
+        return chain.from_iterable(ids.pieces())
     if isinstance(ids, _Table):
         return ids.itertuples(index=False, name=None)
     values = ids.tolist() if isinstance(ids, _Column) else ids

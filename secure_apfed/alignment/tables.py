@@ -32,7 +32,7 @@ from protocols.psi.interface import (
     SetIntersection,
 )
 from protocols.randomness import fresh_key
-from secure_apfed.alignment.history import AlignmentHistory
+from secure_apfed.alignment.history import admit_run
 from secure_apfed.alignment.ids import IdColumn, encode_ids
 from secure_apfed.alignment.settings import AlignmentSettings
 from secure_apfed.errors import DataError
@@ -93,10 +93,7 @@ def intersection(
     """
 
     def admit(me: str, peers: Sequence[str]) -> None:
-        folder, runs = settings.history, settings.runs_with_a_peer
-        if folder is not None and runs is not None:
-            history = AlignmentHistory.of_party(folder, me, runs_with_a_peer=runs)
-            history.admit(session=session, peers=peers)
+        admit_run(settings, me, peers, session=session)
 
     agreement = IntersectionAgreement(
         session=session,

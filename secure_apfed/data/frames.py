@@ -12,18 +12,18 @@ import pandas as pd
 from numpy.typing import NDArray
 from pyarrow import ArrowException
 
+from secure_apfed.alignment.id_files import PARQUET, cell_text
 from secure_apfed.errors import DataError
 
 __all__ = ["is_numeric", "is_table", "read_frame", "to_numbers", "to_texts"]
 
-_PARQUET = (".parquet", ".pq")
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def is_table(path: Path) -> bool:
     """Whether a file's name is that of a CSV or Parquet file."""
     name = path.with_suffix("") if path.suffix in _PACKINGS else path
-    return name.suffix.lower() in (".csv", *_PARQUET)
+    return name.suffix.lower() in (".csv", *PARQUET)
 
 
 def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.DataFrame:
@@ -38,7 +38,7 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
         DataError: no such file, or not of the format that its name says.
     """
     try:
-        if path.suffix.lower() in _PARQUET:
+        if path.suffix.lower() in PARQUET:
             frame = pd.read_parquet(path)
             names = frame.columns.to_series()
         else:
@@ -65,7 +65,7 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
 
 
 def _format(path: Path) -> str:
-    return "Parquet" if path.suffix.lower() in _PARQUET else "CSV"
+    return "Parquet" if path.suffix.lower() in PARQUET else "CSV"
 
 
 def is_numeric(column: "pd.Series") -> bool:
@@ -91,15 +91,5 @@ def to_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
 
 
 def to_texts(column: "pd.Series") -> list[str | None]:
-    """Return a column as texts, None where a cell is empty.
-
-    Whole numbers are written without a decimal point, because a column of whole numbers
-    becomes floats as soon as one cell is empty.
-    """
-    return [None if pd.isna(cell) else _text(cell) for cell in column]
-
-
-def _text(cell: object) -> str:
-    if isinstance(cell, float | np.floating) and float(cell).is_integer():
-        return str(int(cell))
-    return str(cell).strip()
+    """Return a column as texts, None where a cell is empty; see `cell_text`."""
+    return [None if pd.isna(cell) else cell_text(cell) for cell in column]

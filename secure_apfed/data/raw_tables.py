@@ -10,15 +10,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from secure_apfed.alignment.id_files import JOINT
 from secure_apfed.data.frames import is_numeric, read_frame, to_texts
 from secure_apfed.data.records import check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.errors import DataError
 
 __all__ = ["RawTable", "party_path", "read_raw"]
-
-# Between the parts of an ID of several columns; no text file holds it by accident.
-_JOINT = "\x1f"
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,4 +124,4 @@ def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> t
                 f"{texts.index(None)} (from 0); each row needs an ID"
             )
         parts.append([text or "" for text in texts])
-    return tuple(_JOINT.join(row) for row in zip(*parts, strict=True))
+    return tuple(JOINT.join(row) for row in zip(*parts, strict=True))

@@ -32,6 +32,7 @@ class Kind(StrEnum):
     SIGNATURE = "signature"
     ALIGNMENT = "alignment"
     SUM_SETUP = "sum-setup"
+    ALIVE = "alive"
     REQUEST = "request"
     LABELS = "labels"
     VOTES = "cast-votes"
@@ -66,6 +67,7 @@ _PHASES = {
     Kind.SESSION: "agreement",
     Kind.SIGNATURE: "agreement",
     Kind.ALIGNMENT: "alignment",
+    Kind.ALIVE: "alignment",
     Kind.SUM_SETUP: "set-up",
     Kind.BALLOT_SIZE: "set-up",
     Kind.DEALT: "set-up",

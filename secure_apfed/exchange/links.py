@@ -4,7 +4,9 @@ Run by: every party, one object a session. Once the contract is signed (see
 `secure_apfed.exchange.agreement`) every envelope is sealed end to end between its two parties (see
 `protocols.seal`), so a message under another contract, replayed, reordered or altered is refused.
 A role is an `async def` over its links and does nothing else with the world: whoever drives it
-(see `secure_apfed.exchange.drivers`) carries the frames.
+(see `secure_apfed.exchange.drivers`) carries the frames. Long messages before training travel in
+parts (see `secure_apfed.exchange.parts`), and signs of life are heard while a role waits (see
+`secure_apfed.exchange.signs`); roles see whole messages only.
 """
 
 from collections import Counter
@@ -21,6 +23,8 @@ from protocols.errors import (
 )
 from protocols.seal import SealedLink
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
+from secure_apfed.exchange.parts import IN_PARTS, MOST_BYTES, Gathering, parts_of
+from secure_apfed.exchange.signs import Pulse, SignsHeard
 
 __all__ = ["Awaited", "Frame", "LinkObserver", "Links", "Script"]
 
@@ -98,6 +102,10 @@ class Links:
         post: carries a frame to a peer.
         record: told of every envelope that is sent and of its bytes on the wire.
         observers: told of all that is sent and received.
+
+    Attributes:
+        signs: of life, that came and that are still taken.
+        pulse: tells all peers that this party is at work, while it computes for long.
     """
 
     def __init__(
@@ -112,7 +120,13 @@ class Links:
         self._peers, self._post, self._record = tuple(peers), post, record
         self._session, self._seals = _UNNAMED, dict[str, SealedLink]()
         self._written: Counter[str] = Counter()
+        self._in_parts: Counter[str] = Counter()
+        self._gathering = {peer: Gathering(me, peer) for peer in self._peers}
         self._early: dict[str, Envelope] = {}
+        self.signs = SignsHeard(me)
+        self.pulse = Pulse(
+            lambda peer, body: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, body), self._peers
+        )
 
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
         """Send and take nothing but sealed envelopes of this session from now on.
@@ -128,16 +142,24 @@ class Links:
         self._written.clear()
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
-        """Seal and send one message.
+        """Seal and send one message, in parts where its kind travels so.
 
         Raises:
             LocalProtocolError: there is no link to `receiver`.
         """
+        self._require_link(receiver)
+        if kind not in IN_PARTS:
+            self._send_one(receiver, kind, step, payload)
+            return
+        for part in parts_of(self._in_parts[receiver], payload):
+            self._send_one(receiver, kind, step, part)
+        self._in_parts[receiver] += 1
+
+    def _send_one(self, receiver: str, kind: Kind, step: int, payload: bytes) -> None:
         envelope = Envelope(
             session=self._session, step=step, kind=kind, sender=self.me, receiver=receiver,
             sequence=self._written[receiver], payload=payload,
         )  # fmt: skip
-        self._require_link(receiver)
         header, body = envelope.header, payload
         if self._seals:
             seal = self._seals[receiver]
@@ -162,9 +184,11 @@ class Links:
 
     async def receive(
         self, senders: str | Sequence[str], *kinds: Kind, step: int | None = None,
-        least: int = 1, patience: int = 1,
+        least: int = 1, patience: int = 1, most: int = MOST_BYTES,
     ) -> Envelope:  # fmt: skip
         """Wait for the next message of one of these senders; see `Awaited`.
+
+        A message in parts has at most `most` bytes.
 
         Raises:
             PartyLeftError: nothing came.
@@ -178,20 +202,48 @@ class Links:
         for sender in awaited.senders:
             self._require_link(sender)
         early = next((name for name in awaited.senders if name in self._early), None)
-        envelope = self._early.pop(early) if early else self._open(*await awaited)
+        message = self._early.pop(early) if early else None
+        while message is None:
+            message = self._message(awaited, await self._frame(awaited), most)
+        return message
+
+    async def _frame(self, awaited: Awaited) -> Envelope:
+        try:
+            return self._open(*await awaited)
+        except PartyLeftError as error:
+            halves = [self._gathering[name].midway for name in awaited.senders]
+            if not any(halves) or isinstance(error, RunStoppedError):
+                raise
+            told = "; ".join([str(error), *filter(None, halves)])
+            raise PartyLeftError(told, left=error.left) from error
+
+    def _message(self, awaited: Awaited, envelope: Envelope, most: int) -> Envelope | None:
+        """The message that is whole with this envelope; None: wait on."""
+        sender = envelope.sender
         if envelope.kind is Kind.ABORT:
             raise RunStoppedError(
-                f"{awaited.phase}: {envelope.sender} stopped the run: {_plain(envelope.payload)}",
-                left=(envelope.sender,),
+                f"{awaited.phase}: {sender} stopped the run: {_plain(envelope.payload)}",
+                left=(sender,),
             )
-        if envelope.kind not in kinds or step not in (None, envelope.step):
+        self._gathering[sender].require_between(envelope)
+        if envelope.kind is Kind.ALIVE:
+            self.signs.hear(envelope)
+            return None
+        if envelope.kind not in awaited.kinds or awaited.step not in (None, envelope.step):
             raise RemoteProtocolError(
-                f"{awaited}, got {envelope.kind} of step {envelope.step} from {envelope.sender}"
+                f"{awaited}, got {envelope.kind} of step {envelope.step} from {sender}"
             )
-        return envelope
+        if envelope.kind not in IN_PARTS:
+            return envelope
+        payload = self._gathering[sender].add(envelope, most=most)
+        return None if payload is None else replace(envelope, payload=payload)
 
-    async def converse(self, kind: Kind, role: Conversation, peers: Sequence[str]) -> None:
+    async def converse(
+        self, kind: Kind, role: Conversation, peers: Sequence[str], *, most: int = MOST_BYTES
+    ) -> None:
         """Play one end of an interactive protocol with these peers, before training.
+
+        Messages have at most `most` bytes.
 
         A peer that is done may say that it is ready while messages of others are on their way
         still; that is kept for who waits for it next.
@@ -215,7 +267,7 @@ class Links:
         while not role.finished:
             try:
                 message = await self.receive(
-                    busy, kind, Kind.READY, step=BEFORE_TRAINING, least=len(busy)
+                    busy, kind, Kind.READY, step=BEFORE_TRAINING, least=len(busy), most=most
                 )
             except PartyLeftError as error:
                 raise self._blaming_the_ready(error, kind, peers, busy) from error

@@ -10,7 +10,9 @@ One script a role: the active is the hub, each passive a member, and the dealer 
 randomness where the protocol needs it.
 """
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,9 +20,17 @@ from torch import Tensor
 from protocols.conversation import Conversation
 from protocols.errors import RemoteProtocolError
 from protocols.psi import SET_INTERSECTIONS
+from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import Aligner, SetIntersection
 from protocols.randomness import random_permutation
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection
+from secure_apfed.alignment.over_links import (
+    ProgressTo,
+    align_hub,
+    align_member,
+    relaying,
+    signs_of_alignment,
+)
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
 from secure_apfed.methods.method import Own
 
@@ -28,7 +38,9 @@ __all__ = [
     "DEALER",
     "align_as_active",
     "align_as_passive",
+    "allow_signs",
     "deal",
+    "forget_alignment",
     "needs_dealer",
     "next_dealt",
     "place_rows",
@@ -38,6 +50,7 @@ __all__ = [
 ]
 
 DEALER = "dealer"
+_UNFINISHED = "alignment"
 
 
 def positions_of(aligned: Tensor, rows: Tensor) -> Tensor:
@@ -96,12 +109,20 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
     Raises: as `align_as_active`.
     """
     settings = own.config.alignment
-    (name,) = [
-        name for name, members in _intersections(own, session) if own.name in members
-    ]  # fmt: skip
-    protocol = _protocol(own, name)
-    ids = canonical_ids(own.name, own.rows.ids, settings)
-    rows_P = await _converse(links, protocol.member(own.name, own.active, ids), own, (own.active,))
+    ((name, members),) = [
+        (name, members) for name, members in _intersections(own, session) if own.name in members
+    ]
+    if _in_buckets(settings):
+        rows = await align_member(
+            links, own.active, own.rows.ids, settings,
+            members=members, session=name, folder=_folder(own, members),
+        )  # fmt: skip
+        rows_P = torch.from_numpy(rows)
+    else:
+        protocol = _protocol(own, links, name)
+        ids = canonical_ids(own.name, own.rows.ids, settings)
+        member = protocol.member(own.name, own.active, ids)
+        rows_P = await _converse(links, member, own, (own.active,))
     if settings.mode == "all":
         return rows_P
     message = await links.receive(own.active, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=8)
@@ -111,7 +132,7 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
 async def deal(own: Own, links: Links, session: str) -> None:
     """The dealer's script: randomness for each intersection."""
     for name, members in _intersections(own, session):
-        dealer = _protocol(own, name).dealer(own.active, members)
+        dealer = _protocol(own, links, name).dealer(own.active, members)
         await links.converse(Kind.ALIGNMENT, dealer, (own.active, *members))
         for member in members:
             links.send(member, Kind.READY, BEFORE_TRAINING)
@@ -132,19 +153,53 @@ def _intersections(own: Own, session: str) -> list[tuple[str, Sequence[str]]]:
     return [(f"{session} {passive}", (passive,)) for passive in own.passives]
 
 
-def _protocol(own: Own, session: str) -> SetIntersection:
+def _in_buckets(settings: AlignmentSettings) -> bool:
+    """Whether the configured intersection can be played bucket by bucket."""
+    return issubclass(SET_INTERSECTIONS[settings.protocol], EcdhIntersection)
+
+
+def _folder(own: Own, members: Sequence[str]) -> Path | None:
+    """Where this intersection is kept while it is unfinished."""
+    if own.logs is None:
+        return None
+    return own.logs / _UNFINISHED / ("all" if own.config.alignment.mode == "all" else members[0])
+
+
+def forget_alignment(logs: Path) -> None:
+    """Remove what a party keeps to go on with an intersection, once a checkpoint has its result."""
+    folder = logs / _UNFINISHED
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+
+
+def allow_signs(own: Own, links: Links) -> None:
+    """Take as many signs of life of each peer as the settings of the alignment allow."""
+    peers = [name for name in own.known if name != own.name]
+    most = signs_of_alignment(own.config.alignment.maximum_ids, len(own.passives))
+    links.signs.allow(dict.fromkeys(peers, most))
+
+
+def _protocol(own: Own, links: Links, session: str) -> SetIntersection:
     settings = own.config.alignment
     dealer = DEALER if needs_dealer(settings) else ""
-    return intersection(settings, session=session, dealer=dealer)
+    progress = ProgressTo(links.pulse)
+    return intersection(settings, session=session, dealer=dealer, progress=progress)
 
 
 async def _intersect_as_active(
     own: Own, links: Links, members: Sequence[str], session: str
 ) -> Tensor:
     settings = own.config.alignment
+    if _in_buckets(settings):
+        rows = await align_hub(
+            links, members, own.rows.ids, settings,
+            session=session, folder=_folder(own, members),
+        )  # fmt: skip
+        return torch.from_numpy(rows)
     ids = canonical_ids(own.name, own.rows.ids, settings)
-    hub = _protocol(own, session).hub(own.name, members, ids)
-    return await _converse(links, hub, own, members)
+    hub = _protocol(own, links, session).hub(own.name, members, ids)
+    with relaying(links):
+        return await _converse(links, hub, own, members)
 
 
 async def _converse(links: Links, aligner: Aligner, own: Own, others: Sequence[str]) -> Tensor:

@@ -24,6 +24,7 @@ from secure_apfed.methods.alignment import (
     DEALER,
     align_as_active,
     align_as_passive,
+    allow_signs,
     deal,
     needs_dealer,
 )
@@ -442,6 +443,7 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
     )
     if own.brought.keeper is not None:
         own.brought.keeper.agreed(agreement.contract, agreement.signatures)
+    allow_signs(own, links)
     return agreement
 
 
@@ -455,9 +457,8 @@ def _going_on(own: Own) -> Resumption | None:
 
 def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeting]) -> Contract:
     """The contract, as every party draws it up from the settings and the greetings."""
-    config = own.config
+    config, facts = own.config, method.facts
     offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
-    facts = method.facts
     names = {"active": (own.active,), "passives": own.passives}
     expected = [name for side in facts.offers for name in names[side]]
     if set(offers) != set(expected):

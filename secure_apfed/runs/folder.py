@@ -4,12 +4,10 @@ Every file is written beside its place and moved there in one step. The folder i
 alone: labels, models and ledgers lie in it, so no other local user may enter.
 """
 
-import contextlib
 import hashlib
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import open_plain, read_bytes, read_text
 from secure_apfed.names import own_file
 from secure_apfed.plain_json import to_json
-from secure_apfed.regular_file import open_regular
+from secure_apfed.regular_file import open_regular, write_atomically
 
 __all__ = [
     "RunFolder",
@@ -237,23 +235,6 @@ def own_subfolder(folder: Path) -> Path:
             "remove it"
         )
     return folder
-
-
-def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Replace `path` in one step; `private` files are readable by their owner only."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o600 if private else 0o644)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
 
 
 def write_sealed(path: Path, content: bytes) -> None:

@@ -26,6 +26,7 @@ from secure_apfed.data import OwnData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_bytes, read_json
 from secure_apfed.methods import Brought, PartyState, Role, freshly_brought
+from secure_apfed.methods.alignment import forget_alignment
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.regular_file import open_regular
 from secure_apfed.runs.checkpoint import Checkpoints, Steps, save_tensors
@@ -214,6 +215,8 @@ class PartyKeeper:
             self.audit.sync()
         if self._kept:
             self._kept.save(state)
+        if state.step > 0:  # all others are as far
+            forget_alignment(self._folder.path)
 
     def ended(self, contract: Contract, role: Role) -> None:
         """See `Keeper`; the secrets of the checkpoints should not outlive the run."""
@@ -229,6 +232,7 @@ class PartyKeeper:
         )
         write_atomically(self._folder.ended, readable(end.model_dump(mode="python")))
         self._folder.steps.clear()
+        forget_alignment(self._folder.path)
 
 
 def _model_digest(tensors: Mapping[str, Tensor]) -> str:

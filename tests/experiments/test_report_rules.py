@@ -121,6 +121,11 @@ def test_every_message_that_a_run_can_send_has_a_rule(
             assert rule_for(kind, receiver, case).reads
 
 
+@pytest.mark.parametrize("receiver", [Role.ACTIVE, Role.PASSIVE, Role.AGGREGATOR, Role.DEALER])
+def test_a_sign_of_life_is_told_to_show_sizes(receiver: Role) -> None:
+    assert "about how large these are" in rule_for(Kind.ALIVE, receiver, facts()).remains
+
+
 def test_pairwise_alignment_is_told_as_what_it_opens() -> None:
     pairs = facts(pairwise=True)
     for kind, receiver in MESSAGES["apfed"]:

@@ -96,3 +96,21 @@ def test_nothing_outside_of_the_folder_is_touched(transport: str, tmp_path: Path
     with pytest.raises(CheckpointError, match="is a link or a file in place of a folder"):
         run(small_config(), folder, transport=transport)
     assert [path.name for path in outside.iterdir()] == ["checkpoint-3.bin"]
+
+
+@pytest.mark.parametrize(("name", "at"), [("active", 3), ("passive-1", 1), ("passive-2", 2)])
+def test_an_intersection_in_which_a_party_was_killed_goes_on_and_counts_once(
+    name: str, at: int, tmp_path: Path
+) -> None:
+    history = tmp_path / "history"
+    alignment = {"protocol": "ecdh", "history": str(history), "runs_with_a_peer": 1}
+    parties = Parties(small_config(alignment=alignment), tmp_path / "run")
+    said = parties.play({name: Harm(Kind.ALIGNMENT, at)})
+    assert all(one["kind"] for one in said.values())
+    kept = {one: parties.run.party(one) / "alignment" for one in ("active", "passive-1")}
+    assert all((folder / "all" / "agreed.msgpack").exists() for folder in kept.values())
+    again = parties.play()
+    assert not {one: told for one, told in again.items() if told["kind"]}
+    noted = {path.stem: path.read_text().count("\n") for path in history.glob("*.jsonl")}
+    assert noted == {"active": 1, "passive-1": 1, "passive-2": 1}
+    assert not any(folder.exists() for folder in kept.values())

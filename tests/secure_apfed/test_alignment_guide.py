@@ -56,7 +56,7 @@ def test_the_example_across_two_processes(tmp_path: Path) -> None:
 
 
 def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
-    (tmp_path / "resuming.py").write_text(BLOCKS[2])
+    (tmp_path / "resuming.py").write_text(BLOCKS[3])
     place = spec_from_file_location("resuming", tmp_path / "resuming.py")
     assert place is not None
     assert place.loader is not None
@@ -85,8 +85,12 @@ def test_the_example_with_links_that_resume(tmp_path: Path) -> None:
     assert sorted(found[0]) == ["bob", "eve"]
 
 
+def test_the_example_of_ids_in_files() -> None:
+    subprocess.run([sys.executable, "-c", BLOCKS[2]], cwd=ROOT, check=True, timeout=60)
+
+
 def test_the_example_of_dealing_ahead() -> None:
-    subprocess.run([sys.executable, "-c", BLOCKS[3]], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", BLOCKS[4]], cwd=ROOT, check=True, timeout=60)
 
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))

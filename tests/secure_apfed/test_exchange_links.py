@@ -12,6 +12,7 @@ from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolE
 from protocols.seal import SEAL_OVERHEAD_BYTES
 from secure_apfed.exchange import BEFORE_TRAINING, Awaited, Envelope, InMemory, Kind
 from secure_apfed.exchange.links import Frame
+from secure_apfed.exchange.parts import parts_of
 from tests.secure_apfed.seats import network
 
 T = TypeVar("T")
@@ -248,7 +249,7 @@ def test_a_conversation_travels_over_the_links() -> None:
     assert role.got == [("other", b"other"), ("passive", b"passive")]
     sent = wire.recorded[-1][0]
     assert (sent.receiver, sent.kind, sent.step) == ("passive", Kind.SUM_SETUP, BEFORE_TRAINING)
-    assert sent.payload == b"to passive"
+    assert sent.payload == next(parts_of(0, b"to passive"))
 
 
 def test_a_conversation_with_somebody_who_takes_no_part_is_refused() -> None:

@@ -1,0 +1,276 @@
+"""Sets of IDs in buckets: as many for all parties, filled up to sizes that all know.
+
+Run by: each party on its own IDs, before an intersection and between its buckets. Equal IDs fall
+into equal buckets, so that each bucket can be intersected alone, in the memory that one bucket
+takes. The bucket of an ID is its digest under a key that the parties draw together in the session:
+nobody can choose IDs that fill one bucket.
+
+How many IDs of a set fall into a bucket would tell something of the set, so every list is filled up
+with random digests, which no other party has, to a number that follows from the size of the
+set and the number of buckets alone (`capacity`).
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.errors import LocalProtocolError
+from protocols.randomness import keystream
+from secure_apfed.alignment.ids import IdColumn, encode_pieces
+from secure_apfed.alignment.settings import AlignmentSettings
+from secure_apfed.errors import DataError
+
+__all__ = ["BUCKET_IDS", "DIGEST_BYTES", "BucketedIds", "bucket_count", "capacity", "fingerprint"]
+
+Rows = NDArray[np.int64]
+
+BUCKET_IDS = 2**20
+"""Sets up to this size are one bucket."""
+
+DIGEST_BYTES = 32
+_OVERFLOW_BITS = 40
+_RECORD = np.dtype([("row", "<u4"), ("digest", f"V{DIGEST_BYTES}")])
+_ROWS_SHOWN = 5
+
+
+def bucket_count(largest: int) -> int:
+    """How many buckets all parties use where the largest set has so many IDs: a power of two."""
+    return 1 << max(0, math.ceil(largest / BUCKET_IDS) - 1).bit_length()
+
+
+def capacity(size: int, buckets: int) -> int:
+    """How many entries each bucket of a set of this size has, of all parties' knowledge.
+
+    One of n keyed digests falls into a given one of B buckets with probability p = 1 / B. By
+    Chernoff's bound more than c of them do with probability at most exp(-n KL(c / n, p)), where KL
+    is the divergence of two coins; c is the smallest for which B times that is below 2^-40.
+    """
+    if buckets == 1 or size == 0:
+        return size
+    enough = math.log(buckets) + _OVERFLOW_BITS * math.log(2)
+    low, high = -(-size // buckets), size  # at the mean it is not rare, above n it cannot be
+    while low < high:
+        middle = (low + high) // 2
+        if size * _divergence(middle / size, 1 / buckets) >= enough:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _divergence(often: float, expected: float) -> float:
+    """KL of a coin that falls so `often` from one of which that is `expected`, in nats."""
+    rest = (1 - often) * math.log((1 - often) / (1 - expected)) if often < 1 else 0.0
+    return often * math.log(often / expected) + rest
+
+
+def fingerprint(
+    me: str,
+    ids: IdColumn,
+    settings: AlignmentSettings,
+    key: bytes,
+    worked: Callable[[int], None] = lambda ids: None,
+) -> bytes:
+    """Return 32 bytes that tell whether a party has the same IDs in the same rows again.
+
+    They are as `BucketedIds.fingerprint` under the same key.
+    """
+    whole = _whole(key)
+    for piece in encode_pieces(me, ids, settings.normalisation):
+        whole.update(_digests(piece, key))
+        worked(len(piece))
+    return whole.digest()
+
+
+class BucketedIds:
+    """One party's IDs as digests, a bucket at a time.
+
+    Args:
+        me: the party; ids: its own.
+        settings: how IDs become bytes, and how many there may be.
+        key: 32 bytes that the parties drew together; buckets: how many they agreed on.
+        secret: 32 bytes of this party alone, from which follows what fills up the buckets.
+        folder: where the digests lie, for its owner alone; None: in memory.
+        worked: told of the number of IDs that are digested.
+
+    Attributes:
+        capacity: entries of each bucket.
+        fingerprint: see the function of this name.
+
+    Raises:
+        DataError: IDs that are missing, empty, repeated, too many or of another type.
+        LocalProtocolError: a bucket overflowed, which has a chance below 2^-40.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        ids: IdColumn,
+        settings: AlignmentSettings,
+        *,
+        key: bytes,
+        buckets: int,
+        secret: bytes,
+        folder: Path | None = None,
+        worked: Callable[[int], None] = lambda ids: None,
+    ) -> None:
+        self._me, self._secret, self._buckets = me, secret, buckets
+        self.size = len(ids)
+        if self.size > settings.maximum_ids:
+            raise DataError(
+                f"{me} has {self.size} IDs, the parties agreed on at most {settings.maximum_ids}"
+            )
+        self.capacity = capacity(self.size, buckets)
+        self._spool = _Spool(buckets, folder)
+        self.fingerprint = self._fill(ids, settings, key, worked)
+        self._check()
+
+    def _fill(
+        self, ids: IdColumn, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
+    ) -> bytes:
+        whole, first = _whole(key), 0
+        with self._spool:
+            for piece in encode_pieces(self._me, ids, settings.normalisation):
+                digests = _digests(piece, key)
+                whole.update(digests)
+                records = np.empty(len(piece), _RECORD)
+                records["row"] = np.arange(first, first + len(piece))
+                records["digest"] = np.frombuffer(digests, f"V{DIGEST_BYTES}")
+                words = np.frombuffer(digests, "<u4")[:: DIGEST_BYTES // 4]
+                self._spool.add(records, words & np.uint32(self._buckets - 1))
+                first += len(piece)
+                worked(len(piece))
+        if first != self.size:
+            raise DataError(
+                f"{self._me} had {self.size} IDs, and {first} rows were read; something changed "
+                "them meanwhile"
+            )
+        return whole.digest()
+
+    def _check(self) -> None:
+        for bucket in range(self._buckets):
+            records = self._spool.read(bucket)
+            if len(records) > self.capacity:
+                raise LocalProtocolError(
+                    f"{self._me}: {len(records)} IDs fell into bucket {bucket}, which has room for "
+                    f"{self.capacity}; start all parties again, so that they draw another key"
+                )
+            # Most digests differ in their first 8 bytes already.
+            starts = np.sort(
+                np.frombuffer(records["digest"].tobytes(), "<u8")[:: DIGEST_BYTES // 8]
+            )
+            if (starts[1:] == starts[:-1]).any():
+                self._refuse_repeats(records)
+
+    def _refuse_repeats(self, records: NDArray[np.void]) -> None:
+        first: dict[bytes, int] = {}
+        pairs = [
+            (row, known)
+            for digest, row in zip(records["digest"].tolist(), records["row"].tolist(), strict=True)
+            if (known := first.setdefault(digest, row)) != row
+        ]
+        if pairs:
+            shown = ", ".join(f"{row} (as {known})" for row, known in pairs[:_ROWS_SHOWN])
+            raise DataError(
+                f"{self._me} has repeated ID(s), in row(s) {shown}"
+                f"{', ...' if len(pairs) > _ROWS_SHOWN else ''} (after normalisation); keep one "
+                "row for each ID"
+            )
+
+    def bucket(self, bucket: int) -> tuple[list[bytes], Rows]:
+        """Return the entries of a bucket and the row of each, -1 for what fills it up.
+
+        They are the same each time. Both have `capacity` entries.
+        """
+        records = self._spool.read(bucket)
+        missing = self.capacity - len(records)
+        filling = keystream(
+            self._secret, b"filling", bucket.to_bytes(4, "big"), length=DIGEST_BYTES * missing
+        )
+        entries = records["digest"].tobytes() + filling
+        rows = np.concatenate([records["row"].astype(np.int64), np.full(missing, -1, np.int64)])
+        listed: list[bytes] = np.frombuffer(entries, f"V{DIGEST_BYTES}").tolist()
+        return listed, rows
+
+    def clear(self) -> None:
+        """Forget the digests."""
+        self._spool.clear()
+
+
+def _whole(key: bytes) -> "hashlib.blake2b":
+    return hashlib.blake2b(key=key, digest_size=DIGEST_BYTES, person=b"apfed all ids")
+
+
+def _digests(ids: list[bytes], key: bytes) -> bytes:
+    """BLAKE2b (RFC 7693) of each under `key`, one after the other."""
+    hasher = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES, person=b"apfed bucketed")
+
+    def digest(identity: bytes) -> bytes:
+        one = hasher.copy()
+        one.update(identity)
+        return one.digest()
+
+    return b"".join(map(digest, ids))
+
+
+class _Spool:
+    """Records by bucket, in memory or in a file each; they are added within a `with` block."""
+
+    def __init__(self, buckets: int, folder: Path | None) -> None:
+        self._folder, self._buckets = folder, buckets
+        self._held: dict[int, list[NDArray[np.void]]] = {bucket: [] for bucket in range(buckets)}
+        self._files: list[BinaryIO] = []
+
+    def __enter__(self) -> "_Spool":
+        if self._folder is not None:
+            self.clear()
+            self._files = [_new_private(self._file(bucket)) for bucket in range(self._buckets)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()
+        self._files = []
+
+    def add(self, records: NDArray[np.void], bucket_N: NDArray[np.uint32]) -> None:
+        order = np.argsort(bucket_N, kind="stable")
+        ends = np.cumsum(np.bincount(bucket_N, minlength=self._buckets))
+        for bucket, part in self._cut(records[order], ends):
+            if self._files:
+                self._files[bucket].write(part.tobytes())
+            else:
+                self._held[bucket].append(part)
+
+    def _cut(
+        self, records: NDArray[np.void], ends: NDArray[np.int64]
+    ) -> Iterator[tuple[int, NDArray[np.void]]]:
+        start = 0
+        for bucket, end in enumerate(ends.tolist()):
+            if end > start:
+                yield bucket, records[start:end]
+            start = end
+
+    def read(self, bucket: int) -> NDArray[np.void]:
+        if self._folder is not None:
+            return np.fromfile(self._file(bucket), _RECORD)
+        return np.concatenate([np.empty(0, _RECORD), *self._held[bucket]])
+
+    def clear(self) -> None:
+        self._held = {bucket: [] for bucket in range(self._buckets)}
+        if self._folder is not None:
+            for file in self._folder.glob("ids-*.bin"):
+                file.unlink()
+
+    def _file(self, bucket: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"ids-{bucket}.bin"
+
+
+def _new_private(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")

@@ -1,0 +1,143 @@
+r"""The ID columns of a file, read alone and a piece at a time.
+
+Run by: a party on its own file, which may be much larger than its memory: no other column is read,
+and of the IDs no more than a piece is held. What comes out is what `data: tables` makes of the same
+columns: one text a row, so that "007" and "7" differ; several columns joined by a character that no
+text file holds by accident.
+
+Example:
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "bank.csv"
+    ...     _ = path.write_text("id,amount\n007,3.5\n7,1.0\n")
+    ...     ids = IdFile("bank", path, "id")
+    ...     len(ids), [row for piece in ids.pieces() for row in piece]
+    (2, [('007',), ('7',)])
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from secure_apfed.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["JOINT", "PARQUET", "IdFile", "cell_text"]
+
+JOINT = "\x1f"
+"""Between the parts of an ID of several columns."""
+
+PARQUET = (".parquet", ".pq")
+_ROWS_OF_A_PIECE = 2**16
+
+
+def cell_text(cell: object) -> str:
+    """A cell that is not empty, as text; whole numbers without a decimal point.
+
+    A column of whole numbers becomes one of floats as soon as one cell is empty.
+    """
+    if isinstance(cell, float | np.floating) and float(cell).is_integer():
+        return str(int(cell))
+    return str(cell).strip()
+
+
+class IdFile:
+    """The IDs in a CSV or Parquet file; read anew each time that they are asked for.
+
+    Args:
+        party: whose file it is, for errors.
+        path: .parquet or .pq, else CSV (also .gz, .bz2) with a header line.
+        columns: the one that holds the IDs, or several.
+
+    Raises:
+        DataError: no such file or column, or not of the format that its name says.
+    """
+
+    def __init__(self, party: str, path: Path, columns: str | Sequence[str]) -> None:
+        self._party, self._path = party, path
+        self._columns = (columns,) if isinstance(columns, str) else tuple(columns)
+        with self._readable():
+            self._rows = self._count()
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def pieces(self) -> Iterator[Sequence[tuple[object, ...]]]:
+        """Yield the IDs of some thousand rows after another, each in a tuple of its own.
+
+        Raises:
+            DataError: a row without an ID, or a file that is damaged.
+        """
+        first = 0
+        with self._readable():
+            for batch in self._batches():
+                yield self._texts(batch, first)
+                first += batch.num_rows
+
+    def _texts(self, batch: "pyarrow.RecordBatch", first: int) -> list[tuple[object, ...]]:
+        parts = []
+        for name in self._columns:
+            cells = batch.column(name).to_pylist()
+            if None in cells:
+                raise DataError(
+                    f"{self._party}: column {name!r} of {self._path} is empty in row "
+                    f"{first + cells.index(None)} (from 0); each row needs an ID"
+                )
+            parts.append(map(cell_text, cells))
+        return [(JOINT.join(row),) for row in zip(*parts, strict=True)]
+
+    def _count(self) -> int:
+        if self._path.suffix.lower() in PARQUET:
+            from pyarrow.parquet import ParquetFile
+
+            with ParquetFile(self._path) as file:
+                self._require_columns(file.schema_arrow.names)
+                return int(file.metadata.num_rows)
+        return sum(batch.num_rows for batch in self._batches())
+
+    def _batches(self) -> Iterator["pyarrow.RecordBatch"]:
+        if self._path.suffix.lower() in PARQUET:
+            from pyarrow.parquet import ParquetFile
+
+            with ParquetFile(self._path) as file:
+                yield from file.iter_batches(_ROWS_OF_A_PIECE, columns=list(self._columns))
+            return
+        import pyarrow
+        from pyarrow import csv
+
+        options = csv.ConvertOptions(
+            include_columns=list(self._columns),
+            column_types=dict.fromkeys(self._columns, pyarrow.string()),
+            strings_can_be_null=True,
+        )
+        with csv.open_csv(self._path, convert_options=options) as reader:
+            yield from reader
+
+    def _require_columns(self, found: Sequence[str]) -> None:
+        absent = [name for name in self._columns if found.count(name) != 1]
+        if absent:
+            raise DataError(
+                f"{self._party}: {self._path} must have each of the columns {', '.join(absent)} "
+                f"once; it has {', '.join(found)}"
+            )
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        from pyarrow import ArrowException
+
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise DataError(
+                f"{self._party}: there is no file {self._path}; check the path"
+            ) from error
+        except (OSError, ArrowException, KeyError) as error:
+            raise DataError(
+                f"{self._party}: the columns {', '.join(self._columns)} of {self._path} cannot be "
+                f"read ({str(error).strip()})"
+            ) from error

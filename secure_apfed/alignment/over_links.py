@@ -1,0 +1,482 @@
+"""Intersections over the links of a session: in buckets, with signs of life, and resumable.
+
+Run by: the hub and each member, one script a role; each gets the row of its own table at each
+position of the intersection. By `protocols.psi.ecdh`, whose guarantees and leaks hold here:
+
+1. Each member tells the hub 32 random bytes, how many IDs it has, and which intersection it could
+   go on with. The hub tells all the random bytes of all, its own size and the number of buckets.
+   From the bytes follows the key under which IDs are digested and dealt out to buckets.
+2. Each bucket is one run of the protocol, on lists that are filled up to sizes that follow from
+   what was told (see `secure_apfed.alignment.buckets`). It opens to the hub alone.
+3. When all buckets are done, the hub tells the members which places are common to all, in one
+   random order for all buckets together; or that these are too few.
+
+Who learns what is as in one run of the protocol on the whole sets: hub and member know each other's
+size there, too, and the sizes of lists say no more. What is added: where there are several members,
+all learn the number of buckets, which tells to a factor of two how large the largest set is, if it
+is above `buckets.BUCKET_IDS`. Memory is that of one bucket, plus 8 bytes for each common row.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.conversation import Conversation, Outgoing
+from protocols.errors import RemoteProtocolError
+from protocols.psi.ecdh import EcdhIntersection
+from protocols.psi.interface import (
+    IntersectionAgreement,
+    IntersectionTooSmallError,
+    Output,
+    Progress,
+)
+from protocols.randomness import fresh_key, random_permutation
+from secure_apfed.alignment import buckets as bucketing
+from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity, fingerprint
+from secure_apfed.alignment.history import admit_run
+from secure_apfed.alignment.ids import IdColumn
+from secure_apfed.alignment.settings import AlignmentSettings
+from secure_apfed.alignment.unfinished import NONCE_BYTES, Agreed, Unfinished
+from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
+from secure_apfed.exchange.links import Links
+from secure_apfed.exchange.signs import Pulse, most_signs
+
+__all__ = ["ProgressTo", "align_hub", "align_member", "relaying", "signs_of_alignment"]
+
+Rows = NDArray[np.int64]
+
+_OPENING_BYTES = 2**16
+_TOO_FEW, _OPENED = b"\0", b"\1"
+_MALFORMED = (ValueError, TypeError, msgpack.UnpackException)
+
+
+def signs_of_alignment(maximum_ids: int, members: int) -> int:
+    """How many signs of life a party may send for the alignment of a session, at most.
+
+    It reads its IDs up to three times, and for each member blinds its own and the member's; what
+    fills up buckets is a few percent.
+    """
+    return most_signs((4 + 3 * members) * maximum_ids)
+
+
+class ProgressTo:
+    """Tells a pulse of the progress of a role, which counts each piece of its work anew."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse, self._done = pulse, 0
+
+    def __call__(self, progress: Progress) -> None:
+        """Pass on what was done since the last call."""
+        before = self._done if progress.done > self._done else 0
+        self._pulse.worked(progress.done - before)
+        self._done = progress.done if progress.done < progress.total else 0
+
+
+@contextmanager
+def relaying(links: Links) -> Iterator[None]:
+    """Let all others hear, too, that a peer is alive for whom this party, the hub, waits."""
+    links.signs.relay = links.pulse.relay
+    try:
+        yield
+    finally:
+        links.signs.relay = lambda sender: None
+
+
+async def align_hub(
+    links: Links,
+    members: Sequence[str],
+    ids: IdColumn,
+    settings: AlignmentSettings,
+    *,
+    session: str,
+    folder: Path | None = None,
+) -> Rows:
+    """The hub's script; return its row at each position, (rows,).
+
+    Args:
+        links: its own, on which signs of life are allowed.
+        members: all of them.
+        ids: its own.
+        settings: equal at all parties.
+        session: names the intersection, once.
+        folder: of this intersection alone; keeps what is needed to go on after a break. None: a
+            break ends it.
+
+    Raises:
+        DataError: IDs that cannot be aligned, or a peer that had all its runs.
+        IntersectionTooSmallError: fewer common IDs than agreed; nothing was opened.
+        RemoteProtocolError: a peer fell silent, or sent what the protocol does not allow.
+    """
+    end = _End(links, links.me, tuple(members), ids, settings, folder)
+    with relaying(links):
+        end.look_back()
+        openings = {name: _Opening.parse(await end.receive(name), settings) for name in members}
+        sizes = {name: one.size for name, one in openings.items()}
+        agreed, start = end.unfinished.agreed, 0
+        again = agreed is not None and {agreed.identity} == {one.of for one in openings.values()}
+        if agreed is None or not again:
+            nonces = {links.me: fresh_key()} | {name: one.nonce for name, one in openings.items()}
+            agreed = Agreed(
+                session, end.terms, bucket_count(max(len(ids), *sizes.values())), nonces
+            )
+        else:
+            start = min(end.unfinished.finished, *(one.finished for one in openings.values()))
+        for name in members:
+            end.send(
+                name,
+                _Reply(
+                    again, start, agreed.session, agreed.buckets, len(ids), agreed.nonces
+                ).pack(),
+            )
+        await end.intersect(agreed, sizes, start, again=again)
+    return end.open_at_hub(sizes)
+
+
+async def align_member(
+    links: Links,
+    hub: str,
+    ids: IdColumn,
+    settings: AlignmentSettings,
+    *,
+    members: Sequence[str],
+    session: str,
+    folder: Path | None = None,
+) -> Rows:
+    """A member's script, of whom `members` names all; see `align_hub`."""
+    end = _End(links, hub, tuple(members), ids, settings, folder)
+    end.look_back()
+    known = end.unfinished.agreed
+    own = _Opening(
+        nonce=fresh_key(), size=len(ids), of=known.identity if known else b"",
+        finished=end.unfinished.finished if known else 0,
+    )  # fmt: skip
+    end.send(hub, own.pack())
+    reply = _Reply.parse(await end.receive(hub, patience=4), settings)
+    agreed = end.check(reply, own, session)
+    await end.intersect(agreed, {hub: reply.size}, reply.start, again=reply.again)
+    return end.open_at_member(
+        await end.receive(hub, most=_OPENING_BYTES + 8 * len(ids)), reply.size
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Opening:
+    """What a member says first: `of` names the intersection that it can go on with, or nothing."""
+
+    nonce: bytes
+    size: int
+    of: bytes
+    finished: int
+
+    def pack(self) -> bytes:
+        packed: bytes = msgpack.packb([self.nonce, self.size, self.of, self.finished])
+        return packed
+
+    @classmethod
+    def parse(cls, message: Envelope, settings: AlignmentSettings) -> "_Opening":
+        try:
+            nonce, size, of, finished = msgpack.unpackb(message.payload)
+            if (type(nonce), type(of)) != (bytes, bytes) or len(nonce) != NONCE_BYTES:
+                raise TypeError("no bytes")
+            if type(finished) is not int or finished < 0:
+                raise TypeError("no count")
+        except _MALFORMED as error:
+            raise _no_opening(message) from error
+        _check_size(message, size, settings)
+        return cls(nonce=nonce, size=size, of=of, finished=finished)
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """What the hub says to it: where and how it goes on, and whose bytes the key is made of."""
+
+    again: bool
+    start: int
+    session: str
+    buckets: int
+    size: int
+    nonces: Mapping[str, bytes]
+
+    def pack(self) -> bytes:
+        fields = [self.again, self.start, self.session, self.buckets, self.size]
+        packed: bytes = msgpack.packb([*fields, list(self.nonces.items())])
+        return packed
+
+    @classmethod
+    def parse(cls, message: Envelope, settings: AlignmentSettings) -> "_Reply":
+        try:
+            again, start, session, buckets, size, nonces = msgpack.unpackb(message.payload)
+            if [type(one) for one in (again, start, session, buckets)] != [bool, int, str, int]:
+                raise TypeError("fields of other types")
+            drawn = dict(nonces)
+            for name, nonce in drawn.items():
+                if (type(name), type(nonce)) != (str, bytes) or len(nonce) != NONCE_BYTES:
+                    raise TypeError("no name and bytes")
+        except _MALFORMED as error:
+            raise _no_opening(message) from error
+        _check_size(message, size, settings)
+        return cls(again, start, session, buckets, size, drawn)
+
+
+def _no_opening(message: Envelope) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"{message.sender} sent {message.receiver} something else than the opening of an "
+        "intersection; use the same release at all parties"
+    )
+
+
+def _check_size(message: Envelope, size: object, settings: AlignmentSettings) -> None:
+    if type(size) is not int or not 0 <= size <= settings.maximum_ids:
+        raise RemoteProtocolError(
+            f"{message.sender} announces {size!r} IDs, the parties agreed on at most "
+            f"{settings.maximum_ids}"
+        )
+
+
+class _End:
+    """One party's end.
+
+    Attributes:
+        terms: a digest of roles and settings; unfinished: what is kept of this intersection.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        hub: str,
+        members: tuple[str, ...],
+        ids: IdColumn,
+        settings: AlignmentSettings,
+        folder: Path | None,
+    ) -> None:
+        self._links, self._me, self._hub, self._members = links, links.me, hub, members
+        self._ids, self._settings = ids, settings
+        self._peers = members if self._me == hub else (hub,)
+        document = json.dumps([hub, members, settings.terms()], sort_keys=True)
+        self.terms = hashlib.sha256(document.encode()).digest()
+        self.unfinished = Unfinished.found(folder, self.terms)
+
+    def send(self, peer: str, body: bytes) -> None:
+        self._links.send(peer, Kind.ALIGNMENT, BEFORE_TRAINING, body)
+
+    async def receive(
+        self, peer: str, *, patience: int = 2, most: int = _OPENING_BYTES
+    ) -> Envelope:
+        return await self._links.receive(
+            peer, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=patience, most=most
+        )
+
+    def look_back(self) -> None:
+        """Forget an intersection that was broken off where it was of other IDs."""
+        kept = self.unfinished
+        if kept.agreed is None:
+            return
+        worked = self._links.pulse.worked
+        now = fingerprint(self._me, self._ids, self._settings, kept.agreed.key, worked)
+        if now != kept.fingerprint:
+            kept.forget()
+
+    def check(self, reply: _Reply, own: _Opening, session: str) -> Agreed:
+        """Return what a member agrees to with this reply.
+
+        Raises:
+            RemoteProtocolError: it is no answer to what the member said.
+        """
+        known, hub = self.unfinished.agreed, self._hub
+        told = Agreed(reply.session, self.terms, reply.buckets, reply.nonces)
+        if reply.again:
+            if known is None or told.identity != known.identity or reply.start > own.finished:
+                raise RemoteProtocolError(
+                    f"{hub} goes on with bucket {reply.start} of an intersection that {self._me} "
+                    "does not know; remove the record of it at all parties, and intersect anew"
+                )
+            return known
+        least = bucket_count(max(own.size, reply.size))
+        most = least if len(self._members) == 1 else bucket_count(self._settings.maximum_ids)
+        whole = reply.buckets.bit_count() == 1
+        if not (whole and least <= reply.buckets <= most) or reply.start != 0:
+            raise RemoteProtocolError(
+                f"{hub} wants {reply.buckets} buckets, from {reply.start} on; expected a power of "
+                f"two from {least} to {most}, from 0 on"
+            )
+        named = tuple(reply.nonces)
+        if named != (hub, *self._members) or reply.nonces[self._me] != own.nonce:
+            raise RemoteProtocolError(
+                f"{hub} makes the key of buckets of random bytes of {', '.join(named)}; expected "
+                f"those of {', '.join((hub, *self._members))}, and of {self._me} those that it sent"
+            )
+        if reply.session != session:
+            raise RemoteProtocolError(
+                f"{hub} names the intersection {reply.session!r}, {self._me} {session!r}"
+            )
+        return told
+
+    async def intersect(
+        self, agreed: Agreed, sizes: Mapping[str, int], start: int, *, again: bool
+    ) -> None:
+        """Play all buckets from `start` on, and keep what comes out of each."""
+        if not again:
+            self.unfinished.begin(agreed)
+        with self._links.signs.at_most(self._signs(agreed.buckets, sizes)):
+            own = BucketedIds(
+                self._me, self._ids, self._settings,
+                key=agreed.key, buckets=agreed.buckets, secret=self.unfinished.secret,
+                folder=self.unfinished.folder, worked=self._links.pulse.worked,
+            )  # fmt: skip
+            admit_run(self._settings, self._me, self._peers, session=agreed.session, again=again)
+            self.unfinished.has_ids(own.fingerprint)
+            for bucket in range(start, agreed.buckets):
+                await self._bucket(own, agreed, sizes, bucket)
+            own.clear()
+
+    def _signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
+        """How many signs the work of each peer can take, from what was announced."""
+        mine, members = capacity(len(self._ids), buckets), len(self._members)
+        if self._me == self._hub:
+            return {
+                peer: most_signs(2 * size + buckets * (capacity(size, buckets) + mine))
+                for peer, size in sizes.items()
+            }
+        # Of the other members one knows that they have no larger sets than the buckets are for.
+        largest = buckets * bucketing.BUCKET_IDS
+        theirs = mine if members == 1 else capacity(largest, buckets)
+        size = sizes[self._hub]
+        lists = members * (capacity(size, buckets) + theirs)
+        return {self._hub: most_signs(2 * size + members * largest + buckets * lists)}
+
+    async def _bucket(
+        self, own: BucketedIds, agreed: Agreed, sizes: Mapping[str, int], bucket: int
+    ) -> None:
+        entries, row_of_entry = own.bucket(bucket)
+        lists = {peer: capacity(size, agreed.buckets) for peer, size in sizes.items()}
+        agreement = IntersectionAgreement(
+            session=f"{agreed.identity.hex()} {bucket} of {agreed.buckets}",
+            minimum_rows=0,
+            maximum_ids=self._settings.maximum_ids,
+            encoding="digests of ids v1",
+            output=Output.HUB_ROWS,
+        )
+        protocol = EcdhIntersection(
+            agreement, threads=self._settings.threads, progress=ProgressTo(self._links.pulse),
+            secret=self.unfinished.secret,
+        )  # fmt: skip
+        longest = protocol.longest_message(max(own.capacity, *lists.values()))
+        if self._me == self._hub:
+            hub = protocol.hub(self._me, self._members, entries)
+            await self._play(hub, bucket, lists, longest)
+            places = [bucket * lists[name] + place for name, place in hub.places.items()]
+            result = np.column_stack([row_of_entry[hub.rows], *places])
+            if (result < 0).any():
+                raise RemoteProtocolError(
+                    f"{', '.join(self._members)} and {self._me} share what fills up a bucket, "
+                    "which is random; a peer does not follow the protocol"
+                )
+        else:
+            member = protocol.member(self._me, self._hub, entries)
+            await self._play(member, bucket, lists, longest)
+            result = row_of_entry[member.order][:, None]
+        self.unfinished.keep(bucket, result)
+
+    async def _play(
+        self, role: Conversation, bucket: int, lists: Mapping[str, int], longest: int
+    ) -> None:
+        lengths = {peer: EcdhIntersection.longest_message(size) for peer, size in lists.items()}
+        same = self.unfinished.require_same
+        checked = _Checked(role, lengths, lambda peer, body: same(bucket, peer, body))
+        await self._links.converse(Kind.ALIGNMENT, checked, self._peers, most=longest)
+
+    def open_at_hub(self, sizes: Mapping[str, int]) -> Rows:
+        """Tell the members what is common to all; return the own rows of it."""
+        agreed, minimum = self.unfinished.agreed, self._settings.minimum_rows
+        assert agreed is not None
+        found = self._results(agreed.buckets)
+        if len(found) < minimum:
+            for name in self._members:
+                self.send(name, _TOO_FEW)
+            raise IntersectionTooSmallError.of(
+                self._me, minimum, f" ({len(found)} in common to all)"
+            )
+        found = found[random_permutation(len(found))]
+        for name, places in zip(self._members, found.T[1:], strict=True):
+            form = _form(agreed.buckets, sizes[name])
+            self.send(name, _OPENED + places.astype(form).tobytes())
+        return found[:, 0].copy()
+
+    def _results(self, buckets: int) -> Rows:
+        return np.concatenate([self.unfinished.result(bucket) for bucket in range(buckets)])
+
+    def open_at_member(self, message: Envelope, hub_size: int) -> Rows:
+        """Return the own row at each position that the hub names.
+
+        Raises:
+            IntersectionTooSmallError: there are too few.
+            RemoteProtocolError: places that cannot be common, or not as many as agreed.
+        """
+        agreed, minimum = self.unfinished.agreed, self._settings.minimum_rows
+        assert agreed is not None
+        kind, body = message.payload[:1], message.payload[1:]
+        if kind == _TOO_FEW and not body:
+            raise IntersectionTooSmallError.of(self._me, minimum)
+        form = _form(agreed.buckets, len(self._ids))
+        if kind != _OPENED or len(body) % form.itemsize:
+            raise RemoteProtocolError(f"{self._hub} sent {self._me} no list of common rows")
+        row_of_place = self._results(agreed.buckets)[:, 0]
+        places = np.frombuffer(body, form)
+        within = places[places < len(row_of_place)]
+        rows = row_of_place[within]
+        sound = len(within) == len(places) and len(np.unique(places)) == len(places)
+        if not (sound and (rows >= 0).all() and minimum <= len(rows) <= hub_size):
+            raise RemoteProtocolError(
+                f"{self._hub} opened {len(places)} places, of which {(rows >= 0).sum()} are of IDs "
+                f"of {self._me} and {len(np.unique(places))} differ; expected {minimum} to "
+                f"{min(hub_size, len(self._ids))} different ones"
+            )
+        return rows
+
+
+def _form(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
+    """The numbers in which places in all lists of a member are written."""
+    return np.dtype("<u4" if buckets * capacity(size, buckets) <= 2**32 else "<u8")
+
+
+class _Checked:
+    """A role, and what its peers' lists must be: as long as agreed, and the same if sent again.
+
+    Args:
+        role: of one bucket.
+        lengths: by peer, bytes of its first message, which is its list.
+        require_same: told of the peer and its list.
+    """
+
+    def __init__(
+        self,
+        role: Conversation,
+        lengths: Mapping[str, int],
+        require_same: Callable[[str, bytes], None],
+    ) -> None:
+        self._role, self._awaited, self._require_same = role, dict(lengths), require_same
+
+    def start(self) -> Sequence[Outgoing]:
+        return self._role.start()
+
+    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        if sender in self._awaited:
+            length = self._awaited.pop(sender)
+            if len(body) != length:
+                raise RemoteProtocolError(
+                    f"{sender} sent a list of {len(body)} bytes for a bucket, expected {length} by "
+                    "the size of its set; all parties fill up their lists"
+                )
+            self._require_same(sender, body)
+        return self._role.receive(sender, body)
+
+    @property
+    def finished(self) -> bool:
+        return self._role.finished

@@ -1,0 +1,396 @@
+"""Intersections in buckets: the same result, nothing more learned, and on with the next bucket."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi.ecdh import EcdhIntersection
+from protocols.psi.interface import IntersectionAgreement, IntersectionTooSmallError, Output
+from secure_apfed.alignment import AlignmentSettings, buckets, over_links
+from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity
+from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
+from secure_apfed.alignment.unfinished import Unfinished
+from secure_apfed.errors import DataError
+from secure_apfed.exchange import Envelope, InMemory, Kind, signs
+from tests.secure_apfed.seats import network
+
+SETTINGS = AlignmentSettings(minimum_rows=1, maximum_ids=1000, threads=1)
+IDS = {
+    "bank": [f"p{k}" for k in range(120)],
+    "shop": [f"p{k}" for k in range(60, 200)],
+    "post": [f"p{k}" for k in range(199, 39, -1)],
+}
+COMMON = {f"p{k}" for k in range(60, 120)}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_IDS", 50)
+
+
+class Session:
+    """Parties with a folder each that align, perhaps several times over."""
+
+    def __init__(self, folder: Path | None = None, **ids: Sequence[str]) -> None:
+        self.ids: dict[str, Sequence[str]] = ids or dict(IDS)
+        self.folder = folder
+        self.sent: list[Envelope] = []
+        self.settings = dict.fromkeys(self.ids, SETTINGS)
+        self.die: Callable[[Envelope], bool] = lambda envelope: False
+        self.change: Callable[[Envelope], bytes] | None = None
+
+    def _record(self, envelope: Envelope, wire_bytes: int) -> None:
+        if self.die(envelope):
+            raise KeyboardInterrupt
+        self.sent.append(envelope)
+
+    def align(self, session: str = "s") -> dict[str, list[str]]:
+        hub, *members = self.ids
+        world = network(InMemory, *self.ids, record=self._record)
+        everything: dict[str, Any] = {}
+        for name, ids in self.ids.items():
+            links = world.links[name]
+            most = signs_of_alignment(SETTINGS.maximum_ids, len(members))
+            links.signs.allow({peer: most for peer in self.ids if peer != name})
+            rest: dict[str, Any] = {
+                "session": session,
+                "folder": self.folder and self.folder / name,
+            }
+            everything[name] = (
+                align_hub(links, members, ids, self.settings[name], **rest)
+                if name == hub
+                else align_member(links, hub, ids, self.settings[name], members=members, **rest)
+            )
+        try:
+            found = world.complete_all(everything)
+        finally:
+            world.close()
+        return {name: [self.ids[name][row] for row in rows] for name, rows in found.items()}
+
+    def of(self, sender: str, receiver: str) -> list[bytes]:
+        return [
+            one.payload for one in self.sent if (one.sender, one.receiver) == (sender, receiver)
+        ]
+
+
+def test_buckets_find_what_one_list_finds_in_one_order_at_all_parties(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {}
+    for limit in (1000, 50, 3):
+        monkeypatch.setattr(buckets, "BUCKET_IDS", limit)
+        found[limit] = Session().align()
+        rows = found[limit]
+        assert rows["bank"] == rows["shop"] == rows["post"]
+        assert set(rows["bank"]) == COMMON
+        assert len(rows["bank"]) == len(COMMON)
+    assert found[1000]["bank"] != found[50]["bank"]  # each in an order of its own
+
+
+def test_the_common_order_tells_nothing_of_buckets() -> None:
+    session = Session()
+    rows = session.align()["bank"]
+    agreed = msgpack.unpackb(session.of("bank", "shop")[0][20:])
+    assert agreed[3] == bucket_count(160) == 4
+    assert rows != sorted(rows)
+    assert rows != [name for name in IDS["bank"] if name in COMMON]
+
+
+@pytest.mark.parametrize("size", [40, 130, 900, 10_000])
+def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(size: int) -> None:
+    count = bucket_count(size)
+    for start in (0, 10**6):
+        own = BucketedIds(
+            "bank", range(start, start + size), AlignmentSettings(),
+            key=bytes(32), buckets=count, secret=bytes(32),
+        )  # fmt: skip
+        lists = [own.bucket(k) for k in range(count)]
+        assert {len(entries) for entries, _ in lists} == {capacity(size, count)}
+        rows = np.concatenate([rows for _, rows in lists])
+        assert sorted(rows[rows >= 0]) == list(range(size))
+        everything = [entry for entries, _ in lists for entry in entries]
+        assert len(set(everything)) == len(everything)
+
+
+@pytest.mark.parametrize("size", [2_000_000, 10**7, 10**8])
+def test_a_bucket_overflows_with_probability_below_2_to_the_minus_40(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_IDS", 2**20)
+    count = bucket_count(size)
+    room = capacity(size, count)
+    assert 0 < count * binom.sf(room, size, 1 / count) < 2**-40
+    assert count * binom.sf(int(0.998 * room), size, 1 / count) > 2**-40  # it fills no more
+    assert room * count < 1.02 * size
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 1), (1, 1), (50, 1), (51, 2), (101, 4), (400, 8)])
+def test_the_number_of_buckets_is_a_power_of_two(size: int, count: int) -> None:
+    assert bucket_count(size) == count
+    assert capacity(size, 1) == size
+
+
+def test_a_bucket_that_overflows_is_refused_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(buckets, "capacity", lambda size, count: size // count)
+    with pytest.raises(LocalProtocolError, match=r"^bank: \d+ IDs fell into bucket \d, which has"):
+        BucketedIds("bank", IDS["bank"], SETTINGS, key=bytes(32), buckets=4, secret=bytes(32))
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (["a", "b", "c", " a"], r"bank has repeated ID\(s\), in row\(s\) 3 \(as 0\)"),
+        (["a", "", "c"], r"bank has 1 empty ID\(s\), in row\(s\) 1"),
+        ([str(k) for k in range(1001)], "bank has 1001 IDs, the parties agreed on at most 1000"),
+    ],
+)
+def test_unfit_ids_are_refused(ids: list[str], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        BucketedIds("bank", ids, SETTINGS, key=bytes(32), buckets=2, secret=bytes(32))
+
+
+def test_too_few_common_ids_over_all_buckets_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session()
+    session.settings = dict.fromkeys(IDS, SETTINGS.model_copy(update={"minimum_rows": 61}))
+    with pytest.raises(IntersectionTooSmallError, match="fewer IDs than the agreed minimum of 61"):
+        session.align()
+    session.settings = dict.fromkeys(IDS, SETTINGS.model_copy(update={"minimum_rows": 60}))
+    assert set(session.align()["bank"]) == COMMON  # more than in any bucket
+
+
+# Broken off
+
+
+def dies_after(name: str, messages: int) -> Callable[[Envelope], bool]:
+    """The party of this name is killed when it is about to send one more than so many messages."""
+    left = iter(range(messages))
+    return lambda one: one.sender == name and next(left, None) is None
+
+
+def test_who_is_killed_in_a_bucket_goes_on_with_it(tmp_path: Path) -> None:
+    for name in IDS:
+        session, whole = Session(tmp_path / name), Session(tmp_path / f"{name} whole")
+        session.die = dies_after(name, 8 if name == "bank" else 5)
+        with pytest.raises(KeyboardInterrupt):
+            session.align("first")
+        kept = {party: len(list((tmp_path / name / party).glob("result-*.bin"))) for party in IDS}
+        assert min(kept.values()) > 0
+        session.die = lambda one: False
+        session.sent.clear()
+        assert set(session.align("second")["bank"]) == COMMON
+        whole.align()
+        assert len(session.sent) < len(whole.sent)
+
+
+def first_lists(session: Session) -> set[bytes]:
+    """The longest messages of all: the blinded lists, without the head of their parts."""
+    return {one.payload[20:] for one in session.sent if len(one.payload) > 20 + 32 * 30}
+
+
+def test_what_is_sent_again_is_bit_for_bit_the_same(tmp_path: Path) -> None:
+    session = Session(tmp_path, bank=IDS["bank"][70:115], shop=IDS["shop"][:45])
+    session.die = lambda one: len(session.sent) == 4  # the last list, or the tags
+    with pytest.raises(KeyboardInterrupt):
+        session.align("first")
+    before = first_lists(session)
+    assert before
+    session.die, session.sent = lambda one: False, []
+    session.align("second")
+    assert before <= first_lists(session)
+    fresh = Session(tmp_path / "fresh", bank=IDS["bank"][70:115], shop=IDS["shop"][:45])
+    fresh.align("first")
+    assert not before & first_lists(fresh)
+
+
+def test_other_ids_are_another_intersection(tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    session.die = lambda one: len(session.sent) == 30
+    with pytest.raises(KeyboardInterrupt):
+        session.align("first")
+    lists = first_lists(session)
+    session.die, session.sent = lambda one: False, []
+    session.ids["shop"] = [f"p{k}" for k in range(61, 200)]
+    assert set(session.align("second")["bank"]) == COMMON - {"p60"}
+    assert not lists & first_lists(session)
+
+
+def test_a_peer_that_sends_another_list_the_second_time_is_refused(tmp_path: Path) -> None:
+    """Its own record says that nothing changed; the record of the bank says otherwise."""
+    session = Session(tmp_path)
+    session.die = lambda one: len(session.sent) == 30
+    with pytest.raises(KeyboardInterrupt):
+        session.align("first")
+    (tmp_path / "shop" / "secret.bin").write_bytes(bytes(32))
+    session.die = lambda one: False
+    with pytest.raises(RemoteProtocolError, match=r"^shop sent another list of IDs for bucket"):
+        session.align("second")
+
+
+def test_a_retry_counts_once_and_other_ids_count_again(tmp_path: Path) -> None:
+    session = Session(tmp_path / "parties")
+    session.settings = {
+        name: SETTINGS.model_copy(update={"history": tmp_path / "history", "runs_with_a_peer": 2})
+        for name in IDS
+    }
+
+    def noted() -> int:
+        return (tmp_path / "history" / "bank.jsonl").read_text().count("\n")
+
+    for attempt in range(3):
+        session.sent.clear()
+        session.die = lambda one: len(session.sent) == 10
+        with pytest.raises(KeyboardInterrupt):
+            session.align(f"attempt {attempt}")
+        assert noted() == 1
+    session.die = lambda one: False
+    session.align("to the end")
+    assert noted() == 1
+    for name in IDS:
+        Unfinished(tmp_path / "parties" / name).forget()
+    session.align("anew")
+    assert noted() == 2
+    session.ids["bank"] = session.ids["bank"][1:]
+    with pytest.raises(DataError, match=r"aligned 2 time\(s\) with this party already"):
+        session.align("once more")
+
+
+def test_a_record_is_private_and_forgotten_on_demand(tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    session.align()
+    kept = [path for name in IDS for path in (tmp_path / name).iterdir()]
+    assert kept
+    assert {path.stat().st_mode & 0o077 for path in (*kept, tmp_path / "bank")} == {0}
+    assert not [path for path in kept if path.name.startswith("ids-")]
+    assert set(session.align("again")["shop"]) == COMMON  # of what is kept, without a bucket
+    Unfinished(tmp_path / "bank").forget()
+    assert not (tmp_path / "bank").exists()
+
+
+# Hostile peers
+
+
+@contextmanager
+def saying(monkeypatch: pytest.MonkeyPatch, role: str, **changes: Any) -> Iterator[None]:
+    """The opening of a member, or the reply of the hub, with some fields changed."""
+    cls = getattr(over_links, role)
+    pack = cls.pack
+    with monkeypatch.context() as patch:
+        patch.setattr(cls, "pack", lambda self: pack(replace(self, **changes)))
+        yield
+
+
+REPLIES: dict[str, tuple[dict[str, Any], str]] = {
+    "no buckets": ({"buckets": 0}, "wants 0 buckets"),
+    "too few": ({"buckets": 2}, "wants 2 buckets, .* a power of two from 4 to 32"),
+    "too many": ({"buckets": 64}, "wants 64 buckets"),
+    "no power of two": ({"buckets": 5}, "wants 5 buckets"),
+    "from the middle": ({"start": 1}, "from 1 on"),
+    "of nothing known": ({"again": True}, "goes on with bucket 0 of an intersection that (sh|po)"),
+    "other bytes": ({"nonces": {n: bytes(32) for n in IDS}}, "makes the key of buckets of random"),
+    "not of all": ({"nonces": {"bank": bytes(32)}}, "makes the key of buckets of random bytes of"),
+    "too large": ({"size": 1001}, "announces 1001 IDs, the parties agreed on at most 1000"),
+    "negative": ({"size": -1}, "announces -1 IDs"),
+    "another session": ({"session": "t"}, "names the intersection 't', (shop|post) 's'"),
+    "no number": ({"buckets": "4"}, "something else than the opening"),
+    "short bytes": ({"nonces": dict.fromkeys(IDS, b"x")}, "something else than the opening"),
+}
+
+
+@pytest.mark.parametrize("case", REPLIES)
+def test_other_replies_of_a_hub_are_refused(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, says = REPLIES[case]
+    with (
+        saying(monkeypatch, "_Reply", **changes),
+        pytest.raises(RemoteProtocolError, match=f"^bank .*{says}"),
+    ):
+        Session().align()
+
+
+OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "too large": ({"size": 1001}, "announces 1001 IDs, the parties agreed on at most 1000"),
+    "another size": ({"size": 900}, "sent a list of .* by the size of its set"),
+    "no size": ({"size": 1.5}, "announces 1.5 IDs"),
+    "no bytes": ({"nonce": "a"}, "something else than the opening of an intersection"),
+    "no count": ({"finished": -1}, "something else than the opening of an intersection"),
+}
+
+
+@pytest.mark.parametrize("case", OPENINGS)
+def test_other_openings_of_a_member_are_refused(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes, says = OPENINGS[case]
+    with (
+        saying(monkeypatch, "_Opening", **changes),
+        pytest.raises(RemoteProtocolError, match=f"^(shop|post) .*{says}"),
+    ):
+        Session().align()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "no list of common rows"),
+        (b"\1abc", "no list of common rows"),
+        (b"\1", "opened 0 places"),
+        (b"\1" + np.array([0, 0], "<u4").tobytes(), "opened 2 places, .* and 1 differ"),
+        (b"\1" + np.array([2**31], "<u4").tobytes(), "opened 1 places, of which 0 are of IDs"),
+        (b"\1" + np.arange(1000, dtype="<u4").tobytes(), "opened 1000 places"),
+    ],
+)
+def test_places_that_cannot_be_common_are_refused(
+    body: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = over_links._End.send
+
+    def lie(self: Any, peer: str, payload: bytes) -> None:
+        send(self, peer, body if payload[:1] == b"\1" else payload)
+
+    monkeypatch.setattr(over_links._End, "send", lie)
+    with pytest.raises(RemoteProtocolError, match=f"^bank .*{says}"):
+        Session().align()
+
+
+def test_signs_reach_everybody_who_waits_and_are_bounded_by_the_announced_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signs, "IDS_A_SIGN", 20)
+    monkeypatch.setattr("protocols.psi.threads._POINTS_OF_A_PIECE", 10)
+    session = Session()
+    assert set(session.align()["bank"]) == COMMON
+    alive = {(one.sender, one.receiver) for one in session.sent if one.kind is Kind.ALIVE}
+    assert alive >= {("bank", "shop"), ("bank", "post"), ("shop", "bank"), ("post", "bank")}
+    assert over_links.signs_of_alignment(1000, 2) == 2 * (10 * 1000 // 20) + 4
+
+    async def flood(self: Any, *given: object) -> None:
+        for _ in range(1000):
+            self._links.pulse.worked(20)
+        await self._links.receive(self._peers, Kind.READY)
+
+    monkeypatch.setattr(over_links._End, "_play", flood)
+    with pytest.raises(RemoteProtocolError, match="more signs of life than its work can take"):
+        Session().align()
+
+
+def test_a_secret_repeats_a_role_and_none_does_not() -> None:
+    agreement = IntersectionAgreement(session="s", output=Output.HUB_ROWS, minimum_rows=0)
+    ids = [bytes([k]) for k in range(9)]
+
+    def first(secret: bytes | None, label: str = "s") -> bytes:
+        named = IntersectionAgreement(session=label, output=Output.HUB_ROWS, minimum_rows=0)
+        ends = EcdhIntersection(named, threads=1, secret=secret)
+        return ends.member("shop", "bank", ids).start()[0].body
+
+    assert first(bytes(32)) == first(bytes(32))
+    assert first(None) != first(None)
+    assert first(bytes(32)) != first(b"\1" * 32)
+    assert first(bytes(32))[22:] != first(bytes(32), "t")[22:]
+    assert len(first(None)) == EcdhIntersection(agreement).longest_message(len(ids))

@@ -1,0 +1,248 @@
+"""Messages in parts, and signs of life: whole or refused by name, and nobody waits for ever."""
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from protocols.conversation import Outgoing
+from protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
+from secure_apfed.exchange import BEFORE_TRAINING, InMemory, Kind, links, parts, signs
+from secure_apfed.exchange.parts import Gathering, parts_of
+from secure_apfed.exchange.signs import Pulse, most_signs
+from tests.secure_apfed.seats import envelope, network
+
+SIZE = 10
+HEADER = struct.Struct(">IQQ")
+MESSAGE = bytes(range(35))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PART_BYTES", SIZE)
+    monkeypatch.setattr(signs, "IDS_A_SIGN", 100)
+
+
+def part(number: int, total: int, offset: int, body: bytes) -> bytes:
+    return HEADER.pack(number, total, offset) + body
+
+
+class Pair:
+    """Ann hears what bob sends; frames and their sizes on the way."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.network = network(
+            InMemory, "ann", "bob", "cid", record=lambda one, _: self.sizes.append(len(one.payload))
+        )
+        self.ann, self.bob = self.network.links["ann"], self.network.links["bob"]
+
+    def hear(self, *kinds: Kind, times: int = 1, most: int = 99) -> list[bytes]:
+        async def script() -> list[bytes]:
+            return [
+                (await self.ann.receive("bob", *(kinds or (Kind.ALIGNMENT,)), most=most)).payload
+                for _ in range(times)
+            ]
+
+        return self.network.complete("ann", script())
+
+    def send(self, monkeypatch: pytest.MonkeyPatch, *given: bytes) -> None:
+        """Bob's own parts in place of those that he should send."""
+        monkeypatch.setattr(links, "parts_of", lambda number, payload: iter(given))
+        self.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING)
+
+
+@pytest.mark.parametrize("length", [0, 1, 9, 10, 11, 20, 35])
+def test_messages_of_any_length_arrive_whole_and_in_order(length: int) -> None:
+    pair = Pair()
+    for message in (MESSAGE[:length], MESSAGE):
+        pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, message)
+    assert max(pair.sizes) <= SIZE + HEADER.size
+    assert pair.hear(times=2) == [MESSAGE[:length], MESSAGE]
+    assert len(pair.sizes) == max(1, -(-length // SIZE)) + 4
+
+
+def test_messages_of_two_peers_may_come_part_by_part_in_turns() -> None:
+    halves = {name: Gathering("ann", name) for name in ("bob", "cid")}
+    cut = list(parts_of(0, MESSAGE))
+    came = [
+        halves[name].add(envelope(one, kind=Kind.ALIGNMENT, sender=name), most=99)
+        for one in cut
+        for name in halves
+    ]
+    assert came == [None] * (2 * len(cut) - 2) + [MESSAGE] * 2
+
+
+HOSTILE = {
+    "announces too much": ([part(0, 100, 0, bytes(SIZE))], "announces a message of 100 bytes"),
+    "too short": ([b"123"], "sent 3 bytes of alignment to ann, too few for a part"),
+    "repeated": ([part(0, 30, 0, bytes(10))] * 2, "part 0 of 30 .* expected part 10 of 30"),
+    "left out": (
+        [part(0, 30, 0, bytes(10)), part(0, 30, 20, bytes(10))], "part 20 of 30 .* expected part 10"
+    ),
+    "begins in the middle": ([part(0, 30, 10, bytes(10))], "part 10 of 30 .* expected part 0"),
+    "of another message": (
+        [part(0, 30, 0, bytes(10)), part(1, 30, 10, bytes(10))], "bytes of message 1, expected"
+    ),
+    "a message again": ([part(0, 1, 0, b"x")] * 2, "sent ann message 0 in parts, expected message"),
+    "longer than said": ([part(0, 5, 0, bytes(6))], "a part of 6 bytes at 0 of 5"),
+    "shorter than it must": ([part(0, 30, 0, bytes(3))], "a part of 3 bytes at 0 of 30"),
+    "another length": (
+        [part(0, 30, 0, bytes(10)), part(0, 31, 10, bytes(10))], "part 10 of 31 .* of 30"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_other_parts_are_refused_by_name(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, says = HOSTILE[case]
+    pair = Pair()
+    pair.send(monkeypatch, *given)
+    with pytest.raises(RemoteProtocolError, match=f"^bob .*{says}"):
+        pair.hear(times=2)
+
+
+def test_an_announcement_takes_no_memory() -> None:
+    """A gathering holds what came, and nothing of what was announced."""
+    half = Gathering("ann", "bob")
+    vast = 2**60
+    assert half.add(envelope(part(0, vast, 0, bytes(SIZE)), kind=Kind.ALIGNMENT), most=vast) is None
+    assert f"{SIZE} of {vast} bytes of alignment came" in half.midway
+
+
+def test_who_stops_midway_is_told_with_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    pair.send(monkeypatch, part(0, 30, 0, bytes(10)))
+    with pytest.raises(PartyLeftError, match="bob stopped midway in a message: 10 of 30") as told:
+        pair.hear()
+    assert told.value.left == ("bob",)
+
+
+def test_nothing_else_comes_between_parts_but_the_word_that_a_peer_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair()
+    pair.send(monkeypatch, part(0, 30, 0, bytes(10)))
+    pair.bob.send("ann", Kind.READY, BEFORE_TRAINING)
+    with pytest.raises(RemoteProtocolError, match=r"^bob sent ready to ann in the middle of"):
+        pair.hear(Kind.ALIGNMENT, Kind.READY)
+    other = Pair()
+    other.send(monkeypatch, part(0, 30, 0, bytes(10)))
+    other.bob.abort(RuntimeError("a fire"))
+    with pytest.raises(RunStoppedError, match="bob stopped the run"):
+        other.hear()
+
+
+# Signs of life
+
+
+def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
+    pair = Pair()
+    pair.ann.signs.allow({"bob": 3})
+    pulse = pair.bob.pulse
+    for worked in (99, 1, 99, 250):  # a sign at 100 and at 449
+        pulse.worked(worked)
+    pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
+    assert sum(size == 8 for size in pair.sizes) == 2 * len(("ann", "cid"))
+    assert pair.hear() == [MESSAGE]
+
+
+def test_signs_renew_patience_but_not_for_ever() -> None:
+    pair = Pair()
+    pair.ann.signs.allow({"bob": 5})
+    pulse = pair.bob.pulse
+    for _ in range(6):
+        pulse.worked(100)
+    with pytest.raises(RemoteProtocolError, match=r"^bob sent ann more signs of life than its"):
+        pair.hear()
+
+
+def test_a_sign_without_progress_is_refused() -> None:
+    for bodies in ((100, 100), (100, 199), (99,), (200, 100)):
+        pair = Pair()
+        pair.ann.signs.allow({"bob": 9})
+        for done in bodies:
+            pair.bob.send("ann", Kind.ALIVE, BEFORE_TRAINING, done.to_bytes(8, "big"))
+        with pytest.raises(RemoteProtocolError, match=r"^bob sent ann a sign of life without prog"):
+            pair.hear()
+
+
+def test_a_sign_where_no_work_was_agreed_and_a_malformed_one_are_refused() -> None:
+    pair = Pair()
+    pair.bob.pulse.worked(100)
+    with pytest.raises(RemoteProtocolError, match="more signs of life than its work can take"):
+        pair.hear()
+    other = Pair()
+    other.bob.send("ann", Kind.ALIVE, BEFORE_TRAINING, b"12345")
+    with pytest.raises(RemoteProtocolError, match="bob sent ann a malformed sign of life"):
+        other.hear()
+
+
+def test_who_falls_silent_after_signs_is_noticed() -> None:
+    pair = Pair()
+    pair.ann.signs.allow({"bob": 5})
+    pair.bob.pulse.worked(100)
+    with pytest.raises(PartyLeftError, match="ann expected alignment from bob; nothing came"):
+        pair.hear()
+
+
+def test_a_bound_within_a_block_counts_against_the_one_around_it() -> None:
+    pair = Pair()
+    pair.ann.signs.allow({"bob": 10})
+    pulse = pair.bob.pulse
+
+    def signs_then_a_message(count: int) -> None:
+        for _ in range(count):
+            pulse.worked(100)
+        pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
+        pair.hear()
+
+    with pair.ann.signs.at_most({"bob": 4}):
+        signs_then_a_message(4)
+    signs_then_a_message(6)
+    with pytest.raises(RemoteProtocolError, match="more signs"):
+        signs_then_a_message(1)
+    assert most_signs(250) == 2 * 2 + 4
+
+
+def test_a_sign_is_passed_on_to_the_others_alone() -> None:
+    sent: list[tuple[str, int]] = []
+    pulse = Pulse(lambda peer, body: sent.append((peer, int.from_bytes(body, "big"))), "abc")
+    pulse.worked(50)
+    pulse.relay("b")
+    pulse.worked(99)
+    pulse.relay("a")
+    assert sent == [("a", 100), ("c", 100), ("b", 200), ("c", 200)]
+
+
+class Slow:
+    """A role that reports its work to a pulse before it answers."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse, self.finished = pulse, False
+
+    def start(self) -> Sequence[Outgoing]:
+        return ()
+
+    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        self._pulse.worked(300)
+        self.finished = True
+        return [Outgoing(sender, body * 2)]
+
+
+def test_a_role_in_a_conversation_gives_signs_while_it_computes() -> None:
+    pair = Pair()
+    for name in ("ann", "cid"):
+        pair.network.links[name].signs.allow({"bob": 1})
+
+    async def ask() -> bytes:
+        pair.ann.send("bob", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
+        return (await pair.ann.receive("bob", Kind.ALIGNMENT)).payload
+
+    def scripts() -> Iterator[tuple[str, object]]:
+        yield "ann", ask()
+        yield "bob", pair.bob.converse(Kind.ALIGNMENT, Slow(pair.bob.pulse), ["ann"])
+
+    found = pair.network.complete_all(dict(scripts()))  # type: ignore[arg-type]  # two results
+    assert found["ann"] == MESSAGE * 2
+    assert pair.sizes.count(8) == 2
