@@ -18,7 +18,17 @@ from typer import TyperException
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import progress_bars, terminal
-from secure_apfed.commands import AsJson, Overrides, RunFolder, encoder, leakage, party, plan, table
+from secure_apfed.commands import (
+    AsJson,
+    Overrides,
+    RunFolder,
+    encoder,
+    leakage,
+    party,
+    plan,
+    relay,
+    table,
+)
 from secure_apfed.errors import ApfedError
 
 if TYPE_CHECKING:
@@ -35,6 +45,8 @@ class TransportName(StrEnum):
 
     memory = "memory"
     local = "local"
+    grpc = "grpc"
+    relay = "relay"
 
 
 app = typer.Typer(
@@ -50,6 +62,7 @@ app.add_typer(data_app, name="data")
 app.command()(plan.plan)
 app.command()(encoder.check_encoder)
 app.command()(party.party)
+app.command()(relay.relay)
 app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
 app.command()(table.table)
@@ -71,12 +84,15 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     transport: Annotated[
         TransportName,
-        typer.Option(help="memory: one process plays all; local: one process a party."),
+        typer.Option(
+            help="memory: one process plays all; local: one process a party; "
+            "grpc, relay: the same as between machines."
+        ),
     ] = TransportName.memory,
     timeout: Annotated[
         float,
         typer.Option(
-            min=0.1, max=86_400, help="Seconds of patience with a silent party; local only."
+            min=0.1, max=86_400, help="Seconds of patience with a silent party; not for memory."
         ),
     ] = 60.0,
     prepare: Annotated[
@@ -95,7 +111,7 @@ def run(
     config = load_config(config_file, overrides=overrides or ())
     folder = output or Path("runs", config.name)
     if prepare:
-        _prepare(config, folder, timeout, as_json=as_json)
+        _prepare(config, folder, timeout, transport, as_json=as_json)
         return
     _check_attacks(config)
     how = {"transport": transport.value, "timeout_s": timeout}
@@ -108,13 +124,16 @@ def run(
         _show_result(result, results, solo, page)
 
 
-def _prepare(config: "Config", folder: Path, timeout: float, *, as_json: bool) -> None:
+def _prepare(
+    config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
+) -> None:
     """Make what each party needs to be run by hand, and say how."""
-    from secure_apfed.runs.local import prepare_parties
+    from secure_apfed.runs.local import WAYS, prepare_parties
     from secure_apfed.runs.writing import RunWriter
 
     with RunWriter.open(folder, config, resume=False):
-        files = prepare_parties(config, folder, timeout_s=timeout)
+        over = WAYS.get(transport.value, "tcp")
+        files = prepare_parties(config, folder, timeout_s=timeout, over=over)
     if as_json:
         terminal.print_json({"parties": {name: str(file) for name, file in files.items()}})
         return

@@ -15,7 +15,7 @@ from secure_apfed import progress_bars
 from secure_apfed.commands import AsJson
 from secure_apfed.errors import ApfedError
 
-__all__ = ["Terminated", "party"]
+__all__ = ["Terminated", "party", "watch_stdin"]
 
 _LAST_WORDS_S = 10.0
 
@@ -35,7 +35,7 @@ def party(
 
     signal.signal(signal.SIGTERM, _interrupt)
     if end_with_stdin:
-        threading.Thread(target=_watch, daemon=True).start()
+        threading.Thread(target=watch_stdin, daemon=True).start()
     with progress_bars.watching(config.stem, quiet=as_json) as on_progress:
         play_party(config, resume=resume, on_progress=on_progress)
 
@@ -49,7 +49,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise Terminated("ended by SIGTERM")
 
 
-def _watch() -> None:
+def watch_stdin() -> None:
     """End this process once whoever started it is gone: it would be nobody's."""
     while os.read(sys.stdin.fileno(), 1):
         pass

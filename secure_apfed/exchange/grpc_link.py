@@ -191,9 +191,7 @@ def dial(
     if credentials is None:
         channel = grpc.insecure_channel(target, options)
     else:
-        tls = grpc.ssl_channel_credentials(
-            credentials.ca, credentials.key, credentials.certificate
-        )
+        tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
         channel = grpc.secure_channel(target, tls, options)
     connection = GrpcConnection(channel.close)
     call = channel.stream_stream(_PATH)(connection.outgoing.drain())

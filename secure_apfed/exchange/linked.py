@@ -113,9 +113,7 @@ class Linked:
 
     def close(self) -> None:
         """Let the peers have what was sent, and end; waits a few seconds at most."""
-        closing = [
-            threading.Thread(target=_close, args=(link,)) for link in self._links.values()
-        ]
+        closing = [threading.Thread(target=_close, args=(link,)) for link in self._links.values()]
         for thread in closing:
             thread.start()
         for thread in closing:

@@ -9,10 +9,8 @@ processes are of one user: this tries out how parties run apart, and protects no
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -39,12 +37,14 @@ from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party import PartyFile, Peer
 from secure_apfed.runs.party_folder import PartyFolder
 from secure_apfed.runs.record import Outcome, Privacy, read_outcome, write_outcome
+from secure_apfed.runs.trial_links import Way, free_addresses, relaying, trial_ways
 from secure_apfed.runs.writing import RunWriter
 
-__all__ = ["free_addresses", "prepare_parties", "run_locally"]
+__all__ = ["WAYS", "prepare_parties", "run_locally"]
 
-_LOOPBACK = "127.0.0.1"
-_PORTS = range(20_000, 32_000)
+WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
+"""By transport, how parties in processes of their own reach each other."""
+
 _LOOK_S = 0.05
 _GRACE_S = 10.0
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
@@ -64,6 +64,7 @@ def run_locally(
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,
+    over: Way = "tcp",
 ) -> RunResult:
     """Train, evaluate and write one run; see `secure_apfed.runs.run`.
 
@@ -74,6 +75,7 @@ def run_locally(
         resume: go on from the parties' checkpoints.
         on_progress: called after every epoch.
         timeout_s: one unit of patience with a party that is silent (`PartyFile.timeout_s`).
+        over: how the parties reach each other; see `prepare_parties`.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
@@ -83,7 +85,7 @@ def run_locally(
         if resume:
             _refuse_another_run(config, writer.folder)
         if not (resume and led.result.exists()):  # then what is left to do is to gather
-            _play(config, writer.folder, led, data, resume, on_progress, timeout_s)
+            _play(config, writer.folder, led, data, resume, on_progress, timeout_s, over)
         return _gather(config, writer.folder, led)
 
 
@@ -95,11 +97,14 @@ def _play(
     resume: bool,
     on_progress: Callable[[Progress], None],
     timeout_s: float,
+    over: Way,
 ) -> None:
     """Start the parties and wait for them; where the active has a result, the others may fail."""
-    files = prepare_parties(config, run.path, data=data, timeout_s=timeout_s, resume=resume)
+    files = prepare_parties(
+        config, run.path, data=data, timeout_s=timeout_s, resume=resume, over=over
+    )
     shown = _Shown(led, config.train.epochs, on_progress)
-    with _started(files, resume=resume) as processes:
+    with relaying(files.values()), _started(files, resume=resume) as processes:
         _wait(processes, config.data.active_name, led, shown, timeout_s)
     failed = _failures(processes)
     if failed is None:
@@ -133,8 +138,12 @@ def prepare_parties(
     data: VerticalData | None = None,
     timeout_s: float = 60.0,
     resume: bool = False,
+    over: Way = "tcp",
 ) -> dict[str, Path]:
     """Make each party's folder, key, rows and file of settings; return the files by party.
+
+    Args:
+        over: "tcp", or "grpc" and "relay" with certificates of an authority of this trial.
 
     Raises:
         ConfigError, DataError: what does not fit, or cannot be loaded.
@@ -153,7 +162,11 @@ def prepare_parties(
         table = run.party(name) / _TABLE
         if (held := data.own(name)) is not None and not (resume and table.exists()):
             write_atomically(table, pack_own(held), private=True)
-    peers = {name: Peer(address=addresses[name], identity=identities[name]) for name in names}
+    peers = {
+        name: Peer(address=None if over == "relay" else addresses[name], identity=identities[name])
+        for name in names
+    }
+    ways = trial_ways(over, {name: run.party(name) for name in names})
     files = {}
     for name in names:
         told = PartyFile(
@@ -161,31 +174,16 @@ def prepare_parties(
             active=active,
             passives=passives,
             config=Path("..", "..", run.config.name),
-            listen=addresses[name],
+            listen=None if over == "relay" else addresses[name],
             peers={peer: peers[peer] for peer in names if peer != name},
             table=Path(_TABLE) if data.own(name) is not None else None,
             timeout_s=timeout_s,
             meet_s=max(_MEET_S, timeout_s),
+            **ways[name],
         )
         files[name] = run.party(name) / _PARTY
         write_atomically(files[name], dump_settings(told).encode())
     return files
-
-
-def free_addresses(count: int) -> list[str]:
-    """Addresses of loopback where nobody listens now.
-
-    Their ports lie below those from which systems take the near end of a connection: one of these
-    could be taken before its party listens there.
-    """
-    found: list[str] = []
-    with contextlib.ExitStack() as stack:
-        while len(found) < count:
-            port = secrets.choice(_PORTS)
-            with contextlib.suppress(OSError):  # somebody listens there
-                stack.enter_context(socket.create_server((_LOOPBACK, port)))
-                found.append(f"{_LOOPBACK}:{port}")
-    return found
 
 
 @dataclass(eq=False)

@@ -62,9 +62,9 @@ class PartyFile(Settings):
         peers: the others, by name.
         link: how it reaches them: "tcp", between processes of one machine; "grpc", across machines.
         tls: for "grpc"; insecure_plaintext_on_loopback: without it, on this machine alone.
-        relay: "host:port" that all dial, where some cannot be reached; relay_name: the name in its
-            certificate; null: the host's own.
-        proxy: "http://host:port" of a proxy that is asked to CONNECT; null: as the environment says.
+        relay: "host:port" that all dial, where some cannot be reached.
+        relay_name: the name in the relay's certificate; null: the host's own.
+        proxy: "http://host:port" of a proxy that is asked to CONNECT; null: the environment's.
         reconnect_s: how long a peer may give no sign of life, with "grpc".
         table: its rows as prepared for a trial; null reads its own file of `data.parties`.
         timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
