@@ -22,6 +22,7 @@ from secure_apfed.commands import (
     AsJson,
     Overrides,
     RunFolder,
+    certs,
     encoder,
     leakage,
     party,
@@ -59,6 +60,7 @@ app = typer.Typer(
 )  # fmt: skip
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
 app.add_typer(data_app, name="data")
+app.add_typer(certs.certs_app, name="certs")
 app.command()(plan.plan)
 app.command()(encoder.check_encoder)
 app.command()(party.party)
@@ -67,6 +69,19 @@ app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
 app.command()(table.table)
 
+Transport = Annotated[
+    TransportName,
+    typer.Option(
+        help="memory: one process plays all; local: one process a party; grpc, relay: the same as "
+        "between machines."
+    ),
+]
+Patience = Annotated[
+    float,
+    typer.Option(
+        min=0.1, max=86_400, help="Seconds of patience with a silent party; not for memory."
+    ),
+]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 
 
@@ -82,19 +97,8 @@ def run(
     config_file: ConfigFile,
     output: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME unless given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    transport: Annotated[
-        TransportName,
-        typer.Option(
-            help="memory: one process plays all; local: one process a party; "
-            "grpc, relay: the same as between machines."
-        ),
-    ] = TransportName.memory,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0.1, max=86_400, help="Seconds of patience with a silent party; not for memory."
-        ),
-    ] = 60.0,
+    transport: Transport = TransportName.memory,
+    timeout: Patience = 60.0,
     prepare: Annotated[
         bool,
         typer.Option(

@@ -3,7 +3,7 @@
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,10 @@ from secure_apfed import terminal
 from secure_apfed.commands import AsJson
 from secure_apfed.commands.party import watch_stdin
 from secure_apfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from secure_apfed.exchange.certificates import Credentials
+    from secure_apfed.exchange.sockets import Address
 
 __all__ = ["relay"]
 
@@ -37,19 +41,11 @@ def relay(
     as_json: AsJson = False,
 ) -> None:
     """Forward sealed frames between parties that may only dial out, until it is ended."""
-    from secure_apfed.exchange.certificates import Credentials
-    from secure_apfed.exchange.grpc_link import warn_of_plaintext
     from secure_apfed.exchange.relay import Relay
     from secure_apfed.exchange.sockets import parse_address
 
     address = parse_address(listen)
-    if ca is not None and certificate is not None and key is not None:
-        credentials = Credentials.load(ca, certificate, key, name=None)
-    elif insecure_plaintext_on_loopback:
-        credentials = None
-        warn_of_plaintext(address[0])
-    else:
-        raise ConfigError("a relay needs --ca, --certificate and --key (see secure-apfed certs)")
+    credentials = _credentials(address, (ca, certificate, key), insecure_plaintext_on_loopback)
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     if end_with_stdin:
@@ -64,6 +60,26 @@ def relay(
         ended.wait()
     finally:
         standing.close()
+
+
+def _credentials(
+    address: "Address", files: tuple[Path | None, Path | None, Path | None], insecure: bool
+) -> "Credentials | None":
+    """What TLS needs; None on loopback where that was asked for by name.
+
+    Raises:
+        ConfigError: files that are missing or do not fit.
+    """
+    from secure_apfed.exchange.certificates import Credentials
+    from secure_apfed.exchange.grpc_link import warn_of_plaintext
+
+    ca, certificate, key = files
+    if ca is not None and certificate is not None and key is not None:
+        return Credentials.load(ca, certificate, key, name=None)
+    if not insecure:
+        raise ConfigError("a relay needs --ca, --certificate and --key (see secure-apfed certs)")
+    warn_of_plaintext(address[0])
+    return None
 
 
 def _identities(allow: list[str]) -> frozenset[bytes]:

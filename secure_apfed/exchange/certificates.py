@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protocols.errors import RemoteProtocolError
@@ -90,6 +91,9 @@ class Credentials:
         """Read them and check them as the peers will.
 
         Args:
+            ca: file of authorities in PEM.
+            certificate: file of its own.
+            key: file of the certificate's key.
             name: that the certificate must have; None: any.
             revoked: see `read_revoked`.
 
@@ -99,7 +103,7 @@ class Credentials:
         """
         told = cls(_read(ca, "ca"), _read(certificate, "certificate"), _read(key, "key"))
         own, secret, authorities = told._parsed(ca, certificate, key)
-        if secret.public_key() != own.public_key():  # type: ignore[union-attr]  # any kind of key
+        if secret.public_key() != own.public_key():
             raise ConfigError(f"tls.key: {key} is not the key of {certificate}; name its own")
         _require_time(own, certificate)
         if not any(_issued(own, one) for one in authorities) and not _has_chain(told.certificate):
@@ -118,7 +122,7 @@ class Credentials:
 
     def _parsed(
         self, ca: Path, certificate: Path, key: Path
-    ) -> tuple[x509.Certificate, object, list[x509.Certificate]]:
+    ) -> tuple[x509.Certificate, PrivateKeyTypes, list[x509.Certificate]]:
         try:
             return (
                 x509.load_pem_x509_certificate(self.certificate),
@@ -199,7 +203,9 @@ class Authority:
         """A new key and certificate for a party of this name, which may be a server and a client.
 
         Args:
+            name: of the party.
             hosts: other DNS names that its server goes by.
+            days: how long it is valid.
         """
         secret = ec.generate_private_key(ec.SECP256R1())
         authority = x509.load_pem_x509_certificate(self.certificate)

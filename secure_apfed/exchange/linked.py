@@ -5,6 +5,7 @@ connections are made anew and nothing is lost; a peer that gives no sign of life
 patience has left.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -122,7 +123,5 @@ class Linked:
 
 
 def _close(link: ResumableLink) -> None:
-    try:
+    with contextlib.suppress(RemoteProtocolError):  # whoever lacks something was waited for
         link.close(_FLUSH_S, linger_s=_LINGER_S)
-    except RemoteProtocolError:
-        pass  # whoever lacks something has left, and was waited for

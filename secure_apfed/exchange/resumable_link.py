@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
@@ -155,11 +156,13 @@ class ResumableLink:
         self._check()
         while self._unconfirmed_bytes > _WINDOW:
             before = self._confirmed
-            if not self._changed.wait_for(
-                lambda before=before: self._failure or self._confirmed > before, _STALLED_S
-            ):
+            moved = partial(self._moved_since, before)
+            if not self._changed.wait_for(moved, _STALLED_S):
                 self._fail(f"{self._peer} took nothing of what it was sent for {_STALLED_S:g} s")
             self._check()
+
+    def _moved_since(self, confirmed: int) -> bool:
+        return bool(self._failure) or self._confirmed > confirmed
 
     def receive(self, timeout_s: float) -> bytes:
         """Return the peer's next message.
@@ -332,7 +335,8 @@ class ResumableLink:
                     break  # it is time for a receipt, which is a sign of life, too
             if gone:
                 return None
-            kind, number, part = _RECEIPT, self._written, b""
+            kind, number = _RECEIPT, self._written
+            part: bytes | memoryview = b""
             if self._lacks():
                 kind, part = self._unconfirmed[number - self._confirmed]
                 self._written += 1

@@ -66,11 +66,10 @@ def _over_grpc(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) 
             ways = _by_relay(told, me, credentials)
         else:
             ways = _direct(told, me, credentials, stack)
-        linked = Linked.meet(
+        return Linked.meet(
             told.party, ways, patience_s=told.reconnect_s, meet_s=told.meet_s,
             end=stack.pop_all().close,
         )  # fmt: skip
-    return linked
 
 
 def _direct(
@@ -164,8 +163,8 @@ def _credentials(told: PartyFile) -> Credentials | None:
         )
     if not told.insecure_plaintext_on_loopback:
         raise ConfigError(
-            f"{told.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed certs "
-            "makes them for a trial)"
+            f"{told.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
+            "certs makes them for a trial)"
         )
     named = [told.listen, told.relay, *(peer.address for peer in told.peers.values())]
     warn_of_plaintext(*(parse_address(one)[0] for one in named if one is not None))

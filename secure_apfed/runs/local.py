@@ -142,8 +142,7 @@ def prepare_parties(
 ) -> dict[str, Path]:
     """Make each party's folder, key, rows and file of settings; return the files by party.
 
-    Args:
-        over: "tcp", or "grpc" and "relay" with certificates of an authority of this trial.
+    Over "grpc" and "relay" each gets a certificate of an authority of this trial, too.
 
     Raises:
         ConfigError, DataError: what does not fit, or cannot be loaded.
@@ -154,18 +153,11 @@ def prepare_parties(
     names = tuple(roles_of(METHODS[config.method], config, active, passives))
     run = RunFolder(folder)
     write_atomically(run.config, dump_config(config).encode())
-    addresses = dict(zip(names, free_addresses(len(names)), strict=True))
-    identities = {}
+    peers = _known(run, names, over)
     for name in names:
-        make_private(own_subfolder(run.party(name)))
-        identities[name] = PartyFolder(run.party(name)).identity().public.hex()
         table = run.party(name) / _TABLE
         if (held := data.own(name)) is not None and not (resume and table.exists()):
             write_atomically(table, pack_own(held), private=True)
-    peers = {
-        name: Peer(address=None if over == "relay" else addresses[name], identity=identities[name])
-        for name in names
-    }
     ways = trial_ways(over, {name: run.party(name) for name in names})
     files = {}
     for name in names:
@@ -174,7 +166,7 @@ def prepare_parties(
             active=active,
             passives=passives,
             config=Path("..", "..", run.config.name),
-            listen=None if over == "relay" else addresses[name],
+            listen=peers[name].address,
             peers={peer: peers[peer] for peer in names if peer != name},
             table=Path(_TABLE) if data.own(name) is not None else None,
             timeout_s=timeout_s,
@@ -184,6 +176,19 @@ def prepare_parties(
         files[name] = run.party(name) / _PARTY
         write_atomically(files[name], dump_settings(told).encode())
     return files
+
+
+def _known(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
+    """Make the parties' folders and keys; return how each is reached and known."""
+    addresses: Sequence[str | None] = free_addresses(len(names))
+    if over == "relay":
+        addresses = [None] * len(names)
+    peers = {}
+    for name, address in zip(names, addresses, strict=True):
+        make_private(own_subfolder(run.party(name)))
+        identity = PartyFolder(run.party(name)).identity().public.hex()
+        peers[name] = Peer(address=address, identity=identity)
+    return peers
 
 
 @dataclass(eq=False)
