@@ -220,6 +220,10 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+                critical=False,
+            )
             .sign(signer, hashes.SHA256())
         )
         return Credentials(self.certificate, _pem(made), _secret_pem(secret))
@@ -232,9 +236,18 @@ def make_authority(name: str = "secure-apfed trial", *, days: float = 3650) -> A
     made = (
         builder.issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_SIGNS, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), False)
         .sign(secret, hashes.SHA256())
     )
     return Authority(_pem(made), _secret_pem(secret))
+
+
+_SIGNS = x509.KeyUsage(
+    key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False,
+    key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
+    decipher_only=False,
+)  # fmt: skip
 
 
 def _builder(name: str, public: ec.EllipticCurvePublicKey, days: float) -> x509.CertificateBuilder:

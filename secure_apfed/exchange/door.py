@@ -102,4 +102,6 @@ class Door:
             return self._places[name].get(timeout=_LOOK_S)
         except queue.Empty:
             told = self._trouble.get(name)
-            raise TimeoutError(f"it did not dial{f'; {told}' if told else ''}") from None
+            raise TimeoutError(
+                told or "it did not dial, or came without a certificate that TLS takes"
+            ) from None

@@ -137,11 +137,10 @@ class GrpcConnection:
         why = ""
         try:
             for frame in frames:
-                self._incoming.put(frame)
+                with contextlib.suppress(BrokenPipeError):  # closed here; what was sent still goes
+                    self._incoming.put(frame)
         except grpc.RpcError as error:
             why = _told_by(error)
-        except OSError:
-            pass  # this end was closed
         self.broken(why)
 
     def broken(self, why: str = "") -> None:
@@ -310,18 +309,21 @@ def warn_of_plaintext(*hosts: str) -> None:
 _CAUSES = {
     "certificate has expired": "its certificate has expired: it needs a new one",
     "CERTIFICATE_EXPIRED": "it says that this party's certificate has expired: get a new one",
-    "ame check failed": "its certificate has another name than the peer's in this party's file",
-    "is not in peer certificate": (
+    "Hostname Verification Check failed": (
         "its certificate has another name than the peer's in this party's file; where a proxy "
         "ends TLS there, say behind_proxy: true of that peer"
     ),
     "CERTIFICATE_REQUIRED": "it wants a certificate of this party",
     "unable to get local issuer": "its certificate is of an authority that is not in tls.ca",
     "self signed certificate": "its certificate is of an authority that is not in tls.ca",
+    "certificate signature failure": "its certificate is of an authority that is not in tls.ca",
     "self-signed certificate": "its certificate is of an authority that is not in tls.ca",
-    "UNKNOWN_CA": "the authority of this party's certificate is foreign there",
     "WRONG_VERSION_NUMBER": "it speaks no TLS",
     "Connection refused": "nobody listens there",
+    "Socket closed": (
+        "it ended the connection; where this is so each time, it refuses this party's certificate, "
+        "which may have expired or be of an authority that is foreign there"
+    ),
 }
 
 

@@ -138,6 +138,7 @@ def _proved(
     name = theirs.sender if peer is None else peer
     _require_expected(me, name, theirs)
     seen(name)
+    _require_valid(me, name, theirs)
     own = own or greet(name)
     hellos = b"".join(hashlib.sha256(one).digest() for one in sorted((own, message)))
     ends, both = (me.name.encode(), name.encode()), hashlib.sha256(hellos).digest()
@@ -166,6 +167,14 @@ def _require_expected(me: Me, name: str, theirs: _Hello) -> None:
             f"{theirs.sender!r} answers where {me.name} expects {name}; correct the address of "
             f"{name} in the file of {me.name}"
         )
+
+
+def _require_valid(me: Me, name: str, theirs: _Hello) -> None:
+    """Refuse what is revoked.
+
+    Raises:
+        RemoteProtocolError: says what.
+    """
     revoked = me.revoked()
     if me.known[name].hex() in revoked:
         raise RemoteProtocolError(f"the identity of {name} is revoked by the list of {me.name}")
@@ -214,6 +223,8 @@ class _Sealed:
         try:
             opened = self._link.open(frame, sequence=self._came, associated=b"")
         except RemoteProtocolError as error:
+            if frame.startswith(_REFUSED):  # the other end has read the proof by now
+                raise ConnectionRefusedError(plain_text(frame.removeprefix(_REFUSED))) from None
             _give_up(self._link.peer, self._came, error)
         self._came += 1
         return opened
