@@ -60,17 +60,25 @@ class Proxy:
                 threading.Thread(target=self._join, args=(came,), daemon=True).start()
 
     def _join(self, came: socket.socket) -> None:
+        here = there = came
         try:
             here = self._accept(came)
-            there = self._reach(socket.create_connection((_HOST, self._target), 5))
+            there = socket.create_connection((_HOST, self._target), 5)
+            there = self._reach(there)
         except OSError:
-            came.close()
+            for one in (came, here, there):
+                one.close()
             return
         there.settimeout(None)
         with self._lock:
             self._open |= {here, there}
-        for one, other in ((here, there), (there, here)):
-            threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+        with here, there:
+            back = threading.Thread(target=self._carry, args=(there, here), daemon=True)
+            back.start()
+            self._carry(here, there)
+            back.join()
+            with self._lock:
+                self._open -= {here, there}
 
     def _carry(self, one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -115,33 +123,37 @@ def tls_proxy(port: int, ca: str, certificate: str, key: str) -> Proxy:
 def connect_proxy() -> Iterator[tuple[int, list[str]]]:
     """One that is asked to CONNECT; its port, and whither it was asked."""
     listener, asked = socket.create_server((_HOST, 0)), list[str]()
-    joined: list[socket.socket] = []
 
     def carry(one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while chunk := one.recv(_CHUNK):
                 other.sendall(chunk)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def join(came: socket.socket) -> None:
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += came.recv(1)
+        asked.append(head.split(b" ")[1].decode())
+        host, _, port = asked[-1].rpartition(":")
+        with came, socket.create_connection((host, int(port)), 5) as there:
+            there.settimeout(None)
+            came.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            back = threading.Thread(target=carry, args=(there, came), daemon=True)
+            back.start()
+            carry(came, there)
+            back.join()
 
     def serve() -> None:
         with contextlib.suppress(OSError):
             while True:
                 came, _ = listener.accept()
-                head = b""
-                while not head.endswith(b"\r\n\r\n"):
-                    head += came.recv(1)
-                asked.append(head.split(b" ")[1].decode())
-                host, _, port = asked[-1].rpartition(":")
-                there = socket.create_connection((host, int(port)), 5)
-                there.settimeout(None)
-                came.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                joined.extend((came, there))
-                for pair in ((came, there), (there, came)):
-                    threading.Thread(target=carry, args=pair, daemon=True).start()
+                threading.Thread(target=join, args=(came,), daemon=True).start()
 
     threading.Thread(target=serve, daemon=True).start()
     try:
         yield int(listener.getsockname()[1]), asked
     finally:
         listener.close()
-        for one in joined:
-            one.close()

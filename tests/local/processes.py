@@ -112,6 +112,7 @@ class Parties:
         files = prepare_parties(
             self.config, self.run.path, data=self._data, timeout_s=self._timeout_s, over=self._over
         )
+        self.prepared(files)
         for name, file in files.items():
             file.write_text(file.read_text().replace("meet_s: 60.0", f"meet_s: {self._meet_s}"))
             (file.parent / "said.json").unlink(missing_ok=True)
@@ -130,6 +131,9 @@ class Parties:
             for process in self.processes.values():
                 process.kill()
                 process.join()
+
+    def prepared(self, files: Mapping[str, Path]) -> None:
+        """Change the parties' files before they start."""
 
     def play(
         self, harms: Mapping[str, Harm] | None = None, *, resume: bool = False,
