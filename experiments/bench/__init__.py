@@ -14,6 +14,7 @@ from experiments.bench import (
     local,
     psi,
     secure_sum,
+    transport,
     votes,
 )
 from experiments.bench.rows import Row, machine
@@ -28,6 +29,7 @@ BENCHES: Mapping[str, Callable[[bool], Iterable[Row]]] = {
     "local": local.bench,
     "psi": psi.bench,
     "secure-sum": secure_sum.bench,
+    "transport": transport.bench,
     "votes": votes.bench,
 }
 

@@ -50,6 +50,8 @@ class Proxy:
         threading.Timer(seconds, self.cut).start()
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # whoever waits for a call wakes up
         self._listener.close()
         self.cut()
 

@@ -92,7 +92,7 @@ def test_who_does_not_belong_is_told_why(case: str, pair: Pair) -> None:
         assert reads in str(error), str(error)
 
 
-LOCAL: dict[str, tuple[Callable[[Pair], None], str]] = {
+LOCAL: dict[str, tuple[Callable[[Pair], object], str]] = {
     "expired": (expired_server, "ann-certificate.pem has expired at"),
     "wrong name": (wrong_name, "ann-certificate.pem is for eve, not for ann"),
     "of another authority": (
@@ -118,9 +118,13 @@ LOCAL: dict[str, tuple[Callable[[Pair], None], str]] = {
         "is not what it should be in PEM",
     ),
     "own one revoked": (
-        lambda pair: pair.revoke("ann", pair.credentials("ann").digest), "is revoked; have another",
+        lambda pair: pair.revoke("ann", pair.credentials("ann").digest),
+        "is revoked; have another",
     ),
-    "no TLS": (lambda pair: pair.told["ann"].pop("tls"), "needs `tls` with ca, certificate and key"),
+    "no TLS": (
+        lambda pair: pair.told["ann"].pop("tls"),
+        "needs `tls` with ca, certificate and key",
+    ),
     "plaintext beyond loopback": (
         lambda pair: pair.told["ann"].update(
             tls=None, insecure_plaintext_on_loopback=True, listen="0.0.0.0:7001"
@@ -128,12 +132,14 @@ LOCAL: dict[str, tuple[Callable[[Pair], None], str]] = {
         "is for loopback alone, not for 0.0.0.0",
     ),
     "nobody listens": (
-        lambda pair: pair.told["ann"].update(listen=None), "ann has no `listen`, and bob no address",
+        lambda pair: pair.told["ann"].update(listen=None),
+        "ann has no `listen`, and bob no address",
     ),
     "a list that is none": (
-        lambda pair: pair.revoke("ann", "bob's"), "line 2: expected a certificate's SHA-256",
+        lambda pair: pair.revoke("ann", "bob's"),
+        "line 2: expected a certificate's SHA-256",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LOCAL)
@@ -176,8 +182,14 @@ def other_ca(pair: Pair) -> Credentials:
 
 
 CALLERS: dict[str, tuple[Callable[[Pair], tuple[Credentials | None, str | None, Me]], str]] = {
-    "expired": (lambda pair: (certified(pair, days=-1), "ann", someone(pair)), "certificate, which may have expired"),
-    "foreign": (lambda pair: (other_ca(pair), "ann", someone(pair)), "authority that is foreign there"),
+    "expired": (
+        lambda pair: (certified(pair, days=-1), "ann", someone(pair)),
+        "certificate, which may have expired",
+    ),
+    "foreign": (
+        lambda pair: (other_ca(pair), "ann", someone(pair)),
+        "authority that is foreign there",
+    ),
     "wrong server": (lambda pair: (certified(pair), "eve", someone(pair)), "has another name than"),
     "plaintext": (lambda pair: (None, None, someone(pair)), "the connection broke|closed"),
     "another's name": (
@@ -188,7 +200,7 @@ CALLERS: dict[str, tuple[Callable[[Pair], tuple[Credentials | None, str | None, 
         lambda pair: (pair.authority.issue("eve"), "ann", someone(pair, "eve")),
         "'eve' comes to 'ann', but this is ann, whose session is with bob",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CALLERS)

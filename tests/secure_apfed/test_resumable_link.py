@@ -290,7 +290,7 @@ def test_who_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(20):
             ends.here.send(bytes(500_000))
 
-    with pytest.raises(RemoteProtocolError, match="there took nothing of what it was sent for 0.3"):
+    with pytest.raises(RemoteProtocolError, match=r"there took nothing .* for 0\.3 s"):
         flood()
 
 
