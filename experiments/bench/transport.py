@@ -1,9 +1,9 @@
 """What a step costs where every party runs in a process of its own, by how they reach each other.
 
-Cases `local`, `grpc` and `relay` of `/m3/b256`: APFed-C with three passives and an aggregator on the
-shapes of Fashion-MNIST 4-1, 64 numbers a representation, batches of 256, the plain sum, one thread
-a process; the peer is the same step with all in one process. Over gRPC with mutual TLS, proofs of
-identity and seals end to end.
+Cases `local`, `grpc` and `relay` of `/m3/b256`: APFed-C with three passives and an aggregator on
+the shapes of Fashion-MNIST 4-1, 64 numbers a representation, batches of 256, the plain sum, one
+thread a process; the peer is the same step with all in one process. Over gRPC with mutual TLS,
+proofs of identity and seals end to end.
 """
 
 import statistics

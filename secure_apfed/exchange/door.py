@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import Me, prove
+from secure_apfed.exchange.sealed_connection import LocalEnd, prove, refuse
 
 __all__ = ["Crowd", "Door"]
 
@@ -51,7 +51,7 @@ class Door:
     """
 
     def __init__(
-        self, me: Me, awaited: tuple[str, ...],
+        self, me: LocalEnd, awaited: tuple[str, ...],
         require: Callable[[str, bytes], None] = lambda name, certificate: None,
     ) -> None:  # fmt: skip
         self._me, self._require = me, require
@@ -82,6 +82,8 @@ class Door:
         finally:
             self._crowd.remove(stranger)
         if name not in self._places:
+            me = self._me.name
+            refuse(stranger, f"{me} dials {name}, not the other way: correct the file of {name}")
             stranger.close()
             return
         with self._lock:

@@ -22,7 +22,7 @@ from secure_apfed.exchange.certificates import Credentials
 from secure_apfed.exchange.door import Crowd
 from secure_apfed.exchange.grpc_link import GrpcConnection, Port
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import Me, read_before, refuse
+from secure_apfed.exchange.sealed_connection import LocalEnd, read_before, refuse
 from secure_apfed.exchange.sockets import Address
 
 __all__ = ["Relay", "room_of", "through"]
@@ -44,7 +44,7 @@ def room_of(identities: list[bytes]) -> bytes:
     return hashlib.sha256(b"secure-apfed room v1" + b"".join(sorted(identities))).digest()
 
 
-def through(connection: Connection, me: Me, peer: str) -> None:
+def through(connection: Connection, me: LocalEnd, peer: str) -> None:
     """Enter the session's room at a relay, and wait there for a peer.
 
     Raises:

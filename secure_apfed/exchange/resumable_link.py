@@ -220,6 +220,13 @@ class ResumableLink:
             raise RemoteProtocolError(self._failure)
 
     def _read_on(self) -> None:
+        try:
+            self._keep_connected()
+        finally:
+            if not self._over():  # nobody else would notice that this thread is gone
+                self._fail(f"the link to {self._peer} ended by an error of this party")
+
+    def _keep_connected(self) -> None:
         """Connect, read until the connection breaks, and again."""
         deadline, pause = time.monotonic() + self._first_s, _PAUSE_S
         while not self._over():

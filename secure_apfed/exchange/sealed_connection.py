@@ -21,7 +21,7 @@ from protocols.identity import Identity, verify
 from protocols.seal import SEAL_OVERHEAD_BYTES, SealedLink, fresh_run_key
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 
-__all__ = ["MOST_SEALED", "Me", "plain_text", "prove", "read_before", "refuse"]
+__all__ = ["MOST_SEALED", "LocalEnd", "plain_text", "prove", "read_before", "refuse"]
 
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""
@@ -37,8 +37,8 @@ _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Me:
-    """What a party proves itself with, and by what it knows the others.
+class LocalEnd:
+    """This end of every connection: by what a party proves itself and knows the others.
 
     Attributes:
         name: of the party; identity: its key pair.
@@ -96,7 +96,7 @@ class _Hello:
 
 
 def prove(
-    connection: Connection, me: Me, peer: str | None = None, *,
+    connection: Connection, me: LocalEnd, peer: str | None = None, *,
     seen: Callable[[str], None] = lambda name: None,
 ) -> tuple[str, Connection]:  # fmt: skip
     """Prove this party's identity, and have the other end prove its own.
@@ -123,7 +123,7 @@ def prove(
 
 
 def _proved(
-    connection: Connection, me: Me, peer: str | None, seen: Callable[[str], None]
+    connection: Connection, me: LocalEnd, peer: str | None, seen: Callable[[str], None]
 ) -> tuple[str, Connection]:
     deadline, run_key = time.monotonic() + _PROOF_S, fresh_run_key()
 
@@ -151,7 +151,7 @@ def _proved(
     return name, _Sealed(connection, link)
 
 
-def _require_expected(me: Me, name: str, theirs: _Hello) -> None:
+def _require_expected(me: LocalEnd, name: str, theirs: _Hello) -> None:
     """Refuse whoever should not be there, before this party signs anything.
 
     Raises:
@@ -169,7 +169,7 @@ def _require_expected(me: Me, name: str, theirs: _Hello) -> None:
         )
 
 
-def _require_valid(me: Me, name: str, theirs: _Hello) -> None:
+def _require_valid(me: LocalEnd, name: str, theirs: _Hello) -> None:
     """Refuse what is revoked.
 
     Raises:

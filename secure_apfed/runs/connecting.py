@@ -16,7 +16,7 @@ from secure_apfed.exchange.grpc_link import Port, dial, warn_of_plaintext
 from secure_apfed.exchange.linked import Linked
 from secure_apfed.exchange.relay import through
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import Me, prove
+from secure_apfed.exchange.sealed_connection import LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address
 from secure_apfed.runs.party_file import PartyFile
 
@@ -57,9 +57,9 @@ def _over_tcp(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -
 def _over_grpc(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
     credentials = _credentials(told)
     peers = {name: key for name, key in known.items() if name != told.party}
-    me = Me(
+    me = LocalEnd(
         name=told.party, identity=identity, known=peers,
-        certificate=credentials.digest if credentials else "", revoked=lambda: _revoked(told),
+        certificate=credentials.digest if credentials else "", revoked=lambda: _revoked_now(told),
     )  # fmt: skip
     with ExitStack() as stack:
         if told.relay is not None:
@@ -73,7 +73,7 @@ def _over_grpc(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) 
 
 
 def _direct(
-    told: PartyFile, me: Me, credentials: Credentials | None, stack: ExitStack
+    told: PartyFile, me: LocalEnd, credentials: Credentials | None, stack: ExitStack
 ) -> dict[str, _Connect]:
     """Ways to peers that listen, and a door for those that dial."""
     dialled = {name for name in told.peers if _dials(told, name)}
@@ -101,7 +101,7 @@ def _dials(told: PartyFile, peer: str) -> bool:
     return there and (told.listen is None or peer < told.party)
 
 
-def _dialler(told: PartyFile, me: Me, peer: str, credentials: Credentials | None) -> _Connect:
+def _dialler(told: PartyFile, me: LocalEnd, peer: str, credentials: Credentials | None) -> _Connect:
     address, name = _address_of(told, peer), None if told.peers[peer].behind_proxy else peer
 
     def connect() -> Connection:
@@ -111,7 +111,9 @@ def _dialler(told: PartyFile, me: Me, peer: str, credentials: Credentials | None
     return connect
 
 
-def _by_relay(told: PartyFile, me: Me, credentials: Credentials | None) -> dict[str, _Connect]:
+def _by_relay(
+    told: PartyFile, me: LocalEnd, credentials: Credentials | None
+) -> dict[str, _Connect]:
     assert told.relay is not None
     address = parse_address(told.relay)
 
@@ -130,7 +132,7 @@ def _by_relay(told: PartyFile, me: Me, credentials: Credentials | None) -> dict[
     return {peer: way(peer) for peer in told.peers}
 
 
-def _proved(connection: Connection, me: Me, peer: str) -> Connection:
+def _proved(connection: Connection, me: LocalEnd, peer: str) -> Connection:
     try:
         return prove(connection, me, peer)[1]
     except BaseException:
@@ -145,13 +147,25 @@ def _waiting(door: Door, peer: str) -> _Connect:
 def _require_of(told: PartyFile) -> Callable[[str, bytes], None]:
     def require(name: str, certificate: bytes) -> None:
         if name in told.peers and not told.peers[name].behind_proxy:
-            require_caller(name, certificate, _revoked(told))
+            require_caller(name, certificate, _revoked_now(told))
 
     return require
 
 
 def _revoked(told: PartyFile) -> frozenset[str]:
     return read_revoked(told.tls.revoked if told.tls else None)
+
+
+def _revoked_now(told: PartyFile) -> frozenset[str]:
+    """The list as it is now; without it nobody is let in.
+
+    Raises:
+        ConnectionError: it cannot be read.
+    """
+    try:
+        return _revoked(told)
+    except ConfigError as error:
+        raise ConnectionError(str(error)) from error
 
 
 def _credentials(told: PartyFile) -> Credentials | None:

@@ -14,7 +14,7 @@ from protocols.identity import fresh_identity
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.certificates import Credentials, make_authority
 from secure_apfed.exchange.grpc_link import dial
-from secure_apfed.exchange.sealed_connection import Me, prove
+from secure_apfed.exchange.sealed_connection import LocalEnd, prove
 from secure_apfed.exchange.sockets import parse_address
 from tests.links.pair import Pair, say_and_hear
 
@@ -150,7 +150,7 @@ def test_own_files_are_checked_before_anything_is_sent(case: str, pair: Pair) ->
         pair.connect("ann")
 
 
-def call(pair: Pair, credentials: Credentials | None, name: str | None, me: Me) -> None:
+def call(pair: Pair, credentials: Credentials | None, name: str | None, me: LocalEnd) -> None:
     """Dial ann, past the checks of one's own files."""
     connection = dial(parse_address(pair.address), credentials, name=name)
     try:
@@ -167,9 +167,9 @@ def until_somebody_listens(pair: Pair) -> None:
         time.sleep(0.05)
 
 
-def someone(pair: Pair, name: str = "bob") -> Me:
+def someone(pair: Pair, name: str = "bob") -> LocalEnd:
     identity = pair.identities.get(name) or fresh_identity()
-    return Me(name=name, identity=identity, known={"ann": pair.identities["ann"].public})
+    return LocalEnd(name=name, identity=identity, known={"ann": pair.identities["ann"].public})
 
 
 def certified(pair: Pair, **how: object) -> Credentials:
@@ -181,7 +181,9 @@ def other_ca(pair: Pair) -> Credentials:
     return Credentials(pair.authority.certificate, made.certificate, made.key)
 
 
-CALLERS: dict[str, tuple[Callable[[Pair], tuple[Credentials | None, str | None, Me]], str]] = {
+CALLERS: dict[
+    str, tuple[Callable[[Pair], tuple[Credentials | None, str | None, LocalEnd]], str]
+] = {
     "expired": (
         lambda pair: (certified(pair, days=-1), "ann", someone(pair)),
         "certificate, which may have expired",

@@ -17,7 +17,7 @@ from secure_apfed.exchange import relay as module
 from secure_apfed.exchange.grpc_link import GrpcConnection, Port, dial
 from secure_apfed.exchange.relay import Relay, room_of, through
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import Me, prove
+from secure_apfed.exchange.sealed_connection import LocalEnd, prove
 from secure_apfed.exchange.sockets import parse_address
 from tests.links.pair import Pair, awaiting, say_and_hear
 from tests.links.proxies import Proxy, connect_proxy, tls_proxy
@@ -89,7 +89,9 @@ class Swapping:
         if not self._keys:
             known = {"bob": self._pair.identities["bob"].public}
             with pytest.raises((OSError, EOFError)):
-                prove(here, Me(name="ann", identity=fresh_identity(), known=known))[1].recv_bytes()
+                prove(here, LocalEnd(name="ann", identity=fresh_identity(), known=known))[
+                    1
+                ].recv_bytes()
             here.close()
             return
         there = dial(parse_address(self._pair.address), self._credentials, name="ann")
@@ -149,7 +151,7 @@ def test_a_relay_that_is_started_again_changes_nothing(relayed: Pair) -> None:
     say_and_hear(relayed)
 
 
-def enter(pair: Pair, me: Me) -> None:
+def enter(pair: Pair, me: LocalEnd) -> None:
     assert pair.relay is not None
     connection = dial(("127.0.0.1", pair.relay.port), pair.authority.issue("anybody"), name="relay")
     try:
@@ -166,11 +168,11 @@ def test_who_is_not_of_a_room_does_not_enter_it(
 
     stranger = fresh_identity()
     forged = replace(stranger, public=known["bob"])  # says that it is bob
-    me = Me(name="bob", identity=forged, known={"ann": known["ann"]})
+    me = LocalEnd(name="bob", identity=forged, known={"ann": known["ann"]})
     with pytest.raises(ConnectionRefusedError, match=r"the relay refuses .* who comes signed"):
         enter(relayed, me)
     monkeypatch.setattr(module, "_PARTNER_S", 0.5)
-    eve = Me(name="eve", identity=stranger, known={"ann": known["ann"]})
+    eve = LocalEnd(name="eve", identity=stranger, known={"ann": known["ann"]})
     with pytest.raises(TimeoutError, match="did not come to the relay"):
         enter(relayed, eve)
     assert room_of([*known.values()]) != room_of([*known.values(), stranger.public])
