@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from secure_apfed.exchange import Kind
 from secure_apfed.runs import run
 from secure_apfed.runs.trial_links import Way
 from tests.links.proxies import Proxy
-from tests.local.processes import Parties, model_digests
+from tests.local.processes import Harm, Parties, model_digests
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -47,6 +48,33 @@ def test_the_same_models_in_one_process_and_between_machines(
     case: str, over: Way, tmp_path: Path
 ) -> None:
     same_models(parties_of(case, tmp_path / over, over), tmp_path / "memory")
+
+
+class Impatient(Parties):
+    """Parties that give up soon on one that is gone."""
+
+    def prepared(self, files: Mapping[str, Path]) -> None:
+        for file in files.values():
+            file.write_text(file.read_text().replace("reconnect_s: 30.0", "reconnect_s: 3.0"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("over", ["grpc", "relay"])
+def test_a_party_that_is_killed_is_named_and_the_run_resumes(over: Way, tmp_path: Path) -> None:
+    config = small_config("apfed_c", **OPEN, train={**SHORT, "epochs": 3})
+    run(config, tmp_path / "memory")
+    parties = Impatient(config, tmp_path / over, over=over, timeout_s=20)
+    began = time.monotonic()
+    said = parties.play({"passive-1": Harm(Kind.CONTRIBUTION, at=5)}, within_s=40)
+    assert time.monotonic() - began < 40
+    assert set(said) == {"active", "aggregator", "passive-2"}
+    assert all(one["kind"] in ("PartyLeftError", "RunStoppedError") for one in said.values())
+    reasons = [one["message"] for one in said.values()]
+    assert any("the link to passive-1 was broken for 3 s" in reason for reason in reasons)
+    assert all("passive-1" in reason for reason in reasons)
+    said = parties.play(resume=True)
+    assert not {name: one for name, one in said.items() if one["kind"]}
+    assert model_digests(tmp_path / over) == model_digests(tmp_path / "memory")
 
 
 class Proxied(Parties):
