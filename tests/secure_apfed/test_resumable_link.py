@@ -292,6 +292,7 @@ def test_who_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(RemoteProtocolError, match=r"there took nothing .* for 0\.3 s"):
         flood()
+    ends.there.close(0.1)  # or it would go on dialling
     ends.listener.close()
 
 
