@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from protocols.conversation import converse
+    from protocols.identity import Identity, fresh_identity
     from protocols.seal import SealedLink, fresh_run_key
     from protocols.sums import (
         SECURE_SUMS,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from secure_apfed.config import Config
     from secure_apfed.config.file import load_config
     from secure_apfed.exchange import Envelope, InMemory, Links, Transcript
+    from secure_apfed.exchange.linked import Linked
+    from secure_apfed.exchange.resumable_link import ResumableLink
+    from secure_apfed.exchange.sealed_connection import LocalEnd
     from secure_apfed.privacy import (
         GaussianGuard,
         NoGuard,
@@ -48,8 +52,11 @@ __all__ = [
     "Envelope",
     "GaussianGuard",
     "IdNormalisation",
+    "Identity",
     "InMemory",
+    "Linked",
     "Links",
+    "LocalEnd",
     "MaskedBfvSum",
     "MaskedSum",
     "NoGuard",
@@ -57,6 +64,7 @@ __all__ = [
     "PrivacyLedger",
     "RecoverableSum",
     "RepresentationGuard",
+    "ResumableLink",
     "SealedLink",
     "SecureSum",
     "StepBinding",
@@ -65,6 +73,7 @@ __all__ = [
     "align",
     "calibrate_sigma",
     "converse",
+    "fresh_identity",
     "fresh_run_key",
     "join_sum",
     "load_config",
@@ -75,6 +84,7 @@ __all__ = [
 
 _HOME: dict[str, str] = {
     **dict.fromkeys(("converse",), "protocols.conversation"),
+    **dict.fromkeys(("Identity", "fresh_identity"), "protocols.identity"),
     **dict.fromkeys(("SealedLink", "fresh_run_key"), "protocols.seal"),
     **dict.fromkeys(
         (
@@ -97,6 +107,9 @@ _HOME: dict[str, str] = {
     "Config": "secure_apfed.config",
     "load_config": "secure_apfed.config.file",
     **dict.fromkeys(("Envelope", "InMemory", "Links", "Transcript"), "secure_apfed.exchange"),
+    "Linked": "secure_apfed.exchange.linked",
+    "LocalEnd": "secure_apfed.exchange.sealed_connection",
+    "ResumableLink": "secure_apfed.exchange.resumable_link",
     **dict.fromkeys(
         ("GaussianGuard", "NoGuard", "PrivacyLedger", "RepresentationGuard", "calibrate_sigma"),
         "secure_apfed.privacy",

@@ -24,10 +24,12 @@ from secure_apfed.commands import (
     Overrides,
     RunFolder,
     audit_log,
+    certs,
     encoder,
     leakage,
     party,
     plan,
+    relay,
     table,
 )
 from secure_apfed.errors import ApfedError
@@ -50,6 +52,8 @@ class TransportName(StrEnum):
 
     memory = "memory"
     local = "local"
+    grpc = "grpc"
+    relay = "relay"
 
 
 app = typer.Typer(
@@ -63,22 +67,29 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
 app.add_typer(data_app, name="data")
 app.add_typer(audit_log.app, name="audit-log")
+app.add_typer(certs.certs_app, name="certs")
 app.command()(plan.plan)
 app.command()(encoder.check_encoder)
 app.command()(party.party)
+app.command()(relay.relay)
 app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
 app.command()(table.table)
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
-HowTheyMeet = Annotated[
+Transport = Annotated[
     TransportName,
-    typer.Option(help="memory: one process plays all; local: one process a party."),
+    typer.Option(
+        help="memory: one process plays all; local: one process a party; grpc, relay: the same as "
+        "between machines."
+    ),
 ]
 Patience = Annotated[
     float,
-    typer.Option(min=0.1, max=86_400, help="Seconds of patience with a silent party; local only."),
+    typer.Option(
+        min=0.1, max=86_400, help="Seconds of patience with a silent party; not for memory."
+    ),
 ]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 
 
 @app.callback()
@@ -93,7 +104,7 @@ def run(
     config_file: ConfigFile,
     output: Annotated[Path | None, typer.Option(help="Run folder; runs/NAME unless given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    transport: HowTheyMeet = TransportName.memory,
+    transport: Transport = TransportName.memory,
     timeout: Patience = 60.0,
     prepare: Annotated[
         bool,
@@ -113,7 +124,7 @@ def run(
     config = load_config(config_file, overrides=overrides or ())
     folder = output or Path("runs", config.name)
     if prepare:
-        _prepare(config, folder, timeout, as_json=as_json)
+        _prepare(config, folder, timeout, transport, as_json=as_json)
         return
     _check_attacks(config)
     if json_events and transport is TransportName.memory:
@@ -130,13 +141,16 @@ def run(
         _show_result(result, results, solo, page)
 
 
-def _prepare(config: "Config", folder: Path, timeout: float, *, as_json: bool) -> None:
+def _prepare(
+    config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
+) -> None:
     """Make what each party needs to be run by hand, and say how."""
-    from secure_apfed.runs.local import prepare_parties
+    from secure_apfed.runs.local import WAYS, prepare_parties
     from secure_apfed.runs.writing import RunWriter
 
     with RunWriter.open(folder, config, resume=False):
-        files = prepare_parties(config, folder, timeout_s=timeout)
+        over = WAYS.get(transport.value, "tcp")
+        files = prepare_parties(config, folder, timeout_s=timeout, over=over)
     if as_json:
         terminal.print_json({"parties": {name: str(file) for name, file in files.items()}})
         return

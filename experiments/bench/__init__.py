@@ -15,6 +15,7 @@ from experiments.bench import (
     local,
     psi,
     secure_sum,
+    transport,
     votes,
 )
 from experiments.bench.rows import Row, machine
@@ -30,6 +31,7 @@ BENCHES: Mapping[str, Callable[[bool], Iterable[Row]]] = {
     "local": local.bench,
     "psi": psi.bench,
     "secure-sum": secure_sum.bench,
+    "transport": transport.bench,
     "votes": votes.bench,
 }
 

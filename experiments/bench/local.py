@@ -32,10 +32,11 @@ from secure_apfed.exchange.sockets import Address, listen_at, parse_address
 from secure_apfed.methods import METHODS, Learner, lead, new_session, open_session
 from secure_apfed.methods.method import end_all
 from secure_apfed.runs.folder import make_private
-from secure_apfed.runs.local import free_addresses, prepare_parties
+from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import Joined, PartyFile, joined
+from secure_apfed.runs.trial_links import Way, free_addresses, relaying
 
-__all__ = ["bench"]
+__all__ = ["apart", "bench", "local_stepper", "stepper"]
 
 _BATCH = 256
 _CASE = "local/apfed_c/fmnist/3-1/b256"
@@ -50,9 +51,9 @@ def bench(quick: bool) -> Iterator[Row]:
         "bench-local", batch=_BATCH, secure_sum={"scheme": "plain", "clip": None}, views=3
     )
     with ExitStack() as stack:
-        here, learner = stack.enter_context(_apart(config, data))
-        memory = _stepper(config, data)
-        local = _local_stepper(here, learner)
+        here, learner = stack.enter_context(apart(config, data))
+        memory = stepper(config, data)
+        local = local_stepper(here, learner)
         seconds = interleave(
             {"local": local, "memory": memory}, repetitions=7 if quick else 31, warm_up=2
         )
@@ -66,7 +67,7 @@ def bench(quick: bool) -> Iterator[Row]:
     yield from _messages(200 if quick else 2000)
 
 
-def _stepper(config: Config, data: VerticalData) -> Callable[[], object]:
+def stepper(config: Config, data: VerticalData) -> Callable[[], object]:
     """One step after another, all parties in this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
@@ -75,7 +76,7 @@ def _stepper(config: Config, data: VerticalData) -> Callable[[], object]:
     return lambda: session.step(*next(batches))
 
 
-def _local_stepper(here: Joined, learner: Learner) -> Callable[[], object]:
+def local_stepper(here: Joined, learner: Learner) -> Callable[[], object]:
     """One step after another, the active in this process and the others in theirs."""
     batches = enumerate(whole_batches(learner.training_rows))
     return lambda: drive(
@@ -84,12 +85,15 @@ def _local_stepper(here: Joined, learner: Learner) -> Callable[[], object]:
 
 
 @contextmanager
-def _apart(config: Config, data: VerticalData) -> Iterator[tuple[Joined, Learner]]:
+def apart(
+    config: Config, data: VerticalData, *, over: Way = "tcp"
+) -> Iterator[tuple[Joined, Learner]]:
     """A session that is set up: its active here, each other party in a process of its own."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder)
         make_private(path)
-        files = dict(prepare_parties(config, path, data=data, timeout_s=_PATIENCE_S))
+        files = dict(prepare_parties(config, path, data=data, timeout_s=_PATIENCE_S, over=over))
+        stack.enter_context(relaying(files.values()))
         active = PartyFile.read(files.pop(data.active.name))
         for file in files.values():
             stack.enter_context(_process(file))

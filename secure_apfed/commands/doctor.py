@@ -52,6 +52,7 @@ _EXPERIMENTS = f"pip install '{_PROJECT}[experiments]'"
 _OPTIONAL: Mapping[str, tuple[str, str, str]] = {
     "matplotlib": ("matplotlib", "pictures", _EXPERIMENTS),
     "jinja2": ("jinja2", "the HTML report", _EXPERIMENTS),
+    "grpcio": ("grpc", "links between machines", f"pip install '{_PROJECT}[grpc]'"),
     "dp-accounting": ("dp_accounting", "a third opinion on epsilon", _EXPERIMENTS),
 }
 

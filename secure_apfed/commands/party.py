@@ -14,7 +14,7 @@ import typer
 from secure_apfed.commands import AsJson, JsonEvents
 from secure_apfed.errors import ApfedError
 
-__all__ = ["Terminated", "party"]
+__all__ = ["Terminated", "party", "watch_stdin"]
 
 _LAST_WORDS_S = 10.0
 
@@ -37,7 +37,7 @@ def party(
 
     signal.signal(signal.SIGTERM, _interrupt)
     if end_with_stdin:
-        threading.Thread(target=_watch, daemon=True).start()
+        threading.Thread(target=watch_stdin, daemon=True).start()
     status = StatusKeeper()
     board = live_view.Board(lambda: (status.status(),))
     with live_view.showing(board, live_view.shown_as(as_json=as_json, json_events=json_events)):
@@ -53,7 +53,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise Terminated("ended by SIGTERM")
 
 
-def _watch() -> None:
+def watch_stdin() -> None:
     """End this process once whoever started it is gone: it would be nobody's."""
     while os.read(sys.stdin.fileno(), 1):
         pass

@@ -1,29 +1,53 @@
 """A link to one peer that outlives its connections: what was under way is sent again.
 
 Run by: both ends, around any connection that keeps messages whole. The protocols above
-keep their state, so after a break they go on where they were. Every message has a number;
-after each new connection both ends say how many they have, and send what the other lacks. An end
-that has nothing left to send and is closed says goodbye, and waits for that of the other.
-Protects from: connections that break. Not from a process that ends, and from no attacker:
-`connect` must give an authenticated and encrypted connection to the same peer each time.
+keep their state, so after a break they go on where they were. Messages travel in parts, and every
+part has a number; after each new connection both ends say how many they have, and send what the
+other lacks. An end that has nothing left to send and is closed says goodbye, and waits for that of
+the other. While there is nothing to send, signs of life go both ways.
+Protects from: connections that break or hang, and a peer that sends more than anybody reads: what
+waits here is bounded, and checked before memory is taken. Not from a process that ends, and from
+no attacker: `connect` must give an authenticated and encrypted connection to the same peer each
+time (see `secure_apfed.exchange.sealed_connection`).
 """
 
-import queue
 import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.randomness import fresh_key
+from secure_apfed.exchange.message_parts import (
+    MOST_MESSAGE,
+    MOST_PART,
+    Incoming,
+    Message,
+    cost_of,
+    parts_of,
+)
 
-__all__ = ["Connection", "ResumableLink"]
+__all__ = ["MOST_FRAME", "Connection", "ResumableLink"]
 
 _FRAME = struct.Struct(">BQQ")
-_HELLO, _DATA, _RECEIPT, _GOODBYE = 1, 2, 3, 4
-_PAUSE_S = 0.05
+_HELLO, _FIRST, _MORE, _RECEIPT, _GOODBYE = range(1, 6)
+_ID_BYTES = 32
+MOST_FRAME = _FRAME.size + MOST_PART
+"""Bytes of the longest message that a connection has to carry."""
+
+_WINDOW = 2**28  # bytes that the peer has not confirmed; then `send` waits
+_MOST_HELD = 2**28  # bytes that nobody asked for yet; then no more is confirmed, so the peer waits
+# Nobody who keeps to what is confirmed gets further than this.
+_MOST_UNREAD = _MOST_HELD + _WINDOW + 2 * MOST_MESSAGE
+_STALLED_S = 300.0
+_UNTOLD = 8  # parts that came; then a receipt is due at once
+_RECEIPT_S = 0.2
+_BEAT_S, _SILENT_S = 5.0, 15.0
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _LOOK_S = 0.2
 
 
@@ -60,191 +84,286 @@ class ResumableLink:
     Args:
         peer: its name, for errors.
         connect: makes a new connection, or raises OSError; called again after each break.
-        patience_s: how long the link may be broken, and how long `close` waits.
+        patience_s: for how long nothing may come of the peer, not even signs of life, and how
+            long `close` waits.
+        first_s: the same until the first connection; as `patience_s` unless given.
+        on_change: called, under a lock of the link, when something came or the link ended.
     """
 
     def __init__(
-        self, peer: str, connect: Callable[[], Connection], *, patience_s: float = 60.0
-    ) -> None:
+        self, peer: str, connect: Callable[[], Connection], *, patience_s: float = 60.0,
+        first_s: float | None = None, on_change: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._peer, self._connect, self._patience_s = peer, connect, patience_s
-        self._inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._first_s = patience_s if first_s is None else first_s
+        self._on_change = on_change
+        self._id, self._peer_id = fresh_key(), b""
+        self._inbox: deque[Message] = deque()
+        self._incoming = Incoming(peer, most=_MOST_UNREAD)
         self._changed = threading.Condition()
-        self._unconfirmed: deque[bytes] = deque()
+        self._unconfirmed: deque[tuple[int, bytes | memoryview]] = deque()
+        self._unconfirmed_bytes = 0
         self._confirmed = self._written = self._received = self._told = 0
         self._wire: _Wire | None = None
-        self._failure = ""
-        self._closing = self._ended = self._said_goodbye = self._heard_goodbye = False
+        self._failure = self._trouble = ""
+        self._closing = self._ended = self._heard_goodbye = False
         threading.Thread(target=self._read_on, daemon=True).start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether there has been a connection."""
+        return bool(self._peer_id)
+
+    @property
+    def failure(self) -> str:
+        """Why nothing comes any more; empty while something may."""
+        return "" if self._inbox else self._failure
+
+    @property
+    def state(self) -> str:
+        """Why there is no connection, in words; what broke the last one, or the last attempt."""
+        return self._failure or self._trouble or f"{self._peer} did not come"
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest message came that nobody asked for yet, on the monotonic clock."""
+        return self._inbox[0].came if self._inbox else None
 
     def send(self, body: bytes) -> None:
         """Take one message for the peer; it is kept until the peer confirms it.
 
+        Where much waits for the peer already, it is let confirm some of that first.
+
         Raises:
-            RemoteProtocolError: the link is broken for good.
-            LocalProtocolError: it was closed.
+            RemoteProtocolError: the link is broken for good, or the peer takes nothing.
+            LocalProtocolError: it was closed, or the message is too long.
         """
+        if len(body) > MOST_MESSAGE:
+            raise LocalProtocolError(
+                f"a message to {self._peer} has at most {MOST_MESSAGE} bytes, got {len(body)}; "
+                "send it in parts"
+            )
         with self._changed:
             if self._closing:
                 raise LocalProtocolError(f"the link to {self._peer} is closed")
-            self._check()
-            self._unconfirmed.append(body)
+            self._wait_for_room()
+            for number, part in enumerate(parts_of(body)):
+                self._unconfirmed.append((_MORE if number else _FIRST, part))
+                self._unconfirmed_bytes += cost_of(part)
             self._changed.notify_all()
+
+    def _wait_for_room(self) -> None:
+        self._check()
+        while self._unconfirmed_bytes > _WINDOW:
+            before = self._confirmed
+            moved = partial(self._moved_since, before)
+            if not self._changed.wait_for(moved, _STALLED_S):
+                self._fail(f"{self._peer} took nothing of what it was sent for {_STALLED_S:g} s")
+            self._check()
+
+    def _moved_since(self, confirmed: int) -> bool:
+        return bool(self._failure) or self._confirmed > confirmed
 
     def receive(self, timeout_s: float) -> bytes:
         """Return the peer's next message.
 
         Raises:
             TimeoutError: none came in this time.
-            RemoteProtocolError: the link is broken for good.
+            RemoteProtocolError: the link is broken for good, or the peer closed it.
         """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                return self._inbox.get(timeout=max(0.0, min(_LOOK_S, deadline - time.monotonic())))
-            except queue.Empty:
-                with self._changed:
-                    self._check()
-            if time.monotonic() >= deadline:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._inbox or self._failure, timeout_s):
                 raise TimeoutError(f"{self._peer} sent nothing for {timeout_s} s")
+            if not self._inbox:
+                self._check()
+            first = self._inbox.popleft()
+            self._incoming.held -= first.cost
+            self._changed.notify_all()  # perhaps a receipt is due now
+            return first.body
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None, *, linger_s: float | None = None) -> None:
         """Wait until both ends have everything, then end.
+
+        Args:
+            timeout_s: how long to wait until the peer has it; the link's patience unless given.
+            linger_s: how long to wait then until the peer closes, too; as `timeout_s` unless given.
 
         Raises:
             RemoteProtocolError: the peer did not confirm the last messages in time.
         """
+        timeout_s = self._patience_s if timeout_s is None else timeout_s
         with self._changed:
+            if not self._closing:
+                self._unconfirmed.append((_GOODBYE, b""))
             self._closing = True
             self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: self._failure or (self._said_goodbye and self._heard_goodbye),
-                self._patience_s,
-            )
-            self._ended, missing = True, len(self._unconfirmed)
+            self._changed.wait_for(lambda: self._failure or self._delivered(), timeout_s)
+            if self._delivered():
+                self._changed.wait_for(
+                    lambda: self._failure or self._heard_goodbye or not self.connected,
+                    timeout_s if linger_s is None else linger_s,
+                )
+            self._ended, missing = True, sum(kind != _GOODBYE for kind, _ in self._unconfirmed)
             self._changed.notify_all()
         if missing:
             raise RemoteProtocolError(
-                f"{self._peer} did not confirm the last {missing} message(s); "
+                f"{self._peer} did not confirm the last {missing} part(s) of what it was sent; "
                 f"it may lack the result{': ' + self._failure if self._failure else ''}"
             )
+
+    def _delivered(self) -> bool:
+        """Whether the peer has everything; who never came lacks no goodbye."""
+        return not self._unconfirmed or (len(self._unconfirmed) == 1 and not self.connected)
 
     def _check(self) -> None:
         if self._failure:
             raise RemoteProtocolError(self._failure)
 
     def _read_on(self) -> None:
+        try:
+            self._keep_connected()
+        finally:
+            if not self._over():  # nobody else would notice that this thread is gone
+                self._fail(f"the link to {self._peer} ended by an error of this party")
+
+    def _keep_connected(self) -> None:
         """Connect, read until the connection breaks, and again."""
-        deadline = time.monotonic() + self._patience_s
+        deadline, pause = time.monotonic() + self._first_s, _PAUSE_S
         while not self._over():
             wire = None
             try:
                 wire = _Wire(self._connect())
                 self._greet(wire)
-                deadline = time.monotonic() + self._patience_s
+                deadline, pause = time.monotonic() + self._patience_s, _PAUSE_S
                 while not self._over() and self._wire is wire:
                     if wire.connection.poll(_LOOK_S):
                         self._take(wire.connection.recv_bytes())
-                    deadline = time.monotonic() + self._patience_s
+                        deadline = time.monotonic() + self._patience_s
+                    elif time.monotonic() > deadline - self._patience_s + _SILENT_S:
+                        raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
-                if time.monotonic() > deadline:
-                    why = str(error) or type(error).__name__
-                    self._fail(
-                        f"the link to {self._peer} was broken for {self._patience_s:g} s ({why}); "
-                        "start all parties again with a new session"
-                    )
-                time.sleep(_PAUSE_S)
+                self._trouble = str(error) or type(error).__name__
+                if self._heard_goodbye:
+                    self._fail(f"{self._peer} closed its link")
+                elif time.monotonic() > deadline:
+                    self._fail(self._gone())
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
             except RemoteProtocolError as error:
                 self._fail(str(error))
             if wire is not None:
                 self._leave(wire)
 
+    def _gone(self) -> str:
+        if not self.connected:
+            return f"{self._peer} did not come within {self._first_s:g} s ({self._trouble})"
+        return (
+            f"the link to {self._peer} was broken for {self._patience_s:g} s ({self._trouble}); "
+            "start all parties again with a new session"
+        )
+
     def _greet(self, wire: _Wire) -> None:
-        """Tell and hear how many messages came; then begin to write what is lacking."""
-        wire.connection.send_bytes(_FRAME.pack(_HELLO, 0, self._received))
-        if not wire.connection.poll(self._patience_s):
+        """Tell and hear how many parts came; then begin to write what is lacking."""
+        hello = _FRAME.pack(_HELLO, 0, self._to_tell()) + self._id
+        wire.connection.send_bytes(hello)
+        if not wire.connection.poll(min(self._patience_s, _SILENT_S)):
             raise TimeoutError("no greeting")
-        kind, _, confirmed, _ = self._parse(wire.connection.recv_bytes())
-        if kind != _HELLO:
+        kind, _, confirmed, body = self._parse(wire.connection.recv_bytes())
+        if kind != _HELLO or len(body) != _ID_BYTES:
             raise RemoteProtocolError(f"{self._peer} began a connection without a greeting")
+        if self._peer_id not in (b"", body):
+            raise RemoteProtocolError(
+                f"{self._peer} began anew: its process ended and was started again, and what was "
+                "under way is lost; start all parties again with a new session"
+            )
         with self._changed:
+            self._peer_id = body
             self._confirm(confirmed)
-            self._written, self._told = confirmed, self._received
-            self._wire, self._said_goodbye = wire, False
+            self._written, self._told = confirmed, self._to_tell()
+            self._wire = wire
             wire.users += 1
+            self._on_change()
         threading.Thread(target=self._write_on, args=(wire,), daemon=True).start()
 
     def _take(self, frame: bytes) -> None:
         kind, number, confirmed, body = self._parse(frame)
         with self._changed:
             self._confirm(confirmed)
-            self._heard_goodbye = self._heard_goodbye or kind == _GOODBYE
-            if kind == _DATA and number == self._received:
-                self._received += 1
-                self._inbox.put(body)
-            elif kind == _HELLO or (kind == _DATA and number > self._received):
+            if kind == _HELLO or (kind != _RECEIPT and number > self._received):
                 raise RemoteProtocolError(
-                    f"{self._peer} sent message {number} after {self._received} message(s)"
+                    f"{self._peer} sent part {number} after {self._received} part(s)"
                 )
+            if kind != _RECEIPT and number == self._received:
+                self._received += 1
+                if kind == _GOODBYE:
+                    self._heard_goodbye = True
+                elif (message := self._incoming.add(body, first=kind == _FIRST)) is not None:
+                    self._inbox.append(message)
+                    self._on_change()
             self._changed.notify_all()
 
     def _parse(self, frame: bytes) -> tuple[int, int, int, bytes]:
-        if len(frame) < _FRAME.size:
+        if not _FRAME.size <= len(frame) <= MOST_FRAME:
             raise RemoteProtocolError(f"{self._peer} sent a frame of {len(frame)} bytes")
         kind, number, confirmed = _FRAME.unpack_from(frame)
-        if kind not in (_HELLO, _DATA, _RECEIPT, _GOODBYE):
+        if kind not in (_HELLO, _FIRST, _MORE, _RECEIPT, _GOODBYE):
             raise RemoteProtocolError(f"{self._peer} sent a frame of kind {kind}")
         return kind, number, confirmed, frame[_FRAME.size :]
 
     def _confirm(self, confirmed: int) -> None:
         if not self._confirmed <= confirmed <= self._confirmed + len(self._unconfirmed):
             raise RemoteProtocolError(
-                f"{self._peer} confirms {confirmed} messages, of which {self._confirmed} were "
+                f"{self._peer} confirms {confirmed} parts, of which {self._confirmed} were "
                 f"confirmed and {len(self._unconfirmed)} were not"
             )
         for _ in range(confirmed - self._confirmed):
-            self._unconfirmed.popleft()
+            _, part = self._unconfirmed.popleft()
+            self._unconfirmed_bytes -= cost_of(part)
         self._confirmed = confirmed
 
     def _write_on(self, wire: _Wire) -> None:
-        """Write whatever the peer lacks, how much came, and at last goodbye."""
+        """Write whatever the peer lacks, how much came, and signs of life."""
         try:
             while (frame := self._next_frame(wire)) is not None:
-                kind, number, received, body = frame
-                wire.connection.send_bytes(_FRAME.pack(kind, number, received) + body)
-                self._note_written(wire, kind, received)
+                wire.connection.send_bytes(frame)
         except OSError:
             pass  # the reader connects again as soon as this wire is left
         finally:
             self._leave(wire)
 
-    def _next_frame(self, wire: _Wire) -> tuple[int, int, int, bytes] | None:
+    def _next_frame(self, wire: _Wire) -> bytes | None:
         """Wait for something to write to this wire; None when it is no longer in use."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._over() or self._wire is not wire or self._next_kind()
-            )
-            if self._over() or self._wire is not wire:
+            beat = time.monotonic() + _BEAT_S
+            while not (gone := self._over() or self._wire is not wire) and not self._due():
+                left = beat - time.monotonic()
+                pause = min(left, _RECEIPT_S) if self._untold() else left
+                if not self._changed.wait(max(0.0, pause)):
+                    break  # it is time for a receipt, which is a sign of life, too
+            if gone:
                 return None
-            kind, number = self._next_kind(), self._written
-            body = self._unconfirmed[number - self._confirmed] if kind == _DATA else b""
-            return kind, number, self._received, body
+            kind, number = _RECEIPT, self._written
+            part: bytes | memoryview = b""
+            if self._lacks():
+                kind, part = self._unconfirmed[number - self._confirmed]
+                self._written += 1
+            self._told = self._to_tell()
+            return _FRAME.pack(kind, number, self._told) + part
 
-    def _next_kind(self) -> int:
-        """What is to be written now; 0 for nothing."""
-        if self._written < self._confirmed + len(self._unconfirmed):
-            return _DATA
-        if self._told < self._received:
-            return _RECEIPT
-        done = self._closing and not self._unconfirmed and not self._said_goodbye
-        return _GOODBYE if done else 0
+    def _lacks(self) -> bool:
+        """Whether there are parts that were not written to this wire."""
+        return self._written < self._confirmed + len(self._unconfirmed)
 
-    def _note_written(self, wire: _Wire, kind: int, received: int) -> None:
-        with self._changed:
-            if self._wire is wire:
-                self._told = received
-                self._written += kind == _DATA
-                self._said_goodbye = self._said_goodbye or kind == _GOODBYE
-            self._changed.notify_all()
+    def _due(self) -> bool:
+        """Whether something is to be written now."""
+        return self._lacks() or self._untold() >= (1 if self._heard_goodbye else _UNTOLD)
+
+    def _untold(self) -> int:
+        return self._to_tell() - self._told
+
+    def _to_tell(self) -> int:
+        """How many parts are confirmed: all that came, unless too much waits here."""
+        return self._received if self._incoming.held <= _MOST_HELD else self._told
 
     def _leave(self, wire: _Wire) -> None:
         with self._changed:
@@ -261,5 +380,6 @@ class ResumableLink:
 
     def _fail(self, why: str) -> None:
         with self._changed:
-            self._failure = why
+            self._failure = self._failure or why
             self._changed.notify_all()
+            self._on_change()

@@ -1,6 +1,7 @@
 """A run from configuration to folder: session, checkpoints, model, recording."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.local import run_locally
+from secure_apfed.runs.local import WAYS, run_locally
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party_folder import resumable
 from secure_apfed.runs.recording import Recording, load_recording
@@ -31,7 +32,7 @@ __all__ = [
 
 TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
     "memory": run_in_memory,
-    "local": run_locally,
+    **{name: partial(run_locally, over=way) for name, way in WAYS.items()},
 }
 
 
@@ -55,7 +56,7 @@ def run(
         on_progress: called after every step, and again after an evaluation; after every epoch
             where parties run apart.
         transport: a key of `TRANSPORTS`: "memory", one process plays all; "local", one process a
-            party, over loopback.
+            party, over loopback; "grpc", the same as between machines; "relay", through a relay.
         options: of the transport: `timeout_s`, seconds of patience with a silent party.
 
     Raises:

@@ -9,10 +9,8 @@ processes are of one user: this tries out how parties run apart, and protects no
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -41,12 +39,14 @@ from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.party import PartyFile, Peer
 from secure_apfed.runs.party_folder import PartyFolder
 from secure_apfed.runs.record import Outcome, Privacy, read_outcome, write_outcome
+from secure_apfed.runs.trial_links import Way, free_addresses, relaying, trial_ways
 from secure_apfed.runs.writing import RunWriter
 
-__all__ = ["free_addresses", "prepare_parties", "run_locally"]
+__all__ = ["WAYS", "prepare_parties", "run_locally"]
 
-_LOOPBACK = "127.0.0.1"
-_PORTS = range(20_000, 32_000)
+WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
+"""By transport, how parties in processes of their own reach each other."""
+
 _LOOK_S = 0.05
 _GRACE_S = 10.0
 _MOST_LINE = 2**20
@@ -68,6 +68,7 @@ def run_locally(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,
     on_status: Callable[[Status], None] = lambda status: None,
+    over: Way = "tcp",
 ) -> RunResult:
     """Train, evaluate and write one run; see `secure_apfed.runs.run`.
 
@@ -79,6 +80,7 @@ def run_locally(
         on_progress: called after every epoch.
         timeout_s: one unit of patience with a party that is silent (`PartyFile.timeout_s`).
         on_status: called with where a party stands, in threads, once a second for each at most.
+        over: how the parties reach each other; see `prepare_parties`.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
@@ -88,22 +90,24 @@ def run_locally(
         if resume:
             _refuse_another_run(config, writer.folder)
         if not (resume and led.result.exists()):  # then what is left to do is to gather
-            _play(config, writer.folder, led, data, resume, on_progress, timeout_s, on_status)
+            files = prepare_parties(
+                config, writer.folder.path, data=data, timeout_s=timeout_s, resume=resume, over=over
+            )
+            with relaying(files.values()):
+                _play(config, led, files, resume, on_progress, on_status, timeout_s)
         return _gather(config, writer.folder, led)
 
 
 def _play(
     config: Config,
-    run: RunFolder,
     led: RunFolder,
-    data: VerticalData | None,
+    files: Mapping[str, Path],
     resume: bool,
     on_progress: Callable[[Progress], None],
-    timeout_s: float,
     on_status: Callable[[Status], None],
+    timeout_s: float,
 ) -> None:
     """Start the parties and wait for them; where the active has a result, the others may fail."""
-    files = prepare_parties(config, run.path, data=data, timeout_s=timeout_s, resume=resume)
     shown = _Shown(led, config.train.epochs, on_progress)
     with _started(files, resume=resume, on_status=on_status) as processes:
         _wait(processes, config.data.active_name, led, shown, timeout_s)
@@ -139,8 +143,11 @@ def prepare_parties(
     data: VerticalData | None = None,
     timeout_s: float = 60.0,
     resume: bool = False,
+    over: Way = "tcp",
 ) -> dict[str, Path]:
     """Make each party's folder, key, rows and file of settings; return the files by party.
+
+    Over "grpc" and "relay" each gets a certificate of an authority of this trial, too.
 
     Raises:
         ConfigError, DataError: what does not fit, or cannot be loaded.
@@ -151,15 +158,12 @@ def prepare_parties(
     names = tuple(roles_of(METHODS[config.method], config, active, passives))
     run = RunFolder(folder)
     write_atomically(run.config, dump_config(config).encode())
-    addresses = dict(zip(names, free_addresses(len(names)), strict=True))
-    identities = {}
+    peers = _known(run, names, over)
     for name in names:
-        make_private(own_subfolder(run.party(name)))
-        identities[name] = PartyFolder(run.party(name)).identity().public.hex()
         table = run.party(name) / _TABLE
         if (held := data.own(name)) is not None and not (resume and table.exists()):
             write_atomically(table, pack_own(held), private=True)
-    peers = {name: Peer(address=addresses[name], identity=identities[name]) for name in names}
+    ways = trial_ways(over, {name: run.party(name) for name in names})
     files = {}
     for name in names:
         told = PartyFile(
@@ -167,31 +171,29 @@ def prepare_parties(
             active=active,
             passives=passives,
             config=Path("..", "..", run.config.name),
-            listen=addresses[name],
+            listen=peers[name].address,
             peers={peer: peers[peer] for peer in names if peer != name},
             table=Path(_TABLE) if data.own(name) is not None else None,
             timeout_s=timeout_s,
             meet_s=max(_MEET_S, timeout_s),
+            **ways[name],
         )
         files[name] = run.party(name) / _PARTY
         write_atomically(files[name], dump_settings(told).encode())
     return files
 
 
-def free_addresses(count: int) -> list[str]:
-    """Addresses of loopback where nobody listens now.
-
-    Their ports lie below those from which systems take the near end of a connection: one of these
-    could be taken before its party listens there.
-    """
-    found: list[str] = []
-    with contextlib.ExitStack() as stack:
-        while len(found) < count:
-            port = secrets.choice(_PORTS)
-            with contextlib.suppress(OSError):  # somebody listens there
-                stack.enter_context(socket.create_server((_LOOPBACK, port)))
-                found.append(f"{_LOOPBACK}:{port}")
-    return found
+def _known(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
+    """Make the parties' folders and keys; return how each is reached and known."""
+    addresses: Sequence[str | None] = free_addresses(len(names))
+    if over == "relay":
+        addresses = [None] * len(names)
+    peers = {}
+    for name, address in zip(names, addresses, strict=True):
+        make_private(own_subfolder(run.party(name)))
+        identity = PartyFolder(run.party(name)).identity().public.hex()
+        peers[name] = Peer(address=address, identity=identity)
+    return peers
 
 
 @dataclass(eq=False)

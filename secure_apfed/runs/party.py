@@ -4,31 +4,25 @@ Run by: each party, from its own file of settings. Nothing is loaded here but wh
 what the others hold it learns from their messages, as the contract says, and not at all otherwise.
 """
 
-import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pydantic import Field
-
-from protocols.identity import Identity
 from secure_apfed.audit_log import AuditLog
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config, load_settings_text, read_text
+from secure_apfed.config.file import load_config
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData, load_own_tables, read_own
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import (
     Links,
-    Sockets,
     StatusKeeper,
     Transcript,
     TranscriptSettings,
     Transport,
     play_one,
 )
-from secure_apfed.exchange.sockets import listen_at, parse_address
 from secure_apfed.methods import (
     METHODS,
     Own,
@@ -39,72 +33,17 @@ from secure_apfed.methods import (
     roles_of,
 )
 from secure_apfed.methods.workers import close_workers
-from secure_apfed.names import Name, PartyName
+from secure_apfed.runs.connecting import connect
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.folder import RunFolder, no_checkpoint
 from secure_apfed.runs.outcome import Progress
+from secure_apfed.runs.party_file import PartyFile, Peer
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels
 from secure_apfed.runs.writing import RunWriter
-from secure_apfed.settings import Settings
 
 __all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]
-
-
-class Peer(Settings):
-    """Another party: where it listens, and by which key it is known.
-
-    Attributes:
-        address: "host:port".
-        identity: its Ed25519 public key, hex.
-    """
-
-    address: str
-    identity: str = Field(pattern="^[0-9a-f]{64}$")
-
-
-class PartyFile(Settings):
-    """All that one party needs to take part, in one YAML file of its own.
-
-    Paths that are relative start at the file's folder.
-
-    Attributes:
-        party: its name; active, passives: who is who.
-        config: YAML of the run; what the parties agree on must be the same in everybody's.
-        folder: its own, for keys, checkpoints and logs.
-        listen: "host:port" where the others reach it.
-        peers: the others, by name.
-        table: its rows as prepared for a trial; null reads its own file of `data.parties`.
-        timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
-            waits for somebody's answer to others is patient for up to eight of them.
-        meet_s: how long to wait until all others are connected.
-    """
-
-    party: Name
-    active: PartyName
-    passives: tuple[PartyName, ...]
-    config: Path
-    folder: Path = Path()
-    listen: str
-    peers: dict[Name, Peer]
-    table: Path | None = None
-    timeout_s: float = Field(60.0, gt=0, le=86_400)
-    meet_s: float = Field(60.0, gt=0, le=86_400)
-
-    @classmethod
-    def read(cls, path: Path) -> "PartyFile":
-        """Read one, with its paths resolved.
-
-        Raises:
-            ConfigError: no such file, or settings that do not hold.
-        """
-        told = load_settings_text(cls, read_text(path), source=str(path))
-        below = path.parent
-        table = None if told.table is None else below / told.table
-        return told.model_copy(
-            update={"config": below / told.config, "folder": below / told.folder, "table": table}
-        )
 
 
 def play_party(
@@ -181,7 +120,7 @@ def joined(
         keeper.audit = stack.enter_context(audit)
         known[told.party] = brought.identity.public
         status.begin(told.party, told.peers, keeper.meter)
-        transport = over(_met(told, brought.identity, known))
+        transport = over(connect(told, brought.identity, known))
         status.connected()
         # Payloads are kept nowhere: each party's are its own business.
         transcript = Transcript(TranscriptSettings(keep="none"))
@@ -198,15 +137,6 @@ def joined(
             transport=transport,
             transcript=transcript,
         )  # fmt: skip
-
-
-def _met(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Sockets:
-    """Connections to all others."""
-    addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
-    return Sockets.meet(
-        told.party, _listening(told), addresses, identity=identity, known=known,
-        timeout_s=told.meet_s,
-    )  # fmt: skip
 
 
 @contextmanager
@@ -233,21 +163,6 @@ async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progre
     course = Course(config, session, labels, writer, on_progress, state)
     await course.play()
     writer.cross_check(cross_checked(course.privacy(), session).accountants)
-
-
-def _listening(told: PartyFile) -> socket.socket:
-    """Where the others reach this party.
-
-    Raises:
-        ConfigError: it cannot listen there.
-    """
-    try:
-        return listen_at(parse_address(told.listen))
-    except OSError as error:
-        raise ConfigError(
-            f"listen: {told.party} cannot listen at {told.listen} ({error.strerror or error}); end "
-            "who does, or name another port there and in the others' files"
-        ) from error
 
 
 def _role_of(told: PartyFile, config: Config) -> PartyRole:

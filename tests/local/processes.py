@@ -22,6 +22,7 @@ from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Transport
 from secure_apfed.runs.folder import RunFolder, make_private
 from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import play_party
+from secure_apfed.runs.trial_links import Way, relaying
 
 __all__ = ["Harm", "Parties", "kind_of", "model_digests"]
 
@@ -95,11 +96,12 @@ class Parties:
 
     def __init__(
         self, config: Config, folder: Path, *, data: VerticalData | None = None,
-        timeout_s: float = 20.0, meet_s: float = 15.0,
+        timeout_s: float = 20.0, meet_s: float = 15.0, over: Way = "tcp",
     ) -> None:  # fmt: skip
         self.config, self.run = config, RunFolder(folder)
         make_private(folder)
         self._data, self._timeout_s, self._meet_s = data, timeout_s, meet_s
+        self._over: Way = over
         self.processes: dict[str, BaseProcess] = {}
 
     @contextmanager
@@ -108,8 +110,9 @@ class Parties:
     ) -> Iterator[None]:
         """All parties in processes of their own; none outlives the block."""
         files = prepare_parties(
-            self.config, self.run.path, data=self._data, timeout_s=self._timeout_s
+            self.config, self.run.path, data=self._data, timeout_s=self._timeout_s, over=self._over
         )
+        self.prepared(files)
         for name, file in files.items():
             file.write_text(file.read_text().replace("meet_s: 60.0", f"meet_s: {self._meet_s}"))
             (file.parent / "said.json").unlink(missing_ok=True)
@@ -122,11 +125,15 @@ class Parties:
             process.start()
             self.processes[name] = process
         try:
-            yield
+            with relaying(files.values()):
+                yield
         finally:
             for process in self.processes.values():
                 process.kill()
                 process.join()
+
+    def prepared(self, files: Mapping[str, Path]) -> None:
+        """Change the parties' files before they start."""
 
     def play(
         self, harms: Mapping[str, Harm] | None = None, *, resume: bool = False,

@@ -16,6 +16,7 @@ from protocols.conversation import Conversation
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.interface import Aligner
 from secure_apfed.alignment import AlignmentSettings, canonical_ids, intersection, take_part
+from secure_apfed.exchange import resumable_link as module
 from secure_apfed.exchange.resumable_link import ResumableLink
 
 
@@ -184,11 +185,11 @@ def test_a_peer_that_does_not_come_back_is_an_error_in_time() -> None:
     began = time.monotonic()
     link = ResumableLink("shop", refuse, patience_s=0.5)
     link.send(b"hello")
-    with pytest.raises(RemoteProtocolError, match=r"to shop was broken for 0.5 s \(nobody listens"):
+    with pytest.raises(RemoteProtocolError, match=r"shop did not come within 0.5 s \(nobody"):
         link.receive(20)
-    with pytest.raises(RemoteProtocolError, match="was broken for"):
+    with pytest.raises(RemoteProtocolError, match="did not come within"):
         link.send(b"more")
-    with pytest.raises(RemoteProtocolError, match=r"shop did not confirm the last 1 message\(s\)"):
+    with pytest.raises(RemoteProtocolError, match=r"shop did not confirm the last 1 part\(s\)"):
         link.close()
     assert time.monotonic() - began < 5
 
@@ -202,21 +203,36 @@ def test_silence_on_a_good_link_is_a_time_out() -> None:
         ends.here.send(b"late")
 
 
-def frame(kind: int, number: int, confirmed: int) -> bytes:
-    return struct.pack(">BQQ", kind, number, confirmed)
+def frame(kind: int, number: int, confirmed: int, body: bytes = b"") -> bytes:
+    return struct.pack(">BQQ", kind, number, confirmed) + body
+
+
+HELLO = frame(1, 0, 0, bytes(32))
+
+
+def first(number: int, total: int, body: bytes = b"") -> bytes:
+    return frame(2, number, 0, total.to_bytes(8, "big") + body)
 
 
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
         ([b"short"], "shop sent a frame of 5 bytes"),
+        ([bytes(2**20 + 100)], "shop sent a frame of 1048676 bytes"),
         ([frame(9, 0, 0)], "shop sent a frame of kind 9"),
         ([frame(2, 0, 0)], "shop began a connection without a greeting"),
-        ([frame(1, 0, 3)], "shop confirms 3 messages, of which 0 were confirmed and 0 were not"),
-        ([frame(1, 0, 0), frame(2, 5, 0)], "shop sent message 5 after 0"),
-        ([frame(4, 0, 0)], "shop began a connection without a greeting"),
-        ([frame(1, 0, 0), frame(1, 0, 0)], "shop sent message 0 after 0"),
-        ([frame(1, 0, 0), frame(3, 0, 2**63)], "shop confirms 9223372036854775808 messages"),
+        ([frame(1, 0, 0)], "shop began a connection without a greeting"),
+        ([frame(1, 0, 3, bytes(32))], "shop confirms 3 parts, of which 0 were confirmed and 0"),
+        ([HELLO, first(5, 1)], "shop sent part 5 after 0"),
+        ([frame(5, 0, 0)], "shop began a connection without a greeting"),
+        ([HELLO, HELLO], "shop sent part 0 after 0"),
+        ([HELLO, frame(4, 0, 2**63)], "shop confirms 9223372036854775808 parts"),
+        ([HELLO, first(0, 2**30 + 1)], "announced a message of 1073741825 bytes, above"),
+        ([HELLO, first(0, 3, b"four")], "sent more than the 3 bytes that it announced"),
+        ([HELLO, first(0, 5, b"four"), first(1, 5)], "a part out of a message's order"),
+        ([HELLO, frame(3, 0, 0, b"more")], "a part out of a message's order"),
+        ([HELLO, frame(2, 0, 0, b"short")], "a part out of a message's order"),
+        ([HELLO, first(0, 5, b"four"), frame(3, 1, 0, b"ty")], "more than the 5 bytes"),
     ],
 )
 def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[bytes], message: str) -> None:
@@ -228,3 +244,99 @@ def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[bytes], message
                 connection.send_bytes(each)
             with pytest.raises(RemoteProtocolError, match=message):
                 link.receive(10)
+
+
+def test_a_peer_whose_process_began_anew_ends_the_link() -> None:
+    with Listener(("localhost", 0)) as listener:
+        link = ResumableLink("shop", lambda: Client(listener.address), patience_s=5)
+        for at in range(2):
+            with listener.accept() as connection:
+                connection.send_bytes(frame(1, 0, 0, bytes([at]) * 32))
+                connection.recv_bytes()
+        with pytest.raises(RemoteProtocolError, match="shop began anew: its process ended"):
+            link.receive(10)
+
+
+def test_who_sends_waits_for_who_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WINDOW", 3_000_000)
+    monkeypatch.setattr(module, "_MOST_HELD", 3_500_000)
+    ends, sent, body = Ends([2, 9]), [], bytes(1_000_000)
+
+    def flood() -> None:
+        for number in range(40):
+            ends.here.send(body)
+            sent.append(number)
+
+    thread = threading.Thread(target=flood, daemon=True)
+    thread.start()
+    thread.join(1.0)
+    assert 5 <= len(sent) <= 9  # what one end keeps, and what the other holds
+    ends.there.send(b"the other way")
+    assert ends.here.receive(10) == b"the other way"
+    for _ in range(40):
+        assert ends.there.receive(10) == body
+    thread.join(10)
+    assert len(sent) == 40
+    ends.close()
+
+
+def test_who_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WINDOW", 1_000_000)
+    monkeypatch.setattr(module, "_MOST_HELD", 1_000_000)
+    monkeypatch.setattr(module, "_STALLED_S", 0.3)
+    ends = Ends([])
+
+    def flood() -> None:
+        for _ in range(20):
+            ends.here.send(bytes(500_000))
+
+    with pytest.raises(RemoteProtocolError, match=r"there took nothing .* for 0\.3 s"):
+        flood()
+    ends.there.close(0.1)  # or it would go on dialling
+    ends.listener.close()
+
+
+def test_a_flood_beyond_what_is_confirmed_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_UNREAD", 2_000_000)
+    with Listener(("localhost", 0)) as listener:
+        link = ResumableLink("shop", lambda: Client(listener.address), patience_s=2)
+        with listener.accept() as connection:
+            connection.send_bytes(HELLO)
+            for number in range(9):
+                connection.send_bytes(first(number, 250_000, bytes(250_000)))
+            deadline = time.monotonic() + 10
+            while not vars(link)["_failure"] and time.monotonic() < deadline:
+                time.sleep(0.05)
+            for _ in range(7):
+                assert link.receive(5) == bytes(250_000)
+            with pytest.raises(RemoteProtocolError, match="sent more than it may before"):
+                link.receive(5)
+
+
+def test_a_connection_that_hangs_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_BEAT_S", 0.2)
+    monkeypatch.setattr(module, "_SILENT_S", 1.0)
+    ends = Ends([])
+    ends.here.send(b"first")
+    assert ends.there.receive(5) == b"first"
+    quiet, connections = threading.Event(), ends.connections
+    time.sleep(2.0)
+    assert ends.connections == connections  # signs of life keep it
+    wire = vars(ends.there)["_wire"].connection
+    monkeypatch.setattr(wire, "poll", lambda timeout: quiet.wait(timeout))
+    time.sleep(0.5)  # one look is under way
+    ends.here.send(b"second")
+    assert ends.there.receive(10) == b"second"
+    assert ends.connections == connections + 1
+    ends.close()
+
+
+def test_an_end_says_goodbye_and_the_other_knows() -> None:
+    ends = Ends([])
+    ends.here.send(b"last")
+    ends.here.close(5, linger_s=0.1)
+    assert ends.there.receive(5) == b"last"
+    with pytest.raises(RemoteProtocolError, match="here closed its link"):
+        ends.there.receive(5)
+    ends.there.close(1)
+    ends.listener.close()

@@ -1,0 +1,43 @@
+"""What a step costs where every party runs in a process of its own, by how they reach each other.
+
+Cases `local`, `grpc` and `relay` of `/m3/b256`: APFed-C with three passives and an aggregator on
+the shapes of Fashion-MNIST 4-1, 64 numbers a representation, batches of 256, the plain sum, one
+thread a process; the peer is the same step with all in one process. Over gRPC with mutual TLS,
+proofs of identity and seals end to end.
+"""
+
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import torch
+
+from experiments.bench.images import image_run
+from experiments.bench.local import apart, local_stepper, stepper
+from experiments.bench.rows import Row, interleave, median_ratio
+from secure_apfed.runs.local import WAYS
+
+__all__ = ["bench"]
+
+_BATCH, _PASSIVES = 256, 3
+
+
+def bench(quick: bool) -> Iterator[Row]:
+    """Seconds of a training step, and its ratio to one process (target over gRPC: at most 1.5)."""
+    torch.set_num_threads(1)
+    config, data, images = image_run(
+        "bench-transport", batch=_BATCH, secure_sum={"scheme": "plain", "clip": None},
+        views=_PASSIVES + 1,
+    )  # fmt: skip
+    for name, way in WAYS.items():
+        with ExitStack() as stack:
+            here, learner = stack.enter_context(apart(config, data, over=way))
+            steps = {"apart": local_stepper(here, learner), "memory": stepper(config, data)}
+            seconds = interleave(steps, repetitions=7 if quick else 31, warm_up=2)
+        yield Row(
+            case=f"{name}/m{_PASSIVES}/b{_BATCH}",
+            seconds=statistics.median(seconds["apart"]),
+            peer="memory",
+            ratio=median_ratio(seconds["apart"], seconds["memory"]),
+            more={"peer_seconds": statistics.median(seconds["memory"]), "images": images},
+        )

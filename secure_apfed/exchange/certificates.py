@@ -1,0 +1,288 @@
+"""Certificates for TLS between parties: checked at both ends, and made for a trial.
+
+Run by: every party, on its own files and on what a caller shows; and by whoever sets up a trial. An
+organisation's own authority does as well: a party's certificate bears the party's name as a DNS
+name among its subject alternative names, for clients and servers. Protects from: strangers, and
+keys that were lost and are listed as revoked. Who a party is rests on its identity, not on these.
+"""
+
+import datetime as dt
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from protocols.errors import RemoteProtocolError
+from secure_apfed.errors import ConfigError
+
+__all__ = [
+    "Authority", "Credentials", "certificate_names", "fingerprint", "make_authority",
+    "read_revoked", "require_caller",
+]  # fmt: skip
+
+_MOST_BYTES = 2**20
+_CLOCKS_APART = dt.timedelta(minutes=5)
+_HEX = frozenset("0123456789abcdef")
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of a certificate, hex."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Its DNS names."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (x509.ExtensionNotFound, ValueError):
+        return ()
+    return tuple(names.value.get_values_for_type(x509.DNSName))
+
+
+def _listed_as(certificate: x509.Certificate) -> set[str]:
+    """By what a list of revoked certificates may name it."""
+    return {fingerprint(certificate), f"{certificate.serial_number:x}"}
+
+
+def read_revoked(path: Path | None) -> frozenset[str]:
+    """What a list revokes: a line each, in hex, of a certificate's SHA-256 or serial number, or of
+    an identity (a public key); what follows a `#` is a note.
+
+    Raises:
+        ConfigError: no such file, or other lines.
+    """
+    if path is None:
+        return frozenset()
+    found = set()
+    for number, line in enumerate(_read(path, "revoked").decode("utf-8", "replace").splitlines()):
+        entry = line.partition("#")[0].strip().lower().replace(":", "")
+        if entry and not set(entry) <= _HEX:
+            raise ConfigError(
+                f"{path}, line {number + 1}: expected a certificate's SHA-256 or serial number, or "
+                f"an identity, in hex, got {entry[:80]!r}"
+            )
+        found.add(entry.lstrip("0") if len(entry) < 64 else entry)
+    return frozenset(found - {""})
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a party shows and believes in TLS, in PEM; nothing of the key is printed.
+
+    Attributes:
+        ca: authorities that it believes; certificate: its own, with those between.
+    """
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def load(
+        cls, ca: Path, certificate: Path, key: Path, *, name: str | None,
+        revoked: frozenset[str] = frozenset(),
+    ) -> "Credentials":  # fmt: skip
+        """Read them and check them as the peers will.
+
+        Args:
+            ca: file of authorities in PEM.
+            certificate: file of its own.
+            key: file of the certificate's key.
+            name: that the certificate must have; None: any.
+            revoked: see `read_revoked`.
+
+        Raises:
+            ConfigError: a file is missing or no PEM; key and certificate do not belong together;
+                or the certificate is expired, revoked, another's, or of another authority.
+        """
+        told = cls(_read(ca, "ca"), _read(certificate, "certificate"), _read(key, "key"))
+        own, secret, authorities = told._parsed(ca, certificate, key)
+        if secret.public_key() != own.public_key():
+            raise ConfigError(f"tls.key: {key} is not the key of {certificate}; name its own")
+        _require_time(own, certificate)
+        if not any(_issued(own, one) for one in authorities) and not _has_chain(told.certificate):
+            raise ConfigError(
+                f"tls.certificate: {certificate} is of another authority than those in {ca}; have "
+                "one made by the authority that all parties believe"
+            )
+        if name is not None and name not in certificate_names(own):
+            raise ConfigError(
+                f"tls.certificate: {certificate} is for {', '.join(certificate_names(own))}, not "
+                f"for {name}; a party's certificate has the party's name as a DNS name"
+            )
+        if _listed_as(own) & revoked:
+            raise ConfigError(f"tls.certificate: {certificate} is revoked; have another one made")
+        return told
+
+    def _parsed(
+        self, ca: Path, certificate: Path, key: Path
+    ) -> tuple[x509.Certificate, PrivateKeyTypes, list[x509.Certificate]]:
+        try:
+            return (
+                x509.load_pem_x509_certificate(self.certificate),
+                serialization.load_pem_private_key(self.key, password=None),
+                x509.load_pem_x509_certificates(self.ca),
+            )
+        except _UNREADABLE as error:
+            raise ConfigError(
+                f"tls: {ca}, {certificate} or {key} is not what it should be in PEM ({error}); a "
+                "key has no password, and a certificate comes before those that signed it"
+            ) from error
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the party's own certificate, hex."""
+        return fingerprint(x509.load_pem_x509_certificate(self.certificate))
+
+
+def _require_time(certificate: x509.Certificate, path: Path) -> None:
+    now = dt.datetime.now(dt.UTC)
+    if now > certificate.not_valid_after_utc:
+        raise ConfigError(
+            f"tls.certificate: {path} has expired at {certificate.not_valid_after_utc:%Y-%m-%d}; "
+            "have another one made"
+        )
+    if now < certificate.not_valid_before_utc:
+        raise ConfigError(
+            f"tls.certificate: {path} is valid from {certificate.not_valid_before_utc} on; set the "
+            "clock, or wait"
+        )
+
+
+def _has_chain(pem: bytes) -> bool:
+    """Whether others between this one and its authority come with it; TLS itself checks them."""
+    return len(x509.load_pem_x509_certificates(pem)) > 1
+
+
+def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
+    """Return where a caller's certificate, which TLS has verified, is the named party's.
+
+    Raises:
+        RemoteProtocolError: none, another party's, or revoked.
+    """
+    try:
+        shown = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise RemoteProtocolError(f"{name} came without a certificate that can be read") from error
+    names = certificate_names(shown)
+    if name not in names:
+        raise RemoteProtocolError(
+            f"{name} came with a certificate for {', '.join(names) or 'nobody'}; where a proxy "
+            f"calls for {name}, say behind_proxy: true of {name} in the party's file"
+        )
+    if _listed_as(shown) & revoked:
+        raise RemoteProtocolError(f"the certificate of {name} is revoked")
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A trial's own authority, which makes the parties' certificates.
+
+    Attributes:
+        certificate: in PEM; key: in PEM, the authority's secret.
+    """
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    def issue(self, name: str, *, hosts: tuple[str, ...] = (), days: float = 365) -> Credentials:
+        """A new key and certificate for a party of this name, which may be a server and a client.
+
+        Args:
+            name: of the party.
+            hosts: other DNS names that its server goes by.
+            days: how long it is valid.
+        """
+        secret = ec.generate_private_key(ec.SECP256R1())
+        authority = x509.load_pem_x509_certificate(self.certificate)
+        signer = serialization.load_pem_private_key(self.key, password=None)
+        if not isinstance(signer, ec.EllipticCurvePrivateKey):
+            raise ConfigError("the authority's key is of another kind than `certs ca` makes")
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        names = [x509.DNSName(each) for each in dict.fromkeys((name, *hosts))]
+        made = (
+            _builder(name, secret.public_key(), days)
+            .issuer_name(authority.subject)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+                critical=False,
+            )
+            .sign(signer, hashes.SHA256())
+        )
+        return Credentials(self.certificate, _pem(made), _secret_pem(secret))
+
+
+def make_authority(name: str = "secure-apfed trial", *, days: float = 3650) -> Authority:
+    """A new authority for a trial."""
+    secret = ec.generate_private_key(ec.SECP256R1())
+    builder = _builder(name, secret.public_key(), days)
+    made = (
+        builder.issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_SIGNS, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), False)
+        .sign(secret, hashes.SHA256())
+    )
+    return Authority(_pem(made), _secret_pem(secret))
+
+
+_SIGNS = x509.KeyUsage(
+    key_cert_sign=True, crl_sign=True, digital_signature=False, content_commitment=False,
+    key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False,
+    decipher_only=False,
+)  # fmt: skip
+
+
+def _builder(name: str, public: ec.EllipticCurvePublicKey, days: float) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, now + dt.timedelta(days=days)) - _CLOCKS_APART)
+        .not_valid_after(now + dt.timedelta(days=days))
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _secret_pem(secret: ec.EllipticCurvePrivateKey) -> bytes:
+    return secret.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _read(path: Path, setting: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"tls.{setting}: {path} cannot be read ({error.strerror}); name the file, or make it "
+            "with secure-apfed certs"
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"tls.{setting}: {path} has more than {_MOST_BYTES} bytes")
+    return content

@@ -1,0 +1,335 @@
+"""Connections over gRPC: one stream of bytes each way, in one call, with TLS at both ends.
+
+Run by: every party (extra `grpc`), beneath `sealed_connection` and `resumable_link`. Whoever can
+be reached listens, the others dial; a proxy that ends TLS may stand between. Protects from:
+strangers without a certificate, and from calls and frames that are too many or too large. No
+message of gRPC's is parsed here: frames are bytes of at most `MOST_SEALED`.
+"""
+
+import contextlib
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+from typing import Any
+
+from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange.certificates import Credentials
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, plain_text
+from secure_apfed.exchange.sockets import Address
+
+try:
+    import grpc
+except ImportError:  # an extra
+    grpc = None
+
+__all__ = ["GrpcConnection", "Port", "dial", "is_loopback", "require_grpc", "warn_of_plaintext"]
+
+_SERVICE, _METHOD = "secure_apfed.Link", "Carry"
+_PATH = f"/{_SERVICE}/{_METHOD}"
+_MOST_QUEUED = 4  # frames each way between gRPC's threads and the link's
+_MOST_STREAMS = 512
+_SLACK = 1024
+_FLUSH_S = 2.0
+_EVERYWHERE = (
+    ("grpc.max_receive_message_length", MOST_SEALED + _SLACK),
+    ("grpc.max_send_message_length", MOST_SEALED + _SLACK),
+    ("grpc.max_metadata_size", 8192),
+    ("grpc.absolute_max_metadata_size", 16384),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+)
+_CLIENT = (
+    *_EVERYWHERE,
+    ("grpc.use_local_subchannel_pool", 1),  # each attempt is its own, without gRPC's back-off
+)
+_SERVER = (
+    *_EVERYWHERE,
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 128),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Without these two a link that is idle dies of "too_many_pings".
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+def require_grpc() -> None:
+    """Refuse to go on without the extra.
+
+    Raises:
+        ConfigError: says how to install it.
+    """
+    if grpc is None:
+        raise ConfigError(
+            "links between machines need grpcio, which is missing; install it with pip install "
+            "'secure-apfed[grpc]'"
+        )
+
+
+class _Pipe:
+    """Frames from one thread to another, of which few may wait."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._frames: deque[bytes] = deque()
+        self._ended: str | None = None
+
+    def put(self, frame: bytes) -> None:
+        """Wait for room; raises BrokenPipeError once the pipe has ended."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ended is not None or len(self._frames) < _MOST_QUEUED
+            )
+            if self._ended is not None:
+                raise BrokenPipeError(self._ended or "the connection was closed")
+            self._frames.append(frame)
+            self._changed.notify_all()
+
+    def poll(self, timeout_s: float) -> bool:
+        """Whether `get` would return or raise at once."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: bool(self._frames) or self._ended is not None, timeout_s
+            )
+
+    def get(self) -> bytes:
+        """Wait for a frame; raises EOFError once the pipe has ended and is empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._frames or self._ended is not None)
+            if not self._frames:
+                raise EOFError(self._ended or "the other end closed the connection")
+            self._changed.notify_all()
+            return self._frames.popleft()
+
+    def end(self, why: str = "") -> None:
+        with self._changed:
+            if self._ended is None:
+                self._ended = why
+            self._changed.notify_all()
+
+    def drain(self) -> Iterator[bytes]:
+        """What is put, until the end."""
+        with contextlib.suppress(EOFError):
+            while True:
+                yield self.get()
+
+
+class GrpcConnection:
+    """One stream as a `Connection`.
+
+    Args:
+        cancel: ends the call at once.
+    """
+
+    def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
+        self.outgoing, self._incoming = _Pipe(), _Pipe()
+        self._cancel = cancel
+
+    def carry(self, frames: Iterator[bytes]) -> None:
+        """Read what comes until the stream ends."""
+        why = ""
+        try:
+            for frame in frames:
+                with contextlib.suppress(BrokenPipeError):  # closed here; what was sent still goes
+                    self._incoming.put(frame)
+        except grpc.RpcError as error:
+            why = _told_by(error)
+        self.broken(why)
+
+    def broken(self, why: str = "") -> None:
+        """The stream is over: nothing comes or goes any more."""
+        self._incoming.end(why)
+        self.outgoing.end(why)
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        self.outgoing.put(buf)
+
+    def recv_bytes(self) -> bytes:
+        return self._incoming.get()
+
+    def poll(self, timeout: float, /) -> bool:
+        return self._incoming.poll(timeout)
+
+    def close(self) -> None:
+        """Let what was sent go, and end; nobody waits for an end that does not take it."""
+        self.broken()
+        timer = threading.Timer(_FLUSH_S, self._cancel)
+        timer.daemon = True
+        timer.start()
+
+
+def dial(
+    address: Address, credentials: Credentials | None, *, name: str | None, proxy: str | None = None
+) -> GrpcConnection:
+    """Call who listens there; whether anybody does shows when something is read.
+
+    Args:
+        address: host and port.
+        credentials: for TLS; None: plaintext, which `warn_of_plaintext` allows on loopback alone.
+        name: that the certificate there must have; None: the host's, as behind a proxy.
+        proxy: "http://host:port" of a proxy that is asked to CONNECT; None: as the environment
+            says, where the address is not of this machine.
+    """
+    require_grpc()
+    host, port = address
+    options: list[tuple[str, Any]] = [*_CLIENT]
+    if proxy is not None:
+        options.append(("grpc.http_proxy", proxy))
+    elif is_loopback(host):
+        options.append(("grpc.enable_http_proxy", 0))
+    if name is not None and credentials is not None:
+        options.append(("grpc.ssl_target_name_override", name))
+    target = f"{f'[{host}]' if ':' in host else host}:{port}"
+    if credentials is None:
+        channel = grpc.insecure_channel(target, options)
+    else:
+        tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
+        channel = grpc.secure_channel(target, tls, options)
+    connection = GrpcConnection(channel.close)
+    call = channel.stream_stream(_PATH)(connection.outgoing.drain())
+
+    def carry() -> None:
+        connection.carry(call)
+        channel.close()
+
+    threading.Thread(target=carry, daemon=True).start()
+    return connection
+
+
+class Port:
+    """Where others dial in; each stream is handed over as it comes.
+
+    Args:
+        address: where to listen.
+        credentials: for TLS; callers need a certificate of the same authority.
+        welcome: called in a thread of its own with each new stream and its caller's certificate
+            in PEM (empty without TLS); it closes what it does not keep.
+
+    Raises:
+        ConfigError: it cannot listen there.
+    """
+
+    def __init__(
+        self, address: Address, credentials: Credentials | None,
+        welcome: Callable[[GrpcConnection, bytes], None],
+    ) -> None:  # fmt: skip
+        require_grpc()
+        self._welcome, self._open = welcome, set[GrpcConnection]()
+        self._lock = threading.Lock()
+        self._server = grpc.server(
+            ThreadPoolExecutor(_MOST_STREAMS, thread_name_prefix="grpc"),
+            options=_SERVER,
+            maximum_concurrent_rpcs=_MOST_STREAMS,
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._carry)
+        handlers = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})
+        self._server.add_generic_rpc_handlers((handlers,))
+        self.port = self._bind(address, credentials)
+        self._server.start()
+
+    def _bind(self, address: Address, credentials: Credentials | None) -> int:
+        host, port = address
+        at = f"{f'[{host}]' if ':' in host else host}:{port}"
+        try:
+            if credentials is None:
+                return int(self._server.add_insecure_port(at))
+            tls = grpc.ssl_server_credentials(
+                [(credentials.key, credentials.certificate)], credentials.ca,
+                require_client_auth=True,
+            )  # fmt: skip
+            return int(self._server.add_secure_port(at, tls))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen at {at}; end who does, or name another port there and in the "
+                "others' files"
+            ) from error
+
+    def _carry(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """One stream, until it ends; in a thread of the server's."""
+        connection = GrpcConnection(context.cancel)
+        with self._lock:
+            self._open.add(connection)
+        if not context.add_callback(connection.broken):
+            connection.broken()
+        certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
+        for task in (
+            lambda: connection.carry(frames),
+            lambda: self._welcome(connection, certificate),
+        ):
+            threading.Thread(target=task, daemon=True).start()
+        try:
+            yield from connection.outgoing.drain()
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+
+    def close(self) -> None:
+        """End all streams, and listen no more."""
+        stopped = self._server.stop(_FLUSH_S)
+        with self._lock:
+            standing = list(self._open)
+        for connection in standing:
+            connection.broken()
+        stopped.wait()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host is this machine, by its address or as "localhost"."""
+    with contextlib.suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def warn_of_plaintext(*hosts: str) -> None:
+    """Allow plaintext on loopback alone.
+
+    Raises:
+        ConfigError: a host is elsewhere.
+    """
+    beyond = [host for host in hosts if not is_loopback(host)]
+    if beyond:
+        raise ConfigError(
+            f"insecure_plaintext_on_loopback is for loopback alone, not for {', '.join(beyond)}; "
+            "give `tls` with ca, certificate and key (see secure-apfed certs)"
+        )
+    warnings.warn(
+        "links without TLS: whoever runs on this machine sees who speaks to whom and may cut them",
+        UnsafeChoiceWarning,
+        stacklevel=2,
+    )
+
+
+_CAUSES = {
+    "certificate has expired": "its certificate has expired: it needs a new one",
+    "CERTIFICATE_EXPIRED": "it says that this party's certificate has expired: get a new one",
+    "Hostname Verification Check failed": (
+        "its certificate has another name than the peer's in this party's file; where a proxy "
+        "ends TLS there, say behind_proxy: true of that peer"
+    ),
+    "CERTIFICATE_REQUIRED": "it wants a certificate of this party",
+    "unable to get local issuer": "its certificate is of an authority that is not in tls.ca",
+    "self signed certificate": "its certificate is of an authority that is not in tls.ca",
+    "certificate signature failure": "its certificate is of an authority that is not in tls.ca",
+    "self-signed certificate": "its certificate is of an authority that is not in tls.ca",
+    "WRONG_VERSION_NUMBER": "it speaks no TLS",
+    "Connection refused": "nobody listens there",
+    "Socket closed": (
+        "it ended the connection; where this is so each time, it refuses this party's certificate, "
+        "which may have expired or be of an authority that is foreign there"
+    ),
+}
+
+
+def _told_by(error: Exception) -> str:
+    """Why a call ended, in words for people."""
+    details = getattr(error, "details", lambda: "")() or ""
+    code = getattr(getattr(error, "code", lambda: None)(), "name", "")
+    cause = next((told for found, told in _CAUSES.items() if found in details), "")
+    return f"{cause or 'the connection broke'} ({code}: {plain_text(details.encode())[-160:]})"

@@ -1,0 +1,230 @@
+"""A relay: it joins the streams of parties that may only dial out, and forwards what they seal.
+
+Run by: anybody whom the parties can reach; it holds no key of theirs. Who enters proves an identity
+that its room lists; a room is the set of a session's public identities, named by their digest, so
+nobody comes into the room of others. It learns who speaks to whom, when and how much; what it
+forwards is sealed between the two ends from their first proof on. It can cut, and nothing else.
+Protects itself from: rooms, streams and frames that are too many or too large, and streams that
+are idle.
+"""
+
+import hashlib
+import threading
+import time
+from dataclasses import dataclass
+
+import msgpack
+
+from protocols.errors import RemoteProtocolError
+from protocols.identity import SIGNATURE_BYTES, verify
+from protocols.randomness import fresh_key
+from secure_apfed.exchange.certificates import Credentials
+from secure_apfed.exchange.door import Crowd
+from secure_apfed.exchange.grpc_link import GrpcConnection, Port
+from secure_apfed.exchange.resumable_link import Connection
+from secure_apfed.exchange.sealed_connection import LocalEnd, read_before, refuse
+from secure_apfed.exchange.sockets import Address
+
+__all__ = ["PARTNER_S", "Relay", "room_of", "through"]
+
+_PURPOSE = b"relay v1"
+_KEY_BYTES = 32
+_READY = b"ready"
+_MOST_PARTIES = 64
+_HELLO_BYTES = 128 + _MOST_PARTIES * (_KEY_BYTES + 2) + SIGNATURE_BYTES
+_MOST_ROOMS = 64
+_MOST_IN_ROOM = 256
+_PROOF_S, _IDLE_S = 10.0, 120.0
+PARTNER_S = 20.0
+"""How long a relay lets a party wait for another."""
+
+_LOOK_S = 1.0
+_MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
+
+
+def room_of(identities: list[bytes]) -> bytes:
+    """The name of a session's room: a digest of its parties' public identities."""
+    return hashlib.sha256(b"secure-apfed room v1" + b"".join(sorted(identities))).digest()
+
+
+def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S) -> None:
+    """Enter the session's room at a relay, and wait there for a peer.
+
+    Raises:
+        OSError, EOFError: the relay refuses, or the peer does not come.
+    """
+    challenge = read_before(connection, time.monotonic() + _PROOF_S)
+    parties = sorted((*me.known.values(), me.identity.public))
+    own, other = me.identity.public, me.known[peer]
+    signature = me.identity.sign(_PURPOSE, challenge, room_of(parties), own, other)
+    connection.send_bytes(msgpack.packb([parties, own, other, signature]))
+    try:
+        if read_before(connection, time.monotonic() + wait_s) != _READY:
+            raise ConnectionError("the relay sent something else than that the peer is there")
+    except TimeoutError:
+        raise TimeoutError("it did not come to the relay") from None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Who comes, and to whom."""
+
+    room: bytes
+    own: bytes
+    other: bytes
+
+    @property
+    def back(self) -> "_Entry":
+        """The entry of the peer that it waits for."""
+        return _Entry(self.room, self.other, self.own)
+
+    @classmethod
+    def parse(cls, message: bytes, challenge: bytes) -> "_Entry":
+        """Read a hello that proves an identity of its room.
+
+        Raises:
+            RemoteProtocolError: it does not.
+        """
+        try:
+            if len(message) > _HELLO_BYTES:
+                raise ValueError("too long")
+            parties, own, other, signature = msgpack.unpackb(message)
+            keys = [*parties, own, other]
+            if len(parties) > _MOST_PARTIES or any(type(one) is not bytes for one in keys):
+                raise TypeError("no list of identities")
+            if any(len(one) != _KEY_BYTES for one in keys) or type(signature) is not bytes:
+                raise ValueError("keys of another size")
+            distinct = sorted(set(parties)) == parties
+            if own == other or not {own, other} <= set(parties) or not distinct:
+                raise ValueError("parties that are not of the room")
+        except _MALFORMED as error:
+            raise RemoteProtocolError("no hello to a relay") from error
+        room = room_of(parties)
+        verify(own, signature, _PURPOSE, challenge, room, own, other, signer="who comes")
+        return cls(room, own, other)
+
+
+@dataclass(eq=False)
+class _Stream:
+    """A stream that proved its entry, and the one that it is joined to, once that is there."""
+
+    connection: GrpcConnection
+    entry: _Entry
+    partner: "_Stream | None" = None
+
+
+class Relay:
+    """Joins streams by room, sender and receiver.
+
+    Args:
+        address: where to listen.
+        credentials: for TLS; None: plaintext, on loopback alone.
+        allowed: public identities that may enter; None: all that have a certificate.
+
+    Attributes:
+        port: where it listens.
+
+    Raises:
+        ConfigError: it cannot listen there.
+    """
+
+    def __init__(
+        self, address: Address, credentials: Credentials | None,
+        allowed: frozenset[bytes] | None = None,
+    ) -> None:  # fmt: skip
+        self._allowed, self._crowd = allowed, Crowd()
+        self._changed = threading.Condition()
+        self._rooms: dict[bytes, dict[_Entry, _Stream]] = {}
+        self._port = Port(address, credentials, self._welcome)
+        self.port = self._port.port
+
+    def close(self) -> None:
+        """End all streams."""
+        self._port.close()
+
+    def _welcome(self, stranger: GrpcConnection, certificate: bytes) -> None:
+        """One stream, until it ends."""
+        self._crowd.add(stranger)
+        try:
+            stream = self._enter(_Stream(stranger, self._entry_of(stranger)))
+        except (OSError, EOFError, RemoteProtocolError) as error:
+            if isinstance(error, RemoteProtocolError):
+                refuse(stranger, f"the relay refuses this connection: {error}")
+            stranger.close()
+            return
+        finally:
+            self._crowd.remove(stranger)
+        try:
+            self._forward(stream)
+        finally:
+            self._leave(stream)
+
+    def _entry_of(self, stranger: Connection) -> _Entry:
+        """Where a stranger proves that it belongs.
+
+        Raises:
+            RemoteProtocolError: nowhere.
+            OSError, EOFError: it went, or is silent.
+        """
+        challenge = fresh_key()
+        stranger.send_bytes(challenge)
+        entry = _Entry.parse(read_before(stranger, time.monotonic() + _PROOF_S), challenge)
+        if self._allowed is not None and entry.own not in self._allowed:
+            raise RemoteProtocolError("this identity is not among those that may enter")
+        return entry
+
+    def _enter(self, stream: _Stream) -> _Stream:
+        """Take a place; whoever had it before goes, and so does who was joined to that.
+
+        Raises:
+            RemoteProtocolError: too many rooms, or too many in this one.
+        """
+        entry = stream.entry
+        with self._changed:
+            room = self._rooms.get(entry.room, {})
+            if (former := room.get(entry)) is not None:
+                self._evict(former)
+            elif len(room) >= _MOST_IN_ROOM or (not room and len(self._rooms) >= _MOST_ROOMS):
+                raise RemoteProtocolError("it is full; come again, or ask who runs it")
+            self._rooms.setdefault(entry.room, {})[entry] = stream
+            partner = self._rooms[entry.room].get(entry.back)
+            if partner is not None:
+                stream.partner, partner.partner = partner, stream
+            self._changed.notify_all()
+        return stream
+
+    def _evict(self, stream: _Stream) -> None:
+        for one in (stream, stream.partner):
+            if one is not None:
+                self._remove(one)
+                one.connection.close()
+
+    def _forward(self, stream: _Stream) -> None:
+        """Wait until the other one is there, and give this one all that the other sends."""
+        deadline = time.monotonic() + PARTNER_S
+        with self._changed:
+            while stream.partner is None:
+                # It says nothing before the other is there: there is something where it went.
+                if time.monotonic() > deadline or stream.connection.poll(0):
+                    return
+                self._changed.wait(_LOOK_S)
+            partner = stream.partner.connection
+        try:
+            stream.connection.send_bytes(_READY)
+            while partner.poll(_IDLE_S):
+                stream.connection.send_bytes(partner.recv_bytes())
+        except (OSError, EOFError):
+            pass
+        partner.close()  # nothing is left of a pair when one is gone
+
+    def _leave(self, stream: _Stream) -> None:
+        stream.connection.close()
+        with self._changed:
+            self._remove(stream)
+
+    def _remove(self, stream: _Stream) -> None:
+        room = self._rooms.get(stream.entry.room, {})
+        if room.get(stream.entry) is stream:
+            del room[stream.entry]
+        if not room:
+            self._rooms.pop(stream.entry.room, None)

@@ -1,0 +1,243 @@
+"""Every connection begins with a proof of who is at its ends, and is sealed between them.
+
+Run by: both ends of a new connection, whatever carries it. Each sends who it is, to whom it speaks
+and a fresh key, and signs both hellos with its long-term identity; from then on every frame is
+encrypted and authenticated under keys of this connection alone. Protects from: whoever is on the
+way (a relay, a proxy that ends TLS), which learns sizes and times and can only cut, and from
+strangers and replays. So who is who never rests on TLS alone.
+"""
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import msgpack
+
+from protocols.errors import RemoteProtocolError
+from protocols.identity import Identity, verify
+from protocols.seal import SEAL_OVERHEAD_BYTES, SealedLink, fresh_run_key
+from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
+
+__all__ = ["MOST_SEALED", "LocalEnd", "plain_text", "prove", "read_before", "refuse"]
+
+MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
+"""Bytes of the longest frame on a sealed connection."""
+
+_VERSION = 1
+_PURPOSE = b"peer v1"
+_KEY_BYTES = 32
+_HELLO_BYTES = 512
+_REFUSED = b"refused "
+_REFUSED_LETTERS = 400
+_PROOF_S = 10.0
+_MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEnd:
+    """This end of every connection: by what a party proves itself and knows the others.
+
+    Attributes:
+        name: of the party; identity: its key pair.
+        known: public identities of its peers, by name.
+        certificate: SHA-256 of its own TLS certificate, hex; empty without TLS.
+        revoked: digests and keys (hex) that are refused, as they are listed now.
+    """
+
+    name: str
+    identity: Identity
+    known: Mapping[str, bytes]
+    certificate: str = ""
+    revoked: Callable[[], frozenset[str]] = frozenset
+
+
+@dataclass(frozen=True)
+class _Hello:
+    """What one end says first."""
+
+    sender: str
+    receiver: str
+    public: bytes
+    certificate: str
+
+    def pack(self) -> bytes:
+        fields = (_VERSION, self.sender, self.receiver, self.public, self.certificate)
+        packed: bytes = msgpack.packb(fields)
+        return packed
+
+    @classmethod
+    def parse(cls, message: bytes) -> "_Hello":
+        """Read the other end's.
+
+        Raises:
+            RemoteProtocolError: anything else than a hello of this version.
+        """
+        try:
+            if len(message) > _HELLO_BYTES:
+                raise ValueError("too long")
+            version, *fields = msgpack.unpackb(message)
+            if version != _VERSION:
+                raise RemoteProtocolError(
+                    f"the other end speaks version {version!r} of the hello, this party {_VERSION}"
+                )
+            if [type(one) for one in fields] != [str, str, bytes, str]:
+                raise TypeError("fields of other types")
+            hello = cls(*fields)
+            if len(hello.public) != _KEY_BYTES or hello.pack() != message:
+                raise ValueError("a key of another size, or not canonical")
+        except _MALFORMED as error:
+            raise RemoteProtocolError(
+                "the other end sent something else than a party's hello"
+            ) from error
+        return hello
+
+
+def prove(
+    connection: Connection, me: LocalEnd, peer: str | None = None, *,
+    seen: Callable[[str], None] = lambda name: None,
+) -> tuple[str, Connection]:  # fmt: skip
+    """Prove this party's identity, and have the other end prove its own.
+
+    Args:
+        connection: just made.
+        me: this party.
+        peer: who must be there; None: any of those whom `me` knows, who speaks first.
+        seen: told who says to be there; raises RemoteProtocolError where something else than
+            the identity (a certificate of TLS) says that it is somebody else.
+
+    Returns:
+        Who is there, and the connection, sealed.
+
+    Raises:
+        RemoteProtocolError: somebody else than expected is there; the other end was told.
+        OSError, EOFError: the connection broke, the other end is silent, or it refuses this party.
+    """
+    try:
+        return _proved(connection, me, peer, seen)
+    except RemoteProtocolError as error:
+        refuse(connection, f"{me.name} refuses this connection: {error}")
+        raise
+
+
+def _proved(
+    connection: Connection, me: LocalEnd, peer: str | None, seen: Callable[[str], None]
+) -> tuple[str, Connection]:
+    deadline, run_key = time.monotonic() + _PROOF_S, fresh_run_key()
+
+    def greet(receiver: str) -> bytes:
+        own = _Hello(me.name, receiver, run_key.public, me.certificate).pack()
+        connection.send_bytes(own)
+        return own
+
+    own = b"" if peer is None else greet(peer)
+    message = read_before(connection, deadline)
+    theirs = _Hello.parse(message)
+    name = theirs.sender if peer is None else peer
+    _require_expected(me, name, theirs)
+    seen(name)
+    _require_valid(me, name, theirs)
+    own = own or greet(name)
+    hellos = b"".join(hashlib.sha256(one).digest() for one in sorted((own, message)))
+    ends, both = (me.name.encode(), name.encode()), hashlib.sha256(hellos).digest()
+    link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=both)
+    connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, *ends, both))
+    answer = read_before(connection, deadline)
+    hello, signature = answer[: len(link.hello)], answer[len(link.hello) :]
+    verify(me.known[name], signature, _PURPOSE, *reversed(ends), both, signer=name)
+    link.agree(theirs.public, hello)
+    return name, _Sealed(connection, link)
+
+
+def _require_expected(me: LocalEnd, name: str, theirs: _Hello) -> None:
+    """Refuse whoever should not be there, before this party signs anything.
+
+    Raises:
+        RemoteProtocolError: says why.
+    """
+    if name not in me.known or theirs.receiver != me.name:
+        raise RemoteProtocolError(
+            f"{theirs.sender!r} comes to {theirs.receiver!r}, but this is {me.name}, whose session "
+            f"is with {', '.join(sorted(me.known))}; whoever is in it is named in the party's file"
+        )
+    if theirs.sender != name:
+        raise RemoteProtocolError(
+            f"{theirs.sender!r} answers where {me.name} expects {name}; correct the address of "
+            f"{name} in the file of {me.name}"
+        )
+
+
+def _require_valid(me: LocalEnd, name: str, theirs: _Hello) -> None:
+    """Refuse what is revoked.
+
+    Raises:
+        RemoteProtocolError: says what.
+    """
+    revoked = me.revoked()
+    if me.known[name].hex() in revoked:
+        raise RemoteProtocolError(f"the identity of {name} is revoked by the list of {me.name}")
+    if theirs.certificate in revoked:
+        raise RemoteProtocolError(f"the certificate of {name} is revoked by the list of {me.name}")
+
+
+def read_before(connection: Connection, deadline: float) -> bytes:
+    """The next message of the other end.
+
+    Raises:
+        OSError, EOFError: none comes in time, or the other end refuses this party.
+    """
+    if not connection.poll(max(0.0, deadline - time.monotonic())):
+        raise TimeoutError("the other end is silent")
+    message = connection.recv_bytes()
+    if message.startswith(_REFUSED):
+        raise ConnectionRefusedError(plain_text(message.removeprefix(_REFUSED)))
+    return message
+
+
+def refuse(connection: Connection, why: str) -> None:
+    """Tell the other end why this one does not talk to it."""
+    with contextlib.suppress(OSError):
+        connection.send_bytes(_REFUSED + why[:_REFUSED_LETTERS].encode())
+
+
+def plain_text(told: bytes) -> str:
+    """What somebody says, as one line that no terminal obeys."""
+    text = told[:_REFUSED_LETTERS].decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+class _Sealed:
+    """A connection whose frames nobody on the way can read, alter, repeat or reorder."""
+
+    def __init__(self, connection: Connection, link: SealedLink) -> None:
+        self._connection, self._link, self._came = connection, link, 0
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        number = self._link.next_sequence
+        self._connection.send_bytes(self._link.seal(buf, sequence=number, associated=b""))
+
+    def recv_bytes(self) -> bytes:
+        frame = self._connection.recv_bytes()
+        try:
+            opened = self._link.open(frame, sequence=self._came, associated=b"")
+        except RemoteProtocolError as error:
+            if frame.startswith(_REFUSED):  # the other end has read the proof by now
+                raise ConnectionRefusedError(plain_text(frame.removeprefix(_REFUSED))) from None
+            _give_up(self._link.peer, self._came, error)
+        self._came += 1
+        return opened
+
+    def poll(self, timeout: float, /) -> bool:
+        return self._connection.poll(timeout)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _give_up(peer: str, number: int, error: RemoteProtocolError) -> NoReturn:
+    """Whoever altered it is on the way, not the peer: another connection may do."""
+    raise ConnectionAbortedError(
+        f"frame {number} of {peer} was altered, lost or repeated on the way"
+    ) from error

@@ -1,0 +1,120 @@
+"""Two parties of one trial, ann who listens and bob who dials, linked by their files."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from protocols.identity import Identity, fresh_identity
+from secure_apfed.exchange import Awaited, Kind, Transport
+from secure_apfed.exchange.certificates import Authority, Credentials, make_authority
+from secure_apfed.exchange.relay import Relay
+from secure_apfed.runs.connecting import connect
+from secure_apfed.runs.party_file import PartyFile, Peer, Tls
+from secure_apfed.runs.trial_links import free_addresses
+
+__all__ = ["Pair", "awaiting", "say_and_hear"]
+
+
+class Pair:
+    """Files of ann and bob; change what is to be wrong, and let them meet.
+
+    Attributes:
+        identities: by name; told: what each file says beside the usual.
+    """
+
+    def __init__(self, folder: Path, *, relay: bool = False) -> None:
+        self.folder = folder
+        self.authority = make_authority()
+        self.identities: dict[str, Identity] = {name: fresh_identity() for name in ("ann", "bob")}
+        (self.address,) = free_addresses(1)
+        self.told: dict[str, dict[str, Any]] = {}
+        self.met: dict[str, Transport] = {}
+        self.failed: dict[str, BaseException] = {}
+        self.relay: Relay | None = None
+        for name in ("ann", "bob"):
+            self.told[name] = {"tls": self.certify(name), "meet_s": 3.0, "reconnect_s": 10.0}
+        self.peers = {"ann": {"bob": self.peer("bob")}, "bob": {"ann": self.peer("ann")}}
+        if relay:
+            self.relay = Relay(("127.0.0.1", 0), self.authority.issue("relay"))
+            for told in self.told.values():
+                told["relay"] = f"127.0.0.1:{self.relay.port}"
+        else:
+            self.told["ann"]["listen"] = self.address
+            self.peers["bob"]["ann"] = self.peer("ann", address=self.address)
+
+    def peer(self, name: str, **told: Any) -> Peer:
+        return Peer(identity=self.identities[name].public.hex(), **told)
+
+    def certify(
+        self, name: str, *, by: Authority | None = None, as_name: str | None = None, **how: Any
+    ) -> Tls:
+        """Write the files of a certificate; return where they lie."""
+        made = (by or self.authority).issue(as_name or name, **how)
+        return self.keep(name, made)
+
+    def keep(self, name: str, made: Credentials) -> Tls:
+        files = {}
+        for kind, content in (
+            ("ca", made.ca),
+            ("certificate", made.certificate),
+            ("key", made.key),
+        ):
+            files[kind] = self.folder / f"{name}-{kind}.pem"
+            files[kind].write_bytes(content)
+        return Tls(**files)
+
+    def credentials(self, name: str) -> Credentials:
+        tls = self.told[name]["tls"]
+        parts = [path.read_bytes() for path in (tls.ca, tls.certificate, tls.key)]
+        return Credentials(*parts)
+
+    def revoke(self, at: str, *entries: str) -> None:
+        path = self.folder / f"{at}-revoked.txt"
+        path.write_text("# lost\n" + "\n".join(entries) + "\n")
+        self.told[at]["tls"] = self.told[at]["tls"].model_copy(update={"revoked": path})
+
+    def file(self, name: str) -> PartyFile:
+        return PartyFile(
+            party=name, active="ann", passives=("bob",), config=Path("run.yaml"), link="grpc",
+            peers=self.peers[name], **self.told[name],
+        )  # fmt: skip
+
+    def connect(self, name: str) -> Transport:
+        known = {peer: bytes.fromhex(one.identity) for peer, one in self.peers[name].items()}
+        return connect(self.file(name), self.identities[name], known)
+
+    def come(self, name: str) -> threading.Thread:
+        def meet() -> None:
+            try:
+                self.met[name] = self.connect(name)
+            except BaseException as error:  # noqa: BLE001 - the test reads it
+                self.failed[name] = error
+
+        thread = threading.Thread(target=meet)
+        thread.start()
+        return thread
+
+    def meet(self) -> None:
+        for thread in [self.come(name) for name in ("ann", "bob")]:
+            thread.join()
+
+    def close(self) -> None:
+        closing = [threading.Thread(target=one.close) for one in self.met.values()]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+        if self.relay is not None:
+            self.relay.close()
+
+
+def awaiting(me: str, *senders: str) -> Awaited:
+    return Awaited(me=me, senders=senders, kinds=(Kind.SUM,), step=3)
+
+
+def say_and_hear(pair: Pair, body: bytes = b"hello") -> None:
+    """One message each way."""
+    assert not pair.failed
+    for one, other in (("ann", "bob"), ("bob", "ann")):
+        pair.met[one].post(other, body)
+        assert pair.met[other].take(awaiting(other, one), 10) == (one, body)

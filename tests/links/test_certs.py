@@ -1,0 +1,90 @@
+"""The commands that make, show and revoke certificates, and what a relay needs to start."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_apfed.cli import execute
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange.certificates import Credentials, read_revoked
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    assert execute([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def certs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    folder = tmp_path / "certs"
+    said(capsys, "certs", "ca", "--folder", str(folder))
+    said(capsys, "certs", "party", "bank", "Shop_1.a", "--folder", str(folder), "--days", "30")
+    return folder
+
+
+def test_certificates_of_a_trial_fit_together(certs: Path) -> None:
+    for name in ("bank", "Shop_1.a"):
+        own = certs / name
+        Credentials.load(own / "ca.pem", own / "certificate.pem", own / "key.pem", name=name)
+        assert stat.S_IMODE((own / "key.pem").stat().st_mode) == 0o600
+    assert stat.S_IMODE((certs / "ca-key.pem").stat().st_mode) == 0o600
+    with pytest.raises(ConfigError, match="is not the key of"):
+        Credentials.load(
+            certs / "ca.pem", certs / "bank/certificate.pem", certs / "Shop_1.a/key.pem", name=None
+        )
+
+
+@pytest.mark.parametrize("command", [["ca"], ["party", "new", "bank"]])
+def test_nothing_is_overwritten(
+    command: list[str], certs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in certs.rglob("*.pem")}
+    told = said(capsys, "certs", *command, "--folder", str(certs), code=2)
+    assert "would be overwritten" in told["error"]["message"]
+    assert {path: path.read_bytes() for path in certs.rglob("*.pem")} == before
+
+
+def test_a_name_reaches_no_other_folder(certs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = said(capsys, "certs", "party", "../bank", "--folder", str(certs), code=2)
+    assert "expected a name of 1 to 64 letters" in told["error"]["message"]
+
+
+def test_what_is_revoked_is_listed_as_it_is_shown(
+    certs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, listed = certs / "bank", tmp_path / "revoked.txt"
+    shown = said(capsys, "certs", "show", str(own / "certificate.pem"))["certificates"][0]
+    assert shown["names"] == "bank"
+    assert 28 <= shown["days_left"] <= 30
+    for what in (str(own / "certificate.pem"), shown["serial"].upper(), "AB:" * 31 + "AB"):
+        said(capsys, "certs", "revoke", what, "--list", str(listed), "--note", "stolen\nlaptop")
+    assert read_revoked(listed) == {shown["sha256"], shown["serial"], "ab" * 32}
+    for entry in (shown["sha256"], shown["serial"]):
+        with pytest.raises(ConfigError, match="is revoked; have another one made"):
+            Credentials.load(
+                own / "ca.pem", own / "certificate.pem", own / "key.pem", name="bank",
+                revoked=frozenset({entry}),
+            )  # fmt: skip
+    told = said(capsys, "certs", "revoke", "no such", "--list", str(listed), code=2)
+    assert "name files of certificates that are there, or hex" in told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reads"),
+    [
+        (["--listen", "127.0.0.1:7001"], "needs --ca, --certificate and --key"),
+        (["--listen", "0.0.0.0:7001", "--insecure-plaintext-on-loopback"], "for loopback alone"),
+        (["--listen", "7001"], "an address is host:port"),
+    ],
+)
+def test_a_relay_says_what_it_lacks(
+    arguments: list[str], reads: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reads in json.dumps(said(capsys, "relay", *arguments, code=_code(reads)))
+
+
+def _code(reads: str) -> int:
+    return 4 if "host:port" in reads else 2

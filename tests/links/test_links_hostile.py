@@ -1,0 +1,150 @@
+"""Mutated frames at a listening port and at a relay: honest peers go on as if nothing came."""
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+
+from protocols.errors import RemoteProtocolError
+from protocols.identity import fresh_identity
+from secure_apfed.exchange.grpc_link import dial
+from secure_apfed.exchange.relay import Relay
+from secure_apfed.exchange.sockets import parse_address
+from tests.links.pair import Pair, say_and_hear
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+REFUSED = (OSError, EOFError, RemoteProtocolError)
+
+
+@pytest.fixture(params=["port", "relay"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    """Without TLS, so that strangers get as far as they can."""
+    made = Pair(tmp_path, relay=request.param == "relay")
+    if made.relay is not None:
+        made.relay.close()
+        made.relay = Relay(("127.0.0.1", 0), None)
+        made.address = f"127.0.0.1:{made.relay.port}"
+    for told in made.told.values():
+        told |= {"tls": None, "insecure_plaintext_on_loopback": True, "meet_s": 20.0}
+        told |= {"relay": made.address} if made.relay is not None else {}
+    yield made
+    made.close()
+
+
+def mutated(body: bytes, chance: np.random.Generator) -> bytes:
+    """A few bytes other, less, more or twice."""
+    at = int(chance.integers(0, len(body)))
+    return [
+        lambda: body[:at] + bytes(chance.integers(0, 256, 1 + at % 7, dtype=np.uint8)) + body[at:],
+        lambda: body[:at],
+        lambda: body[:at] + bytes([body[at] ^ (1 << int(chance.integers(0, 8)))]) + body[at + 1 :],
+        lambda: body[at:] + body[:at],
+        lambda: body * 2,
+        lambda: bytes(chance.integers(0, 256, len(body), dtype=np.uint8)),
+    ][int(chance.integers(0, 6))]()
+
+
+def hellos() -> list[bytes]:
+    """What somebody may say who would like to get in."""
+    key, other = os.urandom(32), fresh_identity()
+    return [
+        msgpack.packb([1, "bob", "ann", key, ""]),
+        msgpack.packb([1, "bob", "ann", key, "ff" * 32]),
+        msgpack.packb([1, ["bob"], {"ann": 1}, key, ""]),
+        msgpack.packb([sorted([key, other.public]), key, other.public, os.urandom(64)]),
+        msgpack.packb([[key] * 3000, key, key, os.urandom(64)]),
+        msgpack.packb([1, "bob", "ann", bytes(32), ""]) + struct.pack(">BQQ", 1, 0, 0),
+        b"refused ",
+        struct.pack(">BQQ", 2, 0, 0) + (2**63).to_bytes(8, "big"),
+        bytes(2**20),
+    ]
+
+
+def talk(pair: Pair, frames: list[bytes]) -> None:
+    """One stream on which a stranger says these."""
+    connection = dial(parse_address(pair.address), None, name=None)
+    try:
+        for frame in frames:
+            connection.send_bytes(frame)
+        if connection.poll(0.05):
+            connection.recv_bytes()
+    except REFUSED:
+        pass
+    finally:
+        connection.close()
+
+
+def shout(pair: Pair, data: bytes) -> None:
+    """Bytes at the port itself."""
+    with socket.create_connection(parse_address(pair.address), timeout=5) as stranger:
+        try:
+            stranger.sendall(data)
+            stranger.settimeout(0.01)
+            stranger.recv(1024)
+        except OSError:
+            pass
+
+
+@contextmanager
+def busy(pair: Pair) -> Iterator[list[float]]:
+    """Honest talk all the while; how long each exchange took."""
+    ended, took = threading.Event(), list[float]()
+
+    def go_on() -> None:
+        while not ended.is_set():
+            began = time.monotonic()
+            say_and_hear(pair, os.urandom(1000))
+            took.append(time.monotonic() - began)
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield took
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_mutated_frames_leave_honest_peers_unaffected(pair: Pair) -> None:
+    pair.meet()
+    before = {name: vars(one)["_links"] for name, one in pair.met.items()}
+    wires = {
+        name: [vars(link)["_wire"] for link in links.values()] for name, links in before.items()
+    }
+    chance = np.random.default_rng(15)
+    with busy(pair) as took:
+        for number in range(400):
+            genuine = hellos()
+            talk(pair, [mutated(genuine[number % len(genuine)], chance), *genuine[: number % 3]])
+        for number in range(1600):
+            body = PREFACE + SETTINGS + bytes(chance.integers(0, 256, 60, dtype=np.uint8))
+            shout(pair, mutated(body, chance) if number % 4 else mutated(hellos()[0], chance))
+    assert len(took) > 20
+    assert max(took) < 5
+    for name, links in before.items():
+        assert [vars(link)["_wire"] for link in links.values()] == wires[name]
+
+
+def test_a_crowd_of_silent_strangers_keeps_nobody_out(pair: Pair) -> None:
+    coming = pair.come("ann")
+    time.sleep(1.0)
+    crowd = [dial(parse_address(pair.address), None, name=None) for _ in range(150)]
+    time.sleep(1.0)
+    bob = pair.come("bob")
+    for thread in (coming, bob):
+        thread.join()
+    say_and_hear(pair)
+    for one in crowd:
+        one.close()

@@ -1,0 +1,239 @@
+"""Who does not belong is refused, each for its own reason; nobody else notices."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protocols.errors import PartyLeftError, RemoteProtocolError, UnsafeChoiceWarning
+from protocols.identity import fresh_identity
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange.certificates import Credentials, make_authority
+from secure_apfed.exchange.grpc_link import dial
+from secure_apfed.exchange.sealed_connection import LocalEnd, prove
+from secure_apfed.exchange.sockets import parse_address
+from tests.links.pair import Pair, say_and_hear
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+def test_those_who_belong_meet_and_speak(pair: Pair) -> None:
+    pair.meet()
+    say_and_hear(pair)
+    say_and_hear(pair, bytes(range(256)) * 12_000)
+
+
+def test_both_may_listen(pair: Pair) -> None:
+    pair.told["bob"]["listen"] = "127.0.0.1:1"
+    pair.peers["ann"]["bob"] = pair.peer("bob", address="127.0.0.1:1")  # bob dials, by their names
+    pair.meet()
+    say_and_hear(pair)
+
+
+def foreign(pair: Pair) -> None:
+    pair.told["bob"]["tls"] = pair.certify("bob", by=make_authority())
+
+
+def expired_server(pair: Pair) -> None:
+    pair.told["ann"]["tls"] = pair.certify("ann", days=-1)
+
+
+def wrong_name(pair: Pair) -> None:
+    pair.told["ann"]["tls"] = pair.certify("ann", as_name="eve")
+
+
+def revoked_certificate(pair: Pair) -> None:
+    pair.revoke("ann", pair.credentials("bob").digest)
+
+
+def revoked_server(pair: Pair) -> None:
+    pair.revoke("bob", pair.credentials("ann").digest)
+
+
+def revoked_identity(pair: Pair) -> None:
+    pair.revoke("ann", pair.identities["bob"].public.hex())
+
+
+def other_identity(pair: Pair) -> None:
+    pair.identities["bob"] = fresh_identity()
+
+
+REMOTE: dict[str, tuple[Callable[[Pair], None], str, str]] = {
+    # who is wrong, what bob is told, what ann is told
+    "foreign": (
+        foreign,
+        "of an authority that is not in tls.ca",
+        "bob: it did not dial, or came without",
+    ),
+    "revoked": (revoked_certificate, "the certificate of bob is revoked", "bob is revoked"),
+    "revoked server": (revoked_server, "ann is revoked by the list of bob", "bob refuses this"),
+    "revoked key": (revoked_identity, "the identity of bob is revoked", "bob is revoked by"),
+    "another key": (other_identity, "ann refuses this connection: what bob signed", "bob signed"),
+}
+
+
+@pytest.mark.parametrize("case", REMOTE)
+def test_who_does_not_belong_is_told_why(case: str, pair: Pair) -> None:
+    spoil, bob_reads, ann_reads = REMOTE[case]
+    spoil(pair)
+    pair.meet()
+    for name, reads in (("bob", bob_reads), ("ann", ann_reads)):
+        error = pair.failed[name]
+        assert isinstance(error, PartyLeftError)
+        assert reads in str(error), str(error)
+
+
+LOCAL: dict[str, tuple[Callable[[Pair], object], str]] = {
+    "expired": (expired_server, "ann-certificate.pem has expired at"),
+    "wrong name": (wrong_name, "ann-certificate.pem is for eve, not for ann"),
+    "of another authority": (
+        lambda pair: pair.told["ann"].update(
+            tls=pair.keep(
+                "ann",
+                Credentials(
+                    pair.authority.certificate,
+                    (made := make_authority().issue("ann")).certificate,
+                    made.key,
+                ),
+            )
+        ),
+        "is of another authority than those",
+    ),
+    "another key": (
+        lambda pair: (pair.folder / "ann-key.pem").write_bytes(pair.credentials("bob").key),
+        "is not the key of",
+    ),
+    "no file": (lambda pair: (pair.folder / "ann-key.pem").unlink(), "tls.key: .* cannot be read"),
+    "no PEM": (
+        lambda pair: (pair.folder / "ann-certificate.pem").write_bytes(b"no PEM"),
+        "is not what it should be in PEM",
+    ),
+    "own one revoked": (
+        lambda pair: pair.revoke("ann", pair.credentials("ann").digest),
+        "is revoked; have another",
+    ),
+    "no TLS": (
+        lambda pair: pair.told["ann"].pop("tls"),
+        "needs `tls` with ca, certificate and key",
+    ),
+    "plaintext beyond loopback": (
+        lambda pair: pair.told["ann"].update(
+            tls=None, insecure_plaintext_on_loopback=True, listen="0.0.0.0:7001"
+        ),
+        "is for loopback alone, not for 0.0.0.0",
+    ),
+    "nobody listens": (
+        lambda pair: pair.told["ann"].update(listen=None),
+        "ann has no `listen`, and bob no address",
+    ),
+    "a list that is none": (
+        lambda pair: pair.revoke("ann", "bob's"),
+        "line 2: expected a certificate's SHA-256",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOCAL)
+def test_own_files_are_checked_before_anything_is_sent(case: str, pair: Pair) -> None:
+    spoil, reads = LOCAL[case]
+    spoil(pair)
+    with pytest.raises(ConfigError, match=reads):
+        pair.connect("ann")
+
+
+def call(pair: Pair, credentials: Credentials | None, name: str | None, me: LocalEnd) -> None:
+    """Dial ann, past the checks of one's own files."""
+    connection = dial(parse_address(pair.address), credentials, name=name)
+    try:
+        prove(connection, me, "ann")
+    finally:
+        connection.close()
+
+
+def until_somebody_listens(pair: Pair) -> None:
+    for _ in range(200):
+        with contextlib.suppress(OSError):
+            socket.create_connection(parse_address(pair.address)).close()
+            return
+        time.sleep(0.05)
+
+
+def someone(pair: Pair, name: str = "bob") -> LocalEnd:
+    identity = pair.identities.get(name) or fresh_identity()
+    return LocalEnd(name=name, identity=identity, known={"ann": pair.identities["ann"].public})
+
+
+def certified(pair: Pair, **how: object) -> Credentials:
+    return pair.authority.issue("bob", **how)  # type: ignore[arg-type]  # a test's own
+
+
+def other_ca(pair: Pair) -> Credentials:
+    made = make_authority().issue("bob")
+    return Credentials(pair.authority.certificate, made.certificate, made.key)
+
+
+CALLERS: dict[
+    str, tuple[Callable[[Pair], tuple[Credentials | None, str | None, LocalEnd]], str]
+] = {
+    "expired": (
+        lambda pair: (certified(pair, days=-1), "ann", someone(pair)),
+        "certificate, which may have expired",
+    ),
+    "foreign": (
+        lambda pair: (other_ca(pair), "ann", someone(pair)),
+        "authority that is foreign there",
+    ),
+    "wrong server": (lambda pair: (certified(pair), "eve", someone(pair)), "has another name than"),
+    "plaintext": (lambda pair: (None, None, someone(pair)), "the connection broke|closed"),
+    "another's name": (
+        lambda pair: (pair.authority.issue("cid"), "ann", someone(pair)),
+        "bob came with a certificate for cid",
+    ),
+    "not in the session": (
+        lambda pair: (pair.authority.issue("eve"), "ann", someone(pair, "eve")),
+        "'eve' comes to 'ann', but this is ann, whose session is with bob",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CALLERS)
+def test_a_caller_without_the_right_papers_gets_nowhere(case: str, pair: Pair) -> None:
+    make, reads = CALLERS[case]
+    coming = pair.come("ann")
+    caller = make(pair)
+    until_somebody_listens(pair)
+    with pytest.raises((OSError, EOFError, RemoteProtocolError), match=reads):
+        call(pair, *caller)
+    bob = pair.come("bob")
+    coming.join()
+    bob.join()
+    say_and_hear(pair)
+
+
+def test_without_a_certificate_there_is_no_call(pair: Pair) -> None:
+    pair.meet()
+    tls = grpc.ssl_channel_credentials(pair.authority.certificate)
+    options = [("grpc.ssl_target_name_override", "ann")]
+    with grpc.secure_channel(pair.address, tls, options) as channel:
+        carry = channel.stream_stream("/secure_apfed.Link/Carry")
+        with pytest.raises(grpc.RpcError) as refused:
+            next(carry(iter([b"hello"])))
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    say_and_hear(pair)
+
+
+def test_plaintext_on_loopback_is_said_to_be_insecure(pair: Pair) -> None:
+    for told in pair.told.values():
+        told |= {"tls": None, "insecure_plaintext_on_loopback": True}
+    with pytest.warns(UnsafeChoiceWarning, match="links without TLS"):
+        pair.meet()
+    say_and_hear(pair)
