@@ -37,7 +37,7 @@ def party(
     if end_with_stdin:
         threading.Thread(target=_watch, daemon=True).start()
     with progress_bars.watching(config.stem, quiet=as_json) as on_progress:
-        play_party(config, resume=resume, on_progress=on_progress)
+        play_party(config, resume=resume, on_progress=on_progress, on_restart=_tell)
 
 
 class Terminated(ApfedError):  # noqa: N818 - it is no error
@@ -47,6 +47,11 @@ class Terminated(ApfedError):  # noqa: N818 - it is no error
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """End as an error does: the others are told, and what was written is whole."""
     raise Terminated("ended by SIGTERM")
+
+
+def _tell(why: str) -> None:
+    """Say on stderr, where logs are, why another session begins."""
+    typer.echo(why, err=True)
 
 
 def _watch() -> None:

@@ -69,7 +69,8 @@ def drive(script: Script[T], transport: Transport, *, timeout_s: float) -> T:
         role.resume(event)
         while role.awaited is not None:
             try:
-                event = transport.take(role.awaited, timeout_s * role.awaited.patience)
+                awaited = role.awaited
+                event = transport.take(awaited, (awaited.unit_s or timeout_s) * awaited.patience)
             except PartyLeftError as error:
                 event = error
             role.resume(event)

@@ -40,7 +40,8 @@ class Awaited:
     Attributes:
         step: that it must be of; None: of any.
         least: senders without whom it makes no sense to wait on.
-        patience: how long a silence is borne, in units of the session's time-out. Whoever waits
+        unit_s: seconds of one unit, where the contract says so; None: the driver's own.
+        patience: how long a silence is borne, in such units. Whoever waits
             for another's answer has more of it than that one has for what the answer needs, so
             the one that waits for the silent party itself notices first and names it.
     """
@@ -51,6 +52,7 @@ class Awaited:
     step: int | None
     least: int = 1
     patience: int = 1
+    unit_s: float | None = None
 
     def __await__(self) -> Generator["Awaited", Frame, Frame]:
         return (yield self)
@@ -78,7 +80,12 @@ class Links:
         peers: whom it has a link to.
         post: carries a frame to a peer.
         record: told of every envelope that is sent and of its bytes on the wire.
+
+    Attributes:
+        unit_s: seconds of one unit of patience, as the contract says; None: the driver's own.
     """
+
+    unit_s: float | None = None
 
     def __init__(
         self,
@@ -135,7 +142,11 @@ class Links:
         told = isinstance(error, PartyLeftError)
         reason = str(error) if told else f"{type(error).__name__}; its own log says more"
         for peer in self._peers:
-            self.send(peer, Kind.ABORT, BEFORE_TRAINING, reason[:_REASON_LETTERS].encode())
+            self.dismiss(peer, reason)
+
+    def dismiss(self, peer: str, reason: str) -> None:
+        """Tell one peer that the session is over for it, and why."""
+        self.send(peer, Kind.ABORT, BEFORE_TRAINING, reason[:_REASON_LETTERS].encode())
 
     async def receive(
         self, senders: str | Sequence[str], *kinds: Kind, step: int | None = None,
@@ -150,7 +161,7 @@ class Links:
         """
         awaited = Awaited(
             me=self.me, senders=(senders,) if isinstance(senders, str) else tuple(senders),
-            kinds=kinds, step=step, least=least, patience=patience,
+            kinds=kinds, step=step, least=least, patience=patience, unit_s=self.unit_s,
         )  # fmt: skip
         for sender in awaited.senders:
             self._require_link(sender)

@@ -25,7 +25,7 @@ from protocols.identity import SIGNATURE_BYTES, Identity, verify
 from protocols.randomness import fresh_key
 from secure_apfed.exchange.links import Awaited, Frame
 
-__all__ = ["Address", "Sockets", "listen_at", "parse_address"]
+__all__ = ["Address", "Sockets", "listen_at", "listens", "parse_address"]
 
 Address = tuple[str, int]
 """Host and port."""
@@ -43,6 +43,7 @@ _PURPOSE = b"connection v1"
 _HELLO_BYTES = 256
 _MOST_STRANGERS = 64
 _PAUSE_S = 0.05
+_KNOCK_S = 1.0
 _FLUSH_S, _LINGER_S = 5.0, 2.0
 
 
@@ -53,6 +54,15 @@ def listen_at(address: Address) -> socket.socket:
         OSError: the address is in use, or not this machine's.
     """
     return socket.create_server(address, backlog=_MOST_STRANGERS)
+
+
+def listens(address: Address) -> bool:
+    """Whether somebody listens there now; whoever it is proves who it is when the parties meet."""
+    try:
+        socket.create_connection(address, timeout=_KNOCK_S).close()
+    except OSError:
+        return False
+    return True
 
 
 class Sockets:
@@ -433,14 +443,14 @@ class _Door:
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             raise RemoteProtocolError("no hello of anybody who is awaited") from error
         parts = (challenge, name.encode(), self._me.encode())
-        if name in self._came:
-            raise RemoteProtocolError(f"{name} is here already")
         self._unproved.add(name)
         verify(public, signature, _PURPOSE, *parts, signer=name)
         self._unproved.discard(name)
         stranger.send(_WELCOME)
         selector.unregister(stranger)
         del self._strangers[stranger]
+        if name in self._came:  # it was killed since, or gave up, and came again
+            self._came[name].close()
         self._came[name] = stranger
 
     def _send_away(self, selector: selectors.BaseSelector, stranger: socket.socket) -> None:

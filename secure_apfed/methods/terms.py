@@ -14,7 +14,7 @@ from secure_apfed.objectives import ObjectiveSettings
 from secure_apfed.privacy import RepresentationGuard
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.teaching import HEAD
-from secure_apfed.settings.training import PassiveSettings, SumSettings
+from secure_apfed.settings.training import PassiveSettings
 
 __all__ = [
     "Asked",
@@ -253,7 +253,7 @@ def make_sum(
         clip_norm=clip or 1.0,
         bits=settings.bits,
         allow_single=settings.allow_single_passive,
-        threshold=_threshold(settings, len(passives)),
+        threshold=_threshold(config, len(passives)),
         noise=noise,
     )
     if settings.kind is PlainSum:
@@ -266,8 +266,11 @@ def clip_of(config: RunSettings) -> float | None:
     return 1.0 if config.facts.opens_votes else config.secure_sum.clip
 
 
-def _threshold(settings: SumSettings, passives: int) -> int | None:
-    least = settings.threshold
+def _threshold(config: RunSettings, passives: int) -> int | None:
+    settings, silent = config.secure_sum, config.rules.silent_passive
+    least, without_all = settings.threshold, silent not in ("stop", "wait")
+    if least is None and not settings.kind.needs_all:
+        least = None if without_all and config.facts.goes_on_without else passives
     if least is None or least == passives:
         return least
     if least > passives or settings.kind.needs_all:
@@ -275,6 +278,13 @@ def _threshold(settings: SumSettings, passives: int) -> int | None:
             f"secure_sum.threshold: {least} of {passives} passives does not go with "
             f"{settings.name}; only recoverable masks (scheme plain) have a sum without all "
             "passives, and a threshold is at most their number"
+        )
+    if not (without_all and config.facts.goes_on_without):
+        said = f"rules.silent_passive {silent}" if silent else f"method {config.method}"
+        raise ConfigError(
+            f"secure_sum.threshold: under {said} no step goes on without a passive, and {least} of "
+            f"{passives} would only open more to an active and an aggregator who work together; "
+            "leave it out, or say rules.silent_passive: recover where the method can"
         )
     if 2 * least <= passives:
         raise ConfigError(

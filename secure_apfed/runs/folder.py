@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -31,12 +32,17 @@ __all__ = [
     "own_subfolder",
     "read_sealed",
     "readable",
+    "remove_torn",
     "signed",
     "write_atomically",
     "write_sealed",
 ]
 
 _DIGEST_BYTES = 32
+# Names under which `write_atomically` writes.
+_TORN = re.compile(
+    r"\.([\w-]+\.(bin|json|jsonl|msgpack|pem|safetensors|yaml)|SHA256SUMS)\.[a-z0-9_]{8}"
+)
 # Of a run, of a study of runs, of a party.
 _OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem")
 
@@ -254,6 +260,13 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
+
+
+def remove_torn(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote; the caller holds the folder."""
+    for path in folder.glob(".*"):
+        if _TORN.fullmatch(path.name) and not path.is_dir():
+            path.unlink()
 
 
 def write_sealed(path: Path, content: bytes) -> None:

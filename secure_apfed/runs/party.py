@@ -5,13 +5,14 @@ what the others hold it learns from their messages, as the contract says, and no
 """
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
 
+from protocols.errors import PartyLeftError
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text, read_text
 from secure_apfed.contract import PartyRole
@@ -25,7 +26,7 @@ from secure_apfed.exchange import (
     Transport,
     play_one,
 )
-from secure_apfed.exchange.sockets import listen_at, parse_address
+from secure_apfed.exchange.sockets import listen_at, listens, parse_address
 from secure_apfed.methods import (
     METHODS,
     Own,
@@ -42,7 +43,7 @@ from secure_apfed.runs.folder import RunFolder, no_checkpoint
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.spending import cross_checked
-from secure_apfed.runs.training_labels import answered_labels
+from secure_apfed.runs.training_labels import answered_labels, gone_back
 from secure_apfed.runs.writing import RunWriter
 from secure_apfed.settings import Settings
 
@@ -110,28 +111,65 @@ def play_party(
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     over: Callable[[Transport], Transport] = lambda transport: transport,
+    on_restart: Callable[[str], None] = lambda why: None,
 ) -> None:
     """Play one party's part of a run to its end.
+
+    Under `rules.restarts` it goes on from what lies in its folder, and where another party left or
+    comes back, it begins a new session by itself.
 
     Args:
         path: of its file.
         resume: go on from the checkpoint in its folder.
         on_progress: at the active, called after every step.
         over: what the frames go through besides the sockets.
+        on_restart: told why a session ended, before another one begins.
 
     Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
     """
-    told = PartyFile.read(path)
-    with joined(told, resume=resume, over=over) as here:
-        if here.role == "active":
-            script = _active(here, RunFolder(told.folder), on_progress)
-        else:
-            method = METHODS[here.own.config.method]
-            script = assist(here.own, here.links, method, here.role)
-        play_one(script, here.links, here.transport, timeout_s=told.timeout_s)
-        if here.role != "active":  # whose own are among its results
-            flows = [asdict(flow) for flow in here.transcript.flows]
-            RunFolder(told.folder).write_json(RunFolder(told.folder).flows, flows)
+    told, restarts = PartyFile.read(path), 0
+    while True:
+        with joined(told, resume=resume and not restarts, over=over) as here:
+            left = here.own.config.rules.restarts - restarts
+            try:
+                return _play(here, told, on_progress, restarts=left)
+            except PartyLeftError as error:
+                if not left:
+                    raise
+                why = str(error)
+        restarts += 1
+        on_restart(f"{why}; {told.party} begins session {restarts + 1} by itself")
+
+
+def _play(
+    here: "Joined", told: PartyFile, on_progress: Callable[[Progress], None], *, restarts: int
+) -> None:
+    """Play one session; `restarts`: how many more this party may begin by itself."""
+    folder = RunFolder(told.folder)
+    if here.role == "active":
+        absent = _Absent(here.links, told) if restarts else lambda names: ()
+        script = _active(here, folder, on_progress, absent)
+    else:
+        method = METHODS[here.own.config.method]
+        script = assist(here.own, here.links, method, here.role)
+    play_one(script, here.links, here.transport, timeout_s=told.timeout_s)
+    if here.role != "active":  # whose own are among its results
+        folder.write_json(folder.flows, [asdict(flow) for flow in here.transcript.flows])
+
+
+class _Absent:
+    """The passives that a session goes on without: told so once, and looked for at checkpoints."""
+
+    def __init__(self, links: Links, told: PartyFile) -> None:
+        self._links, self._dismissed = links, set[str]()
+        self._addresses = {name: parse_address(peer.address) for name, peer in told.peers.items()}
+
+    def __call__(self, names: Collection[str]) -> list[str]:
+        """Those of these passives that wait for the others."""
+        for name in set(names) - self._dismissed:
+            self._dismissed.add(name)
+            self._links.dismiss(name, f"{name} fell silent, and the session went on without it")
+        return [name for name in names if listens(self._addresses[name])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +197,8 @@ def joined(
 ) -> Iterator[Joined]:
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     config = load_config(told.config)
-    role = _role_of(told, config)
+    role, rules = _role_of(told, config), config.rules
+    resume = resume or (rules.restarts > 0 and bool(PartyFolder(told.folder).steps.found()))
     with ExitStack() as stack:
         stack.callback(close_workers)
         folder = stack.enter_context(PartyFolder.open(told.folder, resume=resume))
@@ -173,7 +212,7 @@ def joined(
         transport = over(
             Sockets.meet(
                 told.party, _listening(told), addresses, identity=brought.identity, known=known,
-                timeout_s=told.meet_s,
+                timeout_s=max(told.meet_s, rules.restarts and (rules.patience_s or 0.0)),
             )
         )  # fmt: skip
         # Payloads are kept nowhere: each party's are its own business.
@@ -190,7 +229,12 @@ def joined(
         )  # fmt: skip
 
 
-async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progress], None]) -> None:
+async def _active(
+    here: Joined,
+    folder: RunFolder,
+    on_progress: Callable[[Progress], None],
+    returned: Callable[[Collection[str]], Collection[str]],
+) -> None:
     """The active's whole script: what `assist` is for the others, with a course and a result."""
     own, links = here.own, here.links
     config, method = own.config, METHODS[own.config.method]
@@ -199,8 +243,9 @@ async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progre
     own = replace(own, data=labels.data())
     entered, learner = await lead(own, links, method, session=new_session())
     session = Session(entered, learner, links, here.transcript, headline=method.headline)
+    state = gone_back(state, labels, session, own.brought)
     writer = RunWriter(folder, config, apart=True)
-    course = Course(config, session, labels, writer, on_progress, state)
+    course = Course(config, session, labels, writer, on_progress, state, returned=returned)
     await course.play()
     writer.cross_check(cross_checked(course.privacy(), session).accountants)
 

@@ -106,7 +106,7 @@ def test_the_sums_of_the_others_stay_exact(
     deaths: dict[str, tuple[int, Kind]], kind: Kind, gone: tuple[str, ...]
 ) -> None:
     session = recovering(5, 3)
-    assert session.contract.when_a_party_leaves == "recover"
+    assert session.contract.silent_passive == "recover"
     recorders = {party.name: Recorder.into(party, session) for party in passives_of(session)}
     deaths.update(dict.fromkeys(gone, (2, kind)))
     last = 1 if kind is BEFORE_CONTRIBUTING else 2
@@ -165,7 +165,7 @@ def test_a_contract_that_says_abort_stops_for_all(
     sums = {**pair_of(protocol), "threshold": threshold}
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     session = open_session(config, vertical_data(3))
-    assert session.contract.when_a_party_leaves == "abort"
+    assert session.contract.silent_passive == "stop"
     deaths["passive-2"] = (1, BEFORE_CONTRIBUTING)
     session.step(0, torch.arange(16))
     with pytest.raises(
@@ -195,9 +195,9 @@ def test_thresholds_that_do_not_fit_are_refused(
 
 def test_the_contract_names_the_threshold_that_holds() -> None:
     assert recovering(4, None).contract.secure_sum["threshold"] == 3
-    assert recovering(4, None).contract.when_a_party_leaves == "recover"
-    assert recovering(3, None).contract.when_a_party_leaves == "abort"
-    assert recovering(3, 2).contract.when_a_party_leaves == "recover"
+    assert recovering(4, None).contract.silent_passive == "recover"
+    assert recovering(3, None).contract.silent_passive == "stop"
+    assert recovering(3, 2).contract.silent_passive == "recover"
     passives = {"default": {"objective": CONTRASTIVE}}
     other = open_session(
         config_of(passives=passives, secure_sum={"scheme": "plain", "masks": "pairwise"}),
@@ -238,7 +238,7 @@ def test_a_run_on_digits_goes_on_and_says_so(
     steps = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     assert attendance_in(tmp_path) == {"left": {"passive-2": 7}, "steps_without_all": steps - 7}
     contract = json.loads((tmp_path / "contract.json").read_text())["document"]
-    assert contract["when_a_party_leaves"] == "recover"
+    assert contract["silent_passive"] == "recover"
     assert finished.accuracy["apfed_c"] > 0.3  # ten classes
 
 
