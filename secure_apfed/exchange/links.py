@@ -99,6 +99,7 @@ class Links:
         self._session, self._seals = _UNNAMED, dict[str, SealedLink]()
         self._written: Counter[str] = Counter()
         self._early: dict[str, Envelope] = {}
+        self._torn = set[str]()
 
     def seal(self, session: str, seals: Mapping[str, SealedLink]) -> None:
         """Send and take nothing but sealed envelopes of this session from now on.
@@ -124,6 +125,7 @@ class Links:
             sequence=self._written[receiver], payload=payload,
         )  # fmt: skip
         self._require_link(receiver)
+        self._torn.add(receiver)
         header, body = envelope.header, payload
         if self._seals:
             seal = self._seals[receiver]
@@ -132,6 +134,7 @@ class Links:
         frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + body
         self._record(envelope, len(frame))
         self._post(receiver, frame)
+        self._torn.discard(receiver)
 
     def abort(self, error: BaseException) -> None:
         """Tell all peers that this party stops, and why.
@@ -141,8 +144,11 @@ class Links:
         """
         told = isinstance(error, PartyLeftError)
         reason = str(error) if told else f"{type(error).__name__}; its own log says more"
+        # Where it was interrupted while it sent, a message has a number that never came, and what
+        # follows would pass for a replay: that peer sees the link close.
         for peer in self._peers:
-            self.dismiss(peer, reason)
+            if peer not in self._torn:
+                self.dismiss(peer, reason)
 
     def dismiss(self, peer: str, reason: str) -> None:
         """Tell one peer that the session is over for it, and why."""

@@ -44,6 +44,7 @@ _HELLO_BYTES = 256
 _MOST_STRANGERS = 64
 _PAUSE_S = 0.05
 _KNOCK_S = 1.0
+_LOOK_AGAIN_S = 3600.0  # systems take no time-out of months
 _FLUSH_S, _LINGER_S = 5.0, 2.0
 
 
@@ -163,7 +164,7 @@ class Sockets:
 
     def _read(self, timeout_s: float) -> None:
         """Read what there is, and wait for something where there is nothing."""
-        for key, _ in self._selector.select(timeout_s):
+        for key, _ in self._selector.select(min(timeout_s, _LOOK_AGAIN_S)):
             peer: _Peer = key.data
             for frame in peer.read():
                 peer.inbox.append((next(self._arrivals), frame))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from secure_apfed.contract import AGGREGATOR, Contract, PartyRole
 from secure_apfed.data import VerticalData
-from secure_apfed.exchange import InMemory, Links, Script, Transcript
+from secure_apfed.exchange import InMemory, Kind, Links, Script, Transcript
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.alignment import align_as_active, align_as_passive, deal, needs_dealer
 from secure_apfed.methods.entering import enter, roles_of, standing
@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_ALL_ALONG = 1_000_000  # units of patience: longer than any run
 PartyTensors = Mapping[str, Mapping[str, Tensor]]
 """Tensors of roles, by party and name."""
 
@@ -146,6 +147,8 @@ async def assist(
         if rows is None and needs_dealer(own.config.alignment):
             await deal(own, links, contract.session)
         await method.deal(own, links, contract)
+        if contract.restarts:  # a session that breaks off before its first checkpoint asks again
+            await links.receive(own.active, Kind.END, patience=_ALL_ALONG)
         return
     if rows is None:
         rows = torch.empty(0, dtype=torch.int64)

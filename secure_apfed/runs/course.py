@@ -104,7 +104,10 @@ class Course:
                 seconds=self.seconds,
             )
         self.session.entered.end()
-        end_all(links, self.session.present, self._step)
+        # Under restarts a dealer stays all along, in case that it is asked again.
+        contract = self.session.contract
+        dealers = contract.names("dealer") if contract.restarts else ()
+        end_all(links, [*self.session.present, *dealers], self._step)
 
     @property
     def next_step(self) -> int:

@@ -126,7 +126,7 @@ def test_who_falls_silent_is_named_within_the_deadline(
     name: str, kind: Kind, whole: Path, tmp_path: Path
 ) -> None:
     parties, began = Parties(config_of(), tmp_path / "run", timeout_s=2.0), time.monotonic()
-    said = parties.play({name: Harm(kind, SENT[name, kind], signal.SIGSTOP)}, within_s=45.0)
+    said = parties.play({name: Harm(kind, SENT[name, kind], signal=signal.SIGSTOP)}, within_s=45.0)
     assert time.monotonic() - began < 40.0
     the_others_say_who_and_when(said, name)
     assert said["passive-2"]["kind"]
@@ -153,7 +153,7 @@ def test_the_others_go_on_where_the_sum_recovers(
     kind: Kind, at: int, step: int, number: int, tmp_path: Path
 ) -> None:
     parties = Parties(recovering(), tmp_path / "run", timeout_s=2.0)
-    said = parties.play({"passive-2": Harm(kind, at, number)})
+    said = parties.play({"passive-2": Harm(kind, at, signal=number)})
     assert not {name: one for name, one in said.items() if one["kind"]}
     active = parties.run.party("active")
     attendance = json.loads((active / "result.json").read_bytes())["attendance"]
