@@ -126,7 +126,13 @@ def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
     threshold = agreed.secure_sum.get("threshold", passives)
     recovers = own.config.facts.goes_on_without and threshold < passives
     if asked != "recover" or recovers:
-        return asked or ("recover" if recovers else "stop")
+        silent = asked or ("recover" if recovers else "stop")
+        if silent == "stop" and own.config.rules.restarts:
+            raise ConfigError(
+                "rules.restarts: where the silence of a passive stops the run, nobody begins again "
+                "by itself; leave it at 0, or say rules.silent_passive: wait, or recover"
+            )
+        return silent
     if not own.config.facts.goes_on_without:
         raise ConfigError(
             f"rules.silent_passive: method {own.config.method} needs every passive in every step; "

@@ -83,6 +83,9 @@ def test_every_kind_of_message_of_every_role_is_harmed_once(whole: Path) -> None
 
 
 def the_others_say_who_and_when(said: dict[str, dict[str, Any]], harmed: str) -> None:
+    """Each names the party and the phase, and all have ended within ten seconds of the first."""
+    ended = [one["at"] for one in said.values() if one["kind"]]
+    assert max(ended, default=0.0) - min(ended, default=0.0) < 10
     for name, one in said.items():
         if one["kind"] is None:
             # A dealer is done before training, and an end may have been told to some already.

@@ -25,6 +25,7 @@ from secure_apfed.methods import (
 from secure_apfed.parties import PassiveParty
 from secure_apfed.runs import RunResult, run
 from tests.secure_apfed.single_steps import active_of, passives_of
+from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_methods_apfed import CONTRASTIVE, config_of, vertical_data
 from tests.with_crypten import pair_of
 
@@ -299,3 +300,86 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
     # All noised anew, also where nobody may be missing, and so they paid anew.
     paid = {account.spent().releases for account in sessions[1].contributions.values()}
     assert paid == {2}
+
+
+def entered(
+    rules: dict[str, Any], sums: dict[str, Any], method: str = "apfed_c", passives: int = 4,
+    **changes: Any,
+) -> Simulation:  # fmt: skip
+    config = config_of(
+        method=method, secure_sum={"clip": 0.5, **sums}, rules={"minimum_spread": 0.0, **rules},
+        **changes,
+    )  # fmt: skip
+    return open_session(config, vertical_data(passives))
+
+
+RECOVERABLE = {"scheme": "plain", "masks": "recoverable"}
+PAIRWISE = {"scheme": "plain", "masks": "pairwise"}
+WAIT = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 10}
+
+
+@pytest.mark.parametrize(
+    ("rules", "sums", "agreed", "threshold"),
+    [
+        ({}, RECOVERABLE, "recover", 3),
+        ({"silent_passive": "recover"}, RECOVERABLE, "recover", 3),
+        ({"silent_passive": "stop"}, RECOVERABLE, "stop", 4),
+        (WAIT, RECOVERABLE, "wait", 4),
+        (WAIT, PAIRWISE, "wait", None),
+        ({"silent_passive": "stop"}, PAIRWISE, "stop", None),
+        ({}, PAIRWISE, "stop", None),
+    ],
+)
+def test_the_contract_says_what_a_silence_does(
+    rules: dict[str, Any], sums: dict[str, Any], agreed: str, threshold: int | None
+) -> None:
+    contract = entered(rules, sums).contract
+    assert contract.silent_passive == agreed
+    assert contract.secure_sum.get("threshold") == threshold
+    assert (contract.patience_s, contract.restarts) == (
+        rules.get("patience_s"),
+        rules.get("restarts", 0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "sums", "passives", "message"),
+    [
+        ({"silent_passive": "recover"}, PAIRWISE, 4, "needs all 4 passives.*threshold: 3"),
+        ({"silent_passive": "recover"}, RECOVERABLE, 3, "needs all 3 passives.*threshold: 2"),
+        ({"silent_passive": "recover"}, RECOVERABLE, 2, "with 3 passives or more"),
+        ({"silent_passive": "stop"}, RECOVERABLE | {"threshold": 3}, 4, "stop no step goes on"),
+        (WAIT, RECOVERABLE | {"threshold": 3}, 4, "wait no step goes on without a passive"),
+        ({"restarts": 3}, PAIRWISE, 4, "nobody begins again by itself"),
+        ({"silent_passive": "stop", "restarts": 3}, PAIRWISE, 4, "nobody begins again by itself"),
+    ],
+)
+def test_a_policy_that_cannot_be_had_is_refused(
+    rules: dict[str, Any], sums: dict[str, Any], passives: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        entered(rules, sums, passives=passives)
+
+
+@pytest.mark.parametrize(
+    "rules", [{"patience_s": None}, {"restarts": 0}, {"patience_s": 0.0}, {"restarts": -1}]
+)
+def test_waiting_has_a_length_and_a_new_session_to_come(rules: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"patience_s|restarts"):
+        config_of(rules={**WAIT, **rules})
+
+
+@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.parametrize("method", ["split_nn_sum", "mmvfl"])
+def test_a_sum_that_lacks_somebody_is_never_read_as_that_of_all(method: str) -> None:
+    """Where passives' representations or pseudo-labels are added, no step goes on without one."""
+    changes: dict[str, Any] = {"secure_sum": {**RECOVERABLE, "clip": 8.0}}
+    data = vertical_data(4)
+    session = open_session(small_config(method, **changes), data)
+    assert session.contract.silent_passive == "stop"
+    assert session.contract.secure_sum["threshold"] == len(session.contract.passives) == 4
+    for rules in ({"silent_passive": "recover"}, {}):
+        sums = changes["secure_sum"] | ({} if rules else {"threshold": 3})
+        refused = small_config(method, rules=rules, secure_sum=sums)
+        with pytest.raises(ConfigError, match=f"method {method}"):
+            open_session(refused, data)
