@@ -194,6 +194,23 @@ def test_a_crowd_of_strangers_does_not_keep_the_others_out(place: Place) -> None
     assert not place.failed
 
 
+def test_who_died_at_the_door_comes_again(place: Place) -> None:
+    """Its newer connection counts: nobody else can prove to be it."""
+    coming = [place.come("ann")]
+    ghost = place.stranger()
+    ghost.sendall(hello("bob", place.identities["bob"], ghost.recv(32), "ann"))
+    assert ghost.recv(1) == b"+"
+    ghost.close()
+    coming.append(place.come("bob"))
+    with place.stranger("bob") as knocking:
+        assert len(knocking.recv(32)) == 32  # it is past ann's door, and has opened its own
+    for thread in (*coming, place.come("cid")):
+        thread.join()
+    assert not place.failed
+    place.came["bob"].post("ann", b"again")
+    assert place.came["ann"].take(awaiting("ann", "bob"), 10) == ("bob", b"again")
+
+
 def test_who_does_not_come_is_named(place: Place) -> None:
     for name in ("ann", "bob"):
         place.come(name, timeout_s=0.5).join()
