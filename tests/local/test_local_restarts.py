@@ -77,6 +77,24 @@ def test_who_stays_away_is_waited_for_as_long_as_agreed(tmp_path: Path) -> None:
     assert "passive-1 did not come to active in time" in said["active"]["message"]
 
 
+def test_all_wait_for_who_was_frozen(whole: Path, tmp_path: Path) -> None:
+    parties = Parties(changed(config_of(), WAIT | {"patience_s": 2.0}), tmp_path / "run")
+    with parties.started({"passive-1": Harm(Kind.CONTRIBUTION, 4, signal.SIGSTOP)}):
+        contract = parties.run.party("active") / "contract.json"
+        deadline = time.monotonic() + 30
+        # The active listens in the first meeting and in the second.
+        while not contract.exists() or not listening(parties, "active"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        frozen = parties.processes["passive-1"].pid
+        assert frozen
+        os.kill(frozen, signal.SIGCONT)
+        said = parties.watch(list(parties.processes), 40.0)
+    nobody_failed(said)
+    assert model_digests(parties.run.path) == model_digests(whole)
+    assert len(said["passive-1"]["restarts"]) == 1
+
+
 def test_there_is_an_end_to_beginning_again(tmp_path: Path) -> None:
     """Every session of the aggregator ends at its second sum."""
     parties = Parties(changed(config_of(), WAIT | {"restarts": 2}), tmp_path / "run")
