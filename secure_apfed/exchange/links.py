@@ -44,6 +44,8 @@ class Awaited:
         patience: how long a silence is borne, in such units. Whoever waits
             for another's answer has more of it than that one has for what the answer needs, so
             the one that waits for the silent party itself notices first and names it.
+        needed: peers without whom the session cannot go on. Where one of them has left, whoever is
+            awaited will leave, too, and is given a few seconds to say why.
     """
 
     me: str
@@ -53,6 +55,7 @@ class Awaited:
     least: int = 1
     patience: int = 1
     unit_s: float | None = None
+    needed: tuple[str, ...] = ()
 
     def __await__(self) -> Generator["Awaited", Frame, Frame]:
         return (yield self)
@@ -83,9 +86,11 @@ class Links:
 
     Attributes:
         unit_s: seconds of one unit of patience, as the contract says; None: the driver's own.
+        needed: see `Awaited`; nobody, before there is a contract.
     """
 
     unit_s: float | None = None
+    needed: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -168,6 +173,7 @@ class Links:
         awaited = Awaited(
             me=self.me, senders=(senders,) if isinstance(senders, str) else tuple(senders),
             kinds=kinds, step=step, least=least, patience=patience, unit_s=self.unit_s,
+            needed=self.needed,
         )  # fmt: skip
         for sender in awaited.senders:
             self._require_link(sender)

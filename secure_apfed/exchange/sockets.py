@@ -9,6 +9,7 @@ a peer that left; links between machines need more than that.
 
 import contextlib
 import itertools
+import math
 import selectors
 import socket
 import struct
@@ -44,6 +45,7 @@ _HELLO_BYTES = 256
 _MOST_STRANGERS = 64
 _PAUSE_S = 0.05
 _KNOCK_S = 1.0
+_LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
 _LOOK_AGAIN_S = 3600.0  # systems take no time-out of months
 _FLUSH_S, _LINGER_S = 5.0, 2.0
 
@@ -81,6 +83,7 @@ class Sockets:
         for peer in self._peers.values():
             self._selector.register(peer.socket, selectors.EVENT_READ, peer)
         self._arrivals = itertools.count()
+        self._missed: dict[str, float] = {}  # since when
 
     @classmethod
     def meet(
@@ -145,6 +148,7 @@ class Sockets:
             PartyLeftError: too few of them are connected still, or nothing came in time.
         """
         deadline = time.monotonic() + timeout_s
+        self._read(0.0)
         while True:
             waiting = [one for name in awaited.senders if (one := self._peers[name]).inbox]
             if waiting:
@@ -160,7 +164,15 @@ class Sockets:
                     f"{awaited.phase}: {awaited}; nothing came for {timeout_s:g} s",
                     left=awaited.senders,
                 )
-            self._read(left)
+            missed = [name for name in awaited.needed if self._peers[name].closed]
+            since = [self._missed.setdefault(name, time.monotonic()) for name in missed]
+            grace = min(since, default=math.inf) + _LAST_WORDS_S - time.monotonic()
+            if grace <= 0:
+                why = "; ".join(self._peers[name].closed for name in missed)
+                raise PartyLeftError(
+                    f"{awaited.phase}: {awaited}; nothing came, and {why}", left=tuple(missed)
+                )
+            self._read(min(left, grace))
 
     def _read(self, timeout_s: float) -> None:
         """Read what there is, and wait for something where there is nothing."""

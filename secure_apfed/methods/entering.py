@@ -56,9 +56,17 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
         draw=lambda name, greetings: _draw(own, method, name, greetings),
     )
     links.unit_s = agreement.contract.patience_s
+    links.needed = _needed(own, agreement.contract)
     if own.brought.keeper is not None:
         own.brought.keeper.agreed(agreement.contract, agreement.signatures)
     return agreement
+
+
+def _needed(own: Own, contract: Contract) -> tuple[str, ...]:
+    """The peers whose leaving ends the session: no dealer, who is done early."""
+    recovers = contract.silent_passive == "recover"
+    roles = ("active", "aggregator") if recovers else ("active", "aggregator", "passive")
+    return tuple(name for role in roles for name in contract.names(role) if name != own.name)
 
 
 def _held(own: Own) -> dict[str, Any]:

@@ -133,6 +133,25 @@ def test_too_few_that_are_left_are_told_at_once(place: Place) -> None:
     assert came["ann"].take(awaiting("ann", "bob", "cid"), 10) == ("cid", b"still here")
 
 
+def test_where_a_third_has_left_who_is_awaited_has_time_for_last_words(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS_S", 0.5)
+    came = place.all_come()
+    came.pop("cid").close()
+    came["bob"].post("ann", b"cid is gone")
+    waiting = Awaited(me="ann", senders=("bob",), kinds=(Kind.SUM,), step=0, needed=("cid",))
+    assert came["ann"].take(waiting, 30) == ("bob", b"cid is gone")
+    began = time.monotonic()
+    said = r"from bob; nothing came, and cid closed its link"
+    with pytest.raises(PartyLeftError, match=said) as told:
+        came["ann"].take(waiting, 30)
+    assert told.value.left == ("cid",)
+    assert time.monotonic() - began < 10
+    with pytest.raises(PartyLeftError, match=r"nothing came for 1 s"):  # nobody needs cid here
+        came["ann"].take(awaiting("ann", "bob"), 1)
+
+
 def hello(name: str, identity: Identity, challenge: bytes, door: str) -> bytes:
     signature = identity.sign(b"connection v1", challenge, name.encode(), door.encode())
     body: bytes = msgpack.packb([name, signature])
