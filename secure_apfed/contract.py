@@ -15,7 +15,7 @@ from pydantic import Field, PositiveInt, model_validator
 from protocols.errors import RemoteProtocolError
 from secure_apfed.names import Name, check_parties
 from secure_apfed.objectives.settings import ObjectiveSettings
-from secure_apfed.settings import Settings
+from secure_apfed.settings import Settings, SilentPassive
 
 __all__ = [
     "AGGREGATOR",
@@ -118,9 +118,14 @@ class Contract(Settings):
         minimum_batch: rows below which a passive refuses a batch.
         epochs, batch_size: how much will be asked of the passives at most.
         spare_answers: for a row above one an epoch, in all sessions of the run together.
-        when_a_party_leaves: in the middle of a step, "abort": the run stops for all; "recover":
-            it goes on without a passive that fell silent, while no fewer than the secure sum's
-            threshold are left.
+        silent_passive: what its silence does in the middle of a step. "stop": the run stops for
+            all; "wait": so does the session, and all begin another one, where they wait for it;
+            "recover": the session goes on without it, while no fewer than the secure sum's
+            threshold are left, and it may come back at a checkpoint.
+        patience_s: seconds, one unit of patience (see `secure_apfed.exchange.Awaited`); null:
+            each party's own `timeout_s`.
+        restarts: new sessions that a party begins by itself, at most, after one that somebody's
+            silence ended, or that ended so that somebody may come back.
         resumes: where all go on, each from its own checkpoint; null: from the start.
     """
 
@@ -138,7 +143,9 @@ class Contract(Settings):
     epochs: int = Field(ge=1)
     batch_size: int = Field(ge=1)
     spare_answers: int = Field(0, ge=0)
-    when_a_party_leaves: Literal["abort", "recover"] = "abort"
+    silent_passive: SilentPassive = "stop"
+    patience_s: float | None = Field(None, gt=0, le=86_400)
+    restarts: int = Field(0, ge=0)
     resumes: Resumption | None = None
 
     @model_validator(mode="after")

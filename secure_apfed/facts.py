@@ -110,6 +110,11 @@ class MethodFacts:
         return summed or self.opens_votes == "sum"
 
     @property
+    def goes_on_without(self) -> bool:
+        """Whether a step has a meaning without some passive: none is averaged, or predicts."""
+        return self.sums_gradients or self.opens_votes == "sum"
+
+    @property
     def aligns(self) -> bool:
         """Whether parties find out whom they have in common; parties with other people do not."""
         return self.has_passives and self.averages != "weights"

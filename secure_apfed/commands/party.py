@@ -41,7 +41,9 @@ def party(
     status = StatusKeeper()
     board = live_view.Board(lambda: (status.status(),))
     with live_view.showing(board, live_view.shown_as(as_json=as_json, json_events=json_events)):
-        play_party(config, resume=resume, on_progress=board.tell_progress, status=status)
+        play_party(
+            config, resume=resume, on_progress=board.tell_progress, on_restart=_tell, status=status
+        )
 
 
 class Terminated(ApfedError):  # noqa: N818 - it is no error
@@ -51,6 +53,11 @@ class Terminated(ApfedError):  # noqa: N818 - it is no error
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """End as an error does: the others are told, and what was written is whole."""
     raise Terminated("ended by SIGTERM")
+
+
+def _tell(why: str) -> None:
+    """Say on stderr, where logs are, why another session begins."""
+    typer.echo(why, err=True)
 
 
 def watch_stdin() -> None:

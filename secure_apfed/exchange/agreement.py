@@ -26,6 +26,7 @@ from secure_apfed.exchange.links import Links
 __all__ = ["Agreement", "Greeting", "agree"]
 
 _KEY_BYTES = 32
+_MOST_HELD = 16  # steps; a party keeps the two newest
 _PURPOSE = b"contract v1"
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, RecursionError)
 
@@ -38,12 +39,14 @@ class Greeting:
         identity: its long-term public key, 32 bytes; run_key: of its links in this session.
         offer: what a row may be of the representations that it sends; None: it sends none.
         resumes: where it would go on, at the active; None: from the start.
+        holds: steps of which it keeps a checkpoint.
     """
 
     identity: bytes
     run_key: bytes
     offer: RepresentationTerms | None = None
     resumes: Resumption | None = None
+    holds: tuple[int, ...] = ()
 
     def pack(self) -> bytes:
         """As a message."""
@@ -51,7 +54,7 @@ class Greeting:
             None if part is None else part.model_dump(mode="json")
             for part in (self.offer, self.resumes)
         ]
-        packed: bytes = msgpack.packb([self.identity, self.run_key, *parts])
+        packed: bytes = msgpack.packb([self.identity, self.run_key, *parts, list(self.holds)])
         return packed
 
     @classmethod
@@ -62,17 +65,21 @@ class Greeting:
             RemoteProtocolError: anything else than a greeting.
         """
         try:
-            identity, run_key, offer, resumes = msgpack.unpackb(message.payload)
+            identity, run_key, offer, resumes, holds = msgpack.unpackb(message.payload)
             for key in (identity, run_key):
                 if type(key) is not bytes or len(key) != _KEY_BYTES:
                     raise ValueError("a key of another size")
             terms = None if offer is None else RepresentationTerms.model_validate(offer)
             onward = None if resumes is None else Resumption.model_validate(resumes)
+            if len(holds) > _MOST_HELD or not all(type(s) is int and s >= 0 for s in holds):
+                raise ValueError("no steps")
         except _MALFORMED as error:
             raise RemoteProtocolError(
                 f"{message.sender} sent something else than a greeting"
             ) from error
-        return cls(identity=identity, run_key=run_key, offer=terms, resumes=onward)
+        return cls(
+            identity=identity, run_key=run_key, offer=terms, resumes=onward, holds=tuple(holds)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

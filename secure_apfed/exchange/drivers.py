@@ -87,7 +87,7 @@ def drive(
     try:
         role.resume(event)
         while role.awaited is not None:
-            patience_s = timeout_s * role.awaited.patience
+            patience_s = (role.awaited.unit_s or timeout_s) * role.awaited.patience
             if observer:
                 observer.waits(role.awaited, patience_s)
             try:

@@ -44,9 +44,12 @@ class Awaited:
     Attributes:
         step: that it must be of; None: of any.
         least: senders without whom it makes no sense to wait on.
-        patience: how long a silence is borne, in units of the session's time-out. Whoever waits
+        unit_s: seconds of one unit, where the contract says so; None: the driver's own.
+        patience: how long a silence is borne, in such units. Whoever waits
             for another's answer has more of it than that one has for what the answer needs, so
             the one that waits for the silent party itself notices first and names it.
+        needed: peers without whom the session cannot go on. Where one of them has left, whoever is
+            awaited will leave, too, and is given a few seconds to say why.
     """
 
     me: str
@@ -55,6 +58,8 @@ class Awaited:
     step: int | None
     least: int = 1
     patience: int = 1
+    unit_s: float | None = None
+    needed: tuple[str, ...] = ()
 
     def __await__(self) -> Generator["Awaited", Frame, Frame]:
         return (yield self)
@@ -106,7 +111,12 @@ class Links:
     Attributes:
         signs: of life, that came and that are still taken.
         pulse: tells all peers that this party is at work, while it computes for long.
+        unit_s: seconds of one unit of patience, as the contract says; None: the driver's own.
+        needed: see `Awaited`; nobody, before there is a contract.
     """
+
+    unit_s: float | None = None
+    needed: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -123,6 +133,7 @@ class Links:
         self._in_parts: Counter[str] = Counter()
         self._gathering = {peer: Gathering(me, peer) for peer in self._peers}
         self._early: dict[str, Envelope] = {}
+        self._torn = set[str]()
         self.signs = SignsHeard(me)
         self.pulse = Pulse(
             lambda peer, body: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, body), self._peers
@@ -160,6 +171,7 @@ class Links:
             session=self._session, step=step, kind=kind, sender=self.me, receiver=receiver,
             sequence=self._written[receiver], payload=payload,
         )  # fmt: skip
+        self._torn.add(receiver)
         header, body = envelope.header, payload
         if self._seals:
             seal = self._seals[receiver]
@@ -170,6 +182,7 @@ class Links:
         for observer in self._observers:
             observer.sent(envelope, frame)
         self._post(receiver, frame)
+        self._torn.discard(receiver)
 
     def abort(self, error: BaseException) -> None:
         """Tell all peers that this party stops, and why.
@@ -179,8 +192,15 @@ class Links:
         """
         told = isinstance(error, PartyLeftError)
         reason = str(error) if told else f"{type(error).__name__}; its own log says more"
+        # Where it was interrupted while it sent, a message has a number that never came, and what
+        # follows would pass for a replay: that peer sees the link close.
         for peer in self._peers:
-            self.send(peer, Kind.ABORT, BEFORE_TRAINING, reason[:_REASON_LETTERS].encode())
+            if peer not in self._torn:
+                self.dismiss(peer, reason)
+
+    def dismiss(self, peer: str, reason: str) -> None:
+        """Tell one peer that the session is over for it, and why."""
+        self.send(peer, Kind.ABORT, BEFORE_TRAINING, reason[:_REASON_LETTERS].encode())
 
     async def receive(
         self, senders: str | Sequence[str], *kinds: Kind, step: int | None = None,
@@ -197,7 +217,8 @@ class Links:
         """
         awaited = Awaited(
             me=self.me, senders=(senders,) if isinstance(senders, str) else tuple(senders),
-            kinds=kinds, step=step, least=least, patience=patience,
+            kinds=kinds, step=step, least=least, patience=patience, unit_s=self.unit_s,
+            needed=self.needed,
         )  # fmt: skip
         for sender in awaited.senders:
             self._require_link(sender)

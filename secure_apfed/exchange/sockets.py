@@ -9,6 +9,7 @@ a peer that left; links between machines need more than that.
 
 import contextlib
 import itertools
+import math
 import selectors
 import socket
 import struct
@@ -25,7 +26,7 @@ from protocols.identity import SIGNATURE_BYTES, Identity, verify
 from protocols.randomness import fresh_key
 from secure_apfed.exchange.links import Awaited, Frame
 
-__all__ = ["Address", "Sockets", "listen_at", "parse_address"]
+__all__ = ["Address", "Sockets", "listen_at", "listens", "parse_address"]
 
 Address = tuple[str, int]
 """Host and port."""
@@ -43,6 +44,9 @@ _PURPOSE = b"connection v1"
 _HELLO_BYTES = 256
 _MOST_STRANGERS = 64
 _PAUSE_S = 0.05
+_KNOCK_S = 1.0
+_LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
+_LOOK_AGAIN_S = 3600.0  # systems take no time-out of months
 _FLUSH_S, _LINGER_S = 5.0, 2.0
 
 
@@ -53,6 +57,15 @@ def listen_at(address: Address) -> socket.socket:
         OSError: the address is in use, or not this machine's.
     """
     return socket.create_server(address, backlog=_MOST_STRANGERS)
+
+
+def listens(address: Address) -> bool:
+    """Whether somebody listens there now; whoever it is proves who it is when the parties meet."""
+    try:
+        socket.create_connection(address, timeout=_KNOCK_S).close()
+    except OSError:
+        return False
+    return True
 
 
 class Sockets:
@@ -70,6 +83,7 @@ class Sockets:
         for peer in self._peers.values():
             self._selector.register(peer.socket, selectors.EVENT_READ, peer)
         self._arrivals = itertools.count()
+        self._missed: dict[str, float] = {}  # since when
 
     @classmethod
     def meet(
@@ -134,6 +148,7 @@ class Sockets:
             PartyLeftError: too few of them are connected still, or nothing came in time.
         """
         deadline = time.monotonic() + timeout_s
+        self._read(0.0)
         while True:
             waiting = [one for name in awaited.senders if (one := self._peers[name]).inbox]
             if waiting:
@@ -149,11 +164,19 @@ class Sockets:
                     f"{awaited.phase}: {awaited}; nothing came for {timeout_s:g} s",
                     left=awaited.senders,
                 )
-            self._read(left)
+            missed = [name for name in awaited.needed if self._peers[name].closed]
+            since = [self._missed.setdefault(name, time.monotonic()) for name in missed]
+            grace = min(since, default=math.inf) + _LAST_WORDS_S - time.monotonic()
+            if grace <= 0:
+                why = "; ".join(self._peers[name].closed for name in missed)
+                raise PartyLeftError(
+                    f"{awaited.phase}: {awaited}; nothing came, and {why}", left=tuple(missed)
+                )
+            self._read(min(left, grace))
 
     def _read(self, timeout_s: float) -> None:
         """Read what there is, and wait for something where there is nothing."""
-        for key, _ in self._selector.select(timeout_s):
+        for key, _ in self._selector.select(min(timeout_s, _LOOK_AGAIN_S)):
             peer: _Peer = key.data
             for frame in peer.read():
                 peer.inbox.append((next(self._arrivals), frame))
@@ -433,14 +456,14 @@ class _Door:
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             raise RemoteProtocolError("no hello of anybody who is awaited") from error
         parts = (challenge, name.encode(), self._me.encode())
-        if name in self._came:
-            raise RemoteProtocolError(f"{name} is here already")
         self._unproved.add(name)
         verify(public, signature, _PURPOSE, *parts, signer=name)
         self._unproved.discard(name)
         stranger.send(_WELCOME)
         selector.unregister(stranger)
         del self._strangers[stranger]
+        if name in self._came:  # it was killed since, or gave up, and came again
+            self._came[name].close()
         self._came[name] = stranger
 
     def _send_away(self, selector: selectors.BaseSelector, stranger: socket.socket) -> None:

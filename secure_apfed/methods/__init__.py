@@ -15,6 +15,7 @@ from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.apc_vfl import ApcVfl
 from secure_apfed.methods.apfed import APFED, APFED_C, APFED_R, Apfed, SingleView
 from secure_apfed.methods.averaging import H_FEDMV, S_FEDMV
+from secure_apfed.methods.entering import roles_of
 from secure_apfed.methods.imputation import Imputation
 from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import (
@@ -38,7 +39,6 @@ from secure_apfed.methods.session import (
     assist,
     lead,
     new_session,
-    roles_of,
 )
 from secure_apfed.methods.split_nn import SplitNn, SummedSplitNn
 from secure_apfed.methods.tvfl import Tvfl

@@ -275,7 +275,7 @@ class ApfedAggregator(Helper):
 
     def _least(self) -> int:
         """Passives without whom there is no step."""
-        if self._contract.when_a_party_leaves == "abort":
+        if self._contract.silent_passive != "recover":
             return len(self._present)
         threshold = self._contract.secure_sum["threshold"]
         assert isinstance(threshold, int)
@@ -306,14 +306,15 @@ class ApfedAggregator(Helper):
             PartyLeftError: it says to stop, or too few are left.
         """
         gone = [name for name in error.left or awaited if name in self._present]
-        if isinstance(error, RunStoppedError) and self._contract.when_a_party_leaves == "abort":
+        if isinstance(error, RunStoppedError) and self._contract.silent_passive != "recover":
             raise error
         unasked = f"{error}; or {self._contract.active} did not ask for it"
-        if self._contract.when_a_party_leaves == "abort":
+        if self._contract.silent_passive != "recover":
             raise PartyLeftError(
-                f"{unasked}; the contract says to stop when a party leaves: resume once "
-                f"{' and '.join(gone)} is back, or, where gradients are summed, agree on "
-                "recoverable masks (secure_sum.masks) with a threshold below all passives",
+                f"{unasked}; the contract says to {self._contract.silent_passive} when a passive "
+                f"falls silent: go on in a new session once {' and '.join(gone)} is back, or agree "
+                "on rules.silent_passive: recover, where gradients are summed, with recoverable "
+                "masks (secure_sum.masks)",
                 left=tuple(gone),
             ) from error
         self._present = [name for name in self._present if name not in gone]

@@ -83,6 +83,10 @@ class Keeper(Protocol):
         """The newest state, or the newest that is not after this step; None: there is none."""
         ...
 
+    def steps(self) -> tuple[int, ...]:
+        """Of which steps a state is kept, ascending."""
+        ...
+
     def save(self, state: PartyState) -> None:
         """Keep this state, and the one before it."""
         ...

@@ -7,29 +7,20 @@ record of what they sent is of all of them.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from protocols.errors import RemoteProtocolError
-from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, Resumption
+from secure_apfed.contract import AGGREGATOR, Contract, PartyRole
 from secure_apfed.data import VerticalData
-from secure_apfed.errors import CheckpointError
-from secure_apfed.exchange import Agreement, Greeting, InMemory, Links, Script, Transcript, agree
-from secure_apfed.methods.accounts import freshly_brought, require_no_releases
-from secure_apfed.methods.alignment import (
-    DEALER,
-    align_as_active,
-    align_as_passive,
-    allow_signs,
-    deal,
-    needs_dealer,
-)
+from secure_apfed.exchange import InMemory, Kind, Links, Script, Transcript
+from secure_apfed.methods.accounts import freshly_brought
+from secure_apfed.methods.alignment import align_as_active, align_as_passive, deal, needs_dealer
+from secure_apfed.methods.entering import enter, roles_of, standing
 from secure_apfed.methods.method import (
-    Agreed,
     Brought,
     Helper,
     Learner,
@@ -40,7 +31,6 @@ from secure_apfed.methods.method import (
     meet,
     meet_all,
 )
-from secure_apfed.methods.terms import asked_of
 from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.settings.run import RunSettings
 
@@ -51,13 +41,12 @@ __all__ = [
     "Simulation",
     "Start",
     "assist",
-    "enter",
     "lead",
     "new_session",
-    "roles_of",
 ]
 
 T = TypeVar("T")
+_ALL_ALONG = 1_000_000  # units of patience: longer than any run
 PartyTensors = Mapping[str, Mapping[str, Tensor]]
 """Tensors of roles, by party and name."""
 
@@ -115,7 +104,7 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     agreement = await enter(own, links, method, session=session)
     contract = agreement.contract
     helpers = [*contract.passives, *contract.names("aggregator")]
-    state, rows = _standing(own, contract)
+    state, rows = standing(own, contract)
     if contract.passives and rows is None:
         rows = torch.arange(len(own.rows.ids))  # where nothing is aligned
         if method.facts.aligns:
@@ -153,11 +142,13 @@ async def assist(
     """
     agreement = await enter(own, links, method)
     contract = agreement.contract
-    state, rows = _standing(own, contract)
+    state, rows = standing(own, contract)
     if role == "dealer":
         if rows is None and needs_dealer(own.config.alignment):
             await deal(own, links, contract.session)
         await method.deal(own, links, contract)
+        if contract.restarts:  # a session that breaks off before its first checkpoint asks again
+            await links.receive(own.active, Kind.END, patience=_ALL_ALONG)
         return
     if rows is None:
         rows = torch.empty(0, dtype=torch.int64)
@@ -181,41 +172,6 @@ async def assist(
     entered(here)
     await helper.help(links, lambda step: here.keep(step, tensors={}))
     here.end()
-
-
-def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor | None]:
-    """What this party goes on from, and the rows it knows by position; None: it intersects now.
-
-    Raises:
-        CheckpointError: the session goes on where this party cannot.
-    """
-    resumes, keeper = contract.resumes, own.brought.keeper
-    state = keeper.latest(until=resumes.step if resumes else None) if keeper else None
-    if resumes is None:
-        if state and state.step > 0 and own.name != own.active:
-            raise CheckpointError(
-                f"{own.name}: {contract.active} begins anew, and the folder of {own.name} holds "
-                f"step {state.step} of a run; resume that run, or choose another folder"
-            )
-        if own.name != own.active:
-            require_no_releases(own)
-        return None, own.aligned
-    if own.data is None:
-        return None, torch.empty(0, dtype=torch.int64)  # it holds nothing of a step
-    # Who fell silent and is back has an older one, where the run went on without it.
-    if state is None or (state.step != resumes.step and contract.when_a_party_leaves == "abort"):
-        held = f"step {state.step}" if state else "no step before it"
-        raise CheckpointError(
-            f"{own.name}: {contract.active} goes on from step {resumes.step}, and the folder of "
-            f"{own.name} holds {held}; put its checkpoint back, or begin a new run"
-        )
-    if state.run != resumes.run:
-        raise CheckpointError(
-            f"{own.name}: {contract.active} goes on with the run {resumes.run}, and the "
-            f"checkpoint of {own.name} is of {state.run}, whose rows stand in another order; put "
-            "the checkpoints of one run back at all parties"
-        )
-    return state, state.rows
 
 
 def _restore(role: Role, state: PartyState | None) -> None:
@@ -409,92 +365,3 @@ class Simulation(Session):
 
 def _register(helping: dict[str, Entered]) -> Callable[[Entered], None]:
     return lambda entered: helping.update({entered.own.name: entered})
-
-
-def roles_of(
-    method: Method, config: RunSettings, active: str, passives: Sequence[str]
-) -> dict[str, PartyRole]:
-    """Names and roles of all parties of a session."""
-    roles: dict[str, PartyRole] = {active: "active"}
-    if method.facts.has_passives:
-        roles |= dict.fromkeys(passives, "passive")
-    if method.facts.aggregates:
-        roles[AGGREGATOR] = "aggregator"
-    if method.facts.takes_dealer or (method.facts.aligns and needs_dealer(config.alignment)):
-        roles[DEALER] = "dealer"
-    return roles
-
-
-async def enter(own: Own, links: Links, method: Method, *, session: str | None = None) -> Agreement:
-    """Agree on the contract of a session, which the active names; see `agree`."""
-    agreement = await agree(
-        links,
-        identity=own.identity,
-        known=own.known,
-        active=own.active,
-        session=session,
-        greeting=lambda run_key: Greeting(
-            identity=own.identity.public,
-            run_key=run_key.public,
-            offer=method.offer(own) if own.data is not None else None,
-            resumes=_going_on(own),
-        ),
-        draw=lambda name, greetings: _draw(own, method, name, greetings),
-    )
-    if own.brought.keeper is not None:
-        own.brought.keeper.agreed(agreement.contract, agreement.signatures)
-    allow_signs(own, links)
-    return agreement
-
-
-def _going_on(own: Own) -> Resumption | None:
-    """Where the active would go on; it alone says so."""
-    if own.name != own.active or own.brought.keeper is None:
-        return None
-    state = own.brought.keeper.latest()
-    return Resumption(run=state.run, step=state.step) if state else None
-
-
-def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeting]) -> Contract:
-    """The contract, as every party draws it up from the settings and the greetings."""
-    config, facts = own.config, method.facts
-    offers = {name: one.offer for name, one in greetings.items() if one.offer is not None}
-    names = {"active": (own.active,), "passives": own.passives}
-    expected = [name for side in facts.offers for name in names[side]]
-    if set(offers) != set(expected):
-        raise RemoteProtocolError(
-            f"{own.name}: in {facts.title} what a row is that parties send is said by "
-            f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
-        )
-    agreed, asked = method.agree(own, offers, session), asked_of(config)
-    return Contract(
-        session=session,
-        method=config.method,
-        participants=tuple(
-            Participant(
-                name=name,
-                role=role,
-                identity=greetings[name].identity.hex(),
-                public_key=greetings[name].run_key.hex(),
-            )
-            for name, role in roles_of(method, config, own.active, own.passives).items()
-        ),
-        passives=dict(agreed.passives),
-        alignment=config.alignment.terms(),
-        secure_sum=dict(agreed.secure_sum),
-        guard=config.guard.model_dump(mode="json"),
-        votes=config.votes.model_dump(mode="json") if facts.opens_votes else {},
-        multiview=config.multiview.model_dump(mode="json") if facts.averages else {},
-        minimum_batch=config.rules.minimum_batch,
-        epochs=asked.releases,
-        batch_size=asked.rows,
-        spare_answers=config.rules.spare_answers,
-        when_a_party_leaves=_when_a_party_leaves(agreed),
-        resumes=greetings[own.active].resumes,
-    )
-
-
-def _when_a_party_leaves(agreed: Agreed) -> Literal["abort", "recover"]:
-    """Recover where the sum has a threshold, and it lies below the number of passives."""
-    passives = len(agreed.passives)
-    return "recover" if agreed.secure_sum.get("threshold", passives) < passives else "abort"

@@ -267,16 +267,10 @@ def clip_of(config: RunSettings) -> float | None:
 
 
 def _threshold(config: RunSettings, passives: int) -> int | None:
-    settings, facts = config.secure_sum, config.facts
-    least = settings.threshold
-    if facts.averages or facts.sums_representations:
-        # What lacks a party is another average, and other representations than the head learnt.
-        if least not in (None, passives):
-            raise ConfigError(
-                f"secure_sum.threshold: method {config.method} needs all {passives} passives in "
-                f"every step, got {least}; leave it out, and resume once who left is back"
-            )
-        return None if settings.kind.needs_all else passives
+    settings, silent = config.secure_sum, config.rules.silent_passive
+    least, without_all = settings.threshold, silent not in ("stop", "wait")
+    if least is None and not settings.kind.needs_all:
+        least = None if without_all and config.facts.goes_on_without else passives
     if least is None or least == passives:
         return least
     if least > passives or settings.kind.needs_all:
@@ -284,6 +278,13 @@ def _threshold(config: RunSettings, passives: int) -> int | None:
             f"secure_sum.threshold: {least} of {passives} passives does not go with "
             f"{settings.name}; only recoverable masks (scheme plain) have a sum without all "
             "passives, and a threshold is at most their number"
+        )
+    if not (without_all and config.facts.goes_on_without):
+        said = f"rules.silent_passive {silent}" if silent else f"method {config.method}"
+        raise ConfigError(
+            f"secure_sum.threshold: under {said} no step goes on without a passive, and {least} of "
+            f"{passives} would only open more to an active and an aggregator who work together; "
+            "leave it out, or say rules.silent_passive: recover where the method can"
         )
     if 2 * least <= passives:
         raise ConfigError(

@@ -293,7 +293,7 @@ class SummedVotesHelper(VotesHelper):
         rows_B, votes_BK = ballot.rows[block], np.ascontiguousarray(votes_UK[block])
         held_B = party.held_N[rows_B]
         # As gradients: the same sum again tells nothing new only where all repeat theirs.
-        may_lack = contract.when_a_party_leaves == "recover"
+        may_lack = contract.silent_passive == "recover"
         new = self._noise is not None or may_lack or not bool(party.held_N.all())
         digest = party.count(ballot, block, step, new=new, values=votes_BK.tobytes())
         noise_BK = None

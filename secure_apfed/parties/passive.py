@@ -110,7 +110,7 @@ class PassiveParty(Party):
         that is drawn anew averages theirs away. So in these cases an answer is its session's.
         """
         knows_all = bool(self._held_N.all())
-        lacks_nobody = self.contract.when_a_party_leaves != "recover"
+        lacks_nobody = self.contract.silent_passive != "recover"
         repeats = knows_all and lacks_nobody and self.noise is None
         content = hashlib.blake2b(b"" if repeats else self.contract.digest)
         content.update(rows_B.cpu().numpy().tobytes())

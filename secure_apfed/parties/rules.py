@@ -378,7 +378,7 @@ def read_sum(
         raise RemoteProtocolError(
             f"{message.sender} sent something else than a sum and who takes part still"
         )
-    may_leave = contract.when_a_party_leaves == "recover"
+    may_leave = contract.silent_passive == "recover"
     least = contract.secure_sum["threshold"] if may_leave else len(asked)
     allowed = [name for name in asked if name in present or not may_leave]
     if present != allowed or len(present) < least:

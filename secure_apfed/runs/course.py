@@ -7,11 +7,12 @@ for every method, which trains by it or by a course of its own (`Learner.learn`)
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from protocols.errors import RunStoppedError
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links
@@ -24,7 +25,11 @@ from secure_apfed.runs.spending import guarantee_text, spent_in, worst_of
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.runs.writing import RunWriter
 
-__all__ = ["Course"]
+__all__ = ["Course", "PartyBackError"]
+
+
+class PartyBackError(RunStoppedError):
+    """The active ends a session so that a passive that it lacked takes part in the next one."""
 
 
 class Course:
@@ -37,6 +42,8 @@ class Course:
         on_progress: told after every step, and again after an evaluation.
         state: of the active, where the session goes on from one.
         before_result: called before the result is written.
+        returned: given the passives that the session goes on without, at a checkpoint, those that
+            are back, so that all begin a new session with them.
 
     Attributes:
         accuracy: on the test rows, by inference variant, of the last evaluation.
@@ -54,11 +61,12 @@ class Course:
         on_progress: Callable[[Progress], None],
         state: PartyState | None,
         before_result: Callable[[], None] = lambda: None,
+        returned: Callable[[Collection[str]], Collection[str]] = lambda absent: (),
     ) -> None:
         _require_rows(session.learner)
         self.session, self._config, self._labels = session, config, labels
         self._writer, self._on_progress = writer, on_progress
-        self._before_result = before_result
+        self._before_result, self._returned = before_result, returned
         notes = state.notes if state else {}
         self._epoch, self._step = notes.get("epoch", 0), state.step if state else 0
         self._steps = self._of_epoch = 0
@@ -96,7 +104,10 @@ class Course:
                 seconds=self.seconds,
             )
         self.session.entered.end()
-        end_all(links, self.session.present, self._step)
+        # Under restarts a dealer stays all along, in case that it is asked again.
+        contract = self.session.contract
+        dealers = contract.names("dealer") if contract.restarts else ()
+        end_all(links, [*self.session.present, *dealers], self._step)
 
     @property
     def next_step(self) -> int:
@@ -175,16 +186,31 @@ class Course:
         # Labels are answered once: an epoch played again must not ask for others.
         if last or answered or self._epoch % self._config.checkpoint_every == 0:
             await self._save(links)
+            if not last:
+                self._let_in(links)
 
     async def _save(self, links: Links) -> None:
         """Let all that help save what they are, then save what the active is."""
         session, contract = self.session, self.session.contract
         if session.entered.own.brought.keeper is None:
             return
-        may_leave = contract.passives if contract.when_a_party_leaves == "recover" else ()
+        may_leave = contract.passives if contract.silent_passive == "recover" else ()
         silent = await save_all(links, session.present, self._step, may_leave=may_leave)
         session.learner.left |= dict.fromkeys(silent, self._step)
         self._keep()
+
+    def _let_in(self, links: Links) -> None:
+        """End the session for a new one with all, where a passive is back that it lacks.
+
+        Raises:
+            PartyBackError: one is.
+        """
+        back = self._returned(self.session.learner.left)
+        if back:
+            raise PartyBackError(
+                f"checkpoint: {' and '.join(back)} fell silent and is back at step {self._step}; "
+                f"{links.me} ends this session, and all go on in a new one from here"
+            )
 
     def _keep(self) -> None:
         """Save what the active is; the answers to labels are part of it."""

@@ -7,6 +7,7 @@ alone: labels, models and ledgers lie in it, so no other local user may enter.
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,12 +30,17 @@ __all__ = [
     "own_subfolder",
     "read_sealed",
     "readable",
+    "remove_torn",
     "signed",
     "write_atomically",
     "write_sealed",
 ]
 
 _DIGEST_BYTES = 32
+# Names under which `write_atomically` writes.
+_TORN = re.compile(
+    r"\.([\w-]+\.(bin|json|jsonl|msgpack|pem|safetensors|yaml)|SHA256SUMS)\.[a-z0-9_]{8}"
+)
 # Of a run, of a study of runs, of a party.
 _OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem")
 
@@ -235,6 +241,13 @@ def own_subfolder(folder: Path) -> Path:
             "remove it"
         )
     return folder
+
+
+def remove_torn(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote; the caller holds the folder."""
+    for path in folder.glob(".*"):
+        if _TORN.fullmatch(path.name) and not path.is_dir():
+            path.unlink()
 
 
 def write_sealed(path: Path, content: bytes) -> None:

@@ -4,11 +4,12 @@ Run by: each party, from its own file of settings. Nothing is loaded here but wh
 what the others hold it learns from their messages, as the contract says, and not at all otherwise.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from protocols.errors import PartyLeftError
 from secure_apfed.audit_log import AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
@@ -23,6 +24,7 @@ from secure_apfed.exchange import (
     Transport,
     play_one,
 )
+from secure_apfed.exchange.sockets import listens, parse_address
 from secure_apfed.methods import (
     METHODS,
     Own,
@@ -40,7 +42,7 @@ from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.party_file import PartyFile, Peer
 from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.spending import cross_checked
-from secure_apfed.runs.training_labels import answered_labels
+from secure_apfed.runs.training_labels import answered_labels, gone_back
 from secure_apfed.runs.writing import RunWriter
 
 __all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]
@@ -52,31 +54,82 @@ def play_party(
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     over: Callable[[Transport], Transport] = lambda transport: transport,
+    on_restart: Callable[[str], None] = lambda why: None,
     status: StatusKeeper | None = None,
 ) -> None:
     """Play one party's part of a run to its end.
+
+    Under `rules.restarts` it goes on from what lies in its folder, and where another party left or
+    comes back, it begins a new session by itself.
 
     Args:
         path: of its file.
         resume: go on from the checkpoint in its folder.
         on_progress: at the active, called after every step.
         over: what the frames go through besides the sockets.
+        on_restart: told why a session ended, before another one begins.
         status: told where the party stands.
 
     Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
     """
-    told, status = PartyFile.read(path), status or StatusKeeper()
-    here_now = joined(told, resume=resume, over=over, status=status)
-    with _noting_the_end(status), here_now as here:
-        if here.role == "active":
-            script = _active(here, RunFolder(told.folder), on_progress)
-        else:
-            method = METHODS[here.own.config.method]
-            script = assist(here.own, here.links, method, here.role)
-        play_one(script, here.links, here.transport, timeout_s=told.timeout_s, observer=status)
-        if here.role != "active":  # whose own are among its results
-            flows = [asdict(flow) for flow in here.transcript.flows]
-            RunFolder(told.folder).write_json(RunFolder(told.folder).flows, flows)
+    told, restarts, status = PartyFile.read(path), 0, status or StatusKeeper()
+    with _noting_the_end(status):
+        while True:
+            again = resume and not restarts
+            with joined(told, resume=again, over=over, status=status) as here:
+                left = here.own.config.rules.restarts - restarts
+                try:
+                    return _play(here, told, on_progress, status, restarts=left)
+                except PartyLeftError as error:
+                    if not left:
+                        raise
+                    why = str(error)
+            restarts += 1
+            on_restart(f"{why}; {told.party} begins session {restarts + 1} by itself")
+
+
+def _play(
+    here: "Joined",
+    told: PartyFile,
+    on_progress: Callable[[Progress], None],
+    status: StatusKeeper,
+    *,
+    restarts: int,
+) -> None:
+    """Play one session; `restarts`: how many more this party may begin by itself."""
+    folder = RunFolder(told.folder)
+    if here.role == "active":
+        absent = _Absent(here.links, told) if restarts else lambda names: ()
+        script = _active(here, folder, on_progress, absent)
+    else:
+        method = METHODS[here.own.config.method]
+        script = assist(here.own, here.links, method, here.role)
+    play_one(script, here.links, here.transport, timeout_s=told.timeout_s, observer=status)
+    if here.role != "active":  # whose own are among its results
+        folder.write_json(folder.flows, [asdict(flow) for flow in here.transcript.flows])
+
+
+class _Absent:
+    """The passives that a session goes on without: told so once, and looked for at checkpoints.
+
+    Who has no address, and dials, is not found: it comes back with the next session.
+    """
+
+    def __init__(self, links: Links, told: PartyFile) -> None:
+        self._links, self._dismissed = links, set[str]()
+        self._addresses = {
+            name: parse_address(peer.address)
+            for name, peer in told.peers.items()
+            if peer.address is not None
+        }
+
+    def __call__(self, names: Collection[str]) -> list[str]:
+        """Those of these passives that wait for the others."""
+        for name in set(names) - self._dismissed:
+            self._dismissed.add(name)
+            self._links.dismiss(name, f"{name} fell silent, and the session went on without it")
+        found = {name: self._addresses[name] for name in names if name in self._addresses}
+        return [name for name, address in found.items() if listens(address)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +159,8 @@ def joined(
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
     config = load_config(told.config)
-    role = _role_of(told, config)
+    role, rules = _role_of(told, config), config.rules
+    resume = resume or (rules.restarts > 0 and bool(PartyFolder(told.folder).steps.found()))
     with ExitStack() as stack:
         stack.callback(close_workers)
         folder = stack.enter_context(PartyFolder.open(told.folder, resume=resume))
@@ -120,7 +174,9 @@ def joined(
         keeper.audit = stack.enter_context(audit)
         known[told.party] = brought.identity.public
         status.begin(told.party, told.peers, keeper.meter)
-        transport = over(connect(told, brought.identity, known))
+        meet_s = max(told.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
+        met = told.model_copy(update={"meet_s": meet_s})
+        transport = over(connect(met, brought.identity, known))
         status.connected()
         # Payloads are kept nowhere: each party's are its own business.
         transcript = Transcript(TranscriptSettings(keep="none"))
@@ -150,7 +206,12 @@ def _noting_the_end(status: StatusKeeper) -> Iterator[None]:
     status.end(failed=False)
 
 
-async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progress], None]) -> None:
+async def _active(
+    here: Joined,
+    folder: RunFolder,
+    on_progress: Callable[[Progress], None],
+    returned: Callable[[Collection[str]], Collection[str]],
+) -> None:
     """The active's whole script: what `assist` is for the others, with a course and a result."""
     own, links = here.own, here.links
     config, method = own.config, METHODS[own.config.method]
@@ -159,8 +220,9 @@ async def _active(here: Joined, folder: RunFolder, on_progress: Callable[[Progre
     own = replace(own, data=labels.data())
     entered, learner = await lead(own, links, method, session=new_session())
     session = Session(entered, learner, links, here.transcript, headline=method.headline)
+    state = gone_back(state, labels, session, own.brought)
     writer = RunWriter(folder, config, apart=True)
-    course = Course(config, session, labels, writer, on_progress, state)
+    course = Course(config, session, labels, writer, on_progress, state, returned=returned)
     await course.play()
     writer.cross_check(cross_checked(course.privacy(), session).accountants)
 

@@ -35,6 +35,7 @@ from secure_apfed.runs.folder import (
     logs_in,
     make_private,
     readable,
+    remove_torn,
     signed,
     write_atomically,
 )
@@ -96,8 +97,7 @@ class PartyFolder:
                 raise CheckpointError(
                     f"{path} holds a party's part of a finished run; choose another folder"
                 )
-            for torn in path.glob(".checkpoint-*"):
-                torn.unlink()  # of a process that was killed while it wrote
+            remove_torn(path)
             if not resume:
                 folder._clear()
             yield folder
@@ -207,6 +207,10 @@ class PartyKeeper:
             CheckpointError: truncated, altered, or of another run, table or version.
         """
         return self._kept.latest(until) if self._kept else None
+
+    def steps(self) -> tuple[int, ...]:
+        """See `Keeper`."""
+        return tuple(self._folder.steps.found())
 
     def save(self, state: PartyState) -> None:
         """See `Keeper`; a party without data has nothing to go on from."""

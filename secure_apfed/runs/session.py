@@ -34,7 +34,7 @@ from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.recording import Recording
 from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.spending import cross_checked
-from secure_apfed.runs.training_labels import answered_labels
+from secure_apfed.runs.training_labels import answered_labels, gone_back
 from secure_apfed.runs.writing import RunWriter
 
 __all__ = ["run_in_memory"]
@@ -91,6 +91,7 @@ def _play(
     labels, state = answered_labels(config, held, active)
     start = Start(config=config, data=data.with_own(labels.data()), brought=brought)
     session = Simulation(METHODS[config.method], start)
+    state = gone_back(state, labels, session, active)
     experimenter = _Experimenter(config, data, session, writer)
     experimenter.record(active, state)
     course = Course(

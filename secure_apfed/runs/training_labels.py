@@ -26,7 +26,7 @@ from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.folder_files import read_text
 from secure_apfed.learning.descent import without_prefix
-from secure_apfed.methods import Brought, PartyState
+from secure_apfed.methods import Brought, PartyState, Session
 from secure_apfed.names import log_file
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.privacy import make_label_mechanism
@@ -34,7 +34,7 @@ from secure_apfed.privacy.label_stages import first_epoch_of
 from secure_apfed.regular_file import open_regular
 from secure_apfed.seeds import shuffled
 
-__all__ = ["TrainingLabels", "answered_labels"]
+__all__ = ["TrainingLabels", "answered_labels", "gone_back"]
 
 _OPEN = -1
 _BATCH = 1000
@@ -202,3 +202,32 @@ def answered_labels(
     else:
         labels.answer(None)
     return labels, state
+
+
+def gone_back(
+    state: PartyState | None, labels: TrainingLabels, session: Session, active: Brought
+) -> PartyState | None:
+    """The active's state where the session goes on, with its labels as they were then.
+
+    That is an older one than its newest where somebody lost theirs. A stage of labels that was
+    answered since is answered again, and the same.
+
+    Args:
+        state: its newest.
+        labels: of that; changed in place.
+        session: that it has entered.
+        active: what it brought.
+    """
+    resumes = session.contract.resumes
+    if state is None or resumes is None or state.step == resumes.step:
+        return state
+    assert active.keeper is not None
+    older = active.keeper.latest(until=resumes.step)
+    assert older is not None  # it said itself that it holds this step
+    if not labels.mechanism.unsafe:
+        labels.load_tensors(without_prefix("labels", older.tensors))
+        if labels.mechanism.stages > 1:
+            data = labels.data()
+            assert data.table.labels is not None
+            session.learner.relabel(data.table.labels, data.train_rows)
+    return older

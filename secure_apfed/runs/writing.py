@@ -25,6 +25,7 @@ from secure_apfed.runs.folder import (
     make_private,
     no_checkpoint,
     own_subfolder,
+    remove_torn,
     signed,
     write_atomically,
 )
@@ -97,6 +98,7 @@ class RunWriter:
             _refuse_nothing_to_resume(folder, active)
         make_private(path)
         with only_here(path):
+            remove_torn(path)
             if not resume:
                 _clear(folder, active)
             own_subfolder(folder.parties)

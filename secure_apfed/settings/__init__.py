@@ -9,10 +9,14 @@ key and nearest key.
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Settings", "did_you_mean", "unknown_name"]
+__all__ = ["Settings", "SilentPassive", "did_you_mean", "unknown_name"]
+
+SilentPassive: TypeAlias = Literal["stop", "wait", "recover"]
+"""What the silence of a passive does to a run; see `secure_apfed.contract.Contract`."""
 
 
 class Settings(BaseModel):

@@ -8,7 +8,7 @@ from protocols.sums import SECURE_SUMS, SecureSum, spelled
 from protocols.sums.homomorphic import HomomorphicSum
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.objectives.settings import ObjectiveSettings
-from secure_apfed.settings import Settings, did_you_mean
+from secure_apfed.settings import Settings, SilentPassive, did_you_mean
 
 __all__ = ["NoiseSettings", "PassiveSettings", "RuleSettings", "SumSettings", "TrainSettings"]
 
@@ -102,7 +102,8 @@ class SumSettings(Settings):
         allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
         threshold: under recoverable masks, passives without whom a step has no sum; training goes
             on without those who fall silent until fewer are left. More than half of all; null:
-            two thirds and one. Other sums need every passive in every step.
+            two thirds and one, or all where `rules.silent_passive` is stop or wait, or the method
+            needs all. Other sums need every passive in every step.
         zero_pool: under ckks and bfv, contributions for which each passive keeps zeros encrypted
             ahead; it fills them up while it waits for the next batch.
         worker: whether another process of the passive encrypts them meanwhile; "auto": with a
@@ -173,6 +174,13 @@ class RuleSettings(Settings):
         refused_sums: after how many sums that the active refused the run may be resumed; it may be
             raised when it is. Whoever altered them learnt something of the passives' numbers,
             which a resumed run computes again (see docs/threat-model.md).
+        silent_passive: "stop", "wait" or "recover" (see `secure_apfed.contract.Contract` and
+            docs/when-a-party-dies.md); null: recover where the sum can, else stop.
+        patience_s: seconds, one unit of patience with whoever is silent; null: each party's own
+            `timeout_s`. Where parties begin again by themselves, they wait so long for each other.
+        restarts: new sessions that each party begins by itself, at most, from the newest checkpoint
+            that all hold; 0: whoever runs it resumes. Steps that are played again may count again
+            (see `spare_answers`).
     """
 
     minimum_batch: int = Field(2, ge=2)
@@ -181,3 +189,16 @@ class RuleSettings(Settings):
     minimum_spread: float | None = Field(None, ge=0, lt=1)
     spare_answers: int = Field(2, ge=0)
     refused_sums: int = Field(0, ge=0)
+    silent_passive: SilentPassive | None = None
+    patience_s: float | None = Field(None, gt=0, le=86_400)
+    restarts: int = Field(0, ge=0, le=10_000)
+
+    @model_validator(mode="after")
+    def _waiting_has_an_end(self) -> Self:
+        if self.silent_passive == "wait" and (self.patience_s is None or not self.restarts):
+            raise ValueError(
+                "silent_passive: wait says for how long, and a passive whose process died comes "
+                "back in a new session only; give patience_s in seconds and restarts of 1 or more, "
+                "as patience_s: 600, restarts: 10"
+            )
+        return self

@@ -9,8 +9,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,7 +21,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Awaited, Envelope, Frame, Kind, Transport
 from secure_apfed.runs.folder import RunFolder, make_private
 from secure_apfed.runs.local import prepare_parties
-from secure_apfed.runs.party import play_party
+from secure_apfed.runs.party import PartyFile, play_party
 from secure_apfed.runs.trial_links import Way, relaying
 
 __all__ = ["Harm", "Parties", "kind_of", "model_digests"]
@@ -30,21 +30,38 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # The last is what an optimiser of torch imports when it is first made, for three seconds.
 _CONTEXT.set_forkserver_preload(["tests.local.processes", "torch._dynamo"])
 _LENGTH_BYTES = 2
+_GO_ON, _HOLD_S = "go-on", 40.0
 
 
 @dataclass(frozen=True)
 class Harm:
-    """What befalls a party when it is about to send its n-th message of a kind.
+    """What befalls a party when it is about to send its n-th message of a kind, or writes a file.
 
     Attributes:
         kind: of the message; None: before it sends or awaits anything.
         at: which of them, from 0.
-        signal: that its process gets.
+        signal: that its process gets; None: it waits there for the file `go-on` in its folder.
+        writing: in place of a message, the file that it is about to write.
+        moment: of writing: "torn", half of it is written; "whole", it is not in its place yet;
+            "in place", and what it takes the place of still lies there.
+        awaiting: when it next awaits a message, having sent that one.
     """
 
     kind: Kind | None
     at: int = 0
-    signal: int = signal.SIGKILL
+    signal: int | None = signal.SIGKILL
+    writing: str | None = None
+    moment: str = "torn"
+    awaiting: bool = False
+
+    def strike(self, folder: Path) -> None:
+        """Let it happen to this process."""
+        if self.signal is not None:
+            os.kill(os.getpid(), self.signal)
+            return
+        deadline = time.monotonic() + _HOLD_S
+        while not (folder / _GO_ON).exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 def kind_of(frame: bytes) -> Kind:
@@ -56,23 +73,51 @@ def kind_of(frame: bytes) -> Kind:
 class _Harmed:
     """A transport at which its party comes to harm."""
 
-    def __init__(self, transport: Transport, harm: Harm) -> None:
-        self._transport, self._harm, self._sent = transport, harm, 0
-        if harm.kind is None:
-            os.kill(os.getpid(), harm.signal)
+    def __init__(self, transport: Transport, harm: Harm, folder: Path) -> None:
+        self._transport, self._harm, self._sent, self._folder = transport, harm, 0, folder
+        if harm.kind is None and harm.writing is None:
+            harm.strike(folder)
 
     def post(self, receiver: str, frame: bytes) -> None:
         if kind_of(frame) is self._harm.kind:
-            if self._sent == self._harm.at:
-                os.kill(os.getpid(), self._harm.signal)
+            if self._sent == self._harm.at and not self._harm.awaiting:
+                self._harm.strike(self._folder)
             self._sent += 1
         self._transport.post(receiver, frame)
 
     def take(self, awaited: Awaited, timeout_s: float) -> Frame:
+        if self._harm.awaiting and self._sent > self._harm.at:
+            self._harm.strike(self._folder)
         return self._transport.take(awaited, timeout_s)
 
     def close(self) -> None:
         self._transport.close()
+
+
+def _harm_writing(harm: Harm, folder: Path) -> None:
+    """Let this process come to harm in the middle of writing a file."""
+    fsync, replace = os.fsync, Path.replace
+
+    def struck(path: str, moment: str) -> bool:
+        return Path(path).name.removeprefix(".").startswith(f"{harm.writing}.") and (
+            moment == harm.moment
+        )
+
+    def syncing(handle: int) -> None:
+        if struck(str(Path(f"/proc/self/fd/{handle}").readlink()), "torn"):
+            os.ftruncate(handle, os.fstat(handle).st_size // 2)
+            harm.strike(folder)
+        fsync(handle)
+
+    def moving(path: Path, target: Path) -> Path:
+        if struck(str(path), "whole"):
+            harm.strike(folder)
+        moved = replace(path, target)
+        if struck(str(path), "in place"):
+            harm.strike(folder)
+        return moved
+
+    os.fsync, Path.replace = syncing, moving  # type: ignore[method-assign,assignment]  # its own
 
 
 def _play(file: Path, resume: bool, harm: Harm | None) -> None:
@@ -80,19 +125,44 @@ def _play(file: Path, resume: bool, harm: Harm | None) -> None:
     import torch
 
     torch.set_num_threads(1)
+    folder, restarts = file.parent, list[str]()
+    if harm and harm.writing:
+        _harm_writing(harm, folder)
     over: Callable[[Transport], Transport] = lambda transport: (  # noqa: E731
-        _Harmed(transport, harm) if harm else transport
+        _Harmed(transport, harm, folder) if harm and not restarts else transport
     )
-    try:
-        play_party(file, resume=resume, over=over)
-        said: dict[str, str | None] = {"kind": None}
-    except BaseException as error:  # noqa: BLE001 - a test reads it
-        said = {"kind": type(error).__name__, "message": str(error)}
-    (file.parent / "said.json").write_text(json.dumps(said))
+    if harm and harm.signal == signal.SIGTERM:
+        said = _by_command(file, resume, over)
+    else:
+        try:
+            play_party(file, resume=resume, over=over, on_restart=restarts.append)
+            said = {"kind": None}
+        except BaseException as error:  # noqa: BLE001 - a test reads it
+            said = {"kind": type(error).__name__, "message": str(error)}
+    said |= {"at": time.time(), "restarts": restarts}
+    (folder / "said.json").write_text(json.dumps(said))
+
+
+def _by_command(file: Path, resume: bool, over: Callable[[Transport], Transport]) -> dict[str, Any]:
+    """As the command does it, which minds SIGTERM."""
+    from secure_apfed import cli
+    from secure_apfed.runs import party
+
+    def played(path: Path, **options: Any) -> None:
+        play_party(path, over=over, **options)
+
+    party.play_party = played
+    with (file.parent / "log.txt").open("w") as log, redirect_stderr(log):
+        code = cli.execute(["party", "--config", str(file), *(["--resume"] if resume else [])])
+    return {"kind": f"code {code}", "message": (file.parent / "log.txt").read_text()}
 
 
 class Parties:
-    """A run's folder with all parties' in it, played in processes again and again."""
+    """A run's folder with all parties' in it, played in processes again and again.
+
+    Attributes:
+        by_way_of: by party and peer, another address to dial that peer at.
+    """
 
     def __init__(
         self, config: Config, folder: Path, *, data: VerticalData | None = None,
@@ -103,6 +173,7 @@ class Parties:
         self._data, self._timeout_s, self._meet_s = data, timeout_s, meet_s
         self._over: Way = over
         self.processes: dict[str, BaseProcess] = {}
+        self.by_way_of: dict[str, dict[str, str]] = {}
 
     @contextmanager
     def started(
@@ -114,16 +185,14 @@ class Parties:
         )
         self.prepared(files)
         for name, file in files.items():
-            file.write_text(file.read_text().replace("meet_s: 60.0", f"meet_s: {self._meet_s}"))
+            told = file.read_text().replace("meet_s: 60.0", f"meet_s: {self._meet_s}")
+            for peer, detour in self.by_way_of.get(name, {}).items():
+                told = told.replace(self.address(peer), detour)
+            file.write_text(told)
             (file.parent / "said.json").unlink(missing_ok=True)
-            harm = (harms or {}).get(name)
             # An active that was harmed before its first checkpoint begins anew.
             goes_on = resume and (name != "active" or any(file.parent.glob("checkpoint-*")))
-            process: BaseProcess = _CONTEXT.Process(
-                target=_play, args=(file, goes_on, harm), daemon=True
-            )
-            process.start()
-            self.processes[name] = process
+            self.begin(name, (harms or {}).get(name), resume=goes_on)
         try:
             with relaying(files.values()):
                 yield
@@ -134,6 +203,21 @@ class Parties:
 
     def prepared(self, files: Mapping[str, Path]) -> None:
         """Change the parties' files before they start."""
+
+    def begin(self, name: str, harm: Harm | None = None, *, resume: bool = False) -> None:
+        """Start one party's process, as whatever watches over its machine does."""
+        file = self.run.party(name) / "party.yaml"
+        process: BaseProcess = _CONTEXT.Process(
+            target=_play, args=(file, resume, harm), daemon=True
+        )
+        process.start()
+        self.processes[name] = process
+
+    def address(self, name: str) -> str:
+        """Where a party listens."""
+        told = PartyFile.read(self.run.party(name) / "party.yaml")
+        assert told.listen is not None
+        return told.listen
 
     def play(
         self, harms: Mapping[str, Harm] | None = None, *, resume: bool = False,
@@ -146,17 +230,30 @@ class Parties:
         """
         harms = harms or {}
         with self.started(harms, resume=resume):
+            return self.watch([name for name in self.processes if name not in harms], within_s)
+
+    def play_watched_over(
+        self, harms: Mapping[str, Harm], *, within_s: float = 60.0
+    ) -> dict[str, dict[str, Any]]:
+        """Play until all have ended; who is killed is started again, in the same way as before."""
+        with self.started(harms):
             deadline = time.monotonic() + within_s
-            others = {name: one for name, one in self.processes.items() if name not in harms}
-            for name, process in others.items():
-                process.join(max(0.0, deadline - time.monotonic()))
-                assert not process.is_alive(), f"{name} goes on after {within_s} s"
-            said = {}
-            for name in others:
-                with suppress(FileNotFoundError):
-                    said[name] = json.loads((self.run.party(name) / "said.json").read_bytes())
-            assert set(said) == set(others)
-            return said
+            for name in harms:
+                self.processes[name].join(max(0.0, deadline - time.monotonic()))
+                assert not self.processes[name].is_alive(), f"nothing befell {name}"
+                self.begin(name)
+            return self.watch(list(self.processes), deadline - time.monotonic())
+
+    def watch(self, names: Sequence[str], within_s: float) -> dict[str, dict[str, Any]]:
+        """Wait until these parties have ended; see `play`."""
+        deadline, said = time.monotonic() + within_s, {}
+        for name in names:
+            self.processes[name].join(max(0.0, deadline - time.monotonic()))
+            assert not self.processes[name].is_alive(), f"{name} goes on after {within_s} s"
+            with suppress(FileNotFoundError):
+                said[name] = json.loads((self.run.party(name) / "said.json").read_bytes())
+        assert set(said) == set(names)
+        return said
 
 
 def model_digests(run: Path) -> dict[str, str]:

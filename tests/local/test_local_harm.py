@@ -83,6 +83,9 @@ def test_every_kind_of_message_of_every_role_is_harmed_once(whole: Path) -> None
 
 
 def the_others_say_who_and_when(said: dict[str, dict[str, Any]], harmed: str) -> None:
+    """Each names the party and the phase, and all have ended within ten seconds of the first."""
+    ended = [one["at"] for one in said.values() if one["kind"]]
+    assert max(ended, default=0.0) - min(ended, default=0.0) < 10
     for name, one in said.items():
         if one["kind"] is None:
             # A dealer is done before training, and an end may have been told to some already.
@@ -126,7 +129,7 @@ def test_who_falls_silent_is_named_within_the_deadline(
     name: str, kind: Kind, whole: Path, tmp_path: Path
 ) -> None:
     parties, began = Parties(config_of(), tmp_path / "run", timeout_s=2.0), time.monotonic()
-    said = parties.play({name: Harm(kind, SENT[name, kind], signal.SIGSTOP)}, within_s=45.0)
+    said = parties.play({name: Harm(kind, SENT[name, kind], signal=signal.SIGSTOP)}, within_s=45.0)
     assert time.monotonic() - began < 40.0
     the_others_say_who_and_when(said, name)
     assert said["passive-2"]["kind"]
@@ -153,7 +156,7 @@ def test_the_others_go_on_where_the_sum_recovers(
     kind: Kind, at: int, step: int, number: int, tmp_path: Path
 ) -> None:
     parties = Parties(recovering(), tmp_path / "run", timeout_s=2.0)
-    said = parties.play({"passive-2": Harm(kind, at, number)})
+    said = parties.play({"passive-2": Harm(kind, at, signal=number)})
     assert not {name: one for name, one in said.items() if one["kind"]}
     active = parties.run.party("active")
     attendance = json.loads((active / "result.json").read_bytes())["attendance"]

@@ -92,6 +92,9 @@ DIFFERENT: list[dict[str, Any]] = [
     {"epochs": 4},
     {"batch_size": 64},
     {"spare_answers": 1},
+    {"silent_passive": "wait"},
+    {"patience_s": 30.0},
+    {"restarts": 3},
 ]
 
 
@@ -100,7 +103,7 @@ def test_the_digest_changes_with_every_field() -> None:
     assert {len(digest) for digest in digests} == {32}
     assert len(set(digests)) == len(DIFFERENT) + 1
     covered = {name for changes in DIFFERENT for name in changes}
-    fixed = {"schema_version", "when_a_party_leaves"}  # they have one value
+    fixed = {"schema_version"}  # it has one value
     assert covered | fixed == set(Contract.model_fields)
 
 
@@ -200,7 +203,7 @@ def test_a_public_key_is_64_small_hex_digits(key: str) -> None:
         ({"minimum_batch": 0}, "minimum_batch"),
         ({"epochs": 0}, "epochs"),
         ({"batch_size": 0}, "batch_size"),
-        ({"when_a_party_leaves": "continue"}, "when_a_party_leaves"),
+        ({"silent_passive": "continue"}, "silent_passive"),
         ({"surprise": 1}, "surprise"),
         ({"passives": {"p1": passive(weight=-0.1)}}, r"passives\.p1\.weight"),
         ({"passives": {"p1": passive(weight=float("nan"))}}, r"passives\.p1\.weight"),

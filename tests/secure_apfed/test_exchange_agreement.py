@@ -239,7 +239,16 @@ RUN = "ab" * 32
 )  # fmt: skip
 def test_who_would_go_on_nowhere_sends_no_greeting(resumes: object) -> None:
     """It is refused where it is read: of half a resumption no contract could be drawn up."""
-    payload = msgpack.packb([bytes(32), bytes([1]) * 32, None, resumes])
+    refused_in_a_greeting(resumes, [])
+
+
+@pytest.mark.parametrize("holds", [None, 3, "12", [-1], ["3"], [True], [0.0], list(range(17))])
+def test_who_holds_no_steps_sends_no_greeting(holds: object) -> None:
+    refused_in_a_greeting(None, holds)
+
+
+def refused_in_a_greeting(resumes: object, holds: object) -> None:
+    payload = msgpack.packb([bytes(32), bytes([1]) * 32, None, resumes, holds])
     message = Envelope(
         session="unnamed", step=-1, kind=Kind.GREETING, sender="active", receiver="p1", sequence=0,
         payload=payload,
@@ -250,7 +259,7 @@ def test_who_would_go_on_nowhere_sends_no_greeting(resumes: object) -> None:
 
 def test_a_greeting_reads_back_as_it_was_sent() -> None:
     for resumes in (None, Resumption(run=RUN, step=5)):
-        sent = Greeting(identity=bytes(32), run_key=bytes([1]) * 32, resumes=resumes)
+        sent = Greeting(identity=bytes(32), run_key=bytes([1]) * 32, resumes=resumes, holds=(2, 5))
         message = Envelope(
             session="unnamed", step=-1, kind=Kind.GREETING, sender="active", receiver="p1",
             sequence=0, payload=sent.pack(),

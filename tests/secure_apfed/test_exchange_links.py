@@ -8,9 +8,14 @@ from typing import Any, TypeVar
 import pytest
 
 from protocols.conversation import Outgoing
-from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from protocols.errors import (
+    LocalProtocolError,
+    PartyLeftError,
+    RemoteProtocolError,
+    RunStoppedError,
+)
 from protocols.seal import SEAL_OVERHEAD_BYTES
-from secure_apfed.exchange import BEFORE_TRAINING, Awaited, Envelope, InMemory, Kind
+from secure_apfed.exchange import BEFORE_TRAINING, Awaited, Envelope, InMemory, Kind, drive
 from secure_apfed.exchange.links import Frame
 from secure_apfed.exchange.parts import parts_of
 from tests.secure_apfed.seats import network
@@ -300,3 +305,43 @@ def test_who_was_ready_too_early_is_named_in_the_silence_that_follows() -> None:
     script.send(said(wire, "passive", Kind.READY))
     with pytest.raises(PartyLeftError, match=r"nothing came; passive said before that .* is over"):
         script.throw(PartyLeftError("nothing came"))
+
+
+def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link() -> None:
+    """The number of what never left is used up: whatever follows would pass for a replay."""
+    wire = Wire.of_three()
+    wire.links["active"]._post = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        wire.send()
+    wire.links["active"]._post = wire._poster("active")
+    wire.links["active"].abort(KeyboardInterrupt())
+    assert not wire.carried["active", "passive"]
+    waiting = wire.links["other"].receive("active", Kind.SUM)
+    with pytest.raises(RunStoppedError, match="active stopped the run: KeyboardInterrupt"):
+        given(waiting, ("active", wire.carried["active", "other"].popleft()))
+
+
+def interrupted(receiver: str, frame: bytes) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_unit_of_patience_is_what_the_contract_says() -> None:
+    wire = Wire.of_three()
+    asked: list[float] = []
+
+    class Silent:
+        def take(self, awaited: Awaited, timeout_s: float) -> Frame:
+            asked.append(timeout_s)
+            raise PartyLeftError("nothing came", left=awaited.senders)
+
+        def post(self, receiver: str, frame: bytes) -> None: ...
+
+        def close(self) -> None: ...
+
+    for unit_s in (None, 7.0):
+        wire.links["passive"].unit_s = unit_s
+        with pytest.raises(PartyLeftError):
+            drive(
+                wire.links["passive"].receive("active", Kind.SUM, patience=4), Silent(), timeout_s=2
+            )
+    assert asked == [8, 28]

@@ -133,6 +133,25 @@ def test_too_few_that_are_left_are_told_at_once(place: Place) -> None:
     assert came["ann"].take(awaiting("ann", "bob", "cid"), 10) == ("cid", b"still here")
 
 
+def test_where_a_third_has_left_who_is_awaited_has_time_for_last_words(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS_S", 0.5)
+    came = place.all_come()
+    came.pop("cid").close()
+    came["bob"].post("ann", b"cid is gone")
+    waiting = Awaited(me="ann", senders=("bob",), kinds=(Kind.SUM,), step=0, needed=("cid",))
+    assert came["ann"].take(waiting, 30) == ("bob", b"cid is gone")
+    began = time.monotonic()
+    said = r"from bob; nothing came, and cid closed its link"
+    with pytest.raises(PartyLeftError, match=said) as told:
+        came["ann"].take(waiting, 30)
+    assert told.value.left == ("cid",)
+    assert time.monotonic() - began < 10
+    with pytest.raises(PartyLeftError, match=r"nothing came for 1 s"):  # nobody needs cid here
+        came["ann"].take(awaiting("ann", "bob"), 1)
+
+
 def hello(name: str, identity: Identity, challenge: bytes, door: str) -> bytes:
     signature = identity.sign(b"connection v1", challenge, name.encode(), door.encode())
     body: bytes = msgpack.packb([name, signature])
@@ -192,6 +211,23 @@ def test_a_crowd_of_strangers_does_not_keep_the_others_out(place: Place) -> None
         for thread in (waiting, place.come("bob"), place.come("cid")):
             thread.join()
     assert not place.failed
+
+
+def test_who_died_at_the_door_comes_again(place: Place) -> None:
+    """Its newer connection counts: nobody else can prove to be it."""
+    coming = [place.come("ann")]
+    ghost = place.stranger()
+    ghost.sendall(hello("bob", place.identities["bob"], ghost.recv(32), "ann"))
+    assert ghost.recv(1) == b"+"
+    ghost.close()
+    coming.append(place.come("bob"))
+    with place.stranger("bob") as knocking:
+        assert len(knocking.recv(32)) == 32  # it is past ann's door, and has opened its own
+    for thread in (*coming, place.come("cid")):
+        thread.join()
+    assert not place.failed
+    place.came["bob"].post("ann", b"again")
+    assert place.came["ann"].take(awaiting("ann", "bob"), 10) == ("bob", b"again")
 
 
 def test_who_does_not_come_is_named(place: Place) -> None:

@@ -108,7 +108,7 @@ def test_the_sums_of_the_others_stay_exact(
     deaths: dict[str, tuple[int, Kind]], kind: Kind, gone: tuple[str, ...]
 ) -> None:
     session = recovering(5, 3)
-    assert session.contract.when_a_party_leaves == "recover"
+    assert session.contract.silent_passive == "recover"
     recorders = {party.name: Recorder.into(party, session) for party in passives_of(session)}
     deaths.update(dict.fromkeys(gone, (2, kind)))
     last = 1 if kind is BEFORE_CONTRIBUTING else 2
@@ -167,7 +167,7 @@ def test_a_contract_that_says_abort_stops_for_all(
     sums = {**pair_of(protocol), "threshold": threshold}
     config = config_of(passives={"default": {"objective": CONTRASTIVE}}, secure_sum=sums)
     session = open_session(config, vertical_data(3))
-    assert session.contract.when_a_party_leaves == "abort"
+    assert session.contract.silent_passive == "stop"
     deaths["passive-2"] = (1, BEFORE_CONTRIBUTING)
     session.step(0, torch.arange(16))
     with pytest.raises(
@@ -197,9 +197,9 @@ def test_thresholds_that_do_not_fit_are_refused(
 
 def test_the_contract_names_the_threshold_that_holds() -> None:
     assert recovering(4, None).contract.secure_sum["threshold"] == 3
-    assert recovering(4, None).contract.when_a_party_leaves == "recover"
-    assert recovering(3, None).contract.when_a_party_leaves == "abort"
-    assert recovering(3, 2).contract.when_a_party_leaves == "recover"
+    assert recovering(4, None).contract.silent_passive == "recover"
+    assert recovering(3, None).contract.silent_passive == "stop"
+    assert recovering(3, 2).contract.silent_passive == "recover"
     passives = {"default": {"objective": CONTRASTIVE}}
     other = open_session(
         config_of(passives=passives, secure_sum={"scheme": "plain", "masks": "pairwise"}),
@@ -223,9 +223,9 @@ def test_an_average_never_lacks_a_party(method: str) -> None:
     config = config.model_copy(update={"data": data})
     contract = open_session(config, load_data(data, seed=0)).contract
     assert contract.secure_sum["threshold"] == len(contract.passives) == 4
-    assert contract.when_a_party_leaves == "abort"
+    assert contract.silent_passive == "stop"
     sums = config.secure_sum.model_copy(update={"threshold": 3})
-    with pytest.raises(ConfigError, match=f"threshold: method {method} needs all"):
+    with pytest.raises(ConfigError, match=f"threshold: under method {method} no step goes on"):
         open_session(config.model_copy(update={"secure_sum": sums}), load_data(data, seed=0))
 
 
@@ -261,7 +261,7 @@ def test_a_run_on_digits_goes_on_and_says_so(
     steps = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     assert attendance_in(tmp_path) == {"left": {"passive-2": 7}, "steps_without_all": steps - 7}
     contract = json.loads((tmp_path / "contract.json").read_text())["document"]
-    assert contract["when_a_party_leaves"] == "recover"
+    assert contract["silent_passive"] == "recover"
     assert finished.accuracy["apfed_c"] > 0.3  # ten classes
 
 
@@ -322,3 +322,86 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
     # All noised anew, also where nobody may be missing, and so they paid anew.
     paid = {account.spent().releases for account in sessions[1].contributions.values()}
     assert paid == {2}
+
+
+def entered(
+    rules: dict[str, Any], sums: dict[str, Any], method: str = "apfed_c", passives: int = 4,
+    **changes: Any,
+) -> Simulation:  # fmt: skip
+    config = config_of(
+        method=method, secure_sum={"clip": 0.5, **sums}, rules={"minimum_spread": 0.0, **rules},
+        **changes,
+    )  # fmt: skip
+    return open_session(config, vertical_data(passives))
+
+
+RECOVERABLE = {"scheme": "plain", "masks": "recoverable"}
+PAIRWISE = {"scheme": "plain", "masks": "pairwise"}
+WAIT = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 10}
+
+
+@pytest.mark.parametrize(
+    ("rules", "sums", "agreed", "threshold"),
+    [
+        ({}, RECOVERABLE, "recover", 3),
+        ({"silent_passive": "recover"}, RECOVERABLE, "recover", 3),
+        ({"silent_passive": "stop"}, RECOVERABLE, "stop", 4),
+        (WAIT, RECOVERABLE, "wait", 4),
+        (WAIT, PAIRWISE, "wait", None),
+        ({"silent_passive": "stop"}, PAIRWISE, "stop", None),
+        ({}, PAIRWISE, "stop", None),
+    ],
+)
+def test_the_contract_says_what_a_silence_does(
+    rules: dict[str, Any], sums: dict[str, Any], agreed: str, threshold: int | None
+) -> None:
+    contract = entered(rules, sums).contract
+    assert contract.silent_passive == agreed
+    assert contract.secure_sum.get("threshold") == threshold
+    assert (contract.patience_s, contract.restarts) == (
+        rules.get("patience_s"),
+        rules.get("restarts", 0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "sums", "passives", "message"),
+    [
+        ({"silent_passive": "recover"}, PAIRWISE, 4, "needs all 4 passives.*threshold: 3"),
+        ({"silent_passive": "recover"}, RECOVERABLE, 3, "needs all 3 passives.*threshold: 2"),
+        ({"silent_passive": "recover"}, RECOVERABLE, 2, "with 3 passives or more"),
+        ({"silent_passive": "stop"}, RECOVERABLE | {"threshold": 3}, 4, "stop no step goes on"),
+        (WAIT, RECOVERABLE | {"threshold": 3}, 4, "wait no step goes on without a passive"),
+        ({"restarts": 3}, PAIRWISE, 4, "nobody begins again by itself"),
+        ({"silent_passive": "stop", "restarts": 3}, PAIRWISE, 4, "nobody begins again by itself"),
+    ],
+)
+def test_a_policy_that_cannot_be_had_is_refused(
+    rules: dict[str, Any], sums: dict[str, Any], passives: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        entered(rules, sums, passives=passives)
+
+
+@pytest.mark.parametrize(
+    "rules", [{"patience_s": None}, {"restarts": 0}, {"patience_s": 0.0}, {"restarts": -1}]
+)
+def test_waiting_has_a_length_and_a_new_session_to_come(rules: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"patience_s|restarts"):
+        config_of(rules={**WAIT, **rules})
+
+
+@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.parametrize("method", ["split_nn_sum", "mmvfl"])
+def test_a_sum_that_lacks_somebody_is_never_read_as_that_of_all(method: str) -> None:
+    """Where passives' representations or pseudo-labels are added, no step goes on without one."""
+    changes: dict[str, Any] = {"secure_sum": {**RECOVERABLE, "clip": 8.0}}
+    data = vertical_data(4)
+    session = open_session(small_config(method, **changes), data)
+    assert session.contract.silent_passive == "stop"
+    assert session.contract.secure_sum["threshold"] == len(session.contract.passives) == 4
+    for rules in ({"silent_passive": "recover"}, {}):
+        sums = changes["secure_sum"] | ({} if rules else {"threshold": 3})
+        refused = small_config(method, rules=rules, secure_sum=sums)
+        with pytest.raises(ConfigError, match=f"method {method}"):
+            open_session(refused, data)

@@ -187,7 +187,7 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(tmp_path: Path) -> Non
     """What a later session is answered again for free: the same rows and values, no others."""
     rows, z = torch.arange(3), random(3, D)
     agreed = contract().model_copy(update={"epochs": 1})
-    recovers = agreed.model_copy(update={"when_a_party_leaves": "recover"})
+    recovers = agreed.model_copy(update={"silent_passive": "recover"})
     later = later_session(recovers)
     for index, (first, second, sent, free) in enumerate(
         [

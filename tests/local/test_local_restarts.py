@@ -1,0 +1,289 @@
+"""Parties that agreed to begin again by themselves: who dies is started again, and nobody types.
+
+Whoever watches over a dead party's machine starts it as it was started before; in all of these
+tests nothing else happens from outside.
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from secure_apfed.config import Config
+from secure_apfed.exchange import Kind
+from tests.local.processes import Harm, Parties, model_digests
+from tests.local.test_local_harm import PHASES, SENT, config_of, recovering, whole
+
+__all__ = ["whole"]  # a fixture
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+WAIT = {"silent_passive": "wait", "patience_s": 20.0, "restarts": 4}
+SOON = [
+    ("passive-1", Kind.SIGNATURE), ("dealer", Kind.ALIGNMENT), ("active", Kind.SUM_SETUP),
+    ("passive-1", Kind.CONTRIBUTION), ("aggregator", Kind.SUM), ("active", Kind.REPRESENTATIONS),
+    ("passive-1", Kind.SAVED),
+]  # fmt: skip
+# After these nobody misses who died, or the result is complete.
+UNMISSED = {("dealer", Kind.READY), ("active", Kind.END)}
+
+
+def changed(config: Config, rules: dict[str, Any]) -> Config:
+    whole_rules = config.rules.model_dump(exclude_defaults=True) | rules
+    return Config.model_validate(config.model_dump() | {"rules": whole_rules})
+
+
+def nobody_failed(said: dict[str, dict[str, Any]]) -> None:
+    assert not {name: one for name, one in said.items() if one["kind"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(*each, marks=[] if each in SOON else pytest.mark.slow)
+        for each in SENT
+        if each not in UNMISSED
+    ],
+)
+def test_all_wait_for_who_was_killed_and_end_with_the_same_models(
+    name: str, kind: Kind, whole: Path, tmp_path: Path
+) -> None:
+    parties = Parties(changed(config_of(), WAIT), tmp_path / "run")
+    said = parties.play_watched_over({name: Harm(kind, SENT[name, kind])})
+    nobody_failed(said)
+    assert model_digests(parties.run.path) == model_digests(whole)
+    stopped = [one["restarts"] for other, one in said.items() if other != name]
+    assert any(stopped)
+    for reasons in stopped:
+        for reason in reasons:
+            assert any(f"{phase}: " in reason for phase in PHASES), reason
+
+
+def test_who_stays_away_is_waited_for_as_long_as_agreed(tmp_path: Path) -> None:
+    parties = Parties(
+        changed(config_of(), WAIT | {"patience_s": 3.0}), tmp_path / "run", meet_s=1.0
+    )
+    said = parties.play({"passive-1": Harm(Kind.CONTRIBUTION, 4)}, within_s=30.0)
+    for name in ("active", "aggregator", "passive-2"):
+        assert said[name]["kind"] == "PartyLeftError", said
+        assert len(said[name]["restarts"]) == 1
+    assert "passive-1 did not come to active in time" in said["active"]["message"]
+
+
+def test_all_wait_for_who_was_frozen(whole: Path, tmp_path: Path) -> None:
+    parties = Parties(changed(config_of(), WAIT | {"patience_s": 2.0}), tmp_path / "run")
+    with parties.started({"passive-1": Harm(Kind.CONTRIBUTION, 4, signal.SIGSTOP)}):
+        contract = parties.run.party("active") / "contract.json"
+        deadline = time.monotonic() + 30
+        # The active listens in the first meeting and in the second.
+        while not contract.exists() or not listening(parties, "active"):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        frozen = parties.processes["passive-1"].pid
+        assert frozen
+        os.kill(frozen, signal.SIGCONT)
+        said = parties.watch(list(parties.processes), 40.0)
+    nobody_failed(said)
+    assert model_digests(parties.run.path) == model_digests(whole)
+    assert len(said["passive-1"]["restarts"]) == 1
+
+
+def test_there_is_an_end_to_beginning_again(tmp_path: Path) -> None:
+    """Every session of the aggregator ends at its second sum."""
+    parties = Parties(changed(config_of(), WAIT | {"restarts": 2}), tmp_path / "run")
+    with parties.started({"aggregator": Harm(Kind.SUM, 1)}):
+        for _ in range(3):
+            parties.processes["aggregator"].join(30)
+            assert not parties.processes["aggregator"].is_alive()
+            parties.begin("aggregator", Harm(Kind.SUM, 1))
+        said = parties.watch(["active", "passive-1", "passive-2"], 30.0)
+    assert {len(one["restarts"]) for one in said.values()} == {2}
+    assert {one["kind"] for one in said.values()} <= {"PartyLeftError", "RunStoppedError"}
+
+
+RETURN: dict[str, Any] = {"silent_passive": "recover", "patience_s": 20.0, "restarts": 2}
+
+
+def lets_go_on(parties: Parties, name: str, once: Callable[[], bool]) -> None:
+    """Let a party that is held go on once something is so."""
+    deadline = time.monotonic() + 30
+    while not once():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (parties.run.party(name) / "go-on").touch()
+
+
+def listening(parties: Parties, name: str) -> bool:
+    host, port = parties.address(name).split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_who_was_left_out_is_back_at_the_next_checkpoint(tmp_path: Path) -> None:
+    parties = Parties(changed(recovering(), RETURN), tmp_path / "run")
+    # The active is held before its second epoch's checkpoint until passive-2 is there again.
+    harms = {
+        "passive-2": Harm(Kind.CONTRIBUTION, 2),
+        "active": Harm(Kind.CHECKPOINT, 2, signal=None),
+    }
+    with parties.started(harms):
+        parties.processes["passive-2"].join(30)
+        parties.begin("passive-2")
+        lets_go_on(parties, "active", lambda: listening(parties, "passive-2"))
+        said = parties.watch(list(parties.processes), 40.0)
+    nobody_failed(said)
+    (why,) = said["active"]["restarts"]
+    assert "checkpoint: passive-2 fell silent and is back at step" in why
+    active = parties.run.party("active")
+    result = json.loads((active / "result.json").read_bytes())
+    assert result["attendance"] == {"left": {}, "steps_without_all": 0}
+    contract = json.loads((active / "contract.json").read_bytes())
+    resumed = contract["document"]["resumes"]["step"]
+    assert f"at step {resumed};" in why
+    assert resumed > 2
+    assert len(contract["sessions"]) == 2
+    assert set(model_digests(parties.run.path)) == {*parties.processes}
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "held", "told"),
+    [
+        # It waits for its peers' part of a step that they finished, and then notices.
+        (Kind.CONTRIBUTION, 2, 6, "training: passive-2 expected sum-request of step 2"),
+        (Kind.SAVED, 0, 7, "passive-2 fell silent, and the session went on without it"),
+    ],
+)
+def test_who_was_frozen_notices_that_it_was_left_out_and_comes_back(
+    kind: Kind, at: int, held: int, told: str, tmp_path: Path
+) -> None:
+    rules = RETURN | {"patience_s": None}
+    config = changed(recovering(), rules)
+    parties = Parties(
+        config.model_copy(update={"train": config.train.model_copy(update={"epochs": 5})}),
+        tmp_path / "run", timeout_s=2.0,
+    )  # fmt: skip
+    active = parties.run.party("active")
+    harms = {
+        "passive-2": Harm(kind, at, signal=signal.SIGSTOP),
+        "active": Harm(Kind.CHECKPOINT, held, signal=None),  # of the third epoch
+    }
+    with parties.started(harms):
+        frozen = parties.processes["passive-2"].pid
+        lines = active / "metrics.jsonl"
+        deadline = time.monotonic() + 30
+        while not (lines.exists() and lines.read_bytes().count(b"\n") >= 3):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert frozen
+        os.kill(frozen, signal.SIGCONT)
+        lets_go_on(parties, "active", lambda: listening(parties, "passive-2"))
+        said = parties.watch(list(parties.processes), 40.0)
+    nobody_failed(said)
+    (why,) = said["passive-2"]["restarts"]
+    assert told in why
+    result = json.loads((active / "result.json").read_bytes())
+    assert result["attendance"] == {"left": {}, "steps_without_all": 0}
+
+
+def test_without_restarts_who_comes_back_is_not_let_in(tmp_path: Path) -> None:
+    parties = Parties(changed(recovering(), RETURN | {"restarts": 0}), tmp_path / "run")
+    harms = {
+        "passive-2": Harm(Kind.CONTRIBUTION, 2),
+        "active": Harm(Kind.CHECKPOINT, 2, signal=None),
+    }
+    with parties.started(harms):
+        parties.processes["passive-2"].join(30)
+        parties.begin("passive-2", resume=True)
+        lets_go_on(parties, "active", lambda: listening(parties, "passive-2"))
+        said = parties.watch(["active"], 40.0)
+    nobody_failed(said)
+    result = json.loads((parties.run.party("active") / "result.json").read_bytes())
+    assert result["attendance"]["left"] == {"passive-2": 2}
+
+
+class Detour:
+    """Between a party and one that it dials: cuts the connection before a message of a kind."""
+
+    def __init__(self, target: Callable[[], str], kind: Kind, at: int) -> None:
+        self._target, self._kind, self._at = target, kind.value.encode(), at
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.cuts = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            host, port = self._target().split(":")
+            try:
+                far = socket.create_connection((host, int(port)))
+            except OSError:
+                near.close()
+                continue
+            threading.Thread(target=self._back, args=(far, near), daemon=True).start()
+            threading.Thread(target=self._forth, args=(near, far), daemon=True).start()
+
+    def _forth(self, near: socket.socket, far: socket.socket) -> None:
+        """Frame by frame; headers are there for all to read."""
+        seen = 0
+        with near, far, near.makefile("rb") as frames:
+            while length := frames.read(4):
+                frame = frames.read(int.from_bytes(length, "big"))
+                if self._kind in frame[:300] and not self.cuts:
+                    if seen == self._at:
+                        self.cuts += 1
+                        for end in (near, far):
+                            end.shutdown(socket.SHUT_RDWR)
+                        return
+                    seen += 1
+                try:
+                    far.sendall(length + frame)
+                except OSError:
+                    return
+
+    def _back(self, far: socket.socket, near: socket.socket) -> None:
+        try:
+            while chunk := far.recv(2**16):
+                near.sendall(chunk)
+            near.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+
+@pytest.mark.parametrize("rules", [{}, WAIT])
+@pytest.mark.parametrize(
+    ("dialler", "peer", "kind", "at"),
+    [
+        ("passive-1", "aggregator", Kind.CONTRIBUTION, 5),
+        ("passive-1", "active", Kind.ALIGNMENT, 1),
+    ],
+)
+def test_a_link_that_is_cut_ends_the_session_and_no_more(
+    dialler: str, peer: str, kind: Kind, at: int, rules: dict[str, Any], whole: Path, tmp_path: Path
+) -> None:
+    parties = Parties(changed(config_of(), rules), tmp_path / "run")
+    detour = Detour(lambda: parties.address(peer), kind, at)
+    parties.by_way_of = {dialler: {peer: detour.address}}
+    said = parties.play()
+    assert detour.cuts == 1
+    if rules:
+        nobody_failed(said)
+    else:
+        told = {name: one for name, one in said.items() if one["kind"]}
+        assert {dialler, peer} <= set(told)
+        assert any(far in told[near]["message"] for near, far in ((dialler, peer), (peer, dialler)))
+        nobody_failed(parties.play(resume=True))
+    assert model_digests(parties.run.path) == model_digests(whole)
