@@ -76,7 +76,10 @@ class Door:
         try:
             name, connection = prove(stranger, self._me, seen=seen)
         except (OSError, EOFError, RemoteProtocolError) as error:
-            self._trouble |= dict.fromkeys(claimed, f"somebody came in its name: {error}")
+            told = dict.fromkeys(claimed, f"somebody came in its name: {error}")
+            # A refusal says more than that the attempt after it broke.
+            refused = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
+            self._trouble = self._trouble | told if refused else told | self._trouble
             stranger.close()
             return
         finally:

@@ -162,7 +162,8 @@ def _folder(own: Own, members: Sequence[str]) -> Path | None:
     """Where this intersection is kept while it is unfinished."""
     if own.logs is None:
         return None
-    return own.logs / _UNFINISHED / ("all" if own.config.alignment.mode == "all" else members[0])
+    among = "all" if own.config.alignment.mode == "all" else members[0]
+    return own.logs / _UNFINISHED / own.name / among
 
 
 def forget_alignment(logs: Path) -> None:

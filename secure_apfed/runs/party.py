@@ -159,24 +159,21 @@ def joined(
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
     config = load_config(told.config)
-    role, rules = _role_of(told, config), config.rules
-    resume = resume or (rules.restarts > 0 and bool(PartyFolder(told.folder).steps.found()))
+    role = _role_of(told, config)
+    resume = resume or (config.rules.restarts > 0 and PartyFolder(told.folder).holds_steps)
     with ExitStack() as stack:
         stack.callback(close_workers)
         folder = stack.enter_context(PartyFolder.open(told.folder, resume=resume))
-        if resume and role == "active" and not folder.steps.found():
+        if resume and role == "active" and not folder.holds_steps:
             raise no_checkpoint(folder.path)
-        data = _own_data(told, config, role)
-        keeper = PartyKeeper(folder, told.party, config, data)
+        keeper = PartyKeeper(folder, told.party, config, data := _own_data(told, config, role))
         brought = keeper.brought
         known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
         audit = AuditLog(folder.audit, told.party, brought.identity, known, keeper.meter)
         keeper.audit = stack.enter_context(audit)
         known[told.party] = brought.identity.public
         status.begin(told.party, told.peers, keeper.meter)
-        meet_s = max(told.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
-        met = told.model_copy(update={"meet_s": meet_s})
-        transport = over(connect(met, brought.identity, known))
+        transport = over(connect(_meeting(told, config), brought.identity, known))
         status.connected()
         # Payloads are kept nowhere: each party's are its own business.
         transcript = Transcript(TranscriptSettings(keep="none"))
@@ -225,6 +222,13 @@ async def _active(
     course = Course(config, session, labels, writer, on_progress, state, returned=returned)
     await course.play()
     writer.cross_check(cross_checked(course.privacy(), session).accountants)
+
+
+def _meeting(told: PartyFile, config: Config) -> PartyFile:
+    """With as much patience as the run has with who is started again."""
+    rules = config.rules
+    meet_s = max(told.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
+    return told.model_copy(update={"meet_s": meet_s})
 
 
 def _role_of(told: PartyFile, config: Config) -> PartyRole:

@@ -102,6 +102,11 @@ class PartyFolder:
                 folder._clear()
             yield folder
 
+    @property
+    def holds_steps(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return bool(self.steps.found())
+
     def identity(self) -> Identity:
         """The party's long-term key pair; made where there is none yet.
 
