@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::secure_apfed.errors.NoHelpWarning"),
 ]
 
-AT_ONCE = ("split_nn_sum", "votes", "h_fedmv", "mmvfl")
+AT_ONCE = ("split_nn_sum", "h_fedmv", "mmvfl")
 HELPED = [name for name, method in METHODS.items() if method.facts.has_passives]
 
 

@@ -155,6 +155,7 @@ def test_who_was_left_out_is_back_at_the_next_checkpoint(tmp_path: Path) -> None
     assert set(model_digests(parties.run.path)) == {*parties.processes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "at", "held", "told"),
     [
