@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from protocols.errors import LocalProtocolError, PartyLeftError
 from protocols.identity import Identity
-from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData, PartyTable
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
@@ -460,8 +460,8 @@ async def save_all(
 
 
 def end_all(links: Links, helpers: Sequence[str], step: int) -> None:
-    """Tell these parties that the session is over."""
-    for name in helpers:
+    """Tell these parties that the session is over: first who would miss the others that left."""
+    for name in sorted(helpers, key=lambda name: name != AGGREGATOR):
         links.send(name, Kind.END, step)
 
 

@@ -108,7 +108,7 @@ def test_an_intersection_in_which_a_party_was_killed_goes_on_and_counts_once(
     said = parties.play({name: Harm(Kind.ALIGNMENT, at)})
     assert all(one["kind"] for one in said.values())
     kept = {one: parties.run.party(one) / "alignment" for one in ("active", "passive-1")}
-    assert all((folder / "all" / "agreed.msgpack").exists() for folder in kept.values())
+    assert all((kept[one] / one / "all" / "agreed.msgpack").exists() for one in kept)
     again = parties.play()
     assert not {one: told for one, told in again.items() if told["kind"]}
     noted = {path.stem: path.read_text().count("\n") for path in history.glob("*.jsonl")}

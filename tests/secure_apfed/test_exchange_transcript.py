@@ -49,7 +49,7 @@ def test_flows_add_up() -> None:
     ]
     flows = recorder.transcript.flows
     assert [(f.receiver, f.kind.value, f.messages, f.payload_bytes) for f in flows] == [
-        ("p1", "sum-setup", 1, 3),
+        ("p1", "sum-setup", 1, 23),  # with the head of its only part
         ("p1", "representations", 2, 12),
         ("p2", "representations", 1, 11),
     ]

@@ -126,7 +126,7 @@ def other_labels(payload: bytes) -> bytes:
         (Kind.SUM, lambda _: b"", "aggregator"),
         (Kind.COMMITMENT, lambda body: body[:-1], "active"),
         (Kind.COIN, lambda body: body[:-1], "passive"),
-        (Kind.CHALLENGE, lambda body: body[:-1], "passive-1"),
+        (Kind.CHALLENGE, lambda body: body[:-1], "passive"),
     ],
 )
 def test_messages_that_are_none_are_refused(
