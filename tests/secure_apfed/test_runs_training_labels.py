@@ -321,7 +321,8 @@ def test_an_older_checkpoint_draws_the_same_answers_or_none(tmp_path: Path) -> N
     assert len(log.read_text().split()) == 2
     for file in new.rglob("*.bin"):
         file.unlink()
-    shutil.rmtree(old / "parties" / "active" / "alignment", ignore_errors=True)
+    for folder in old.glob("parties/*/alignment"):
+        shutil.rmtree(folder)  # of an intersection that is long over
     for file in old.rglob("*.bin"):
         shutil.copy(file, new / file.relative_to(old))
     shutil.copytree(tmp_path / "run", tmp_path / "other")
