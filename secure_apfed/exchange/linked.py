@@ -6,7 +6,6 @@ patience has left.
 """
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,12 +14,11 @@ from typing import Self
 from protocols.errors import PartyLeftError, RemoteProtocolError
 from secure_apfed.exchange.links import Awaited, Frame
 from secure_apfed.exchange.resumable_link import Connection, ResumableLink
+from secure_apfed.exchange.silence import Silence
 
 __all__ = ["Linked"]
 
 _FLUSH_S, _LINGER_S = 5.0, 2.0
-_LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
-_LOOK_AGAIN_S = 3600.0  # systems take no time-out of months
 
 
 class Linked:
@@ -40,13 +38,13 @@ class Linked:
     ) -> None:  # fmt: skip
         self._me, self._end = me, end
         self._news = threading.Event()
-        self._missed: dict[str, float] = {}  # since when
         self._links = {
             peer: ResumableLink(
                 peer, dial, patience_s=patience_s, first_s=meet_s, on_change=self._news.set
             )
             for peer, dial in connect.items()
         }
+        self._silence = Silence(lambda name: self._links[name].failure)
 
     @classmethod
     def meet(
@@ -104,33 +102,7 @@ class Linked:
             if came:
                 first = came[min(came)]
                 return first, self._links[first].receive(0.0)
-            gone = tuple(name for name in awaited.senders if self._links[name].failure)
-            if len(awaited.senders) - len(gone) < awaited.least:
-                why = "; ".join(self._links[name].failure for name in gone)
-                raise PartyLeftError(f"{awaited.phase}: {awaited}; {why}", left=gone)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise PartyLeftError(
-                    f"{awaited.phase}: {awaited}; nothing came for {timeout_s:g} s",
-                    left=awaited.senders,
-                )
-            self._news.wait(min(left, self._grace(awaited)))
-
-    def _grace(self, awaited: Awaited) -> float:
-        """Seconds for which it makes sense to wait, once a party that is needed has left.
-
-        Raises:
-            PartyLeftError: they are over.
-        """
-        missed = [name for name in awaited.needed if self._links[name].failure]
-        since = [self._missed.setdefault(name, time.monotonic()) for name in missed]
-        left = min(since, default=math.inf) + _LAST_WORDS_S - time.monotonic()
-        if left <= 0:
-            why = "; ".join(self._links[name].failure for name in missed)
-            raise PartyLeftError(
-                f"{awaited.phase}: {awaited}; nothing came, and {why}", left=tuple(missed)
-            )
-        return min(left, _LOOK_AGAIN_S)
+            self._news.wait(self._silence.bear(awaited, timeout_s, deadline=deadline))
 
     def close(self) -> None:
         """Let the peers have what was sent, and end; waits a few seconds at most."""

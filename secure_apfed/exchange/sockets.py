@@ -9,7 +9,6 @@ a peer that left; links between machines need more than that.
 
 import contextlib
 import itertools
-import math
 import selectors
 import socket
 import struct
@@ -25,6 +24,7 @@ from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolE
 from protocols.identity import SIGNATURE_BYTES, Identity, verify
 from protocols.randomness import fresh_key
 from secure_apfed.exchange.links import Awaited, Frame
+from secure_apfed.exchange.silence import Silence
 
 __all__ = ["Address", "Sockets", "listen_at", "listens", "parse_address"]
 
@@ -45,8 +45,6 @@ _HELLO_BYTES = 256
 _MOST_STRANGERS = 64
 _PAUSE_S = 0.05
 _KNOCK_S = 1.0
-_LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
-_LOOK_AGAIN_S = 3600.0  # systems take no time-out of months
 _FLUSH_S, _LINGER_S = 5.0, 2.0
 
 
@@ -83,7 +81,7 @@ class Sockets:
         for peer in self._peers.values():
             self._selector.register(peer.socket, selectors.EVENT_READ, peer)
         self._arrivals = itertools.count()
-        self._missed: dict[str, float] = {}  # since when
+        self._silence = Silence(lambda name: self._peers[name].closed)
 
     @classmethod
     def meet(
@@ -154,29 +152,11 @@ class Sockets:
             if waiting:
                 first = min(waiting, key=lambda peer: peer.inbox[0][0])
                 return first.name, self._hand_over(first)
-            gone = tuple(name for name in awaited.senders if self._peers[name].closed)
-            if len(awaited.senders) - len(gone) < awaited.least:
-                why = "; ".join(self._peers[name].closed for name in gone)
-                raise PartyLeftError(f"{awaited.phase}: {awaited}; {why}", left=gone)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise PartyLeftError(
-                    f"{awaited.phase}: {awaited}; nothing came for {timeout_s:g} s",
-                    left=awaited.senders,
-                )
-            missed = [name for name in awaited.needed if self._peers[name].closed]
-            since = [self._missed.setdefault(name, time.monotonic()) for name in missed]
-            grace = min(since, default=math.inf) + _LAST_WORDS_S - time.monotonic()
-            if grace <= 0:
-                why = "; ".join(self._peers[name].closed for name in missed)
-                raise PartyLeftError(
-                    f"{awaited.phase}: {awaited}; nothing came, and {why}", left=tuple(missed)
-                )
-            self._read(min(left, grace))
+            self._read(self._silence.bear(awaited, timeout_s, deadline=deadline))
 
     def _read(self, timeout_s: float) -> None:
         """Read what there is, and wait for something where there is nothing."""
-        for key, _ in self._selector.select(min(timeout_s, _LOOK_AGAIN_S)):
+        for key, _ in self._selector.select(timeout_s):
             peer: _Peer = key.data
             for frame in peer.read():
                 peer.inbox.append((next(self._arrivals), frame))

@@ -13,7 +13,7 @@ import pytest
 from protocols.errors import LocalProtocolError, PartyLeftError, RunStoppedError
 from protocols.identity import Identity, fresh_identity
 from protocols.randomness import fresh_key
-from secure_apfed.exchange import Awaited, Kind, Links, Sockets, drive, play_one
+from secure_apfed.exchange import Awaited, Kind, Links, Sockets, drive, play_one, silence
 from secure_apfed.exchange import sockets as module
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address
 
@@ -136,7 +136,7 @@ def test_too_few_that_are_left_are_told_at_once(place: Place) -> None:
 def test_where_a_third_has_left_who_is_awaited_has_time_for_last_words(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LAST_WORDS_S", 0.5)
+    monkeypatch.setattr(silence, "_LAST_WORDS_S", 0.5)
     came = place.all_come()
     came.pop("cid").close()
     came["bob"].post("ann", b"cid is gone")
