@@ -31,7 +31,7 @@ from secure_apfed.methods import (
     roles_of,
 )
 from secure_apfed.methods.workers import close_workers
-from secure_apfed.runs.connecting import connect
+from secure_apfed.runs.connecting import Connect, connect
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.folder import RunFolder, no_checkpoint
 from secure_apfed.runs.outcome import Progress
@@ -50,6 +50,7 @@ def play_party(
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     over: Callable[[Transport], Transport] = lambda transport: transport,
+    meet: Connect = connect,
 ) -> None:
     """Play one party's part of a run to its end.
 
@@ -58,11 +59,12 @@ def play_party(
         resume: go on from the checkpoint in its folder.
         on_progress: at the active, called after every step.
         over: what the frames go through besides the sockets.
+        meet: connects it to the others; unless given, as its file says.
 
     Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
     """
     told = PartyFile.read(path)
-    with joined(told, resume=resume, over=over) as here:
+    with joined(told, resume=resume, over=over, meet=meet) as here:
         if here.role == "active":
             script = _active(here, RunFolder(told.folder), on_progress)
         else:
@@ -96,6 +98,7 @@ def joined(
     *,
     resume: bool = False,
     over: Callable[[Transport], Transport] = lambda transport: transport,
+    meet: Connect = connect,
 ) -> Iterator[Joined]:
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     config = load_config(told.config)
@@ -109,7 +112,7 @@ def joined(
         brought = PartyKeeper(folder, told.party, config, data).brought
         known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
         known[told.party] = brought.identity.public
-        transport = over(connect(told, brought.identity, known))
+        transport = over(meet(told, brought.identity, known))
         # Payloads are kept nowhere: each party's are its own business.
         transcript = Transcript(TranscriptSettings(keep="none"))
         yield Joined(

@@ -1,0 +1,173 @@
+"""Connections made of calls between sites, as a job of NVFlare gives them.
+
+Run by: every party of such a job, beneath `sealed_connection` and `resumable_link`. Each frame is one
+call that returns when the other end has it, so frames stay in order; calls that do not wait arrive in
+any. Whoever carries the calls learns who speaks to whom, when and how much. Protects from: calls of
+strangers and calls out of order, which are refused, and from frames that nobody reads: few wait here.
+No module of NVFlare's is used here.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from protocols.errors import RemoteProtocolError
+from protocols.randomness import fresh_key
+from secure_apfed.exchange.door import Door
+from secure_apfed.exchange.resumable_link import Connection
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd, prove
+
+__all__ = ["Calls", "Carry"]
+
+Carry = Callable[[str, bytes, int, bytes], bool]
+"""Calls `Calls.take` at a peer: its name, then name of the connection, number and frame.
+
+Returns what that returned; raises OSError where the call failed."""
+
+_NAME_BYTES = 32
+_MOST_QUEUED = 4  # frames between the callers' threads and the link's
+_ROOM_S = 10.0
+
+
+class Calls:
+    """One party's connections to all its peers; of two, the one whose name comes later dials.
+
+    Args:
+        me: the party, with those whom it knows.
+        carry: calls a peer.
+    """
+
+    def __init__(self, me: LocalEnd, carry: Carry) -> None:
+        self._me, self._carry = me, carry
+        self._door = Door(me, tuple(name for name in me.known if name > me.name))
+        self._lock = threading.Lock()
+        self._standing: dict[str, _Called] = {}
+        self._ended = ""
+
+    def ways(self) -> Mapping[str, Callable[[], Connection]]:
+        """By peer, what makes a connection to it; see `secure_apfed.exchange.linked.Linked`."""
+        return {name: self._way(name) for name in self._me.known}
+
+    def _way(self, peer: str) -> Callable[[], Connection]:
+        def connect() -> Connection:
+            self._require_going_on()
+            if peer > self._me.name:
+                return self._door.connect(peer)
+            connection = self._stand(peer, fresh_key())
+            try:
+                return prove(connection, self._me, peer)[1]
+            except BaseException:
+                connection.close()
+                raise
+
+        return connect
+
+    def take(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
+        """One frame of a peer; waits while many do already.
+
+        Args:
+            caller: whose call it is, by those who carry it; who is there proves itself afterwards.
+            name: of the connection, as who dials drew it.
+            number: of the frame, from 0.
+            frame: at most `MOST_SEALED` bytes.
+
+        Returns:
+            Whether it was taken; where not, the connection is over.
+        """
+        called = self._called(caller, name, number)
+        return called is not None and type(frame) is bytes and called.put(number, frame)
+
+    def _called(self, caller: str, name: bytes, number: int) -> "_Called | None":
+        """The connection of this name; a new one where the peer may dial and begins."""
+        with self._lock:
+            standing = self._standing.get(caller)
+        if standing is not None and standing.name == name:
+            return standing
+        dials = caller in self._me.known and caller > self._me.name
+        if not dials or number != 0 or type(name) is not bytes or len(name) != _NAME_BYTES:
+            return None
+        fresh = self._stand(caller, name)
+        threading.Thread(target=self._door.welcome, args=(fresh, b""), daemon=True).start()
+        return fresh
+
+    def _stand(self, peer: str, name: bytes) -> "_Called":
+        """A new connection in place of the former one."""
+        fresh = _Called(name, lambda number, frame: self._carry(peer, name, number, frame))
+        with self._lock:
+            former, self._standing[peer] = self._standing.get(peer), fresh
+            ended = self._ended
+        if former is not None:
+            former.close()
+        if ended:
+            fresh.close()
+        return fresh
+
+    def end(self, why: str) -> None:
+        """Break all connections for good: whoever waits for a peer is told why."""
+        with self._lock:
+            self._ended = self._ended or why
+            standing = list(self._standing.values())
+        for called in standing:
+            called.close()
+
+    def _require_going_on(self) -> None:
+        if self._ended:
+            raise RemoteProtocolError(self._ended)
+
+
+class _Called:
+    """One connection of numbered calls.
+
+    Attributes:
+        name: by which both ends know it.
+    """
+
+    def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
+        self.name, self._carry = name, carry
+        self._sending, self._sent = threading.Lock(), 0
+        self._changed = threading.Condition()
+        self._frames: deque[bytes] = deque()
+        self._came, self._closed = 0, False
+
+    def put(self, number: int, frame: bytes) -> bool:
+        """Take the next frame, once there is room; False where it is not the next one."""
+        with self._changed:
+            if number != self._came or len(frame) > MOST_SEALED or self._closed:
+                return False
+            self._came += 1
+            if not self._changed.wait_for(
+                lambda: self._closed or len(self._frames) < _MOST_QUEUED, _ROOM_S
+            ):
+                self._closed = True
+            if self._closed:
+                self._changed.notify_all()
+                return False
+            self._frames.append(frame)
+            self._changed.notify_all()
+            return True
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        with self._sending:
+            if self._closed:
+                raise BrokenPipeError("the connection was closed")
+            number, self._sent = self._sent, self._sent + 1
+            if not self._carry(number, buf):
+                self.close()
+                raise ConnectionResetError("it is not there yet, or took another connection")
+
+    def recv_bytes(self) -> bytes:
+        with self._changed:
+            self._changed.wait_for(lambda: self._frames or self._closed)
+            if not self._frames:
+                raise EOFError("the connection was closed")
+            self._changed.notify_all()
+            return self._frames.popleft()
+
+    def poll(self, timeout: float, /) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._frames) or self._closed, timeout)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

@@ -1,0 +1,181 @@
+"""A job of NVFlare's at each of its sites: the party of that site, and a server that holds nothing.
+
+Run by: NVFlare's job processes, which find these classes by name in the library as it is installed
+there; no code travels. Each site plays the party whose file the site itself names, exactly as
+`secure-apfed party` does, and calls carry the frames, which are sealed between the two parties from
+their first proof on. The server starts the parties and waits for them. Of an error it learns who
+left, or the kind alone; the rest is in the party's own log.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from protocols.errors import PartyLeftError
+from protocols.identity import Identity
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Transport
+from secure_apfed.exchange.calls import Calls
+from secure_apfed.exchange.linked import Linked
+from secure_apfed.exchange.sealed_connection import LocalEnd
+from secure_apfed.names import check_name
+from secure_apfed.regular_file import open_regular
+from secure_apfed.runs.party import PartyFile, play_party
+
+try:
+    from nvflare.collab import collab
+    from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+except ImportError as error:
+    raise ConfigError(
+        "a job of NVFlare's needs nvflare, which is missing; install it with pip install "
+        "'secure-apfed[nvflare]'"
+    ) from error
+
+__all__ = ["PARTY_FILE", "Server", "Site"]
+
+PARTY_FILE = "SECURE_APFED_PARTY"
+"""Variable of a site's environment: the path of its party's file; `{site}` stands for its name."""
+
+_CALL_S = 15.0
+_LONGEST_S = 3e7
+_LOOK_S = 0.2
+_LOG = "log.txt"
+_LOGGER = logging.getLogger(__name__)
+
+
+class Site:
+    """One site's party.
+
+    Args:
+        resume: go on from the checkpoint in the party's folder.
+    """
+
+    def __init__(self, resume: bool = False) -> None:
+        self._resume = resume
+        self._calls: Calls | None = None
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def play(self) -> str:
+        """Play the party's part to its end; return how it failed, in words for all, or nothing."""
+        # It says of every call that there was one.
+        logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
+        site = collab.site_name
+        peers = {one.name: one(timeout=_CALL_S) for one in collab.other_clients}
+        ended = threading.Event()
+        watch = threading.Thread(
+            target=self._watch, args=(collab.context.abort_signal, ended), daemon=True
+        )
+        watch.start()
+        file: Path | None = None
+        try:
+            file = party_file(site)
+            play_party(
+                file, resume=self._resume,
+                meet=lambda *asked: self._meet(peers, *asked),
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
+            return _told(site, file, error)
+        finally:
+            ended.set()
+        return ""
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def carry(self, name: bytes, number: int, frame: bytes) -> bool:
+        """Take one frame of the calling site; see `Calls.take`."""
+        return self._calls is not None and self._calls.take(collab.caller, name, number, frame)
+
+    def _meet(
+        self, peers: Mapping[str, Any], told: PartyFile, identity: Identity,
+        known: Mapping[str, bytes],
+    ) -> Transport:  # fmt: skip
+        """Links to all peers by calls.
+
+        Raises:
+            ConfigError: the party and its peers are not the sites of the job.
+            PartyLeftError: names those who did not come.
+        """
+        me = LocalEnd(
+            name=told.party, identity=identity,
+            known={name: key for name, key in known.items() if name != told.party},
+        )  # fmt: skip
+        if set(me.known) != set(peers):
+            raise ConfigError(
+                f"the file of {told.party} names the peers {', '.join(sorted(me.known))}; the job "
+                f"has the sites {', '.join(sorted(peers))} besides: a site is named as its party"
+            )
+
+        def carry(peer: str, name: bytes, number: int, frame: bytes) -> bool:
+            try:
+                return peers[peer].carry(name, number, frame) is True
+            except (CollabCallError, RunAborted) as error:
+                raise ConnectionError(f"a call of NVFlare's failed: {error}") from error
+
+        self._calls = Calls(me, carry)
+        return Linked.meet(
+            told.party, self._calls.ways(), patience_s=told.reconnect_s, meet_s=told.meet_s
+        )
+
+    def _watch(self, aborted: Any, ended: threading.Event) -> None:
+        """End the party where NVFlare ends the job."""
+        while not ended.wait(_LOOK_S):
+            if aborted.triggered and self._calls is not None:
+                self._calls.end("NVFlare ended the job: it was aborted, or a site of it is gone")
+                return
+
+
+class Server:
+    """Starts the parties and waits for them; holds no key and no data."""
+
+    @collab.main  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def run(self) -> None:
+        """Play the whole job.
+
+        Raises:
+            RuntimeError: says how each party failed that did.
+        """
+        played = collab.clients(timeout=_LONGEST_S).play()
+        failed = {site: told for site, told in played if told}
+        failed |= {site: "its process is gone" for site in played.failures}
+        if failed:
+            raise RuntimeError("; ".join(f"{site}: {told}" for site, told in failed.items()))
+
+
+def party_file(site: str) -> Path:
+    """The party's file, as the site says.
+
+    Raises:
+        ConfigError: it does not say, or the file is another party's.
+    """
+    told = os.environ.get(PARTY_FILE)
+    if not told:
+        raise ConfigError(
+            f"{site}: start this site with {PARTY_FILE} in its environment: the path of its party's "
+            "file, such as /srv/apfed/party.yaml"
+        )
+    path = Path(told.replace("{site}", check_name(site)))
+    party = PartyFile.read(path)
+    if party.party != site:
+        raise ConfigError(
+            f"{path} is the file of {party.party}, and this site is {site}: a site is named as its "
+            "party"
+        )
+    return path
+
+
+def _told(site: str, file: Path | None, error: Exception) -> str:
+    """How the party failed, in words for all; the whole of it goes into its own folder."""
+    kind = type(error).__name__
+    if file is not None:
+        folder = PartyFile.read(file).folder
+        with contextlib.suppress(OSError), os.fdopen(
+            open_regular(folder / _LOG, create=True), "a", encoding="utf-8"
+        ) as log:
+            log.write(f"{kind}: {error}\n")
+    for_all = str(error) if isinstance(error, PartyLeftError) else f"its own {_LOG} says more"
+    told = f"{kind}: {for_all}"
+    _LOGGER.error("%s: %s", site, told)
+    return told
