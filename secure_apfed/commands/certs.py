@@ -15,7 +15,7 @@ from secure_apfed.names import check_name
 if TYPE_CHECKING:
     from cryptography import x509
 
-__all__ = ["certs_app"]
+__all__ = ["certs_app", "make_ca", "make_party", "revoke", "show"]
 
 certs_app = typer.Typer(
     no_args_is_help=True,

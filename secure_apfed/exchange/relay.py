@@ -25,7 +25,7 @@ from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import LocalEnd, read_before, refuse
 from secure_apfed.exchange.sockets import Address
 
-__all__ = ["Relay", "room_of", "through"]
+__all__ = ["PARTNER_S", "Relay", "room_of", "through"]
 
 _PURPOSE = b"relay v1"
 _KEY_BYTES = 32
@@ -34,7 +34,10 @@ _MOST_PARTIES = 64
 _HELLO_BYTES = 128 + _MOST_PARTIES * (_KEY_BYTES + 2) + SIGNATURE_BYTES
 _MOST_ROOMS = 64
 _MOST_IN_ROOM = 256
-_PROOF_S, _PARTNER_S, _IDLE_S = 10.0, 20.0, 120.0
+_PROOF_S, _IDLE_S = 10.0, 120.0
+PARTNER_S = 20.0
+"""How long a relay lets a party wait for another."""
+
 _LOOK_S = 1.0
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
 
@@ -44,7 +47,7 @@ def room_of(identities: list[bytes]) -> bytes:
     return hashlib.sha256(b"secure-apfed room v1" + b"".join(sorted(identities))).digest()
 
 
-def through(connection: Connection, me: LocalEnd, peer: str) -> None:
+def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S) -> None:
     """Enter the session's room at a relay, and wait there for a peer.
 
     Raises:
@@ -56,7 +59,7 @@ def through(connection: Connection, me: LocalEnd, peer: str) -> None:
     signature = me.identity.sign(_PURPOSE, challenge, room_of(parties), own, other)
     connection.send_bytes(msgpack.packb([parties, own, other, signature]))
     try:
-        if read_before(connection, time.monotonic() + _PARTNER_S) != _READY:
+        if read_before(connection, time.monotonic() + wait_s) != _READY:
             raise ConnectionError("the relay sent something else than that the peer is there")
     except TimeoutError:
         raise TimeoutError("it did not come to the relay") from None
@@ -198,7 +201,7 @@ class Relay:
 
     def _forward(self, stream: _Stream) -> None:
         """Wait until the other one is there, and give this one all that the other sends."""
-        deadline = time.monotonic() + _PARTNER_S
+        deadline = time.monotonic() + PARTNER_S
         with self._changed:
             while stream.partner is None:
                 # It says nothing before the other is there: there is something where it went.

@@ -16,7 +16,7 @@ from secure_apfed.exchange.certificates import Credentials, read_revoked, requir
 from secure_apfed.exchange.door import Door
 from secure_apfed.exchange.grpc_link import Port, dial, warn_of_plaintext
 from secure_apfed.exchange.linked import Linked
-from secure_apfed.exchange.relay import through
+from secure_apfed.exchange.relay import PARTNER_S, through
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address
@@ -125,7 +125,7 @@ def _by_relay(
         def connect() -> Connection:
             connection = dial(address, credentials, name=told.relay_name, proxy=told.proxy)
             try:
-                through(connection, me, peer)
+                through(connection, me, peer, wait_s=min(PARTNER_S, told.reconnect_s / 3))
             except BaseException:
                 connection.close()
                 raise

@@ -13,7 +13,6 @@ import pytest
 from protocols.errors import PartyLeftError, RemoteProtocolError
 from protocols.identity import fresh_identity
 from secure_apfed.exchange import Kind, Links, drive, play_one
-from secure_apfed.exchange import relay as module
 from secure_apfed.exchange.grpc_link import GrpcConnection, Port, dial
 from secure_apfed.exchange.relay import Relay, room_of, through
 from secure_apfed.exchange.resumable_link import Connection
@@ -155,14 +154,12 @@ def enter(pair: Pair, me: LocalEnd) -> None:
     assert pair.relay is not None
     connection = dial(("127.0.0.1", pair.relay.port), pair.authority.issue("anybody"), name="relay")
     try:
-        through(connection, me, "ann")
+        through(connection, me, "ann", wait_s=0.5)
     finally:
         connection.close()
 
 
-def test_who_is_not_of_a_room_does_not_enter_it(
-    relayed: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_not_of_a_room_does_not_enter_it(relayed: Pair) -> None:
     relayed.meet()
     known = {name: one.public for name, one in relayed.identities.items()}
 
@@ -171,7 +168,6 @@ def test_who_is_not_of_a_room_does_not_enter_it(
     me = LocalEnd(name="bob", identity=forged, known={"ann": known["ann"]})
     with pytest.raises(ConnectionRefusedError, match=r"the relay refuses .* who comes signed"):
         enter(relayed, me)
-    monkeypatch.setattr(module, "_PARTNER_S", 0.5)
     eve = LocalEnd(name="eve", identity=stranger, known={"ann": known["ann"]})
     with pytest.raises(TimeoutError, match="did not come to the relay"):
         enter(relayed, eve)

@@ -292,6 +292,8 @@ def test_who_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(RemoteProtocolError, match=r"there took nothing .* for 0\.3 s"):
         flood()
+    ends.there.close(0.1)  # or it would go on dialling
+    ends.listener.close()
 
 
 def test_a_flood_beyond_what_is_confirmed_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +304,9 @@ def test_a_flood_beyond_what_is_confirmed_ends_the_link(monkeypatch: pytest.Monk
             connection.send_bytes(HELLO)
             for number in range(9):
                 connection.send_bytes(first(number, 250_000, bytes(250_000)))
-            time.sleep(0.5)
+            deadline = time.monotonic() + 10
+            while not vars(link)["_failure"] and time.monotonic() < deadline:
+                time.sleep(0.05)
             for _ in range(7):
                 assert link.receive(5) == bytes(250_000)
             with pytest.raises(RemoteProtocolError, match="sent more than it may before"):
