@@ -1,15 +1,16 @@
 """Connections made of calls between sites, as a job of NVFlare gives them.
 
 Run by: every party of such a job, beneath `sealed_connection` and `resumable_link`. Each frame is one
-call that returns when the other end has it, so frames stay in order; calls that do not wait arrive in
-any. Whoever carries the calls learns who speaks to whom, when and how much. Protects from: calls of
-strangers and calls out of order, which are refused, and from frames that nobody reads: few wait here.
-No module of NVFlare's is used here.
+call, which returns when the other end has taken it; a few are under way at once, in any order, and
+are put in order by their numbers. Whoever carries the calls learns who speaks to whom, when and how
+much. Protects from: calls of strangers, and from frames that are too large, repeated, ahead of their
+turn, or that nobody reads: few wait here. No module of NVFlare's is used here.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from protocols.errors import RemoteProtocolError
 from protocols.randomness import fresh_key
@@ -22,10 +23,12 @@ __all__ = ["Calls", "Carry"]
 Carry = Callable[[str, bytes, int, bytes], bool]
 """Calls `Calls.take` at a peer: its name, then name of the connection, number and frame.
 
-Returns what that returned; raises OSError where the call failed."""
+Returns what that returned; raises ConnectionAbortedError where the job is over, OSError where the
+call failed."""
 
 _NAME_BYTES = 32
-_MOST_QUEUED = 4  # frames between the callers' threads and the link's
+_AT_ONCE = 4  # frames under way on a connection; one at a time took half as long again
+_MOST_QUEUED = 4  # frames that nobody has read yet; then calls wait
 _ROOM_S = 10.0
 
 
@@ -42,6 +45,7 @@ class Calls:
         self._door = Door(me, tuple(name for name in me.known if name > me.name))
         self._lock = threading.Lock()
         self._standing: dict[str, _Called] = {}
+        self._failing: set[str] = set()
         self._ended = ""
 
     def ways(self) -> Mapping[str, Callable[[], Connection]]:
@@ -92,7 +96,7 @@ class Calls:
 
     def _stand(self, peer: str, name: bytes) -> "_Called":
         """A new connection in place of the former one."""
-        fresh = _Called(name, lambda number, frame: self._carry(peer, name, number, frame))
+        fresh = _Called(name, lambda number, frame: self._call(peer, name, number, frame))
         with self._lock:
             former, self._standing[peer] = self._standing.get(peer), fresh
             ended = self._ended
@@ -102,10 +106,24 @@ class Calls:
             fresh.close()
         return fresh
 
-    def end(self, why: str) -> None:
-        """Break all connections for good: whoever waits for a peer is told why."""
+    def _call(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
+        try:
+            taken = self._carry(peer, name, number, frame)
+        except ConnectionAbortedError:  # by the end of the job, which says nothing of the peer
+            raise
+        except OSError:
+            with self._lock:
+                self._failing.add(peer)
+            raise
         with self._lock:
-            self._ended = self._ended or why
+            self._failing.discard(peer)
+        return taken
+
+    def end(self, why: str) -> None:
+        """Break all connections for good: whoever waits for a peer is told why, and who was gone."""
+        with self._lock:
+            gone = " and ".join(sorted(self._failing))
+            self._ended = self._ended or (f"{why}; calls to {gone} failed before" if gone else why)
             standing = list(self._standing.values())
         for called in standing:
             called.close()
@@ -116,7 +134,7 @@ class Calls:
 
 
 class _Called:
-    """One connection of numbered calls.
+    """One connection of numbered calls, a few of them under way at once.
 
     Attributes:
         name: by which both ends know it.
@@ -124,50 +142,69 @@ class _Called:
 
     def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
         self.name, self._carry = name, carry
-        self._sending, self._sent = threading.Lock(), 0
+        self._calling = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="call")
+        self._room = threading.Semaphore(_AT_ONCE)
         self._changed = threading.Condition()
+        self._early: dict[int, bytes] = {}
         self._frames: deque[bytes] = deque()
-        self._came, self._closed = 0, False
+        self._sent = self._came = 0
+        self._closed: str | None = None
 
     def put(self, number: int, frame: bytes) -> bool:
-        """Take the next frame, once there is room; False where it is not the next one."""
+        """Take a frame, once there is room; False where it is none of the next ones."""
         with self._changed:
-            if number != self._came or len(frame) > MOST_SEALED or self._closed:
+            if self._closed is not None or len(frame) > MOST_SEALED:
                 return False
-            self._came += 1
-            if not self._changed.wait_for(
-                lambda: self._closed or len(self._frames) < _MOST_QUEUED, _ROOM_S
-            ):
-                self._closed = True
-            if self._closed:
-                self._changed.notify_all()
+            if number in self._early or not self._came <= number < self._came + _AT_ONCE:
                 return False
-            self._frames.append(frame)
+            self._early[number] = frame
+            while self._came in self._early:
+                self._frames.append(self._early.pop(self._came))
+                self._came += 1
             self._changed.notify_all()
-            return True
+            room = self._changed.wait_for(
+                lambda: self._closed is not None or len(self._frames) <= _MOST_QUEUED, _ROOM_S
+            )
+            return room and self._closed is None
 
     def send_bytes(self, buf: bytes, /) -> None:
-        with self._sending:
-            if self._closed:
-                raise BrokenPipeError("the connection was closed")
-            number, self._sent = self._sent, self._sent + 1
-            if not self._carry(number, buf):
-                self.close()
-                raise ConnectionResetError("it is not there yet, or took another connection")
+        self._room.acquire()
+        try:
+            with self._changed:
+                if self._closed is not None:
+                    raise BrokenPipeError(self._closed)
+                number, self._sent = self._sent, self._sent + 1
+                self._calling.submit(self._send, number, buf)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def _send(self, number: int, frame: bytes) -> None:
+        """One call; where it fails, the connection is over."""
+        try:
+            if not self._carry(number, frame):
+                self.close("it is not there yet, or has another connection by now")
+        except OSError as error:
+            self.close(str(error))
+        finally:
+            self._room.release()
 
     def recv_bytes(self) -> bytes:
         with self._changed:
-            self._changed.wait_for(lambda: self._frames or self._closed)
+            self._changed.wait_for(lambda: self._frames or self._closed is not None)
             if not self._frames:
-                raise EOFError("the connection was closed")
+                raise EOFError(self._closed)
             self._changed.notify_all()
             return self._frames.popleft()
 
     def poll(self, timeout: float, /) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: bool(self._frames) or self._closed, timeout)
+            return self._changed.wait_for(
+                lambda: bool(self._frames) or self._closed is not None, timeout
+            )
 
-    def close(self) -> None:
+    def close(self, why: str = "the connection was closed") -> None:
         with self._changed:
-            self._closed = True
+            self._closed = self._closed or why
+            self._calling.shutdown(wait=False)
             self._changed.notify_all()

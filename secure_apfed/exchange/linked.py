@@ -102,7 +102,7 @@ class Linked:
                 return first, self._links[first].receive(0.0)
             gone = tuple(name for name in awaited.senders if self._links[name].failure)
             if len(awaited.senders) - len(gone) < awaited.least:
-                why = "; ".join(self._links[name].failure for name in gone)
+                why = "; ".join(dict.fromkeys(self._links[name].failure for name in gone))
                 raise PartyLeftError(f"{awaited.phase}: {awaited}; {why}", left=gone)
             left = deadline - time.monotonic()
             if left <= 0:

@@ -24,6 +24,8 @@ from secure_apfed.exchange.linked import Linked
 from secure_apfed.exchange.sealed_connection import LocalEnd
 from secure_apfed.names import check_name
 from secure_apfed.regular_file import open_regular
+from secure_apfed.runs.connecting import Connect
+from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.party import PartyFile, play_party
 
 try:
@@ -63,25 +65,30 @@ class Site:
         """Play the party's part to its end; return how it failed, in words for all, or nothing."""
         # It says of every call that there was one.
         logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
-        site = collab.site_name
+        site: str = collab.site_name
         peers = {one.name: one(timeout=_CALL_S) for one in collab.other_clients}
         ended = threading.Event()
-        watch = threading.Thread(
-            target=self._watch, args=(collab.context.abort_signal, ended), daemon=True
-        )
-        watch.start()
-        file: Path | None = None
+        watch = (collab.context.abort_signal, ended)
+        threading.Thread(target=self._watch, args=watch, daemon=True).start()
+        _LOGGER.info("%s: its party begins", site)
         try:
-            file = party_file(site)
-            play_party(
-                file, resume=self._resume,
-                meet=lambda *asked: self._meet(peers, *asked),
-            )  # fmt: skip
+            self._play(site, lambda *asked: self._meet(peers, *asked))
         except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
-            return _told(site, file, error)
+            told = _for_all(error)
+            _LOGGER.error("%s: %s", site, told)  # noqa: TRY400 - the log may go to the server
+            return told
         finally:
             ended.set()
+        _LOGGER.info("%s: its party has ended", site)
         return ""
+
+    def _play(self, site: str, meet: Connect) -> None:
+        file = party_file(site)
+        try:
+            play_party(file, resume=self._resume, meet=meet, on_progress=_Epochs(site).tell)
+        except Exception as error:
+            _write_log(PartyFile.read(file).folder, error)
+            raise
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def carry(self, name: bytes, number: int, frame: bytes) -> bool:
@@ -111,8 +118,10 @@ class Site:
         def carry(peer: str, name: bytes, number: int, frame: bytes) -> bool:
             try:
                 return peers[peer].carry(name, number, frame) is True
-            except (CollabCallError, RunAborted) as error:
-                raise ConnectionError(f"a call of NVFlare's failed: {error}") from error
+            except RunAborted as error:
+                raise ConnectionAbortedError("NVFlare ended the job") from error
+            except CollabCallError as error:
+                raise ConnectionError(f"a call to {peer} failed: {error.cause}") from error
 
         self._calls = Calls(me, carry)
         return Linked.meet(
@@ -166,16 +175,28 @@ def party_file(site: str) -> Path:
     return path
 
 
-def _told(site: str, file: Path | None, error: Exception) -> str:
-    """How the party failed, in words for all; the whole of it goes into its own folder."""
-    kind = type(error).__name__
-    if file is not None:
-        folder = PartyFile.read(file).folder
-        with contextlib.suppress(OSError), os.fdopen(
-            open_regular(folder / _LOG, create=True), "a", encoding="utf-8"
-        ) as log:
-            log.write(f"{kind}: {error}\n")
-    for_all = str(error) if isinstance(error, PartyLeftError) else f"its own {_LOG} says more"
-    told = f"{kind}: {for_all}"
-    _LOGGER.error("%s: %s", site, told)
-    return told
+def _for_all(error: Exception) -> str:
+    """An error in words for all: who left or stopped as it is, of any other the kind alone."""
+    told = str(error) if isinstance(error, PartyLeftError) else f"its own {_LOG} says more"
+    return f"{type(error).__name__}: {told}"
+
+
+def _write_log(folder: Path, error: Exception) -> None:
+    """Keep the whole of an error in the party's own folder."""
+    with (
+        contextlib.suppress(OSError),
+        os.fdopen(open_regular(folder / _LOG, create=True), "a", encoding="utf-8") as log,
+    ):
+        log.write(f"{type(error).__name__}: {error}\n")
+
+
+class _Epochs:
+    """Says in NVFlare's log how far the active is, and nothing of how well it does."""
+
+    def __init__(self, site: str) -> None:
+        self._site, self._epoch = site, 0
+
+    def tell(self, progress: Progress) -> None:
+        if progress.epoch > self._epoch:
+            self._epoch = progress.epoch
+            _LOGGER.info("%s: epoch %d of %d", self._site, progress.epoch, progress.epochs)
