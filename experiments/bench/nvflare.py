@@ -1,43 +1,66 @@
 """What a message costs inside a job of NVFlare's, against the driver in memory.
 
-Cases `round/b131072` and `message/b...`, with the seconds of four messages of 128 KiB between two
-sites, one after another (there and back again, twice), and of one message of 64 bytes or 16 MiB,
-half of a round trip. Two sites of `SimEnv`, each a process of its own; frames go through NVFlare's
-server over TCP on loopback, without TLS, and are sealed between the two sites.
+Cases `nvflare/message/b...`: seconds that one sealed message of 64 bytes, 128 KiB or 16 MiB takes
+from one site to another, there and back again and halved. Case `nvflare/round/b131072`: four
+messages of 128 KiB, one after another. NVFlare's simulator, each site a process of its own; frames
+go through its server over TCP on loopback, without TLS, and are sealed between the two sites.
 """
 
+import importlib.util
 import json
-import os
 import statistics
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments.bench.rows import Row
-from protocols.identity import Identity, fresh_identity
+from experiments.bench.talk import COUNTS, echo, seconds_of
 from protocols.seal import fresh_run_key
-from secure_apfed.exchange import InMemory, Kind, Links, drive
-from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import InMemory
 
 __all__ = ["bench"]
 
-_SIZES = {64: 200, 2**17: 100, 2**24: 4}
-_ROUND = 4
-_FOLDER = "SECURE_APFED_BENCH"
+_ROUND, _ROUND_BYTES = 4, 2**17
+_LONGEST_S = 240.0
 
 
 def bench(quick: bool) -> Iterator[Row]:
-    """Seconds a message, and the ratio to memory's."""
-    try:
-        apart = _in_a_job()
-    except ConfigError as error:
-        yield Row(case="round/b131072", seconds=None, more={"reason": str(error)})
+    """Seconds, and ratios to memory."""
+    if importlib.util.find_spec("nvflare") is None:
+        why = "pip install 'secure-apfed[nvflare]'"
+        yield Row(case="nvflare", seconds=None, more={"reason": f"nvflare is missing: {why}"})
         return
-    memory = {size: _in_memory(size) for size in _SIZES}
-    for size in _SIZES:
+    apart, memory = _in_a_job(), _in_memory()
+    for size in COUNTS:
         here, there = statistics.median(memory[size]), statistics.median(apart[size])
-        more = {"peer_seconds": here}
-        yield Row(
-            case=f"message/b{size}", seconds=there, peer="memory", ratio=there / here, more=more
-        )
+        for name, messages in (("message", 1), ("round", _ROUND)):
+            if name == "message" or size == _ROUND_BYTES:
+                yield Row(
+                    case=f"nvflare/{name}/b{size}", seconds=messages * there, peer="memory",
+                    ratio=there / here, more={"peer_seconds": messages * here},
+                )  # fmt: skip
+
+
+def _in_a_job() -> Mapping[int, Sequence[float]]:
+    """By size of the payload, seconds of each message between two sites."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = "import sys; from experiments.bench.nvflare_echo import play; play(sys.argv[1])"
+        subprocess.run(  # noqa: S603 - this very program
+            [sys.executable, "-c", code, folder],
+            check=True, timeout=_LONGEST_S, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        told = json.loads((Path(folder) / "seconds.json").read_bytes())
+    return {int(size): seconds for size, seconds in told.items()}
+
+
+def _in_memory() -> Mapping[int, Sequence[float]]:
+    """The same with both in this process."""
+    keys = {name: fresh_run_key() for name in ("here", "there")}
+    network = InMemory.sealed(session="bench", contract_hash=bytes(32), run_keys=keys)
+    network.begin("there", echo(network.links["there"]))
+    links = network.links["here"]
+    found = seconds_of(links, lambda script: network.complete("here", script))
+    network.close()
+    return found

@@ -7,6 +7,7 @@ much. Protects from: calls of strangers, and from frames that are too large, rep
 turn, or that nobody reads: few wait here. No module of NVFlare's is used here.
 """
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from protocols.errors import RemoteProtocolError
 from protocols.randomness import fresh_key
 from secure_apfed.exchange.door import Door
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd, prove
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd, plain_text, prove
 
 __all__ = ["Calls", "Carry"]
 
@@ -42,10 +43,12 @@ class Calls:
 
     def __init__(self, me: LocalEnd, carry: Carry) -> None:
         self._me, self._carry = me, carry
-        self._door = Door(me, tuple(name for name in me.known if name > me.name))
+        dialling = tuple(name for name in me.known if name > me.name)
+        self._door = Door(me, dialling, absent="its party did not begin")
         self._lock = threading.Lock()
         self._standing: dict[str, _Called] = {}
         self._failing: set[str] = set()
+        self._stopped: dict[str, str] = {}
         self._ended = ""
 
     def ways(self) -> Mapping[str, Callable[[], Connection]]:
@@ -54,7 +57,7 @@ class Calls:
 
     def _way(self, peer: str) -> Callable[[], Connection]:
         def connect() -> Connection:
-            self._require_going_on()
+            self._require_going_on(peer)
             if peer > self._me.name:
                 return self._door.connect(peer)
             connection = self._stand(peer, fresh_key())
@@ -72,14 +75,21 @@ class Calls:
         Args:
             caller: whose call it is, by those who carry it; who is there proves itself afterwards.
             name: of the connection, as who dials drew it.
-            number: of the frame, from 0.
+            number: of the frame, from 0; -1 - n: none comes after the first n.
             frame: at most `MOST_SEALED` bytes.
 
         Returns:
             Whether it was taken; where not, the connection is over.
         """
+        if type(name) is not bytes or type(number) is not int or type(frame) is not bytes:
+            return False
         called = self._called(caller, name, number)
-        return called is not None and type(frame) is bytes and called.put(number, frame)
+        if called is None:
+            return False
+        if number < 0:
+            called.over_after(-1 - number)
+            return True
+        return called.put(number, frame)
 
     def _called(self, caller: str, name: bytes, number: int) -> "_Called | None":
         """The connection of this name; a new one where the peer may dial and begins."""
@@ -88,7 +98,7 @@ class Calls:
         if standing is not None and standing.name == name:
             return standing
         dials = caller in self._me.known and caller > self._me.name
-        if not dials or number != 0 or type(name) is not bytes or len(name) != _NAME_BYTES:
+        if not dials or number != 0 or len(name) != _NAME_BYTES:
             return None
         fresh = self._stand(caller, name)
         threading.Thread(target=self._door.welcome, args=(fresh, b""), daemon=True).start()
@@ -128,7 +138,13 @@ class Calls:
         for called in standing:
             called.close()
 
-    def _require_going_on(self) -> None:
+    def stopped(self, peer: str, told: str) -> None:
+        """A peer's party has ended by an error, and makes no connection any more."""
+        self._stopped[peer] = plain_text(told.encode())
+
+    def _require_going_on(self, peer: str) -> None:
+        if (told := self._stopped.get(peer)) is not None:
+            raise RemoteProtocolError(f"{peer} stopped: {told}")
         if self._ended:
             raise RemoteProtocolError(self._ended)
 
@@ -148,6 +164,7 @@ class _Called:
         self._early: dict[int, bytes] = {}
         self._frames: deque[bytes] = deque()
         self._sent = self._came = 0
+        self._last: int | None = None
         self._closed: str | None = None
 
     def put(self, number: int, frame: bytes) -> bool:
@@ -161,11 +178,22 @@ class _Called:
             while self._came in self._early:
                 self._frames.append(self._early.pop(self._came))
                 self._came += 1
+            self._end_if_over()
             self._changed.notify_all()
             room = self._changed.wait_for(
                 lambda: self._closed is not None or len(self._frames) <= _MOST_QUEUED, _ROOM_S
             )
-            return room and self._closed is None
+            return room and (self._closed is None or self._last is not None)
+
+    def over_after(self, count: int) -> None:
+        """Hear that the other end closed, and sent so many frames before."""
+        with self._changed:
+            self._last = count
+            self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._last is not None and self._came >= self._last:
+            self._end("the other end closed the connection")
 
     def send_bytes(self, buf: bytes, /) -> None:
         self._room.acquire()
@@ -183,9 +211,9 @@ class _Called:
         """One call; where it fails, the connection is over."""
         try:
             if not self._carry(number, frame):
-                self.close("it is not there yet, or has another connection by now")
+                self._fail("it is not there yet, or has another connection by now")
         except OSError as error:
-            self.close(str(error))
+            self._fail(str(error))
         finally:
             self._room.release()
 
@@ -203,8 +231,22 @@ class _Called:
                 lambda: bool(self._frames) or self._closed is not None, timeout
             )
 
-    def close(self, why: str = "the connection was closed") -> None:
+    def close(self) -> None:
+        """End it here, and at the other end when what was sent is there."""
+        self._fail("the connection was closed", after=self._sent)
+
+    def _fail(self, why: str, *, after: int = 0) -> None:
         with self._changed:
-            self._closed = self._closed or why
+            if self._closed is None:
+                self._calling.submit(self._say_over, after)
+            self._end(why)
+
+    def _say_over(self, after: int) -> None:
+        with contextlib.suppress(OSError):  # it finds out by the silence
+            self._carry(-1 - after, b"")
+
+    def _end(self, why: str) -> None:
+        if self._closed is None:
+            self._closed = why
             self._calling.shutdown(wait=False)
-            self._changed.notify_all()
+        self._changed.notify_all()

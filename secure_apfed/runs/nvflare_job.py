@@ -1,41 +1,53 @@
-"""A job of NVFlare's that plays the parties of a project, one at each of its sites.
+"""A job of NVFlare's that plays the parties of a run, one at each of its sites.
 
-Run by: whoever submits it, with any environment of NVFlare's (`SimEnv`, `PocEnv`, `ProdEnv`). The
-job holds names of sites and classes and nothing else: no code, no data, no settings of a run, no
-path. What a site plays and with what is said by that site alone; see docs/nvflare.md.
+Run by: whoever submits it, to any environment of NVFlare's (`SimEnv`, `PocEnv`, `ProdEnv`). A job
+holds names of sites and classes and nothing else: no code, no data, no settings of a run, no path.
+What a site plays, and with what, that site alone says; see docs/nvflare.md.
 
-Example:
+Example: a submission in production, where `kits/lead@bank.example` is a startup kit of NVFlare's.
+
     recipe = PartyRecipe(["bank", "shop", "clinic", "aggregator"])
-    recipe.execute(ProdEnv(startup_kit_location="kits/admin@bank.example"))
+    recipe.run(ProdEnv("kits/lead@bank.example", username="lead@bank.example"))
 """
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.names import check_name
-from secure_apfed.runs.nvflare_site import Server, Site
+from secure_apfed.runs.nvflare_site import PARTY_FILE, Server, Site
 
-from nvflare.collab.runtime.controller import CollabController
-from nvflare.collab.runtime.executor import CollabExecutor
-from nvflare.job_config.api import FedJob
-from nvflare.recipe.spec import Recipe
+try:
+    from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+    from nvflare.collab.runtime.controller import CollabController
+    from nvflare.collab.runtime.executor import CollabExecutor
+    from nvflare.job_config.api import FedJob
+    from nvflare.recipe.sim_env import SimEnv
+    from nvflare.recipe.spec import Recipe
+except ImportError as error:
+    raise ConfigError(
+        "a job of NVFlare's needs nvflare 2.9 or later, of which something is missing "
+        f"({error}); install it with pip install 'secure-apfed[nvflare]'"
+    ) from error
 
-__all__ = ["ALLOWED_CLASSES", "PartyRecipe", "allow_classes"]
+__all__ = ["ALLOWED_CLASSES", "PartyRecipe", "allow_classes", "job_of", "simulate"]
 
 ALLOWED_CLASSES = ("nvflare.collab.runtime.", "secure_apfed.runs.nvflare_site.")
-"""What the list `class_allow_list` of every site and of the server has to hold."""
+"""What `class_allow_list` has to hold at every site and at the server."""
 
-_PACKAGE = "secure_apfed"
+_NAME = "secure-apfed"
+_LIST = "class_allow_list"
 
 
 class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
     """The job.
 
     Args:
-        sites: the parties of the run, which are named as their sites; also aggregator and dealer,
-            where the run has them.
+        sites: the parties of the run, each the name of its site, too; with the aggregator and the
+            dealer, where the run has them.
         name: of the job.
         resume: go on from the checkpoints in the parties' folders.
 
@@ -43,35 +55,76 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
         ConfigError: too few sites, or names that no party has.
     """
 
-    def __init__(
-        self, sites: Sequence[str], *, name: str = "secure-apfed", resume: bool = False
-    ) -> None:
-        if len(set(sites)) != len(sites) or len(sites) < 2:
+    def __init__(self, sites: Sequence[str], *, name: str = _NAME, resume: bool = False) -> None:
+        if len(sites) < 2 or len(set(sites)) < len(sites):
             raise ConfigError(f"a job needs two sites or more, each once; got {', '.join(sites)}")
-        job = FedJob(name, len(sites), [check_name(site) for site in sites], fail_fast=True)
-        job.set_app_packages([_PACKAGE])  # installed at each site; nothing of it travels
-        server = job.to_server(Server(), id="server")
-        job.to_server(CollabController(server_obj_id=server), id="controller")
-        for site in sites:
-            party = job.to(Site(resume=resume), site, id="party")
-            job.to(CollabExecutor(client_obj_id=party), site, id="executor", tasks=["*"])
-        super().__init__(job)
+        try:
+            parties = {check_name(site): Site(resume=resume) for site in sites}
+        except ValueError as error:
+            raise ConfigError(f"sites: {error}") from None
+        super().__init__(job_of(name, parties))
 
 
-def allow_classes(resources: Path) -> None:
-    """Let a site load the classes of such jobs, beside those that it allows already.
+def job_of(name: str, parties: Mapping[str, Site], *, packages: Sequence[str] = ()) -> FedJob:
+    """A job that plays these at their sites, and ends where one of them is gone.
 
     Args:
-        resources: its `local/resources.json`; begun from `resources.json.default` beside it where
+        name: of the job.
+        parties: by site.
+        packages: installed at each site besides the library; no code of them travels either.
+    """
+    job = FedJob(name, len(parties), list(parties), fail_fast=True)
+    job.set_app_packages(["secure_apfed", *packages])
+    server = job.to_server(Server(), id="server")
+    job.to_server(CollabController(server_obj_id=server), id="controller")
+    for site, party in parties.items():
+        played = job.to(party, site, id="party")
+        job.to(CollabExecutor(client_obj_id=played), site, id="executor", tasks=["*"])
+    return job
+
+
+def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> None:
+    """Let a site, or the server, load the classes of such jobs besides those that it allows.
+
+    Args:
+        resources: its `local/resources.json`; made from `resources.json.default` beside it where
             there is none.
+        classes: names, or their beginnings with a dot behind.
     """
     default = resources.with_name(f"{resources.name}.default")
     source = next((one for one in (resources, default) if one.exists()), None)
-    told = json.loads(source.read_text(encoding="utf-8")) if source else {"format_version": 2}
-    allowed = told.get("class_allow_list")
-    if allowed is None:
-        from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
-
-        allowed = [*DEFAULT_CLASS_ALLOW_LIST]
-    told["class_allow_list"] = [*dict.fromkeys([*allowed, *ALLOWED_CLASSES])]
+    told: dict[str, Any] = {"format_version": 2}
+    if source is not None:
+        told = json.loads(source.read_text(encoding="utf-8"))
+    allowed = told.get(_LIST, DEFAULT_CLASS_ALLOW_LIST)
+    told[_LIST] = [*dict.fromkeys([*allowed, *classes])]
     resources.write_text(json.dumps(told, indent=2), encoding="utf-8")
+
+
+def simulate(
+    files: Mapping[str, Path], workspace: Path, *, resume: bool = False, name: str = _NAME
+) -> None:
+    """Play parties of this machine as a job in NVFlare's simulator, each in its own process.
+
+    Args:
+        files: of all parties, as `secure_apfed.runs.local.prepare_parties` makes them over "nvflare".
+        workspace: NVFlare's; what lies there of a former job is removed.
+        resume: go on from the checkpoints in the parties' folders.
+        name: of the job.
+
+    Raises:
+        RuntimeError: the job failed; NVFlare's log there and the parties' own say why.
+    """
+    local = workspace / name / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    allow_classes(local / "resources.json")
+    file = next(iter(files.values()))
+    before = os.environ.get(PARTY_FILE)
+    os.environ[PARTY_FILE] = str(file.parent.parent / "{site}" / file.name)
+    try:
+        env = SimEnv(clients=list(files), workspace_root=str(workspace))
+        PartyRecipe(list(files), name=name, resume=resume).run(env)
+    finally:
+        del os.environ[PARTY_FILE]
+        if before is not None:
+            os.environ[PARTY_FILE] = before

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ PARTY_FILE = "SECURE_APFED_PARTY"
 
 _CALL_S = 15.0
 _LONGEST_S = 3e7
-_LOOK_S = 0.2
+_LOOK_S, _GRACE_S = 0.2, 30.0  # parties hear of each other's end in much less
 _LOG = "log.txt"
 _LOGGER = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class Site:
     def __init__(self, resume: bool = False) -> None:
         self._resume = resume
         self._calls: Calls | None = None
+        self._stopped: dict[str, str] = {}
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def play(self) -> str:
@@ -76,6 +78,7 @@ class Site:
         except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
             told = _for_all(error)
             _LOGGER.error("%s: %s", site, told)  # noqa: TRY400 - the log may go to the server
+            self._tell(peers, told)
             return told
         finally:
             ended.set()
@@ -94,6 +97,19 @@ class Site:
     def carry(self, name: bytes, number: int, frame: bytes) -> bool:
         """Take one frame of the calling site; see `Calls.take`."""
         return self._calls is not None and self._calls.take(collab.caller, name, number, frame)
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def stopped(self, told: str) -> None:
+        """Hear that the party of the calling site has ended by an error; see `Calls.stopped`."""
+        self._stopped[collab.caller] = str(told)
+        if self._calls is not None:
+            self._calls.stopped(collab.caller, str(told))
+
+    def _tell(self, peers: Mapping[str, Any], told: str) -> None:
+        """Tell all that this party has ended; who has a link to it heard so there, too."""
+        for peer in peers.values():
+            with contextlib.suppress(CollabCallError, RunAborted):
+                peer.stopped(told)
 
     def _meet(
         self, peers: Mapping[str, Any], told: PartyFile, identity: Identity,
@@ -124,6 +140,8 @@ class Site:
                 raise ConnectionError(f"a call to {peer} failed: {error.cause}") from error
 
         self._calls = Calls(me, carry)
+        for peer, why in self._stopped.items():
+            self._calls.stopped(peer, why)
         return Linked.meet(
             told.party, self._calls.ways(), patience_s=told.reconnect_s, meet_s=told.meet_s
         )
@@ -146,11 +164,26 @@ class Server:
         Raises:
             RuntimeError: says how each party failed that did.
         """
-        played = collab.clients(timeout=_LONGEST_S).play()
-        failed = {site: told for site, told in played if told}
-        failed |= {site: "its process is gone" for site in played.failures}
-        if failed:
-            raise RuntimeError("; ".join(f"{site}: {told}" for site, told in failed.items()))
+        ended: dict[str, str] = {}
+
+        def hear(call: Any, told: str) -> str:
+            ended[call.target_name.partition(".")[0]] = told
+            return told
+
+        sites = collab.clients
+        played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=hear).play()
+        deadline = float("inf")
+        while len(ended) + len(played.failures) < len(sites) and time.monotonic() < deadline:
+            if collab.is_aborted:
+                return
+            if played.failures or any(ended.values()):
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+            time.sleep(_LOOK_S)
+        failed = {one.name: ended.get(one.name, "it was not heard of any more") for one in sites}
+        if any(failed.values()):
+            raise RuntimeError(
+                "; ".join(f"{site}: {told}" for site, told in failed.items() if told)
+            )
 
 
 def party_file(site: str) -> Path:
