@@ -7,17 +7,18 @@ import json
 import tempfile
 from pathlib import Path
 
+from nvflare.recipe.sim_env import SimEnv
+from nvflare.recipe.spec import Recipe
+
 from experiments.bench.local import sealed
 from experiments.bench.talk import echo, seconds_of
 from protocols.identity import Identity, fresh_identity
 from secure_apfed.exchange import Kind, Links, drive
 from secure_apfed.runs.connecting import Connect
-from secure_apfed.runs.nvflare_job import ALLOWED_CLASSES, allow_classes, job_of
+from secure_apfed.runs.nvflare_job import job_of
+from secure_apfed.runs.nvflare_kits import ALLOWED_CLASSES, allow_classes
 from secure_apfed.runs.nvflare_site import Site
 from secure_apfed.runs.party import PartyFile, Peer
-
-from nvflare.recipe.sim_env import SimEnv
-from nvflare.recipe.spec import Recipe
 
 __all__ = ["EchoSite", "play"]
 
@@ -51,7 +52,9 @@ class EchoSite(Site):
         if site == "there":
             drive(echo(links), transport, timeout_s=_PATIENCE_S)
         else:
-            found = seconds_of(links, lambda script: drive(script, transport, timeout_s=_PATIENCE_S))
+            found = seconds_of(
+                links, lambda script: drive(script, transport, timeout_s=_PATIENCE_S)
+            )
             links.send("there", Kind.END, 0)
             (folder / "seconds.json").write_text(json.dumps(found))
         transport.close()

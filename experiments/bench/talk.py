@@ -27,9 +27,7 @@ async def echo(links: Links) -> None:
         links.send("here", Kind.SUM, 0, asked.payload)
 
 
-def seconds_of(
-    links: Links, play: Callable[[Script[None]], Any]
-) -> Mapping[int, Sequence[float]]:
+def seconds_of(links: Links, play: Callable[[Script[None]], Any]) -> Mapping[int, Sequence[float]]:
     """By size of the payload, seconds of each message: half of there and back again."""
     found: dict[int, list[float]] = {}
     for size, count in COUNTS.items():

@@ -1,10 +1,10 @@
 """Connections made of calls between sites, as a job of NVFlare gives them.
 
-Run by: every party of such a job, beneath `sealed_connection` and `resumable_link`. Each frame is one
-call, which returns when the other end has taken it; a few are under way at once, in any order, and
-are put in order by their numbers. Whoever carries the calls learns who speaks to whom, when and how
-much. Protects from: calls of strangers, and from frames that are too large, repeated, ahead of their
-turn, or that nobody reads: few wait here. No module of NVFlare's is used here.
+Run by: every party of such a job, beneath `sealed_connection` and `resumable_link`. Each frame is
+one call, which returns when the other end has taken it; a few are under way at once, in any order,
+and are put in order by their numbers. Whoever carries the calls learns who speaks to whom, when and
+how much. Protects from: calls of strangers, and from frames that are too large, repeated, ahead of
+their turn, or that nobody reads: few wait here. No module of NVFlare's is used here.
 """
 
 import contextlib
@@ -130,7 +130,7 @@ class Calls:
         return taken
 
     def end(self, why: str) -> None:
-        """Break all connections for good: whoever waits for a peer is told why, and who was gone."""
+        """Break all connections for good; whoever waits is told why, and which peers were gone."""
         with self._lock:
             gone = " and ".join(sorted(self._failing))
             self._ended = self._ended or (f"{why}; calls to {gone} failed before" if gone else why)
@@ -180,10 +180,9 @@ class _Called:
                 self._came += 1
             self._end_if_over()
             self._changed.notify_all()
-            room = self._changed.wait_for(
+            return self._changed.wait_for(
                 lambda: self._closed is not None or len(self._frames) <= _MOST_QUEUED, _ROOM_S
             )
-            return room and (self._closed is None or self._last is not None)
 
     def over_after(self, count: int) -> None:
         """Hear that the other end closed, and sent so many frames before."""

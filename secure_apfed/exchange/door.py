@@ -106,6 +106,4 @@ class Door:
             return self._places[name].get(timeout=_LOOK_S)
         except queue.Empty:
             told = self._trouble.get(name)
-            raise TimeoutError(
-                told or self._absent
-            ) from None
+            raise TimeoutError(told or self._absent) from None

@@ -158,8 +158,8 @@ def _require_of(told: PartyFile) -> Callable[[str, bytes], None]:
 
 def _inside_a_job(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
     raise ConfigError(
-        f"{told.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: submit "
-        "the job (docs/nvflare.md), or name another link"
+        f"{told.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
+        "submit the job (docs/nvflare.md), or name another link"
     )
 
 

@@ -142,7 +142,8 @@ def prepare_parties(
 ) -> dict[str, Path]:
     """Make each party's folder, key, rows and file of settings; return the files by party.
 
-    Over "nvflare" they are for a job (`nvflare_job.py`); over "grpc" and "relay" each gets a certificate of an authority of this trial, too.
+    Over "nvflare" they are for a job (`nvflare_job.py`); over "grpc" and "relay" each gets a
+    certificate of an authority of this trial, too.
 
     Raises:
         ConfigError, DataError: what does not fit, or cannot be loaded.

@@ -10,18 +10,16 @@ Example: a submission in production, where `kits/lead@bank.example` is a startup
     recipe.run(ProdEnv("kits/lead@bank.example", username="lead@bank.example"))
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.names import check_name
+from secure_apfed.runs.nvflare_kits import allow_classes
 from secure_apfed.runs.nvflare_site import PARTY_FILE, Server, Site
 
 try:
-    from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
     from nvflare.collab.runtime.controller import CollabController
     from nvflare.collab.runtime.executor import CollabExecutor
     from nvflare.job_config.api import FedJob
@@ -33,13 +31,9 @@ except ImportError as error:
         f"({error}); install it with pip install 'secure-apfed[nvflare]'"
     ) from error
 
-__all__ = ["ALLOWED_CLASSES", "PartyRecipe", "allow_classes", "job_of", "simulate"]
-
-ALLOWED_CLASSES = ("nvflare.collab.runtime.", "secure_apfed.runs.nvflare_site.")
-"""What `class_allow_list` has to hold at every site and at the server."""
+__all__ = ["PartyRecipe", "job_of", "simulate"]
 
 _NAME = "secure-apfed"
-_LIST = "class_allow_list"
 
 
 class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
@@ -83,31 +77,13 @@ def job_of(name: str, parties: Mapping[str, Site], *, packages: Sequence[str] = 
     return job
 
 
-def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> None:
-    """Let a site, or the server, load the classes of such jobs besides those that it allows.
-
-    Args:
-        resources: its `local/resources.json`; made from `resources.json.default` beside it where
-            there is none.
-        classes: names, or their beginnings with a dot behind.
-    """
-    default = resources.with_name(f"{resources.name}.default")
-    source = next((one for one in (resources, default) if one.exists()), None)
-    told: dict[str, Any] = {"format_version": 2}
-    if source is not None:
-        told = json.loads(source.read_text(encoding="utf-8"))
-    allowed = told.get(_LIST, DEFAULT_CLASS_ALLOW_LIST)
-    told[_LIST] = [*dict.fromkeys([*allowed, *classes])]
-    resources.write_text(json.dumps(told, indent=2), encoding="utf-8")
-
-
 def simulate(
     files: Mapping[str, Path], workspace: Path, *, resume: bool = False, name: str = _NAME
 ) -> None:
     """Play parties of this machine as a job in NVFlare's simulator, each in its own process.
 
     Args:
-        files: of all parties, as `secure_apfed.runs.local.prepare_parties` makes them over "nvflare".
+        files: of all parties, as `prepare_parties` of `runs/local.py` makes them over "nvflare".
         workspace: NVFlare's; what lies there of a former job is removed.
         resume: go on from the checkpoints in the parties' folders.
         name: of the job.

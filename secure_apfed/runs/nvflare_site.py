@@ -77,7 +77,7 @@ class Site:
             self._play(site, lambda *asked: self._meet(peers, *asked))
         except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
             told = _for_all(error)
-            _LOGGER.error("%s: %s", site, told)  # noqa: TRY400 - the log may go to the server
+            _LOGGER.error("%s: %s", site, told)
             self._tell(peers, told)
             return told
         finally:
@@ -86,7 +86,7 @@ class Site:
         return ""
 
     def _play(self, site: str, meet: Connect) -> None:
-        file = party_file(site)
+        file = _party_file(site)
         try:
             play_party(file, resume=self._resume, meet=meet, on_progress=_Epochs(site).tell)
         except Exception as error:
@@ -186,7 +186,7 @@ class Server:
             )
 
 
-def party_file(site: str) -> Path:
+def _party_file(site: str) -> Path:
     """The party's file, as the site says.
 
     Raises:
@@ -195,8 +195,8 @@ def party_file(site: str) -> Path:
     told = os.environ.get(PARTY_FILE)
     if not told:
         raise ConfigError(
-            f"{site}: start this site with {PARTY_FILE} in its environment: the path of its party's "
-            "file, such as /srv/apfed/party.yaml"
+            f"{site}: start this site with {PARTY_FILE} in its environment: the path of its "
+            "party's file, such as /srv/apfed/party.yaml"
         )
     path = Path(told.replace("{site}", check_name(site)))
     party = PartyFile.read(path)

@@ -1,4 +1,4 @@
-"""Parties inside a job of NVFlare's: memory's models, and errors that name who and what; needs nvflare.
+"""Parties inside a job of NVFlare's: memory's models, and errors that name who and what.
 
 Each job takes half a minute, of which NVFlare's simulator takes most to start and to end.
 """
@@ -21,13 +21,14 @@ import pytest
 from safetensors.torch import load
 
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config
+from secure_apfed.config.file import load_config, load_settings_text
 from secure_apfed.data import read_own
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs import run
 from secure_apfed.runs.folder import make_private
 from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import play_party
+from secure_apfed.runs.party_file import PartyFile
 from tests.local.processes import model_digests
 from tests.secure_apfed.small_runs import small_config
 
@@ -41,7 +42,8 @@ OPEN = {"guard": {"mechanism": "none", "noise": "reproducible_insecure"}}
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
 SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 JOB = (
-    "import json, sys; from pathlib import Path; from secure_apfed.runs.nvflare_job import simulate;"
+    "import json, sys; from pathlib import Path;"
+    "from secure_apfed.runs.nvflare_job import simulate;"
     "files, workspace, resume = json.loads(sys.argv[1]);"
     "simulate({name: Path(file) for name, file in files.items()}, Path(workspace), resume=resume)"
 )
@@ -62,9 +64,7 @@ class Job:
         for file in self.files.values():
             file.write_text(file.read_text().replace("reconnect_s: 30.0", "reconnect_s: 3.0"))
 
-    def play(
-        self, *, resume: bool = False, meanwhile: Callable[[], None] = lambda: None
-    ) -> int:
+    def play(self, *, resume: bool = False, meanwhile: Callable[[], None] = lambda: None) -> int:
         """Play to the end; return the exit code. Nothing of it is left."""
         told = [{name: str(file) for name, file in self.files.items()}, str(self.workspace), resume]
         process = subprocess.Popen(
@@ -90,7 +90,9 @@ class Job:
                 words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
             except OSError:
                 continue
-            of_site = not site or ("--client" in words and words[words.index("--client") + 1] == site)
+            of_site = not site or (
+                "--client" in words and words[words.index("--client") + 1] == site
+            )
             if of_site and any(word.startswith(str(self.workspace)) for word in words):
                 found.append(int(entry.name))
         return found
@@ -157,8 +159,9 @@ def test_a_party_that_cannot_begin_is_named_and_its_words_stay_its_own(tmp_path:
     log = job.nvflares()[job.log("server")].decode()
     assert "passive-1: DataError: its own log.txt says more" in log
     for name in ("active", "aggregator", "passive-2"):
-        assert f"agreement: {name} has no link to passive-1: passive-1 stopped" in job.said(name)
-        assert f"agreement: {name} has no link to passive-1" in log
+        assert job.said(name).startswith(f"PartyLeftError: agreement: {name} has no link to ")
+        assert "passive-1 stopped: DataError: its own log.txt says more" in job.said(name)
+        assert f"agreement: {name} has no link to " in log
     assert not [path for path, content in job.nvflares().items() if b"prepared rows" in content]
 
 
@@ -193,7 +196,7 @@ def test_a_site_that_is_killed_is_named_and_the_next_job_resumes(tmp_path: Path)
 
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
-    for name in ("nvflare_site", "nvflare_job"):
+    for name in ("nvflare_kits", "nvflare_site", "nvflare_job"):
         monkeypatch.delitem(sys.modules, f"secure_apfed.runs.{name}", raising=False)
         with pytest.raises(ConfigError, match=r"pip install 'secure-apfed\[nvflare\]'"):
             importlib.import_module(f"secure_apfed.runs.{name}")
@@ -203,3 +206,33 @@ def test_outside_a_job_such_a_party_says_where_it_belongs(tmp_path: Path) -> Non
     job = job_of(tmp_path, "apfed_c", **OPEN)
     with pytest.raises(ConfigError, match="active: link: nvflare is for a job of NVFlare's"):
         play_party(job.files["active"])
+
+
+PAGE = (Path(__file__).parents[2] / "docs/nvflare.md").read_text(encoding="utf-8")
+
+
+@needs_nvflare
+def test_the_pages_project_gives_kits_that_allow_parties_and_no_code(tmp_path: Path) -> None:
+    (project,) = re.findall(r"```yaml\n(api_version.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "project.yml").write_text(project)
+    subprocess.run(
+        [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path)},
+        cwd=tmp_path, check=True, capture_output=True, timeout=100,
+    )  # fmt: skip
+    kits = tmp_path / "kits/trial/prod_00"
+    for owner in ("server.example", "bank", "shop", "clinic", "aggregator"):
+        resources = json.loads((kits / owner / "local/resources.json.default").read_bytes())
+        assert "secure_apfed.runs.nvflare_site." in resources["class_allow_list"]
+        assert len(resources["class_allow_list"]) > 50  # its own, too
+        assert resources["allow_log_streaming"] is False
+        told = json.loads((kits / owner / "local/authorization.json.default").read_bytes())
+        assert {rights["byoc"] for rights in told["permissions"].values()} == {"none"}
+        assert told["permissions"]["lead"]["submit_job"] == "any"
+
+
+def test_the_pages_file_is_a_partys() -> None:
+    (shown,) = re.findall(r"```yaml\n(party:.*?)```", PAGE, re.DOTALL)
+    for name, digit in (("9f...", "9"), ("3a...", "3"), ("77...", "7")):
+        shown = shown.replace(name, f'"{digit * 64}"')
+    assert load_settings_text(PartyFile, shown, source="page").link == "nvflare"
