@@ -56,6 +56,8 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
             parties = {check_name(site): Site(resume=resume) for site in sites}
         except ValueError as error:
             raise ConfigError(f"sites: {error}") from None
+        if dotted := [site for site in sites if "." in site]:
+            raise ConfigError(f"NVFlare takes no dots in names of sites; rename {dotted[0]}")
         super().__init__(job_of(name, parties))
 
 

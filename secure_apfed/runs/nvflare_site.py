@@ -10,6 +10,7 @@ left, or the kind alone; the rest is in the party's own log.
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ except ImportError as error:
         "'secure-apfed[nvflare]'"
     ) from error
 
-__all__ = ["PARTY_FILE", "Server", "Site"]
+__all__ = ["PARTY_FILE", "Server", "Site", "WrongSiteError"]
 
 PARTY_FILE = "SECURE_APFED_PARTY"
 """Variable of a site's environment: the path of its party's file; `{site}` stands for its name."""
@@ -86,11 +87,15 @@ class Site:
         return ""
 
     def _play(self, site: str, meet: Connect) -> None:
-        file = _party_file(site)
+        folder: Path | None = None
         try:
+            file = _party_file(site)
+            told = PartyFile.read(file)
+            _require_party(site, told.party)
+            folder = told.folder
             play_party(file, resume=self._resume, meet=meet, on_progress=_Epochs(site).tell)
         except Exception as error:
-            _write_log(PartyFile.read(file).folder, error)
+            _write_log(folder, error)
             raise
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
@@ -140,7 +145,7 @@ class Site:
                 raise ConnectionError(f"a call to {peer} failed: {error.cause}") from error
 
         self._calls = Calls(me, carry)
-        for peer, why in self._stopped.items():
+        for peer, why in [*self._stopped.items()]:
             self._calls.stopped(peer, why)
         return Linked.meet(
             told.party, self._calls.ways(), patience_s=told.reconnect_s, meet_s=told.meet_s
@@ -186,41 +191,56 @@ class Server:
             )
 
 
+class WrongSiteError(ConfigError):
+    """A site does not say what it plays, or is not the party's; says nothing that is its own."""
+
+
 def _party_file(site: str) -> Path:
     """The party's file, as the site says.
 
     Raises:
-        ConfigError: it does not say, or the file is another party's.
+        WrongSiteError: it does not say.
     """
     told = os.environ.get(PARTY_FILE)
     if not told:
-        raise ConfigError(
+        raise WrongSiteError(
             f"{site}: start this site with {PARTY_FILE} in its environment: the path of its "
             "party's file, such as /srv/apfed/party.yaml"
         )
-    path = Path(told.replace("{site}", check_name(site)))
-    party = PartyFile.read(path)
-    if party.party != site:
-        raise ConfigError(
-            f"{path} is the file of {party.party}, and this site is {site}: a site is named as its "
-            "party"
+    return Path(told.replace("{site}", check_name(site)))
+
+
+def _require_party(site: str, party: str) -> None:
+    """Refuse another party's file.
+
+    Raises:
+        WrongSiteError: it is another's.
+    """
+    if party != site:
+        raise WrongSiteError(
+            f"{PARTY_FILE} names the file of {party} here, and this site is {site}: a site is "
+            "named as its party"
         )
-    return path
 
 
 def _for_all(error: Exception) -> str:
-    """An error in words for all: who left or stopped as it is, of any other the kind alone."""
-    told = str(error) if isinstance(error, PartyLeftError) else f"its own {_LOG} says more"
+    """An error in words for all: of one that may repeat what is a party's own, the kind alone."""
+    open_to_all = isinstance(error, PartyLeftError | WrongSiteError)
+    told = str(error) if open_to_all else f"its own {_LOG} says more"
     return f"{type(error).__name__}: {told}"
 
 
-def _write_log(folder: Path, error: Exception) -> None:
-    """Keep the whole of an error in the party's own folder."""
+def _write_log(folder: Path | None, error: Exception) -> None:
+    """Keep the whole of an error in the party's own folder, or where this process writes."""
+    line = f"{type(error).__name__}: {error}\n"
+    if folder is None:
+        sys.stderr.write(line)
+        return
     with (
         contextlib.suppress(OSError),
         os.fdopen(open_regular(folder / _LOG, create=True), "a", encoding="utf-8") as log,
     ):
-        log.write(f"{type(error).__name__}: {error}\n")
+        log.write(line)
 
 
 class _Epochs:

@@ -151,6 +151,17 @@ def test_memorys_models_from_a_job_that_keeps_nothing(
 
 @needs_nvflare
 @pytest.mark.slow
+def test_a_site_with_anothers_file_plays_nobody(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "apfed_c", **OPEN)
+    job.files["passive-1"].write_text(job.files["passive-2"].read_text())
+    assert job.play() != 0
+    told = "SECURE_APFED_PARTY names the file of passive-2 here, and this site is passive-1"
+    assert told in job.nvflares()[job.log("server")].decode()
+    assert "has no link to" in job.said("active")
+
+
+@needs_nvflare
+@pytest.mark.slow
 def test_a_party_that_cannot_begin_is_named_and_its_words_stay_its_own(tmp_path: Path) -> None:
     job = job_of(tmp_path, "apfed_c", **OPEN)
     (job.files["passive-1"].parent / "table.safetensors").write_bytes(b"4711 is secret")
