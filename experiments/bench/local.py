@@ -36,7 +36,7 @@ from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import Joined, PartyFile, joined
 from secure_apfed.runs.trial_links import Way, free_addresses, relaying
 
-__all__ = ["apart", "bench", "local_stepper", "stepper"]
+__all__ = ["apart", "bench", "local_stepper", "sealed", "stepper"]
 
 _BATCH = 256
 _CASE = "local/apfed_c/fmnist/3-1/b256"
@@ -182,11 +182,11 @@ def _met(
     )  # fmt: skip
     links = Links(me, list(peers), transport.post)
     (peer,) = peers
-    drive(_sealed(links, peer), transport, timeout_s=_PATIENCE_S)
+    drive(sealed(links, peer), transport, timeout_s=_PATIENCE_S)
     return transport, links
 
 
-async def _sealed(links: Links, peer: str) -> None:
+async def sealed(links: Links, peer: str) -> None:
     """Exchange keys and hellos, without a contract."""
     run_key = fresh_run_key()
     links.send(peer, Kind.GREETING, 0, run_key.public)

@@ -48,13 +48,15 @@ class Door:
         me: the party, with those whom it knows.
         awaited: the peers that dial.
         require: raises RemoteProtocolError where a peer's certificate of TLS is not its own.
+        absent: what may be so where a peer does not come.
     """
 
     def __init__(
         self, me: LocalEnd, awaited: tuple[str, ...],
         require: Callable[[str, bytes], None] = lambda name, certificate: None,
+        absent: str = "it did not dial, or came without a certificate that TLS takes",
     ) -> None:  # fmt: skip
-        self._me, self._require = me, require
+        self._me, self._require, self._absent = me, require, absent
         self._crowd = Crowd()
         self._places: dict[str, queue.SimpleQueue[Connection]] = {
             name: queue.SimpleQueue() for name in awaited
@@ -107,6 +109,4 @@ class Door:
             return self._places[name].get(timeout=_LOOK_S)
         except queue.Empty:
             told = self._trouble.get(name)
-            raise TimeoutError(
-                told or "it did not dial, or came without a certificate that TLS takes"
-            ) from None
+            raise TimeoutError(told or self._absent) from None

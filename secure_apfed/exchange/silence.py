@@ -55,4 +55,4 @@ class Silence:
         return min(left, grace, _LOOK_AGAIN_S)
 
     def _why(self, names: tuple[str, ...]) -> str:
-        return "; ".join(self._why_left(name) for name in names)
+        return "; ".join(dict.fromkeys(self._why_left(name) for name in names))

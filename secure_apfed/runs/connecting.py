@@ -1,11 +1,13 @@
 """How one party reaches the others, by its own file: table `LINKS`.
 
 Run by: each party, once a session. "tcp" is for processes of one machine; "grpc" for machines of
-several organisations, direct or through a relay that all dial.
+several organisations, direct or through a relay that all dial. Inside a job of NVFlare's its site
+connects instead (`nvflare_site.py`).
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from typing import TypeAlias
 
 from protocols.identity import Identity
 from secure_apfed.errors import ConfigError
@@ -20,9 +22,11 @@ from secure_apfed.exchange.sealed_connection import LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address
 from secure_apfed.runs.party_file import PartyFile
 
-__all__ = ["LINKS", "connect"]
+__all__ = ["LINKS", "Connect", "connect"]
 
 _Connect = Callable[[], Connection]
+Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes]], Transport]
+"""Connects a party to all others; see `connect`."""
 
 
 def connect(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
@@ -152,6 +156,13 @@ def _require_of(told: PartyFile) -> Callable[[str, bytes], None]:
     return require
 
 
+def _inside_a_job(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> Transport:
+    raise ConfigError(
+        f"{told.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
+        "submit the job (docs/nvflare.md), or name another link"
+    )
+
+
 def _revoked(told: PartyFile) -> frozenset[str]:
     return read_revoked(told.tls.revoked if told.tls else None)
 
@@ -198,7 +209,8 @@ def _address_of(told: PartyFile, peer: str) -> Address:
     return parse_address(address)
 
 
-LINKS: Mapping[str, Callable[[PartyFile, Identity, Mapping[str, bytes]], Transport]] = {
+LINKS: Mapping[str, Connect] = {
     "tcp": _over_tcp,
     "grpc": _over_grpc,
+    "nvflare": _inside_a_job,
 }

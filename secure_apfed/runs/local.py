@@ -147,7 +147,8 @@ def prepare_parties(
 ) -> dict[str, Path]:
     """Make each party's folder, key, rows and file of settings; return the files by party.
 
-    Over "grpc" and "relay" each gets a certificate of an authority of this trial, too.
+    Over "nvflare" they are for a job (`nvflare_job.py`); over "grpc" and "relay" each gets a
+    certificate of an authority of this trial, too.
 
     Raises:
         ConfigError, DataError: what does not fit, or cannot be loaded.
@@ -186,7 +187,7 @@ def prepare_parties(
 def _known(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
     """Make the parties' folders and keys; return how each is reached and known."""
     addresses: Sequence[str | None] = free_addresses(len(names))
-    if over == "relay":
+    if over in ("relay", "nvflare"):
         addresses = [None] * len(names)
     peers = {}
     for name, address in zip(names, addresses, strict=True):

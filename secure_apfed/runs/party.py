@@ -35,7 +35,7 @@ from secure_apfed.methods import (
     roles_of,
 )
 from secure_apfed.methods.workers import close_workers
-from secure_apfed.runs.connecting import connect
+from secure_apfed.runs.connecting import Connect, connect
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.folder import RunFolder, no_checkpoint
 from secure_apfed.runs.outcome import Progress
@@ -56,6 +56,7 @@ def play_party(
     over: Callable[[Transport], Transport] = lambda transport: transport,
     on_restart: Callable[[str], None] = lambda why: None,
     status: StatusKeeper | None = None,
+    meet: Connect = connect,
 ) -> None:
     """Play one party's part of a run to its end.
 
@@ -69,6 +70,7 @@ def play_party(
         over: what the frames go through besides the sockets.
         on_restart: told why a session ended, before another one begins.
         status: told where the party stands.
+        meet: connects it to the others; unless given, as its file says.
 
     Raises: as `secure_apfed.runs.run`, and PartyLeftError where another party stopped or left.
     """
@@ -76,7 +78,7 @@ def play_party(
     with _noting_the_end(status):
         while True:
             again = resume and not restarts
-            with joined(told, resume=again, over=over, status=status) as here:
+            with joined(told, resume=again, over=over, status=status, meet=meet) as here:
                 left = here.own.config.rules.restarts - restarts
                 try:
                     return _play(here, told, on_progress, status, restarts=left)
@@ -155,6 +157,7 @@ def joined(
     resume: bool = False,
     over: Callable[[Transport], Transport] = lambda transport: transport,
     status: StatusKeeper | None = None,
+    meet: Connect = connect,
 ) -> Iterator[Joined]:
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
     status = status or StatusKeeper()
@@ -173,7 +176,7 @@ def joined(
         keeper.audit = stack.enter_context(audit)
         known[told.party] = brought.identity.public
         status.begin(told.party, told.peers, keeper.meter)
-        transport = over(connect(_meeting(told, config), brought.identity, known))
+        transport = over(meet(_meeting(told, config), brought.identity, known))
         status.connected()
         # Payloads are kept nowhere: each party's are its own business.
         transcript = Transcript(TranscriptSettings(keep="none"))

@@ -60,12 +60,13 @@ class PartyFile(Settings):
         folder: its own, for keys, checkpoints and logs.
         listen: "host:port" where the others reach it; null: it dials out only.
         peers: the others, by name.
-        link: how it reaches them: "tcp", between processes of one machine; "grpc", across machines.
+        link: how it reaches them: "tcp", between processes of one machine; "grpc", across machines;
+            "nvflare", inside a job of NVFlare's, which needs no addresses.
         tls: for "grpc"; insecure_plaintext_on_loopback: without it, on this machine alone.
         relay: "host:port" that all dial, where some cannot be reached.
         relay_name: the name in the relay's certificate; null: the host's own.
         proxy: "http://host:port" of a proxy that is asked to CONNECT; null: the environment's.
-        reconnect_s: how long a peer may give no sign of life, with "grpc".
+        reconnect_s: how long a peer may give no sign of life, with "grpc" and "nvflare".
         table: its rows as prepared for a trial; null reads its own file of `data.parties`.
         timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
             waits for somebody's answer to others is patient for up to eight of them.
@@ -79,7 +80,7 @@ class PartyFile(Settings):
     folder: Path = Path()
     listen: str | None = None
     peers: dict[Name, Peer]
-    link: Literal["tcp", "grpc"] = "tcp"
+    link: Literal["tcp", "grpc", "nvflare"] = "tcp"
     tls: Tls | None = None
     insecure_plaintext_on_loopback: bool = False
     relay: str | None = None

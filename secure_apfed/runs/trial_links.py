@@ -23,7 +23,7 @@ from secure_apfed.runs.party_file import PartyFile, Tls
 
 __all__ = ["RELAY", "Way", "free_addresses", "relaying", "trial_ways"]
 
-Way: TypeAlias = Literal["tcp", "grpc", "relay"]
+Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 """How the parties of a trial reach each other."""
 
 RELAY = "relay"  # the name in its certificate, and of its folder beside the parties'
@@ -56,8 +56,8 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
         over: how they reach each other.
         folders: of the parties, by name.
     """
-    if over == "tcp":
-        return {name: {} for name in folders}
+    if over in ("tcp", "nvflare"):
+        return {name: {"link": over} for name in folders}
     authority = make_authority()
     told: dict[str, Any] = {
         "link": "grpc", "tls": Tls(ca=_CA, certificate=_CERTIFICATE, key=_KEY),

@@ -1,0 +1,251 @@
+"""Connections made of calls between sites, as a job of NVFlare gives them.
+
+Run by: every party of such a job, beneath `sealed_connection` and `resumable_link`. Each frame is
+one call, which returns when the other end has taken it; a few are under way at once, in any order,
+and are put in order by their numbers. Whoever carries the calls learns who speaks to whom, when and
+how much. Protects from: calls of strangers, and from frames that are too large, repeated, ahead of
+their turn, or that nobody reads: few wait here. No module of NVFlare's is used here.
+"""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from protocols.errors import RemoteProtocolError
+from protocols.randomness import fresh_key
+from secure_apfed.exchange.door import Door
+from secure_apfed.exchange.resumable_link import Connection
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd, plain_text, prove
+
+__all__ = ["Calls", "Carry"]
+
+Carry = Callable[[str, bytes, int, bytes], bool]
+"""Calls `Calls.take` at a peer: its name, then name of the connection, number and frame.
+
+Returns what that returned; raises ConnectionAbortedError where the job is over, OSError where the
+call failed."""
+
+_NAME_BYTES = 32
+_AT_ONCE = 4  # frames under way on a connection; one at a time took half as long again
+_MOST_QUEUED = 4  # frames that nobody has read yet; then calls wait
+_ROOM_S = 10.0
+
+
+class Calls:
+    """One party's connections to all its peers; of two, the one whose name comes later dials.
+
+    Args:
+        me: the party, with those whom it knows.
+        carry: calls a peer.
+    """
+
+    def __init__(self, me: LocalEnd, carry: Carry) -> None:
+        self._me, self._carry = me, carry
+        dialling = tuple(name for name in me.known if name > me.name)
+        self._door = Door(me, dialling, absent="its party did not begin")
+        self._lock = threading.Lock()
+        self._standing: dict[str, _Called] = {}
+        self._failing: set[str] = set()
+        self._stopped: dict[str, str] = {}
+        self._ended = ""
+
+    def ways(self) -> Mapping[str, Callable[[], Connection]]:
+        """By peer, what makes a connection to it; see `secure_apfed.exchange.linked.Linked`."""
+        return {name: self._way(name) for name in self._me.known}
+
+    def _way(self, peer: str) -> Callable[[], Connection]:
+        def connect() -> Connection:
+            self._require_going_on(peer)
+            if peer > self._me.name:
+                return self._door.connect(peer)
+            connection = self._stand(peer, fresh_key())
+            try:
+                return prove(connection, self._me, peer)[1]
+            except BaseException:
+                connection.close()
+                raise
+
+        return connect
+
+    def take(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
+        """One frame of a peer; waits while many do already.
+
+        Args:
+            caller: whose call it is, by those who carry it; who is there proves itself afterwards.
+            name: of the connection, as who dials drew it.
+            number: of the frame, from 0; -1 - n: none comes after the first n.
+            frame: at most `MOST_SEALED` bytes.
+
+        Returns:
+            Whether it was taken; where not, the connection is over.
+        """
+        if type(name) is not bytes or type(number) is not int or type(frame) is not bytes:
+            return False
+        called = self._called(caller, name, number)
+        if called is None:
+            return False
+        if number < 0:
+            called.over_after(-1 - number)
+            return True
+        return called.put(number, frame)
+
+    def _called(self, caller: str, name: bytes, number: int) -> "_Called | None":
+        """The connection of this name; a new one where the peer may dial and begins."""
+        with self._lock:
+            standing = self._standing.get(caller)
+        if standing is not None and standing.name == name:
+            return standing
+        dials = caller in self._me.known and caller > self._me.name
+        if not dials or number != 0 or len(name) != _NAME_BYTES:
+            return None
+        fresh = self._stand(caller, name)
+        threading.Thread(target=self._door.welcome, args=(fresh, b""), daemon=True).start()
+        return fresh
+
+    def _stand(self, peer: str, name: bytes) -> "_Called":
+        """A new connection in place of the former one."""
+        fresh = _Called(name, lambda number, frame: self._call(peer, name, number, frame))
+        with self._lock:
+            former, self._standing[peer] = self._standing.get(peer), fresh
+            ended = self._ended
+        if former is not None:
+            former.close()
+        if ended:
+            fresh.close()
+        return fresh
+
+    def _call(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
+        try:
+            taken = self._carry(peer, name, number, frame)
+        except ConnectionAbortedError:  # by the end of the job, which says nothing of the peer
+            raise
+        except OSError:
+            with self._lock:
+                self._failing.add(peer)
+            raise
+        with self._lock:
+            self._failing.discard(peer)
+        return taken
+
+    def end(self, why: str) -> None:
+        """Break all connections for good; whoever waits is told why, and which peers were gone."""
+        with self._lock:
+            gone = " and ".join(sorted(self._failing))
+            self._ended = self._ended or (f"{why}; calls to {gone} failed before" if gone else why)
+            standing = list(self._standing.values())
+        for called in standing:
+            called.close()
+
+    def stopped(self, peer: str, told: str) -> None:
+        """A peer's party has ended by an error, and makes no connection any more."""
+        self._stopped[peer] = plain_text(told.encode())
+
+    def _require_going_on(self, peer: str) -> None:
+        if (told := self._stopped.get(peer)) is not None:
+            raise RemoteProtocolError(f"{peer} stopped: {told}")
+        if self._ended:
+            raise RemoteProtocolError(self._ended)
+
+
+class _Called:
+    """One connection of numbered calls, a few of them under way at once.
+
+    Attributes:
+        name: by which both ends know it.
+    """
+
+    def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
+        self.name, self._carry = name, carry
+        self._calling = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="call")
+        self._room = threading.Semaphore(_AT_ONCE)
+        self._changed = threading.Condition()
+        self._early: dict[int, bytes] = {}
+        self._frames: deque[bytes] = deque()
+        self._sent = self._came = 0
+        self._last: int | None = None
+        self._closed: str | None = None
+
+    def put(self, number: int, frame: bytes) -> bool:
+        """Take a frame, once there is room; False where it is none of the next ones."""
+        with self._changed:
+            if self._closed is not None or len(frame) > MOST_SEALED:
+                return False
+            if number in self._early or not self._came <= number < self._came + _AT_ONCE:
+                return False
+            self._early[number] = frame
+            while self._came in self._early:
+                self._frames.append(self._early.pop(self._came))
+                self._came += 1
+            self._end_if_over()
+            self._changed.notify_all()
+            return self._changed.wait_for(
+                lambda: self._closed is not None or len(self._frames) <= _MOST_QUEUED, _ROOM_S
+            )
+
+    def over_after(self, count: int) -> None:
+        """Hear that the other end closed, and sent so many frames before."""
+        with self._changed:
+            self._last = count
+            self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._last is not None and self._came >= self._last:
+            self._end("the other end closed the connection")
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        self._room.acquire()
+        try:
+            with self._changed:
+                if self._closed is not None:
+                    raise BrokenPipeError(self._closed)
+                number, self._sent = self._sent, self._sent + 1
+                self._calling.submit(self._send, number, buf)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def _send(self, number: int, frame: bytes) -> None:
+        """One call; where it fails, the connection is over."""
+        try:
+            if not self._carry(number, frame):
+                self._fail("it is not there yet, or has another connection by now")
+        except OSError as error:
+            self._fail(str(error))
+        finally:
+            self._room.release()
+
+    def recv_bytes(self) -> bytes:
+        with self._changed:
+            self._changed.wait_for(lambda: self._frames or self._closed is not None)
+            if not self._frames:
+                raise EOFError(self._closed)
+            self._changed.notify_all()
+            return self._frames.popleft()
+
+    def poll(self, timeout: float, /) -> bool:
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: bool(self._frames) or self._closed is not None, timeout
+            )
+
+    def close(self) -> None:
+        """End it here, and at the other end when what was sent is there."""
+        self._fail("the connection was closed", after=self._sent)
+
+    def _fail(self, why: str, *, after: int = 0) -> None:
+        with self._changed:
+            if self._closed is None:
+                self._calling.submit(self._say_over, after)
+            self._end(why)
+
+    def _say_over(self, after: int) -> None:
+        with contextlib.suppress(OSError):  # it finds out by the silence
+            self._carry(-1 - after, b"")
+
+    def _end(self, why: str) -> None:
+        if self._closed is None:
+            self._closed = why
+            self._calling.shutdown(wait=False)
+        self._changed.notify_all()

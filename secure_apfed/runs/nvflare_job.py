@@ -1,0 +1,108 @@
+"""A job of NVFlare's that plays the parties of a run, one at each of its sites.
+
+Run by: whoever submits it, to any environment of NVFlare's (`SimEnv`, `PocEnv`, `ProdEnv`). A job
+holds names of sites and classes and nothing else: no code, no data, no settings of a run, no path.
+What a site plays, and with what, that site alone says; see docs/nvflare.md.
+
+Example: a submission in production, where `kits/lead@bank.example` is a startup kit of NVFlare's.
+
+    recipe = PartyRecipe(["bank", "shop", "clinic", "aggregator"])
+    recipe.run(ProdEnv("kits/lead@bank.example", username="lead@bank.example"))
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from secure_apfed.errors import ConfigError
+from secure_apfed.names import check_name
+from secure_apfed.runs.nvflare_kits import allow_classes
+from secure_apfed.runs.nvflare_site import PARTY_FILE, Server, Site
+
+try:
+    from nvflare.collab.runtime.controller import CollabController
+    from nvflare.collab.runtime.executor import CollabExecutor
+    from nvflare.job_config.api import FedJob
+    from nvflare.recipe.sim_env import SimEnv
+    from nvflare.recipe.spec import Recipe
+except ImportError as error:
+    raise ConfigError(
+        "a job of NVFlare's needs nvflare 2.9 or later, of which something is missing "
+        f"({error}); install it with pip install 'secure-apfed[nvflare]'"
+    ) from error
+
+__all__ = ["PartyRecipe", "job_of", "simulate"]
+
+_NAME = "secure-apfed"
+
+
+class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
+    """The job.
+
+    Args:
+        sites: the parties of the run, each the name of its site, too; with the aggregator and the
+            dealer, where the run has them.
+        name: of the job.
+        resume: go on from the checkpoints in the parties' folders.
+
+    Raises:
+        ConfigError: too few sites, or names that no party has.
+    """
+
+    def __init__(self, sites: Sequence[str], *, name: str = _NAME, resume: bool = False) -> None:
+        if len(sites) < 2 or len(set(sites)) < len(sites):
+            raise ConfigError(f"a job needs two sites or more, each once; got {', '.join(sites)}")
+        try:
+            parties = {check_name(site): Site(resume=resume) for site in sites}
+        except ValueError as error:
+            raise ConfigError(f"sites: {error}") from None
+        if dotted := [site for site in sites if "." in site]:
+            raise ConfigError(f"NVFlare takes no dots in names of sites; rename {dotted[0]}")
+        super().__init__(job_of(name, parties))
+
+
+def job_of(name: str, parties: Mapping[str, Site], *, packages: Sequence[str] = ()) -> FedJob:
+    """A job that plays these at their sites, and ends where one of them is gone.
+
+    Args:
+        name: of the job.
+        parties: by site.
+        packages: installed at each site besides the library; no code of them travels either.
+    """
+    job = FedJob(name, len(parties), list(parties), fail_fast=True)
+    job.set_app_packages(["secure_apfed", *packages])
+    server = job.to_server(Server(), id="server")
+    job.to_server(CollabController(server_obj_id=server), id="controller")
+    for site, party in parties.items():
+        played = job.to(party, site, id="party")
+        job.to(CollabExecutor(client_obj_id=played), site, id="executor", tasks=["*"])
+    return job
+
+
+def simulate(
+    files: Mapping[str, Path], workspace: Path, *, resume: bool = False, name: str = _NAME
+) -> None:
+    """Play parties of this machine as a job in NVFlare's simulator, each in its own process.
+
+    Args:
+        files: of all parties, as `prepare_parties` of `runs/local.py` makes them over "nvflare".
+        workspace: NVFlare's; what lies there of a former job is removed.
+        resume: go on from the checkpoints in the parties' folders.
+        name: of the job.
+
+    Raises:
+        RuntimeError: the job failed; NVFlare's log there and the parties' own say why.
+    """
+    local = workspace / name / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    allow_classes(local / "resources.json")
+    file = next(iter(files.values()))
+    before = os.environ.get(PARTY_FILE)
+    os.environ[PARTY_FILE] = str(file.parent.parent / "{site}" / file.name)
+    try:
+        env = SimEnv(clients=list(files), workspace_root=str(workspace))
+        PartyRecipe(list(files), name=name, resume=resume).run(env)
+    finally:
+        del os.environ[PARTY_FILE]
+        if before is not None:
+            os.environ[PARTY_FILE] = before

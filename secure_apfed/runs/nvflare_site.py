@@ -1,0 +1,255 @@
+"""A job of NVFlare's at each of its sites: the party of that site, and a server that holds nothing.
+
+Run by: NVFlare's job processes, which find these classes by name in the library as it is installed
+there; no code travels. Each site plays the party whose file the site itself names, exactly as
+`secure-apfed party` does, and calls carry the frames, which are sealed between the two parties from
+their first proof on. The server starts the parties and waits for them. Of an error it learns who
+left, or the kind alone; the rest is in the party's own log.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from protocols.errors import PartyLeftError
+from protocols.identity import Identity
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Transport
+from secure_apfed.exchange.calls import Calls
+from secure_apfed.exchange.linked import Linked
+from secure_apfed.exchange.sealed_connection import LocalEnd
+from secure_apfed.names import check_name
+from secure_apfed.regular_file import open_regular
+from secure_apfed.runs.connecting import Connect
+from secure_apfed.runs.outcome import Progress
+from secure_apfed.runs.party import PartyFile, play_party
+
+try:
+    from nvflare.collab import collab
+    from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+except ImportError as error:
+    raise ConfigError(
+        "a job of NVFlare's needs nvflare, which is missing; install it with pip install "
+        "'secure-apfed[nvflare]'"
+    ) from error
+
+__all__ = ["PARTY_FILE", "Server", "Site", "WrongSiteError"]
+
+PARTY_FILE = "SECURE_APFED_PARTY"
+"""Variable of a site's environment: the path of its party's file; `{site}` stands for its name."""
+
+_CALL_S = 15.0
+_LONGEST_S = 3e7
+_LOOK_S, _GRACE_S = 0.2, 30.0  # parties hear of each other's end in much less
+_LOG = "log.txt"
+_LOGGER = logging.getLogger(__name__)
+
+
+class Site:
+    """One site's party.
+
+    Args:
+        resume: go on from the checkpoint in the party's folder.
+    """
+
+    def __init__(self, resume: bool = False) -> None:
+        self._resume = resume
+        self._calls: Calls | None = None
+        self._stopped: dict[str, str] = {}
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def play(self) -> str:
+        """Play the party's part to its end; return how it failed, in words for all, or nothing."""
+        # It says of every call that there was one.
+        logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
+        site: str = collab.site_name
+        peers = {one.name: one(timeout=_CALL_S) for one in collab.other_clients}
+        ended = threading.Event()
+        watch = (collab.context.abort_signal, ended)
+        threading.Thread(target=self._watch, args=watch, daemon=True).start()
+        _LOGGER.info("%s: its party begins", site)
+        try:
+            self._play(site, lambda *asked: self._meet(peers, *asked))
+        except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
+            told = _for_all(error)
+            _LOGGER.error("%s: %s", site, told)
+            self._tell(peers, told)
+            return told
+        finally:
+            ended.set()
+        _LOGGER.info("%s: its party has ended", site)
+        return ""
+
+    def _play(self, site: str, meet: Connect) -> None:
+        folder: Path | None = None
+        try:
+            file = _party_file(site)
+            told = PartyFile.read(file)
+            _require_party(site, told.party)
+            folder = told.folder
+            play_party(file, resume=self._resume, meet=meet, on_progress=_Epochs(site).tell)
+        except Exception as error:
+            _write_log(folder, error)
+            raise
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def carry(self, name: bytes, number: int, frame: bytes) -> bool:
+        """Take one frame of the calling site; see `Calls.take`."""
+        return self._calls is not None and self._calls.take(collab.caller, name, number, frame)
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def stopped(self, told: str) -> None:
+        """Hear that the party of the calling site has ended by an error; see `Calls.stopped`."""
+        self._stopped[collab.caller] = str(told)
+        if self._calls is not None:
+            self._calls.stopped(collab.caller, str(told))
+
+    def _tell(self, peers: Mapping[str, Any], told: str) -> None:
+        """Tell all that this party has ended; who has a link to it heard so there, too."""
+        for peer in peers.values():
+            with contextlib.suppress(CollabCallError, RunAborted):
+                peer.stopped(told)
+
+    def _meet(
+        self, peers: Mapping[str, Any], told: PartyFile, identity: Identity,
+        known: Mapping[str, bytes],
+    ) -> Transport:  # fmt: skip
+        """Links to all peers by calls.
+
+        Raises:
+            ConfigError: the party and its peers are not the sites of the job.
+            PartyLeftError: names those who did not come.
+        """
+        me = LocalEnd(
+            name=told.party, identity=identity,
+            known={name: key for name, key in known.items() if name != told.party},
+        )  # fmt: skip
+        if set(me.known) != set(peers):
+            raise ConfigError(
+                f"the file of {told.party} names the peers {', '.join(sorted(me.known))}; the job "
+                f"has the sites {', '.join(sorted(peers))} besides: a site is named as its party"
+            )
+
+        def carry(peer: str, name: bytes, number: int, frame: bytes) -> bool:
+            try:
+                return peers[peer].carry(name, number, frame) is True
+            except RunAborted as error:
+                raise ConnectionAbortedError("NVFlare ended the job") from error
+            except CollabCallError as error:
+                raise ConnectionError(f"a call to {peer} failed: {error.cause}") from error
+
+        self._calls = Calls(me, carry)
+        for peer, why in [*self._stopped.items()]:
+            self._calls.stopped(peer, why)
+        return Linked.meet(
+            told.party, self._calls.ways(), patience_s=told.reconnect_s, meet_s=told.meet_s
+        )
+
+    def _watch(self, aborted: Any, ended: threading.Event) -> None:
+        """End the party where NVFlare ends the job."""
+        while not ended.wait(_LOOK_S):
+            if aborted.triggered and self._calls is not None:
+                self._calls.end("NVFlare ended the job: it was aborted, or a site of it is gone")
+                return
+
+
+class Server:
+    """Starts the parties and waits for them; holds no key and no data."""
+
+    @collab.main  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def run(self) -> None:
+        """Play the whole job.
+
+        Raises:
+            RuntimeError: says how each party failed that did.
+        """
+        ended: dict[str, str] = {}
+
+        def hear(call: Any, told: str) -> str:
+            ended[call.target_name.partition(".")[0]] = told
+            return told
+
+        sites = collab.clients
+        played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=hear).play()
+        deadline = float("inf")
+        while len(ended) + len(played.failures) < len(sites) and time.monotonic() < deadline:
+            if collab.is_aborted:
+                return
+            if played.failures or any(ended.values()):
+                deadline = min(deadline, time.monotonic() + _GRACE_S)
+            time.sleep(_LOOK_S)
+        failed = {one.name: ended.get(one.name, "it was not heard of any more") for one in sites}
+        if any(failed.values()):
+            raise RuntimeError(
+                "; ".join(f"{site}: {told}" for site, told in failed.items() if told)
+            )
+
+
+class WrongSiteError(ConfigError):
+    """A site does not say what it plays, or is not the party's; says nothing that is its own."""
+
+
+def _party_file(site: str) -> Path:
+    """The party's file, as the site says.
+
+    Raises:
+        WrongSiteError: it does not say.
+    """
+    told = os.environ.get(PARTY_FILE)
+    if not told:
+        raise WrongSiteError(
+            f"{site}: start this site with {PARTY_FILE} in its environment: the path of its "
+            "party's file, such as /srv/apfed/party.yaml"
+        )
+    return Path(told.replace("{site}", check_name(site)))
+
+
+def _require_party(site: str, party: str) -> None:
+    """Refuse another party's file.
+
+    Raises:
+        WrongSiteError: it is another's.
+    """
+    if party != site:
+        raise WrongSiteError(
+            f"{PARTY_FILE} names the file of {party} here, and this site is {site}: a site is "
+            "named as its party"
+        )
+
+
+def _for_all(error: Exception) -> str:
+    """An error in words for all: of one that may repeat what is a party's own, the kind alone."""
+    open_to_all = isinstance(error, PartyLeftError | WrongSiteError)
+    told = str(error) if open_to_all else f"its own {_LOG} says more"
+    return f"{type(error).__name__}: {told}"
+
+
+def _write_log(folder: Path | None, error: Exception) -> None:
+    """Keep the whole of an error in the party's own folder, or where this process writes."""
+    line = f"{type(error).__name__}: {error}\n"
+    if folder is None:
+        sys.stderr.write(line)
+        return
+    with (
+        contextlib.suppress(OSError),
+        os.fdopen(open_regular(folder / _LOG, create=True), "a", encoding="utf-8") as log,
+    ):
+        log.write(line)
+
+
+class _Epochs:
+    """Says in NVFlare's log how far the active is, and nothing of how well it does."""
+
+    def __init__(self, site: str) -> None:
+        self._site, self._epoch = site, 0
+
+    def tell(self, progress: Progress) -> None:
+        if progress.epoch > self._epoch:
+            self._epoch = progress.epoch
+            _LOGGER.info("%s: epoch %d of %d", self._site, progress.epoch, progress.epochs)

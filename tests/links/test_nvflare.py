@@ -1,0 +1,249 @@
+"""Parties inside a job of NVFlare's: memory's models, and errors that name who and what.
+
+Each job takes half a minute, of which NVFlare's simulator takes most to start and to end.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load
+
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config, load_settings_text
+from secure_apfed.data import read_own
+from secure_apfed.errors import ConfigError
+from secure_apfed.runs import run
+from secure_apfed.runs.folder import make_private
+from secure_apfed.runs.local import prepare_parties
+from secure_apfed.runs.party import play_party
+from secure_apfed.runs.party_file import PartyFile
+from tests.local.processes import model_digests
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+needs_nvflare = pytest.mark.skipif(
+    importlib.util.find_spec("nvflare") is None,
+    reason="nvflare is missing: pip install 'secure-apfed[nvflare]'",
+)
+OPEN = {"guard": {"mechanism": "none", "noise": "reproducible_insecure"}}
+FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
+SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
+JOB = (
+    "import json, sys; from pathlib import Path;"
+    "from secure_apfed.runs.nvflare_job import simulate;"
+    "files, workspace, resume = json.loads(sys.argv[1]);"
+    "simulate({name: Path(file) for name, file in files.items()}, Path(workspace), resume=resume)"
+)
+
+
+class Job:
+    """Parties' folders, and a job that plays them.
+
+    Attributes:
+        files: by party.
+        workspace: of NVFlare's server and sites.
+    """
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.run, self.workspace = folder / "run", folder / "nvflare"
+        make_private(self.run)
+        self.files = prepare_parties(config, self.run, over="nvflare", timeout_s=20)
+        for file in self.files.values():
+            file.write_text(file.read_text().replace("reconnect_s: 30.0", "reconnect_s: 3.0"))
+
+    def play(self, *, resume: bool = False, meanwhile: Callable[[], None] = lambda: None) -> int:
+        """Play to the end; return the exit code. Nothing of it is left."""
+        told = [{name: str(file) for name, file in self.files.items()}, str(self.workspace), resume]
+        process = subprocess.Popen(
+            [sys.executable, "-c", JOB, json.dumps(told)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        harm = threading.Thread(target=meanwhile)
+        harm.start()
+        try:
+            return process.wait(200)
+        finally:
+            process.kill()
+            for pid in self.processes():
+                os.kill(pid, signal.SIGKILL)
+            harm.join()
+
+    def processes(self, site: str = "") -> list[int]:
+        """Of this job's workspace, and of one site where one is named."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            except OSError:
+                continue
+            of_site = not site or (
+                "--client" in words and words[words.index("--client") + 1] == site
+            )
+            if of_site and any(word.startswith(str(self.workspace)) for word in words):
+                found.append(int(entry.name))
+        return found
+
+    def said(self, name: str) -> str:
+        return (self.files[name].parent / "log.txt").read_text()
+
+    def log(self, site: str) -> Path:
+        """NVFlare's, of one site or of the server."""
+        return self.workspace / "secure-apfed" / site / "log.txt"
+
+    def nvflares(self) -> dict[Path, bytes]:
+        """All that NVFlare's server and sites wrote."""
+        return {path: path.read_bytes() for path in self.workspace.rglob("*") if path.is_file()}
+
+
+def job_of(folder: Path, method: str, **changes: Any) -> Job:
+    return Job(small_config(method, **{"train": SHORT, **changes}), folder)
+
+
+def secrets_of(job: Job) -> list[bytes]:
+    """Bytes and texts of features, parameters and keys that nobody else has."""
+    found = []
+    for name, file in job.files.items():
+        pem = (file.parent / "identity.pem").read_bytes().splitlines()
+        found.append(pem[1])
+        if (file.parent / "table.safetensors").exists():
+            rows = read_own(file.parent / "table.safetensors", name).table.features[:50]
+            found += [row.numpy().tobytes() for row in rows]
+            found += [repr(number).encode() for number in rows[:, 0].tolist() if number % 1]
+        if (file.parent / "model.safetensors").exists():
+            saved = load((file.parent / "model.safetensors").read_bytes())
+            found += [one.numpy().tobytes() for one in saved.values() if one.numel() > 3]
+    return found
+
+
+@needs_nvflare
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "changes"), [("apfed_c", OPEN), ("votes", {**OPEN, **FEW})])
+def test_memorys_models_from_a_job_that_keeps_nothing(
+    method: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    job = job_of(tmp_path, method, **changes)
+    run(load_config(job.run / "config.yaml"), tmp_path / "memory")
+    assert job.play() == 0
+    assert model_digests(job.run) == model_digests(tmp_path / "memory")
+    assert not job.processes()
+    written = job.nvflares()
+    assert b"active: its party has ended" in written[job.log("active")]
+    secret = secrets_of(job)
+    assert len(secret) > 150
+    assert not [one for one in secret if any(one in content for content in written.values())]
+    code = [path for path in written if path.suffix in (".py", ".pyc")]
+    assert not code  # no code travels, so sites may deny it
+
+
+@needs_nvflare
+@pytest.mark.slow
+def test_a_site_with_anothers_file_plays_nobody(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "apfed_c", **OPEN)
+    job.files["passive-1"].write_text(job.files["passive-2"].read_text())
+    assert job.play() != 0
+    told = "SECURE_APFED_PARTY names the file of passive-2 here, and this site is passive-1"
+    assert told in job.nvflares()[job.log("server")].decode()
+    assert "has no link to" in job.said("active")
+
+
+@needs_nvflare
+@pytest.mark.slow
+def test_a_party_that_cannot_begin_is_named_and_its_words_stay_its_own(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "apfed_c", **OPEN)
+    (job.files["passive-1"].parent / "table.safetensors").write_bytes(b"4711 is secret")
+    assert job.play() != 0
+    assert "table.safetensors holds no prepared rows" in job.said("passive-1")
+    log = job.nvflares()[job.log("server")].decode()
+    assert "passive-1: DataError: its own log.txt says more" in log
+    for name in ("active", "aggregator", "passive-2"):
+        assert job.said(name).startswith(f"PartyLeftError: agreement: {name} has no link to ")
+        assert "passive-1 stopped: DataError: its own log.txt says more" in job.said(name)
+        assert f"agreement: {name} has no link to " in log
+    assert not [path for path, content in job.nvflares().items() if b"prepared rows" in content]
+
+
+@needs_nvflare
+@pytest.mark.slow
+def test_a_site_that_is_killed_is_named_and_the_next_job_resumes(tmp_path: Path) -> None:
+    """The simulator leaves it to the parties to notice; a deployed server ends the job at once."""
+    job = job_of(tmp_path, "apfed_c", **OPEN, train={**SHORT, "epochs": 60})
+    killed: list[float] = []
+
+    def kill() -> None:
+        metrics = job.run / "parties" / "active" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if metrics.exists() and metrics.read_text().count("\n") > 3:
+                (pid,) = job.processes("passive-1")
+                os.kill(pid, signal.SIGKILL)
+                killed.append(time.time())
+                return
+            time.sleep(0.1)
+
+    assert job.play(meanwhile=kill) != 0
+    for name in ("active", "aggregator", "passive-2"):
+        assert re.search("training|checkpoint", job.said(name))
+        assert "passive-1" in job.said(name)
+        assert (job.files[name].parent / "log.txt").stat().st_mtime < killed[0] + 30
+    log = job.nvflares()[job.log("server")].decode()
+    assert "passive-1: it was not heard of any more" in log
+    assert job.play(resume=True) == 0
+    assert set(model_digests(job.run)) == {"active", "aggregator", "passive-1", "passive-2"}
+
+
+def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvflare", None)
+    for name in ("nvflare_kits", "nvflare_site", "nvflare_job"):
+        monkeypatch.delitem(sys.modules, f"secure_apfed.runs.{name}", raising=False)
+        with pytest.raises(ConfigError, match=r"pip install 'secure-apfed\[nvflare\]'"):
+            importlib.import_module(f"secure_apfed.runs.{name}")
+
+
+def test_outside_a_job_such_a_party_says_where_it_belongs(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "apfed_c", **OPEN)
+    with pytest.raises(ConfigError, match="active: link: nvflare is for a job of NVFlare's"):
+        play_party(job.files["active"])
+
+
+PAGE = (Path(__file__).parents[2] / "docs/nvflare.md").read_text(encoding="utf-8")
+
+
+@needs_nvflare
+def test_the_pages_project_gives_kits_that_allow_parties_and_no_code(tmp_path: Path) -> None:
+    (project,) = re.findall(r"```yaml\n(api_version.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "project.yml").write_text(project)
+    subprocess.run(
+        [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path)},
+        cwd=tmp_path, check=True, capture_output=True, timeout=100,
+    )  # fmt: skip
+    kits = tmp_path / "kits/trial/prod_00"
+    for owner in ("server.example", "bank", "shop", "clinic", "aggregator"):
+        resources = json.loads((kits / owner / "local/resources.json.default").read_bytes())
+        assert "secure_apfed.runs.nvflare_site." in resources["class_allow_list"]
+        assert len(resources["class_allow_list"]) > 50  # its own, too
+        assert resources["allow_log_streaming"] is False
+        told = json.loads((kits / owner / "local/authorization.json.default").read_bytes())
+        assert {rights["byoc"] for rights in told["permissions"].values()} == {"none"}
+        assert told["permissions"]["lead"]["submit_job"] == "any"
+
+
+def test_the_pages_file_is_a_partys() -> None:
+    (shown,) = re.findall(r"```yaml\n(party:.*?)```", PAGE, re.DOTALL)
+    for name, digit in (("9f...", "9"), ("3a...", "3"), ("77...", "7")):
+        shown = shown.replace(name, f'"{digit * 64}"')
+    assert load_settings_text(PartyFile, shown, source="page").link == "nvflare"
