@@ -178,8 +178,7 @@ def joined(
         status.begin(told.party, told.peers, keeper.meter)
         transport = over(meet(_meeting(told, config), brought.identity, known))
         status.connected()
-        # Payloads are kept nowhere: each party's are its own business.
-        transcript = Transcript(TranscriptSettings(keep="none"))
+        transcript = Transcript(TranscriptSettings(keep="none"))  # payloads are a party's own
         yield Joined(
             own=Own(
                 config=config, name=told.party, active=told.active, passives=told.passives,
