@@ -14,6 +14,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint requirements.lock
+# Keys and noise are drawn anew each time, and tests that kill processes wait by the clock: what fails
+# is run once more, and listed. A fault fails twice.
+AGAIN := --reruns 1 -r fERs
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
@@ -45,10 +48,10 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(AGAIN)
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow -n $(WORKERS)
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) $(AGAIN)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
