@@ -29,12 +29,16 @@ __all__ = ["bench", "measure"]
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _QUICK = {1_000: 1, 10_000: 1}
 _PATIENCE_S = 1800
-_FIELDS = ("seconds", "bytes", "rounds", "peak_memory", "peak_party", "floor_seconds")
+_FIELDS = (
+    "seconds", "bytes", "rounds", "peak_memory", "peak_party", "floor_seconds", "dealt_seconds",
+    "dealt_bytes",
+)  # fmt: skip
 _RIVAL = {
     "circuit": "spu-rr22",
     "circuit-crypten": "circuit",
     "ecdh": "openmined",
     "ecdh-buckets": "ecdh",
+    "vole": "spu-rr22",
 }
 _ON_CRYPTEN = frozenset({"circuit-crypten"})
 _PEERS: Mapping[str, tuple[str, str]] = {
@@ -71,7 +75,10 @@ def measure(size: int, repetitions: int) -> Iterator[Row]:
             "peak_memory": found["peak_memory"],
             "peak_party": found["peak_party"],
             "speedup_vs_openmined": _quotient(medians["openmined"], found),
+            "speedup_vs_rr22": _quotient(medians["spu-rr22"], found),
             "floor_seconds": found["floor_seconds"],
+            "dealt_seconds": found["dealt_seconds"],
+            "dealt_bytes": found["dealt_bytes"],
         }
         yield Row(
             case=f"{case}/{size}",

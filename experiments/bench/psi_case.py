@@ -25,6 +25,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
@@ -43,6 +44,8 @@ _GATHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     "peak_memory": sum,
     "peak_party": max,
     "cpu_seconds": max,
+    "dealt_seconds": max,
+    "dealt_bytes": sum,
     "common": max,
     "floor_seconds": max,
 }
@@ -170,20 +173,11 @@ def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]
     return receive
 
 
-def _party(
-    me: str, protocol: str, size: int, ends: Mapping[str, Connection], report: Connection
-) -> None:
-    """Play one party from its IDs to its result, and report it."""
+def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[_Counted, float]:
+    """Make and play a role once all parties are up; also the seconds that it took."""
     from secure_apfed.alignment import take_part
 
-    if protocol == "circuit_crypten":
-        # its import takes longer than a small intersection
-        from protocols.crypten.shim import load_crypten
-
-        load_crypten()
-    make = _role(me, protocol, size)
-    receive = _meet(ends)
-    began = time.perf_counter()
+    receive, began = _meet(ends), time.perf_counter()
     counted = _Counted(make())
     take_part(
         counted,
@@ -191,23 +185,73 @@ def _party(
         receive=receive,
         patience_s=_PATIENCE_S,
     )
-    found = {
-        "seconds": time.perf_counter() - began,
+    return counted, time.perf_counter() - began
+
+
+def _found(me: str, counted: _Counted, seconds: float) -> Measured:
+    peak = _peak_memory()
+    return {
+        "seconds": seconds,
         "bytes": counted.bytes,
         "rounds": counted.round,
-        "peak_memory": _peak_memory(),
+        "peak_memory": peak,
+        "peak_party": peak,
         "common": len(counted.role.rows) if me == "hub" else 0,
     }
+
+
+def _party(
+    me: str, protocol: str, size: int, ends: Mapping[str, Connection], report: Connection
+) -> None:
+    """Play one party from its IDs to its result, and report it."""
+    if protocol == "circuit_crypten":
+        # its import takes longer than a small intersection
+        from protocols.crypten.shim import load_crypten
+
+        load_crypten()
+    make = _role(me, protocol, size)
+    found = _found(me, *_played(make, ends))
     report.send(found | ({"floor_seconds": _floor_seconds(size)} if protocol == "ecdh" else {}))
 
 
-def _ours(protocol: str, size: int) -> Measured:
+def _ours(protocol: str, size: int, party: Callable[..., None] = _party) -> Measured:
     """Each party a process of its own with one thread; sockets of this machine between them."""
     parties = _PARTIES[: 2 if protocol == "ecdh" else 3]
-    ends: dict[str, dict[str, Connection]] = {party: {} for party in parties}
+    ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
     for one, other in itertools.combinations(parties, 2):
         ends[one][other], ends[other][one] = multiprocessing.Pipe()
-    return _play(_party, {party: (party, protocol, size, ends[party]) for party in parties})
+    return _play(party, {name: (name, protocol, size, ends[name]) for name in parties})
+
+
+def _ahead_party(
+    me: str, _protocol: str, size: int, ends: Mapping[str, Connection], report: Connection
+) -> None:
+    """The same with a dealer that deals before, and has no part in what is measured."""
+    from protocols.psi.interface import IntersectionAgreement
+    from protocols.psi.vole.backend import VoleIntersection
+    from protocols.psi.vole.dealing import VoleStocking
+
+    agreement = IntersectionAgreement(
+        session="bench", dealer="dealer", ahead=True, sizes={"hub": size, "member": size}
+    )
+    stocking, backend = VoleStocking(agreement), VoleIntersection(agreement, threads=1)
+    stock = {
+        "hub": lambda: stocking.hub("hub", ["member"]),
+        "member": lambda: stocking.member("member", "hub"),
+        "dealer": lambda: stocking.dealer("hub", ["member"]),
+    }[me]
+    # who has its part already waits for the others, who read no word of it yet
+    dealing = ends if me == "dealer" else {"dealer": ends["dealer"]}
+    dealt, dealt_seconds = _played(stock, dealing)
+    supply = getattr(dealt.role, "supply", None)
+    hub_ids, member_ids = ([name.encode() for name in names] for names in _ids(size))
+    role = {
+        "hub": lambda: backend.hub("hub", ["member"], hub_ids, supply=supply),
+        "member": lambda: backend.member("member", "hub", member_ids, supply=supply),
+        "dealer": lambda: backend.dealer("hub", ["member"]),
+    }[me]
+    ahead = {"dealt_seconds": dealt_seconds, "dealt_bytes": dealt.bytes}
+    report.send(ahead | _found(me, *_played(role, ends)))
 
 
 def _write_ids(path: Path, first: int, size: int) -> None:
@@ -362,6 +406,7 @@ CASES: Mapping[str, tuple[Callable[[str, int], Measured], str]] = {
     "circuit-crypten": (_ours, "circuit_crypten"),
     "ecdh": (_ours, "ecdh"),
     "ecdh-buckets": (_in_buckets, "ecdh"),
+    "vole": (partial(_ours, party=_ahead_party), "vole"),
     "openmined": (_openmined, ""),
     "spu-rr22": (_spu, "RR22"),
     "spu-kkrt": (_spu, "KKRT"),

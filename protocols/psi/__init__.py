@@ -6,6 +6,7 @@ from protocols.psi.circuit.backend import CircuitIntersection
 from protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection
 from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import SetIntersection
+from protocols.psi.vole.backend import VoleIntersection
 
 __all__ = ["SET_INTERSECTIONS"]
 
@@ -13,4 +14,5 @@ SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
     "circuit": CircuitIntersection,
     "circuit_crypten": CryptenCircuitIntersection,
     "ecdh": EcdhIntersection,
+    "vole": VoleIntersection,
 }

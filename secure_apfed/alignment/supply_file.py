@@ -17,7 +17,7 @@ Example:
     ...     _ = file.write_bytes(copy)
     ...     take_supply(file)
     Traceback (most recent call last):
-    secure_apfed.errors.DataError: the supply of triples in ... was taken before; ...
+    secure_apfed.errors.DataError: the supply in ... was taken before; ...
 """
 
 import contextlib
@@ -26,7 +26,7 @@ import os
 from pathlib import Path
 
 from protocols.errors import LocalProtocolError
-from protocols.psi.circuit.supply import Supply
+from protocols.psi.supply import Supply
 from secure_apfed.errors import DataError
 
 __all__ = ["store_supply", "take_supply"]
@@ -67,7 +67,7 @@ def take_supply(path: Path) -> Supply:
         stored = path.read_bytes()
     except FileNotFoundError:
         raise DataError(
-            f"there is no supply of triples in {path}; it was taken, or was never stored"
+            f"there is no supply in {path}; it was taken, or was never stored"
         ) from None
     supply = Supply.from_bytes(stored)
     marker = path.with_name(f"{hashlib.sha256(stored).hexdigest()}.taken")
@@ -75,8 +75,7 @@ def take_supply(path: Path) -> Supply:
         handle = os.open(marker, _NEW, 0o600)
     except FileExistsError:
         raise DataError(
-            f"the supply of triples in {path} was taken before; have another dealt under a new "
-            "session"
+            f"the supply in {path} was taken before; have another dealt under a new session"
         ) from None
     os.fsync(handle)
     os.close(handle)

@@ -118,9 +118,15 @@ class Dying:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "name"), [(key, name) for key in usable(SET_INTERSECTIONS) for name in roles(key)]
+    ("protocol", "name", "after"),
+    [
+        (key, name, after)
+        for key in usable(SET_INTERSECTIONS)
+        for name in roles(key)
+        for after in (-1, 0, 1)
+        if (key, name, after) != ("vole", "dealer", 1)  # whose work is one message
+    ],
 )
-@pytest.mark.parametrize("after", [-1, 0, 1])
 def test_a_party_that_falls_silent_is_noticed_by_one_that_waits_for_it(
     protocol: str, name: str, after: int
 ) -> None:

@@ -11,8 +11,9 @@ import secure_apfed.alignment.supply_file
 from protocols.conversation import converse
 from protocols.errors import LocalProtocolError
 from protocols.psi.circuit.backend import CircuitIntersection
-from protocols.psi.circuit.supply import Stocking, Supply
+from protocols.psi.circuit.stocking import Stocking
 from protocols.psi.interface import IntersectionAgreement
+from protocols.psi.supply import Supply
 from secure_apfed.alignment.supply_file import store_supply, take_supply
 from secure_apfed.errors import DataError
 
@@ -54,7 +55,7 @@ def test_the_example_of_the_module_runs() -> None:
 def test_what_was_stored_serves_an_intersection_and_is_gone(files: dict[str, Path]) -> None:
     assert align({name: take_supply(path) for name, path in files.items()}) == list(range(30, 40))
     for path in files.values():
-        with pytest.raises(DataError, match="there is no supply of triples in"):
+        with pytest.raises(DataError, match="there is no supply in"):
             take_supply(path)
 
 
@@ -106,7 +107,7 @@ def test_a_file_is_not_written_over(files: dict[str, Path]) -> None:
 def test_a_damaged_file_is_not_marked_as_taken(files: dict[str, Path]) -> None:
     whole = files["hub"].read_bytes()
     files["hub"].write_bytes(whole[:-1])
-    with pytest.raises(LocalProtocolError, match="triples does not match its checksum"):
+    with pytest.raises(LocalProtocolError, match="a stored supply does not match its checksum"):
         take_supply(files["hub"])
     files["hub"].write_bytes(whole)
     take_supply(files["hub"])

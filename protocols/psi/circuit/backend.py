@@ -7,7 +7,7 @@ works with nobody. Only the intersection of all opens; no pairwise intersection 
 1. Hub and members agree on a hash key (commit, reveal) and put their IDs into bins
    (`protocols.psi.circuit.hashing`).
 2. For each chunk of bins, the dealer hands out triples, or did so ahead
-   (`protocols.psi.circuit.supply`); the hub and each member compare the tag in each bin with
+   (`protocols.psi.supply`); the hub and each member compare the tag in each bin with
    the member's slots, 64 bits by six levels of AND, and XOR the slots: one bit a bin, shared
    by the two. Levels of AND over all members make it one bit of all.
 3. All mask and permute their shares and send them to the dealer, who counts the common IDs
@@ -33,7 +33,7 @@ from protocols.psi.circuit.hashing import BITS
 from protocols.psi.circuit.meeting import meet_as_hub, meet_as_member
 from protocols.psi.circuit.messages import Desk, chunks, triple_words
 from protocols.psi.circuit.opening import open_at_hub, open_at_member
-from protocols.psi.circuit.supply import Supply, hub_triples, member_triples
+from protocols.psi.circuit.stocking import hub_triples, member_triples
 from protocols.psi.interface import (
     Admit,
     IntersectionAgreement,
@@ -44,6 +44,7 @@ from protocols.psi.interface import (
 )
 from protocols.psi.result import check_choices
 from protocols.psi.script import Script, ScriptedRole
+from protocols.psi.supply import Supply
 from protocols.randomness import KEY_BYTES
 
 __all__ = ["CircuitIntersection"]
@@ -122,7 +123,7 @@ class CircuitIntersection:
         check_ids(me, ids, self.agreement.maximum_ids)
         if (supply is not None) != self.agreement.ahead:
             raise LocalProtocolError(
-                f"{me} has {'a' if supply else 'no'} supply of triples, the agreement says "
+                f"{me} has {'a' if supply else 'no'} supply, the agreement says "
                 f"ahead={self.agreement.ahead}"
             )
         if self._admit is not None:

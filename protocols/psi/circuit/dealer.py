@@ -23,9 +23,9 @@ from protocols.psi.circuit.messages import (
     Inbox,
     Kind,
     chunks,
+    planned_bins_and_slots,
     triple_words,
 )
-from protocols.psi.circuit.sizes import planned_bins_and_slots
 from protocols.psi.interface import Output
 from protocols.psi.result import Opened
 from protocols.psi.script import Script, Turn
@@ -60,7 +60,7 @@ def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
 
 
 def stocking_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
-    """Deal ahead of one intersection, see `protocols.psi.circuit.supply`."""
+    """Deal ahead of one intersection, see `protocols.psi.supply`."""
     bins, planned = planned_bins_and_slots(desk.agreement, hub, members)
     turn = Turn((), [hub])
     for chunk in chunks(bins, planned):

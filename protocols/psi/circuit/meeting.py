@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.circuit import hashing
 from protocols.psi.circuit.messages import Desk, Inbox, Kind
-from protocols.psi.circuit.sizes import announced_size, check_announced
 from protocols.psi.script import Turn
+from protocols.psi.sizes import announced_size, check_announced
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key
 
 __all__ = ["Meeting", "meet_as_hub", "meet_as_member"]
@@ -58,13 +58,13 @@ def meet_as_hub(
     desk: Desk, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, tuple[Meeting, NDArray[np.int64]]]:
     """The hub's side; also returns the row whose ID is in each bin (B,), -1 for none."""
-    own, count, size = fresh_key(), len(members), announced_size(desk, len(ids))
+    own, count, size = fresh_key(), len(members), announced_size(desk.agreement, desk.me, len(ids))
     commitment = hashlib.sha256(own).digest()
     commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
     inbox = yield desk.turn(Kind.COMMIT, commits, members)
     joins = [_JOIN.unpack(desk.read(inbox, m, Kind.JOIN, _JOIN.size)) for m in members]
     for member, (_, _, announced) in zip(members, joins, strict=True):
-        check_announced(desk, member, [announced], [member])
+        check_announced(desk.agreement, member, [announced], [member])
     parts = b"".join(_PART.pack(part, announced) for part, _, announced in joins)
     yield desk.turn(Kind.REVEAL, dict.fromkeys(members, own + parts), ())
     bins = hashing.bins_for(size)
@@ -105,7 +105,7 @@ def meet_as_member(desk: Desk, hub: str, ids: Sequence[bytes]) -> Generator[Turn
     inbox = yield Turn((), [hub])
     commit = desk.read(inbox, hub, Kind.COMMIT, _COMMIT.size)
     commitment, hub_size, count, place = _COMMIT.unpack(commit)
-    check_announced(desk, hub, [hub_size], [hub])
+    check_announced(desk.agreement, hub, [hub_size], [hub])
     if place >= count:
         raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
     if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
@@ -113,7 +113,11 @@ def meet_as_member(desk: Desk, hub: str, ids: Sequence[bytes]) -> Generator[Turn
             f"{hub} speaks of {count} members, the parties agreed on sizes for "
             f"{len(desk.agreement.sizes) - 1}"
         )
-    own, mask, own_size = fresh_key(), fresh_key(), announced_size(desk, len(ids))
+    own, mask, own_size = (
+        fresh_key(),
+        fresh_key(),
+        announced_size(desk.agreement, desk.me, len(ids)),
+    )
     inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
     reveal = desk.read(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
     hub_part, parts = reveal[:KEY_BYTES], reveal[KEY_BYTES:]
@@ -122,7 +126,9 @@ def meet_as_member(desk: Desk, hub: str, ids: Sequence[bytes]) -> Generator[Turn
     if parts[_PART.size * place :][: _PART.size] != _PART.pack(own, own_size):
         raise RemoteProtocolError(f"{hub} repeats the key part or size of {desk.me} wrongly")
     sizes = [size for _, size in _PART.iter_unpack(parts)]
-    check_announced(desk, hub, sizes, [party for party in desk.agreement.sizes if party != hub])
+    check_announced(
+        desk.agreement, hub, sizes, [party for party in desk.agreement.sizes if party != hub]
+    )
     bins = hashing.bins_for(hub_size)
     slots = [hashing.slots_for(size, bins) for size in sizes]
     keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]

@@ -6,18 +6,19 @@ that its receiver reads from an earlier one, a fixed length; anything else is re
 
 import math
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 import numpy as np
 
-from protocols.conversation import Outgoing
-from protocols.errors import RemoteProtocolError
+from protocols.errors import LocalProtocolError
+from protocols.psi.circuit import hashing
 from protocols.psi.circuit.bits import WORD, Words
 from protocols.psi.circuit.hashing import BITS
-from protocols.psi.framing import Framing
+from protocols.psi.desk import Desk as AnyDesk
+from protocols.psi.desk import Inbox
 from protocols.psi.interface import IntersectionAgreement, Progress
-from protocols.psi.script import Turn
+from protocols.psi.sizes import agreed_size
 
 __all__ = [
     "CHUNK_SLOTS",
@@ -28,6 +29,7 @@ __all__ = [
     "Inbox",
     "Kind",
     "chunks",
+    "planned_bins_and_slots",
     "triple_words",
 ]
 
@@ -36,8 +38,6 @@ CHUNK_SLOTS = 2**21
 VERDICT = struct.Struct(">q")
 ENOUGH, TOO_FEW = -1, -2
 _VERSION = 130
-
-Inbox = Mapping[str, bytes]
 
 
 class Kind(IntEnum):
@@ -59,7 +59,7 @@ class Kind(IntEnum):
     TOKENS = 14
 
 
-class Desk:
+class Desk(AnyDesk[Kind]):
     """Frames one party's messages, and reads those of its peers."""
 
     def __init__(
@@ -68,40 +68,9 @@ class Desk:
         agreement: IntersectionAgreement,
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
-        self.me, self.agreement, self._progress = me, agreement, progress
-        self._framing = Framing(agreement, _VERSION, dict.fromkeys(map(int, Kind), 1), 2**32 - 1)
-
-    def report(self, done: int, total: int) -> None:
-        """Tell whoever watches how many bins are compared."""
-        if self._progress is not None:
-            self._progress(Progress(self.me, "comparing bins", done, total))
-
-    def turn(self, kind: Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
-        """Send each party its body, then wait for one message of each awaited party."""
-        packed = {party: self._framing.pack(kind, body) for party, body in bodies.items()}
-        return Turn([Outgoing(party, body) for party, body in packed.items()], awaited)
-
-    def kind_of(self, inbox: Inbox, sender: str) -> Kind:
-        """Return the kind of the message of `sender`, where the protocol allows several."""
-        return Kind(self._framing.unpack(sender, inbox[sender])[0])
-
-    def read(self, inbox: Inbox, sender: str, kind: Kind, length: int | None = None) -> bytes:
-        """Return the body of the message of `sender`, of this kind and length.
-
-        Raises:
-            RemoteProtocolError: it is another one.
-        """
-        found, body = self._framing.unpack(sender, inbox[sender])
-        if found != kind:
-            raise RemoteProtocolError(
-                f"{sender} sent {Kind(found).name.lower()} when the protocol expects "
-                f"{kind.name.lower()}; a message was repeated or reordered"
-            )
-        if length is not None and len(body) != length:
-            raise RemoteProtocolError(
-                f"{sender} sent {kind.name.lower()} of {len(body)} bytes, expected {length}"
-            )
-        return body
+        super().__init__(
+            me, agreement, kinds=Kind, version=_VERSION, work="comparing bins", progress=progress
+        )
 
     def read_words(self, inbox: Inbox, sender: str, kind: Kind, shape: tuple[int, ...]) -> Words:
         """Return the body as 64-bit words of this shape."""
@@ -126,3 +95,20 @@ def triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
     To compare 64 bits takes 63 ANDs, to combine M members M - 1.
     """
     return [(BITS - 1) * words * count for count in slots], words * (len(slots) - 1)
+
+
+def planned_bins_and_slots(
+    agreement: IntersectionAgreement, hub: str, members: Sequence[str]
+) -> tuple[int, Sequence[int]]:
+    """Return B and each member's K for the agreed sizes.
+
+    Raises:
+        LocalProtocolError: they are agreed for other parties.
+    """
+    if len(members) != len(agreement.sizes) - 1:
+        raise LocalProtocolError(
+            f"sizes are agreed for {', '.join(agreement.sizes)}, the members are "
+            f"{', '.join(members)}"
+        )
+    bins = hashing.bins_for(agreed_size(agreement, hub))
+    return bins, [hashing.slots_for(agreed_size(agreement, member), bins) for member in members]

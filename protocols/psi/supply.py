@@ -1,34 +1,27 @@
-"""Triples dealt ahead: the dealer's part of an intersection, done before the IDs are known.
+"""Randomness dealt ahead: the dealer's part of an intersection, done before the IDs are known.
 
-Run by: hub, members and dealer of `protocols.psi.circuit.backend`, under the agreement of the
-intersection to come. It names the sizes that the parties will announce, from which the
-number of triples follows; sets may turn out smaller. Protects as the dealing within
-an intersection does. A supply is as secret as the IDs, and is used once: whoever used it for
-two intersections would show the exclusive or of what it masked. So a process uses no part of a
-supply twice, however often it reads the bytes, and a forked process none that was there before the
-fork. It cannot know what another process did with a copy of them:
-`secure_apfed.alignment.supply_file` keeps supplies on the disk such that only one process takes
-each.
+Run by: hub, members and dealer of backends that have one, under the agreement of the
+intersection to come. It names the sizes that the parties will announce, from which what is dealt
+follows; sets may turn out smaller. Protects as the dealing within an intersection does. A supply is
+as secret as the IDs, and is used once: whoever used it for two intersections would show the
+exclusive or of what it masked. So a process uses no part of a supply twice, however often it reads
+the bytes, and a forked process none that was there before the fork. It cannot know what another
+process did with a copy of them: `secure_apfed.alignment.supply_file` keeps supplies on the disk
+such that only one process takes each.
 """
 
 import hashlib
 import struct
-from collections.abc import Generator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from protocols.errors import LocalProtocolError
 from protocols.fork_check import ForkCheck
-from protocols.psi.circuit.bits import WORD
-from protocols.psi.circuit.dealer import deal_request, stocking_script
-from protocols.psi.circuit.hashing import BITS
-from protocols.psi.circuit.messages import Desk, Inbox, Kind, chunks, triple_words
-from protocols.psi.circuit.sizes import planned_bins_and_slots
 from protocols.psi.interface import IntersectionAgreement, check_parties
-from protocols.psi.result import Opened
-from protocols.psi.script import Script, ScriptedRole, Turn
-from protocols.randomness import KEY_BYTES
+from protocols.psi.script import Script, ScriptedRole
 
-__all__ = ["Stocking", "StockingRole", "Supply", "hub_triples", "member_triples"]
+__all__ = ["DealingAhead", "StockingRole", "Supply"]
 
 _HEAD = struct.Struct(">32sHI")
 _LENGTH = struct.Struct(">I")
@@ -49,7 +42,7 @@ class Supply:
     def __init__(self, agreement: bytes, me: str, bodies: Sequence[bytes] = ()) -> None:
         self._agreement, self._me, self._bodies = agreement, me, list(bodies)
         self._filled = self._claimed = False
-        self._fork_check = ForkCheck(f"{me}: this supply of triples")
+        self._fork_check = ForkCheck(f"{me}: this supply")
 
     def add(self, body: bytes) -> None:
         """Put in what was dealt for the next chunk.
@@ -60,7 +53,7 @@ class Supply:
         self._fork_check.require()
         if self._filled or self._claimed:
             raise LocalProtocolError(
-                f"{self._me}: a supply is filled while triples are dealt, and not once it was "
+                f"{self._me}: a supply is filled while it is dealt, and not once it was "
                 "read, stored or used; deal another"
             )
         self._bodies.append(body)
@@ -73,9 +66,7 @@ class Supply:
         """
         self._fork_check.require()
         if self._claimed:
-            raise LocalProtocolError(
-                f"{self._me}: this supply of triples is in use, or was stored already"
-            )
+            raise LocalProtocolError(f"{self._me}: this supply is in use, or was stored already")
         self._claimed = True
         framed = self._framed()
         return framed + hashlib.sha256(framed).digest()
@@ -95,7 +86,7 @@ class Supply:
         stored, check = stored[:-_CHECK_BYTES], stored[-_CHECK_BYTES:]
         if hashlib.sha256(stored).digest() != check:
             raise LocalProtocolError(
-                "a stored supply of triples does not match its checksum, so it was cut off or "
+                "a stored supply does not match its checksum, so it was cut off or "
                 "altered; deal another under a new session"
             )
         try:
@@ -128,16 +119,16 @@ class Supply:
         self._fork_check.require()
         digests = {hashlib.sha256(body).digest() for body in self._bodies if body}
         if self._claimed or digests & Supply._used:
-            raise LocalProtocolError(f"{me}: a supply of triples is used once; deal another")
+            raise LocalProtocolError(f"{me}: a supply is used once; deal another")
         if (self._agreement, self._me) != (agreement.digest, me):
             raise LocalProtocolError(
-                f"{me}: this supply of triples was dealt to {self._me}, or under another agreement"
+                f"{me}: this supply was dealt to {self._me}, or under another agreement"
             )
         self._claimed = True
         Supply._used |= digests
 
     def __reduce__(self) -> str:
-        raise LocalProtocolError("a supply of triples is never copied; store it with to_bytes")
+        raise LocalProtocolError("a supply is never copied; store it with to_bytes")
 
     def take(self, length: int) -> bytes:
         """Return the next body, which must have this length."""
@@ -145,7 +136,7 @@ class Supply:
         body = self._bodies.pop(0) if self._bodies else b""
         if len(body) != length:
             raise LocalProtocolError(
-                f"{self._me}: the supply of triples holds {len(body)} bytes for the next chunk, "
+                f"{self._me}: the supply holds {len(body)} bytes for the next chunk, "
                 f"it takes {length}"
             )
         return body
@@ -153,16 +144,18 @@ class Supply:
 
 def _no_supply(stored: bytes) -> LocalProtocolError:
     return LocalProtocolError(
-        f"{len(stored)} stored bytes match their checksum, but are no supply of triples as "
+        f"{len(stored)} stored bytes match their checksum, but are no supply as "
         "to_bytes writes it; deal another under a new session"
     )
 
 
 class StockingRole(ScriptedRole):
-    """Hub or member while triples are dealt ahead; the script fills the supply."""
+    """Hub or member while it is dealt; the script fills the supply."""
 
-    def __init__(self, desk: Desk, supply: Supply, script: Script) -> None:
-        super().__init__(desk.me, [desk.agreement.dealer], desk.agreement.output, script)
+    def __init__(
+        self, me: str, agreement: IntersectionAgreement, supply: Supply, script: Script
+    ) -> None:
+        super().__init__(me, [agreement.dealer], agreement.output, script)
         self._supply = supply
 
     @property
@@ -172,75 +165,40 @@ class StockingRole(ScriptedRole):
         return self._supply
 
 
-class Stocking:
+class DealingAhead(ABC):
     """The parties' roles for dealing ahead; the agreement must say `ahead`."""
 
     def __init__(self, agreement: IntersectionAgreement) -> None:
         if not agreement.ahead or not agreement.dealer:
             raise LocalProtocolError(
-                "triples are dealt ahead under an agreement that says so and names a dealer"
+                "randomness is dealt ahead under an agreement that says so and names a dealer"
             )
         self._agreement = agreement
 
     def hub(self, me: str, members: Sequence[str]) -> StockingRole:
         """The active's side."""
         check_parties(me, members, self._agreement.dealer)
-        desk, supply = self._desk(me), Supply(self._agreement.digest, me)
-        return StockingRole(desk, supply, _hub_script(desk, members, supply))
+        supply = Supply(self._agreement.digest, me)
+        return StockingRole(me, self._agreement, supply, self._hub_script(me, members, supply))
 
     def member(self, me: str, hub: str) -> StockingRole:
         """A passive's side."""
         check_parties(hub, [me], self._agreement.dealer)
-        desk, supply = self._desk(me), Supply(self._agreement.digest, me)
-        return StockingRole(desk, supply, _member_script(desk, hub, supply))
+        supply = Supply(self._agreement.digest, me)
+        return StockingRole(me, self._agreement, supply, self._member_script(me, hub, supply))
 
     def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
         """The dealer's side."""
         me = self._agreement.dealer
         check_parties(hub, members, me)
-        script = stocking_script(self._desk(me), hub, members)
+        script = self._dealer_script(me, hub, members)
         return ScriptedRole(me, [hub], self._agreement.output, script)
 
-    def _desk(self, me: str) -> Desk:
-        return Desk(me, self._agreement)
+    @abstractmethod
+    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script: ...
 
+    @abstractmethod
+    def _member_script(self, me: str, hub: str, supply: Supply) -> Script: ...
 
-def _hub_script(desk: Desk, members: Sequence[str], supply: Supply) -> Script:
-    bins, slots = planned_bins_and_slots(desk.agreement, desk.me, members)
-    for chunk in chunks(bins, slots):
-        words = (chunk.stop - chunk.start) // BITS
-        supply.add((yield from hub_triples(desk, words, slots)))
-    return Opened()
-
-
-def _member_script(desk: Desk, hub: str, supply: Supply) -> Script:
-    members = [party for party in desk.agreement.sizes if party != hub]
-    bins, slots = planned_bins_and_slots(desk.agreement, hub, members)
-    for chunk in chunks(bins, slots):
-        words = (chunk.stop - chunk.start) // BITS
-        supply.add((yield from member_triples(desk, words, slots, members.index(desk.me))))
-    return Opened()
-
-
-def hub_triples(
-    desk: Desk, words: int, slots: Sequence[int], supply: Supply | None = None
-) -> Generator[Turn, Inbox, bytes]:
-    """Return the hub's seeds and correction of one chunk: from its supply, or ordered now."""
-    dealer, (_, all_words) = desk.agreement.dealer, triple_words(words, slots)
-    length = KEY_BYTES * (len(slots) + 1) + WORD.itemsize * all_words
-    if supply is not None:
-        return supply.take(length)
-    inbox = yield desk.turn(Kind.DEAL, {dealer: deal_request(words, slots)}, [dealer])
-    return desk.read(inbox, dealer, Kind.TRIPLES, length)
-
-
-def member_triples(
-    desk: Desk, words: int, slots: Sequence[int], place: int, supply: Supply | None = None
-) -> Generator[Turn, Inbox, bytes]:
-    """Return a member's seeds and correction of one chunk."""
-    dealer, (pair_words, _) = desk.agreement.dealer, triple_words(words, slots)
-    length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
-    if supply is not None:
-        return supply.take(length)
-    inbox = yield Turn((), [dealer])
-    return desk.read(inbox, dealer, Kind.TRIPLES, length)
+    @abstractmethod
+    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script: ...

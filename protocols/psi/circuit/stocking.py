@@ -1,0 +1,78 @@
+"""Triples dealt ahead of an intersection, or ordered while it runs.
+
+Run by: hub, members and dealer of `protocols.psi.circuit.backend`; see `protocols.psi.supply`.
+"""
+
+from collections.abc import Generator, Sequence
+
+from protocols.psi.circuit.bits import WORD
+from protocols.psi.circuit.dealer import deal_request, stocking_script
+from protocols.psi.circuit.hashing import BITS
+from protocols.psi.circuit.messages import (
+    Desk,
+    Inbox,
+    Kind,
+    chunks,
+    planned_bins_and_slots,
+    triple_words,
+)
+from protocols.psi.result import Opened
+from protocols.psi.script import Script, Turn
+from protocols.psi.supply import DealingAhead, Supply
+from protocols.randomness import KEY_BYTES
+
+__all__ = ["Stocking", "hub_triples", "member_triples"]
+
+
+class Stocking(DealingAhead):
+    """The parties' roles for dealing triples ahead."""
+
+    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
+        return _hub_script(Desk(me, self._agreement), members, supply)
+
+    def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
+        return _member_script(Desk(me, self._agreement), hub, supply)
+
+    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+        return stocking_script(Desk(me, self._agreement), hub, members)
+
+
+def _hub_script(desk: Desk, members: Sequence[str], supply: Supply) -> Script:
+    bins, slots = planned_bins_and_slots(desk.agreement, desk.me, members)
+    for chunk in chunks(bins, slots):
+        words = (chunk.stop - chunk.start) // BITS
+        supply.add((yield from hub_triples(desk, words, slots)))
+    return Opened()
+
+
+def _member_script(desk: Desk, hub: str, supply: Supply) -> Script:
+    members = [party for party in desk.agreement.sizes if party != hub]
+    bins, slots = planned_bins_and_slots(desk.agreement, hub, members)
+    for chunk in chunks(bins, slots):
+        words = (chunk.stop - chunk.start) // BITS
+        supply.add((yield from member_triples(desk, words, slots, members.index(desk.me))))
+    return Opened()
+
+
+def hub_triples(
+    desk: Desk, words: int, slots: Sequence[int], supply: Supply | None = None
+) -> Generator[Turn, Inbox, bytes]:
+    """Return the hub's seeds and correction of one chunk: from its supply, or ordered now."""
+    dealer, (_, all_words) = desk.agreement.dealer, triple_words(words, slots)
+    length = KEY_BYTES * (len(slots) + 1) + WORD.itemsize * all_words
+    if supply is not None:
+        return supply.take(length)
+    inbox = yield desk.turn(Kind.DEAL, {dealer: deal_request(words, slots)}, [dealer])
+    return desk.read(inbox, dealer, Kind.TRIPLES, length)
+
+
+def member_triples(
+    desk: Desk, words: int, slots: Sequence[int], place: int, supply: Supply | None = None
+) -> Generator[Turn, Inbox, bytes]:
+    """Return a member's seeds and correction of one chunk."""
+    dealer, (pair_words, _) = desk.agreement.dealer, triple_words(words, slots)
+    length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
+    if supply is not None:
+        return supply.take(length)
+    inbox = yield Turn((), [dealer])
+    return desk.read(inbox, dealer, Kind.TRIPLES, length)

@@ -1,0 +1,96 @@
+"""Arrays over GF(2^128): elements as two 64-bit words, low one first; addition is exclusive or.
+
+Run by: all parties of `protocols.psi.vole.backend`. The field is that of AES-GCM, modulo
+x^128 + x^7 + x^2 + x + 1, bits in the order of their weights.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.randomness import keystream
+
+__all__ = [
+    "ELEMENT_BYTES",
+    "Elements",
+    "Multiplier",
+    "from_bytes",
+    "gather_sums",
+    "random_elements",
+    "subset_sums",
+    "to_bytes",
+]
+
+Elements = NDArray[np.uint64]
+"""Shape (n, 2)."""
+
+ELEMENT_BYTES = 16
+_WORDS = np.dtype("<u8")
+_MODULUS = 0x87
+_TOP = 1 << 127
+_CHUNK = 2**16
+
+
+def from_bytes(content: bytes | memoryview) -> Elements:
+    """Read elements that lie one after the other, 16 bytes each."""
+    return np.frombuffer(content, _WORDS).reshape(-1, 2)
+
+
+def to_bytes(elements: Elements) -> bytes:
+    """Write them one after the other, as `from_bytes` reads them."""
+    return elements.astype(_WORDS, copy=False).tobytes()
+
+
+def random_elements(seed: bytes, purpose: bytes, count: int) -> Elements:
+    """Expand a seed into elements; one (seed, purpose) is used once."""
+    return from_bytes(keystream(seed, purpose, length=ELEMENT_BYTES * count))
+
+
+class Multiplier:
+    """Multiplies by one element.
+
+    Sixteen tables say what each byte of the other factor adds. Which entries are read follows from
+    the other factor alone, so time tells nothing of this one where the other is public.
+
+    Args:
+        factor: 16 bytes.
+    """
+
+    def __init__(self, factor: bytes) -> None:
+        power, powers = int.from_bytes(factor, "little"), []
+        for _ in range(8 * ELEMENT_BYTES):
+            powers.append(power)
+            power = (power ^ _TOP) << 1 ^ _MODULUS if power & _TOP else power << 1
+        content = b"".join(power.to_bytes(ELEMENT_BYTES, "little") for power in powers)
+        self._tables = subset_sums(from_bytes(content))
+
+    def times(self, elements: Elements) -> Elements:
+        """Return the products."""
+        return gather_sums(self._tables, elements)
+
+
+def subset_sums(elements: Elements) -> NDArray[np.uint64]:
+    """Tables of all sums of eight elements each, shape (n / 8, 256, 2).
+
+    Entry b of a table is the sum of those of its elements whose bits are set in b.
+    """
+    tables = np.zeros((len(elements) // 8, 256, 2), np.uint64)
+    for bit in range(8):
+        half = 1 << bit
+        tables[:, half : 2 * half] = tables[:, :half] ^ elements[bit::8, None]
+    return tables
+
+
+def gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> Elements:
+    """Sum, for each row, the entries that the bytes of its selector name.
+
+    Args:
+        tables: of `subset_sums`, shape (k, 256, 2).
+        selectors: shape (n, words), of which the first k bytes count.
+    """
+    chosen = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
+    sums = np.zeros((len(selectors), 2), np.uint64)
+    for start in range(0, len(sums), _CHUNK):  # what is worked on stays in the cache
+        part, named = sums[start : start + _CHUNK], chosen[start : start + _CHUNK]
+        for place, table in enumerate(tables):
+            part ^= table[named[:, place]]
+    return sums

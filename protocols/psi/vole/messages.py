@@ -1,0 +1,90 @@
+"""The messages of intersection by VOLE.
+
+Run by: all parties of `protocols.psi.vole.backend`.
+
+HELLO: the key of the hash, the hub's size. COMMIT: SHA-256 of the member's part of the output's
+key, the member's size. DEAL: for how many IDs the hub orders. DEALT: what the dealer made.
+VECTOR: the hub's part of the output's key, its masked store. TAGS: the member's part, one tag for
+each of its IDs. ROWS: where in that list the common IDs are, 4 bytes each. DONE, REFUSAL: empty.
+"""
+
+import math
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+
+from protocols.psi import desk
+from protocols.psi.interface import IntersectionAgreement, Progress
+from protocols.psi.vole.field import ELEMENT_BYTES
+from protocols.psi.vole.store import DENSE, cells_for
+from protocols.randomness import KEY_BYTES
+
+__all__ = [
+    "COMMIT",
+    "DEAL",
+    "HELLO",
+    "Desk",
+    "Kind",
+    "hub_dealt_bytes",
+    "member_dealt_bytes",
+    "tag_bytes",
+    "vector_elements",
+]  # fmt: skip
+
+HELLO = struct.Struct(f">{KEY_BYTES}sI")
+COMMIT = struct.Struct(f">{KEY_BYTES}sI")
+DEAL = struct.Struct(">I")
+
+_VERSION = 140
+_FALSE_MATCH_BITS = 40
+_LEAST_TAG_BYTES = 8
+
+
+class Kind(IntEnum):
+    """What a message is."""
+
+    HELLO = 1
+    COMMIT = 2
+    DEAL = 3
+    DEALT = 4
+    VECTOR = 5
+    TAGS = 6
+    ROWS = 7
+    DONE = 8
+    REFUSAL = 9
+
+
+class Desk(desk.Desk[Kind]):
+    """Frames one party's messages, and reads those of its peers."""
+
+    def __init__(
+        self,
+        me: str,
+        agreement: IntersectionAgreement,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        super().__init__(
+            me, agreement, kinds=Kind, version=_VERSION, work="evaluating its IDs",
+            progress=progress,
+        )  # fmt: skip
+
+
+def vector_elements(hub_size: int) -> int:
+    """How many elements a store of the hub has, and so each vector."""
+    return cells_for(hub_size) + DENSE
+
+
+def hub_dealt_bytes(hub_size: int) -> int:
+    """What the dealer sends the hub for one member: a seed, and C."""
+    return KEY_BYTES + ELEMENT_BYTES * vector_elements(hub_size)
+
+
+def member_dealt_bytes() -> int:
+    """What the dealer sends a member: a seed, and Delta."""
+    return KEY_BYTES + ELEMENT_BYTES
+
+
+def tag_bytes(hub_size: int, member_size: int) -> int:
+    """Bytes of a tag: two different IDs have equal ones with probability 2^-40 in all pairs."""
+    pairs = max(hub_size, 1) * max(member_size, 1)
+    return max(_LEAST_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))

@@ -1,0 +1,230 @@
+"""An oblivious key-value store: a linear system with three ones and few dense bits a row.
+
+Run by: whoever encodes, and whoever decodes, with one public key of the hash. Cell 0..m-1 of the
+sparse part and 48 dense cells; the value of an ID is the sum of its three sparse cells and of the
+dense cells that its 48 bits name. Encoding peels: a cell that one ID alone uses takes whatever this
+ID still lacks, round after round; the few IDs that are left are solved by elimination. Cells that
+nobody needs are random, so the store shows how many IDs it may hold and nothing of them, where
+their values are random.
+
+Encoding fails where the rows are linearly dependent. For a random key that has probability at most
+2^-48 times the expected number of sets of rows whose sparse parts add up to nothing
+(`expected_dependent_sets`, the empty one included), which `cells_for` keeps below 2: below 2^-47.
+Who hit upon such a key takes another one; that this happened is all that it tells.
+Source: Garimella, Pinkas, Rosulek, Trieu and Yanai, CRYPTO 2021 (three hashes, dense columns);
+the bound is the first-moment method of random linear systems over GF(2).
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocols.psi.vole.field import Elements, from_bytes, gather_sums, random_elements, subset_sums
+from protocols.randomness import fresh_key
+
+__all__ = [
+    "DENSE", "DependentRowsError", "Rows", "cells_for", "decode", "digest_ids", "encode",
+    "expected_dependent_sets",
+]  # fmt: skip
+
+Places = NDArray[np.int64]
+Digests = NDArray[np.uint64]
+"""Shape (n, 6)."""
+
+DENSE = 48
+_ONES = 3
+_DIGEST_BYTES = 8 * _ONES + DENSE // 8 + 2 + 16
+_EXPANSION, _LEAST = 1.3, 40
+_PERSON = b"apfed psi store"
+
+
+class DependentRowsError(ArithmeticError):
+    """The rows of these IDs under this key are linearly dependent; take another key."""
+
+
+def cells_for(ids: int) -> int:
+    """How many sparse cells a store for so many IDs has."""
+    return math.ceil(_EXPANSION * ids) + _LEAST
+
+
+def expected_dependent_sets(ids: int, cells: int) -> float:
+    """The expected number of sets of rows whose sparse parts add up to nothing.
+
+    The mean over all vectors of GF(2)^m of (1 + r)^n, where r is the correlation of a row of three
+    different ones with that vector: a Krawtchouk polynomial over a binomial coefficient.
+    """
+    weight = np.arange(cells + 1, dtype=np.float64)
+    rest = cells - weight
+
+    def choose(count: NDArray[np.float64], ones: int) -> NDArray[np.float64]:
+        return np.asarray(np.prod([(count - k) / (k + 1) for k in range(ones)], axis=0))
+
+    even = choose(rest, 3) + choose(weight, 2) * rest
+    odd = choose(weight, 1) * choose(rest, 2) + choose(weight, 3)
+    correlation = (even - odd) / math.comb(cells, _ONES)
+    logs = np.array([math.lgamma(cells + 1) - math.lgamma(k + 1) - math.lgamma(cells - k + 1)
+                     for k in range(cells + 1)])  # fmt: skip
+    with np.errstate(divide="ignore"):
+        logs += ids * np.log1p(np.maximum(correlation, -1.0)) - cells * math.log(2)
+    return float(np.exp(logs).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a set of IDs under one key.
+
+    Attributes:
+        cells: their three sparse cells, all different, shape (n, 3).
+        dense: the bits of the dense part, shape (n, 1), the lowest 48 of each word.
+        targets: 128 bits of each ID, shape (n, 2): what `protocols.psi.vole` encodes.
+    """
+
+    cells: Places
+    dense: NDArray[np.uint64]
+    targets: Elements
+
+    @classmethod
+    def of(cls, digests: Digests, size: int) -> "Rows":
+        """The rows of IDs for a store of so many sparse cells; `digests` by `digest_ids`."""
+        return cls(
+            cells=_three_different(digests[:, :_ONES], size),
+            dense=digests[:, _ONES : _ONES + 1] & np.uint64((1 << DENSE) - 1),
+            targets=np.ascontiguousarray(digests[:, _ONES + 1 :]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+
+def digest_ids(ids: Sequence[bytes], key: bytes) -> Digests:
+    """Hash IDs: BLAKE2b under `key`, as secret as the IDs are to whoever has the key."""
+    keyed = hashlib.blake2b(key=key, digest_size=_DIGEST_BYTES, person=_PERSON)
+
+    def digest(identity: bytes) -> bytes:
+        one = keyed.copy()
+        one.update(identity)
+        return one.digest()
+
+    words = np.frombuffer(b"".join(map(digest, ids)), "<u8")
+    return words.reshape(-1, _DIGEST_BYTES // 8)
+
+
+def _three_different(words_n3: NDArray[np.uint64], size: int) -> Places:
+    """Uniform triples of different cells, up to a bias of size / 2^63."""
+    first, second, third = (
+        ((words_n3[:, k] >> np.uint64(1)) % np.uint64(size - k)).astype(np.int64)
+        for k in range(_ONES)
+    )
+    second += second >= first
+    low, high = np.minimum(first, second), np.maximum(first, second)
+    third += third >= low
+    third += third >= high
+    return np.stack([first, second, third], axis=1)
+
+
+def decode(store: Elements, rows: Rows) -> Elements:
+    """The value of each row, shape (n, 2)."""
+    cells = len(store) - DENSE
+    found = gather_sums(subset_sums(store[cells:]), rows.dense)
+    for one in range(_ONES):
+        found ^= store[rows.cells[:, one]]
+    return found
+
+
+def encode(rows: Rows, values: Elements, cells: int) -> Elements:
+    """Return a store in which each row has its value, shape (cells + DENSE, 2).
+
+    Args:
+        rows: of the IDs, for so many sparse cells.
+        values: shape (n, 2).
+        cells: as `cells_for`.
+
+    Raises:
+        DependentRowsError: there is none, which has probability below 2^-47.
+    """
+    store = random_elements(fresh_key(), b"store", cells + DENSE).copy()
+    rounds, left = _peel(rows.cells, cells)
+    _solve(store, rows, values, left)
+    dense = subset_sums(store[cells:])
+    for peeled, at in reversed(rounds):
+        store[at] = 0
+        value = values[peeled] ^ gather_sums(dense, rows.dense[peeled])
+        for one in range(_ONES):
+            value ^= store[rows.cells[peeled, one]]
+        store[at] = value
+    return store
+
+
+def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Places]:
+    """Take away rows that have a cell of their own, round after round.
+
+    Returns:
+        For each round the rows, and the cell of each; and the rows that are left.
+    """
+    flat = cells_n3.ravel()
+    count = np.bincount(flat, minlength=cells)
+    # where one row uses a cell, the sum of its users is this row
+    users = np.bincount(flat, np.repeat(np.arange(len(cells_n3)), _ONES), cells).astype(np.int64)
+    there, rounds = np.ones(len(cells_n3), np.bool_), []
+    scratch = np.empty(max(cells, len(cells_n3)), np.int64)
+    alone = np.flatnonzero(count == 1)
+    while len(alone):
+        peeled, first = _once(users[alone], scratch)
+        rounds.append((peeled, alone[first]))
+        there[peeled] = False
+        touched = cells_n3[peeled].ravel()
+        np.subtract.at(count, touched, 1)
+        np.subtract.at(users, touched, np.repeat(peeled, _ONES))
+        alone, _ = _once(touched[count[touched] == 1], scratch)
+    return rounds, np.flatnonzero(there)
+
+
+def _once(numbers: Places, scratch: Places) -> tuple[Places, Places]:
+    """Each of these numbers once, and where; without sorting."""
+    index = np.arange(len(numbers))
+    scratch[numbers] = index
+    kept = np.flatnonzero(scratch[numbers] == index)
+    return numbers[kept], kept
+
+
+def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
+    """Set the cells that the rows which could not be peeled need, by elimination.
+
+    Raises:
+        DependentRowsError: they are dependent.
+    """
+    sparse = len(store) - DENSE
+    pivots: list[tuple[int, int, int]] = []
+    for row in left.tolist():
+        pattern = int(rows.dense[row, 0]) << sparse
+        for cell in rows.cells[row].tolist():
+            pattern |= 1 << cell
+        value = _as_int(values[row])
+        for bit, other, known in pivots:
+            if pattern >> bit & 1:
+                pattern, value = pattern ^ other, value ^ known
+        if not pattern:
+            raise DependentRowsError(f"{len(left)} rows are linearly dependent")
+        pivots.append((pattern.bit_length() - 1, pattern, value))
+    # a pivot's row has no cell of an earlier pivot, so the last is solved first
+    for bit, pattern, value in reversed(pivots):
+        for cell in _bits(pattern ^ (1 << bit)):
+            value ^= _as_int(store[cell])
+        store[bit] = from_bytes(value.to_bytes(16, "little"))[0]
+
+
+def _as_int(element: NDArray[np.uint64]) -> int:
+    return int(element[0]) | int(element[1]) << 64
+
+
+def _bits(pattern: int) -> list[int]:
+    found = []
+    while pattern:
+        low = pattern & -pattern
+        found.append(low.bit_length() - 1)
+        pattern ^= low
+    return found

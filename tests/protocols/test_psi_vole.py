@@ -1,0 +1,219 @@
+"""Intersection by VOLE: the field, the store and its bound, what only it can get wrong."""
+
+import math
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protocols.conversation import Outgoing
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi.interface import IntersectionAgreement
+from protocols.psi.script import ScriptedRole
+from protocols.psi.vole import store as stores
+from protocols.psi.vole.backend import VoleIntersection
+from protocols.psi.vole.dealing import HubShare, MemberShare, VoleStocking, deal
+from protocols.psi.vole.field import Multiplier, from_bytes, random_elements, to_bytes
+from protocols.psi.vole.messages import DEAL, Desk, Kind, tag_bytes, vector_elements
+from protocols.psi.vole.output import hash_values, match
+from protocols.psi.vole.store import (
+    DENSE,
+    DependentRowsError,
+    Rows,
+    cells_for,
+    decode,
+    digest_ids,
+    encode,
+    expected_dependent_sets,
+)
+from protocols.randomness import fresh_key
+
+IDS = [b"person %d" % k for k in range(3000)]
+
+
+def as_ints(elements: NDArray[np.uint64]) -> list[int]:
+    return [int.from_bytes(to_bytes(one[None]), "little") for one in elements]
+
+
+def product(left: int, right: int) -> int:
+    """By the definition: carry-less, then modulo x^128 + x^7 + x^2 + x + 1."""
+    found = 0
+    for bit in range(128):
+        if right >> bit & 1:
+            found ^= left << bit
+    for bit in range(255, 127, -1):
+        if found >> bit & 1:
+            found ^= (1 << bit) | (0x87 << (bit - 128))
+    return found
+
+
+def test_products_are_those_of_the_field() -> None:
+    factor = secrets.token_bytes(16)
+    elements = random_elements(fresh_key(), b"test", 40)
+    elements = np.concatenate([elements, from_bytes(bytes(16) + b"\xff" * 16 + b"\1" + bytes(15))])
+    expected = [product(one, int.from_bytes(factor, "little")) for one in as_ints(elements)]
+    assert as_ints(Multiplier(factor).times(elements)) == expected
+
+
+def test_what_the_dealer_hands_out_is_a_vector_ole() -> None:
+    hubs, members = deal(20)
+    hub, member = HubShare.of(hubs), MemberShare.of(members, 20)
+    assert len(hub.a) == vector_elements(20)
+    assert (hub.c == (member.delta.times(hub.a) ^ member.b)).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 60, 3000])
+def test_a_store_gives_each_id_its_value(count: int) -> None:
+    cells = cells_for(count)
+    rows = Rows.of(digest_ids(IDS[:count], fresh_key()), cells)
+    assert all(len(set(three)) == 3 for three in rows.cells.tolist())
+    assert not count or (rows.cells.min() >= 0 and rows.cells.max() < cells)
+    values = random_elements(fresh_key(), b"test", count)
+    store = encode(rows, values, cells)
+    assert (decode(store, rows) == values).all()
+    assert len(np.unique(store, axis=0)) == cells + DENSE  # cells that nobody needs are random
+
+
+def test_rows_that_cannot_be_peeled_are_solved() -> None:
+    """At this density hundreds of rows are left, in which every cell is used twice or more."""
+    count, cells = 900, 1000
+    rows = Rows.of(digest_ids(IDS[:count], fresh_key()), cells)
+    _, left = stores._peel(rows.cells, cells)
+    assert len(left) > 100
+    values = random_elements(fresh_key(), b"test", count)
+    assert (decode(encode(rows, values, cells), rows) == values).all()
+
+
+def test_dependent_rows_are_refused() -> None:
+    one = Rows.of(digest_ids(IDS[:1] * 2, fresh_key()), cells_for(2))
+    with pytest.raises(DependentRowsError):
+        encode(one, random_elements(fresh_key(), b"test", 2), cells_for(2))
+
+
+def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 3 dense bits and few cells encoding fails often enough to be counted."""
+    monkeypatch.setattr(stores, "DENSE", 3)
+    count, cells, tries = 14, 14, 3000
+    failed = 0
+    for _ in range(tries):
+        rows = Rows.of(digest_ids(IDS[:count], fresh_key()), cells)
+        try:
+            stores._solve(
+                np.zeros((cells + 3, 2), np.uint64), rows, np.zeros((count, 2), np.uint64),
+                np.arange(count),
+            )  # fmt: skip
+        except DependentRowsError:
+            failed += 1
+    expected = (expected_dependent_sets(count, cells) - 1) / 2**3
+    deviation = math.sqrt(expected / tries)
+    assert expected / 3 < failed / tries < expected + 4 * deviation
+
+
+@pytest.mark.parametrize("count", [1, 3, 30, 1000, 20_000])
+def test_real_parameters_fail_below_two_to_the_minus_forty_seven(count: int) -> None:
+    assert 1 <= expected_dependent_sets(count, cells_for(count)) < 2
+    assert DENSE == 48
+
+
+def test_tags_of_sets_beyond_chance() -> None:
+    assert tag_bytes(1, 1) == 8
+    assert tag_bytes(100_000, 100_000) == 10
+    assert tag_bytes(10**7, 10**7) == 11
+
+
+def test_tags_that_begin_alike_are_told_apart() -> None:
+    own = np.zeros((3, 10), np.uint8)
+    own[:, 9] = [1, 2, 3]
+    theirs = np.array(own[[2, 0]])
+    assert match(own, theirs, sender="p").tolist() == [1, -1, 0]
+    with pytest.raises(RemoteProtocolError, match="p sent a tag twice"):
+        match(own, theirs[[0, 0]], sender="p")
+
+
+def test_the_hash_depends_on_all_of_its_input() -> None:
+    values = np.eye(2, dtype=np.uint64).repeat(2, axis=0) * np.array(
+        [[1], [2], [1], [2]], np.uint64
+    )
+    tags = {bytes(tag) for key in (bytes(32), fresh_key()) for tag in hash_values(values, key, 8)}
+    assert len(tags) == 8
+
+
+def _roles(
+    agreement: IntersectionAgreement, hub: list[bytes], member: list[bytes]
+) -> dict[str, ScriptedRole]:
+    stocking, backend = VoleStocking(agreement), VoleIntersection(agreement)
+    hubs, members = stocking.hub("hub", ["p"]), stocking.member("p", "hub")
+    _play({"hub": hubs, "p": members, "dealer": stocking.dealer("hub", ["p"])})
+    return {
+        "hub": backend.hub("hub", ["p"], hub, supply=hubs.supply),
+        "p": backend.member("p", "hub", member, supply=members.supply),
+        "dealer": backend.dealer("hub", ["p"]),
+    }
+
+
+def _play(roles: Mapping[str, Any]) -> dict[tuple[str, str], list[bytes]]:
+    """Deliver all messages in order; return them by sender and receiver."""
+    sent: dict[tuple[str, str], list[bytes]] = {}
+    waiting = [(me, one) for me, role in roles.items() for one in role.start()]
+    while waiting:
+        sender, message = waiting.pop(0)
+        sent.setdefault((sender, message.receiver), []).append(message.body)
+        answers = roles[message.receiver].receive(sender, message.body)
+        waiting += [(message.receiver, one) for one in answers]
+    return sent
+
+
+def _ahead(hub: int, member: int) -> IntersectionAgreement:
+    return IntersectionAgreement(
+        session="s", dealer="dealer", ahead=True, sizes={"hub": hub, "p": member}
+    )
+
+
+def test_dealt_ahead_the_dealer_has_no_part_and_sizes_stay_hidden() -> None:
+    lengths = set()
+    for hub, member in ((50, 60), (3, 2)):
+        roles = _roles(_ahead(50, 60), IDS[:hub], IDS[1 : 1 + member])
+        sent = _play(roles)
+        assert not [pair for pair in sent if "dealer" in pair]
+        lengths.add(tuple(len(body) for bodies in sent.values() for body in bodies[:2]))
+        rows = roles["hub"].rows
+        assert [IDS[:hub][row] for row in rows] == [IDS[1 + row] for row in roles["p"].rows]
+        assert len(rows) == min(hub - 1, member)
+    assert len(lengths) == 1
+
+
+def test_more_ids_than_agreed_are_refused() -> None:
+    backend = VoleIntersection(IntersectionAgreement(session="s", dealer="dealer", sizes={"p": 2}))
+    with pytest.raises(LocalProtocolError, match="p has 3 IDs, the parties agreed"):
+        backend.member("p", "hub", IDS[:3])
+
+
+def test_another_key_part_than_committed_to_is_refused() -> None:
+    roles: dict[str, Any] = {**_roles(_ahead(4, 4), IDS[:4], IDS[:4])}
+    honest = roles["p"].receive
+
+    def lie(sender: str, body: bytes) -> list[Outgoing]:
+        return [Outgoing(one.receiver, _flip_part(one.body)) for one in honest(sender, body)]
+
+    roles["p"].receive = lie
+    with pytest.raises(RemoteProtocolError, match="p showed another key part than it committed"):
+        _play(roles)
+
+
+def _flip_part(body: bytes) -> bytes:
+    if body[1] != Kind.TAGS:
+        return body
+    head = len(body) - 32 - 8 * 4
+    return body[:head] + bytes([body[head] ^ 1]) + body[head + 1 :]
+
+
+def test_an_order_beyond_the_agreement_is_refused() -> None:
+    small = IntersectionAgreement(session="s", dealer="dealer", maximum_ids=10)
+    dealer = VoleIntersection(small).dealer("hub", ["p"])
+    dealer.start()
+    (order,) = Desk("hub", small).turn(Kind.DEAL, {"dealer": DEAL.pack(11)}, ()).outgoing
+    with pytest.raises(RemoteProtocolError, match="hub orders a vector for 11 IDs"):
+        dealer.receive("hub", order.body)
