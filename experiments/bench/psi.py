@@ -38,6 +38,7 @@ _RIVAL = {
     "circuit-crypten": "circuit",
     "ecdh": "openmined",
     "ecdh-buckets": "ecdh",
+    "opprf": "spu-rr22",
     "vole": "spu-rr22",
 }
 _ON_CRYPTEN = frozenset({"circuit-crypten"})

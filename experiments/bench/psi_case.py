@@ -224,9 +224,11 @@ def _ours(protocol: str, size: int, party: Callable[..., None] = _party) -> Meas
 
 
 def _ahead_party(
-    me: str, _protocol: str, size: int, ends: Mapping[str, Connection], report: Connection
+    me: str, protocol: str, size: int, ends: Mapping[str, Connection], report: Connection
 ) -> None:
     """The same with a dealer that deals before, and has no part in what is measured."""
+    from protocols.psi.circuit.opprf_backend import OpprfIntersection
+    from protocols.psi.circuit.programmed import ProgrammedStocking
     from protocols.psi.interface import IntersectionAgreement
     from protocols.psi.vole.backend import VoleIntersection
     from protocols.psi.vole.dealing import VoleStocking
@@ -234,7 +236,12 @@ def _ahead_party(
     agreement = IntersectionAgreement(
         session="bench", dealer="dealer", ahead=True, sizes={"hub": size, "member": size}
     )
-    stocking, backend = VoleStocking(agreement), VoleIntersection(agreement, threads=1)
+    stocking: Any
+    backend: Any
+    if protocol == "vole":
+        stocking, backend = VoleStocking(agreement), VoleIntersection(agreement, threads=1)
+    else:
+        stocking, backend = ProgrammedStocking(agreement), OpprfIntersection(agreement, threads=1)
     stock = {
         "hub": lambda: stocking.hub("hub", ["member"]),
         "member": lambda: stocking.member("member", "hub"),
@@ -407,6 +414,7 @@ CASES: Mapping[str, tuple[Callable[[str, int], Measured], str]] = {
     "ecdh": (_ours, "ecdh"),
     "ecdh-buckets": (_in_buckets, "ecdh"),
     "vole": (partial(_ours, party=_ahead_party), "vole"),
+    "opprf": (partial(_ours, party=_ahead_party), "opprf"),
     "openmined": (_openmined, ""),
     "spu-rr22": (_spu, "RR22"),
     "spu-kkrt": (_spu, "KKRT"),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from protocols.psi.circuit.backend import CircuitIntersection
 from protocols.psi.circuit.crypten_backend import CryptenCircuitIntersection
+from protocols.psi.circuit.opprf_backend import OpprfIntersection
 from protocols.psi.ecdh import EcdhIntersection
 from protocols.psi.interface import SetIntersection
 from protocols.psi.vole.backend import VoleIntersection
@@ -14,5 +15,6 @@ SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
     "circuit": CircuitIntersection,
     "circuit_crypten": CryptenCircuitIntersection,
     "ecdh": EcdhIntersection,
+    "opprf": OpprfIntersection,
     "vole": VoleIntersection,
 }

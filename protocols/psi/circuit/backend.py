@@ -27,7 +27,7 @@ import numpy as np
 
 from protocols.errors import LocalProtocolError
 from protocols.psi.circuit.bits import And, BeaverAnd, TripleShares, bit_planes
-from protocols.psi.circuit.dealer import dealer_script
+from protocols.psi.circuit.comparing import Comparing, Slots
 from protocols.psi.circuit.gates import all_members_agree, any_slot_equals
 from protocols.psi.circuit.hashing import BITS
 from protocols.psi.circuit.meeting import meet_as_hub, meet_as_member
@@ -97,7 +97,7 @@ class CircuitIntersection:
         """
         check_parties(me, members, self.agreement.dealer)
         self._enter(me, members, ids, supply)
-        script = _hub_script(self._desk(me), self._gate(), members, ids, supply)
+        script = _hub_script(self._desk(me), self._comparing(), self._gate(), members, ids, supply)
         return self._role(me, [*members, self.agreement.dealer], script)
 
     def member(
@@ -106,14 +106,14 @@ class CircuitIntersection:
         """A passive's side; as `hub`."""
         check_parties(hub, [me], self.agreement.dealer)
         self._enter(me, [hub], ids, supply)
-        script = _member_script(self._desk(me), self._gate(), hub, ids, supply)
+        script = _member_script(self._desk(me), self._comparing(), self._gate(), hub, ids, supply)
         return self._role(me, [hub, self.agreement.dealer], script)
 
     def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
         """The dealer's side."""
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        script = dealer_script(Desk(me, self.agreement), hub, members)
+        script = self._comparing().deal(Desk(me, self.agreement), hub, members)
         return self._role(me, [hub, *members], script)
 
     def _enter(
@@ -131,6 +131,10 @@ class CircuitIntersection:
         if supply is not None:
             supply.claim(self.agreement, me)
 
+    def _comparing(self) -> Comparing:
+        """What hub and members compare."""
+        return Slots()
+
     def _gate(self) -> type[And]:
         """What computes an AND at this party."""
         return BeaverAnd
@@ -144,25 +148,26 @@ class CircuitIntersection:
 
 def _hub_script(
     desk: Desk,
+    comparing: Comparing,
     gate: type[And],
     members: Sequence[str],
     ids: Sequence[bytes],
     supply: Supply | None,
 ) -> Script:
-    meeting, row_of_bin = yield from meet_as_hub(desk, members, ids)
+    meeting = yield from meet_as_hub(desk, comparing, members, ids)
+    tags_MB = yield from comparing.at_hub(desk, members, meeting, supply)
     seed_bytes, shares = KEY_BYTES * (len(members) + 1), []
-    bins = meeting.tags.shape[-1]
+    bins = tags_MB.shape[-1]
     for chunk in chunks(bins, meeting.slots):
-        tags_B = meeting.tags[chunk]
-        words = len(tags_B) // BITS
+        words = (chunk.stop - chunk.start) // BITS
         pair_words, all_words = triple_words(words, meeting.slots)
         dealt = yield from hub_triples(desk, words, meeting.slots, supply)
         *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
-        planes_1W = ~bit_planes(tags_B)[:, None]
         planes, triples = {}, {}
-        for member, slots, seed, count in zip(
-            members, meeting.slots, seeds, pair_words, strict=True
+        for member, slots, seed, count, tags_B in zip(
+            members, meeting.slots, seeds, pair_words, tags_MB, strict=True
         ):
+            planes_1W = ~bit_planes(tags_B[chunk])[:, None]
             planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
             triples[member] = TripleShares.expand(seed, count)
         bits = yield from any_slot_equals(desk, planes, triples, leads=True, gate=gate)
@@ -174,17 +179,19 @@ def _hub_script(
         shares.append(share)
         desk.report(chunk.stop, bins)
     share = np.concatenate(shares)
-    return (yield from open_at_hub(desk, members, meeting, row_of_bin, ids, share))
+    return (yield from open_at_hub(desk, members, meeting, ids, share))
 
 
 def _member_script(
-    desk: Desk, gate: type[And], hub: str, ids: Sequence[bytes], supply: Supply | None
-) -> Script:
-    meeting = yield from meet_as_member(desk, hub, ids)
+    desk: Desk, comparing: Comparing, gate: type[And], hub: str, ids: Sequence[bytes],
+    supply: Supply | None,
+) -> Script:  # fmt: skip
+    meeting = yield from meet_as_member(desk, comparing, hub, ids)
+    tags = yield from comparing.at_member(desk, hub, meeting, supply)
     place, shares = meeting.place, []
-    bins = meeting.tags.shape[-1]
+    bins = tags.shape[-1]
     for chunk in chunks(bins, meeting.slots):
-        tags_KB = meeting.tags[:, chunk]
+        tags_KB = tags[:, chunk]
         words = tags_KB.shape[1] // BITS
         pair_words, all_words = triple_words(words, meeting.slots)
         dealt = yield from member_triples(desk, words, meeting.slots, place, supply)

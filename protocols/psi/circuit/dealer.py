@@ -6,7 +6,7 @@ parties' tags.
 """
 
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
@@ -59,9 +59,14 @@ def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
     return Opened()
 
 
-def stocking_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
+def stocking_script(
+    desk: Desk,
+    hub: str,
+    members: Sequence[str],
+    slots_for: Callable[[int, int], int] = hashing.slots_for,
+) -> Script:
     """Deal ahead of one intersection, see `protocols.psi.supply`."""
-    bins, planned = planned_bins_and_slots(desk.agreement, hub, members)
+    bins, planned = planned_bins_and_slots(desk.agreement, hub, members, slots_for)
     turn = Turn((), [hub])
     for chunk in chunks(bins, planned):
         inbox = yield turn

@@ -13,8 +13,10 @@ sizes. PLACE: the number of the key. PLACED: 1 where it fits. AGREED: empty.
 import hashlib
 import hmac
 import struct
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,10 @@ from protocols.psi.script import Turn
 from protocols.psi.sizes import announced_size, check_announced
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key
 
-__all__ = ["Meeting", "meet_as_hub", "meet_as_member"]
+__all__ = ["Meeting", "MemberBins", "Rows", "meet_as_hub", "meet_as_member"]
+
+Rows: TypeAlias = NDArray[np.int64]
+_Filled: TypeAlias = tuple[NDArray[np.uint64], Rows, NDArray[np.uint64]]
 
 _ATTEMPTS = 64
 _COMMIT = struct.Struct(">32sIHH")
@@ -35,7 +40,21 @@ _PART = struct.Struct(">32sI")
 _PLACE = struct.Struct(">I")
 
 
-@dataclass(frozen=True)
+class MemberBins(Protocol):
+    """How members hold their IDs in bins."""
+
+    def slots(self, member_size: int, bins: int) -> int:
+        """K, for so many IDs."""
+        ...
+
+    def table(
+        self, prints: NDArray[np.uint64], bins_of: Rows, bins: int, slots: int
+    ) -> NDArray[np.uint64] | None:
+        """The tags in all slots, shape (K, B), or None where they do not fit."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class Meeting:
     """What a party takes into the circuit.
 
@@ -44,20 +63,28 @@ class Meeting:
         masks: the mask seeds that the hub shares with each member (a member: with the hub).
         place: this member's place among the members; of no use at the hub.
         slots: K of each member's bins, in the order of the members.
+        sizes: what the hub and then each member announced.
         tags: hub: the tag in each bin (B,); member: in each slot (K, B).
+        bins_of: the three bins of each own ID, (n, 3).
+        prints: 63 bits of each own ID, (n,).
+        row_of_bin: hub: the row whose ID is in each bin (B,), -1 for none.
     """
 
     key: bytes = field(repr=False)
     masks: Sequence[bytes] = field(repr=False)
     place: int
     slots: Sequence[int]
+    sizes: Sequence[int]
     tags: NDArray[np.uint64] = field(repr=False)
+    bins_of: NDArray[np.int64] = field(repr=False)
+    prints: NDArray[np.uint64] = field(repr=False)
+    row_of_bin: NDArray[np.int64] = field(repr=False)
 
 
 def meet_as_hub(
-    desk: Desk, members: Sequence[str], ids: Sequence[bytes]
-) -> Generator[Turn, Inbox, tuple[Meeting, NDArray[np.int64]]]:
-    """The hub's side; also returns the row whose ID is in each bin (B,), -1 for none."""
+    desk: Desk, bins_of_members: MemberBins, members: Sequence[str], ids: Sequence[bytes]
+) -> Generator[Turn, Inbox, Meeting]:
+    """The hub's side."""
     own, count, size = fresh_key(), len(members), announced_size(desk.agreement, desk.me, len(ids))
     commitment = hashlib.sha256(own).digest()
     commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
@@ -69,15 +96,24 @@ def meet_as_hub(
     yield desk.turn(Kind.REVEAL, dict.fromkeys(members, own + parts), ())
     bins = hashing.bins_for(size)
     keys = [_key(desk, own, parts, attempt) for attempt in range(_ATTEMPTS)]
-    key, tags_B, row_of_bin = yield from _fill_bins(desk, members, ids, keys, bins)
-    slots = [hashing.slots_for(announced, bins) for _, _, announced in joins]
-    return Meeting(key, [mask for _, mask, _ in joins], 0, slots, tags_B), row_of_bin
+    key, prints, bins_of, row_of_bin = yield from _fill_bins(desk, members, ids, keys, bins)
+    return Meeting(
+        key=key,
+        masks=[mask for _, mask, _ in joins],
+        place=0,
+        slots=[bins_of_members.slots(announced, bins) for _, _, announced in joins],
+        sizes=[size, *(announced for _, _, announced in joins)],
+        tags=hashing.hub_tags(prints, row_of_bin),
+        bins_of=bins_of,
+        prints=prints,
+        row_of_bin=row_of_bin,
+    )
 
 
 def _fill_bins(
     desk: Desk, members: Sequence[str], ids: Sequence[bytes], keys: Sequence[bytes], bins: int
-) -> Generator[Turn, Inbox, tuple[bytes, NDArray[np.uint64], NDArray[np.int64]]]:
-    """Find a key that all take; return it, the tags (B,) and the rows (B,)."""
+) -> Generator[Turn, Inbox, tuple[bytes, NDArray[np.uint64], Rows, Rows]]:
+    """Find a key that all take; return it, the prints (n,), the bins (n, 3) and the rows (B,)."""
     refused: list[str] = []
     for attempt, key in enumerate(keys):
         tags, bins_n3 = hashing.fingerprints(ids, key, bins)
@@ -88,7 +124,7 @@ def _fill_bins(
         refused = [m for m in members if desk.read(inbox, m, Kind.PLACED, 1) != b"\1"]
         if not refused:
             yield desk.turn(Kind.AGREED, dict.fromkeys(members, b""), ())
-            return key, hashing.hub_tags(tags, row_of_bin), row_of_bin
+            return key, tags, bins_n3, row_of_bin
     if refused:
         raise RemoteProtocolError(
             f"{', '.join(refused)} took none of the {len(keys)} hash keys; IDs that were chosen to "
@@ -100,7 +136,9 @@ def _fill_bins(
     )
 
 
-def meet_as_member(desk: Desk, hub: str, ids: Sequence[bytes]) -> Generator[Turn, Inbox, Meeting]:
+def meet_as_member(
+    desk: Desk, bins_of_members: MemberBins, hub: str, ids: Sequence[bytes]
+) -> Generator[Turn, Inbox, Meeting]:
     """A member's side."""
     inbox = yield Turn((), [hub])
     commit = desk.read(inbox, hub, Kind.COMMIT, _COMMIT.size)
@@ -130,17 +168,38 @@ def meet_as_member(desk: Desk, hub: str, ids: Sequence[bytes]) -> Generator[Turn
         desk.agreement, hub, sizes, [party for party in desk.agreement.sizes if party != hub]
     )
     bins = hashing.bins_for(hub_size)
-    slots = [hashing.slots_for(size, bins) for size in sizes]
+    slots = [bins_of_members.slots(size, bins) for size in sizes]
     keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
-    key, tags_KB = yield from _fill_slots(desk, hub, ids, keys, (slots[place], bins))
-    return Meeting(key, [mask], place, slots, tags_KB)
+    fill = partial(_filled, bins_of_members, ids, slots=slots[place], bins=bins)
+    key, (prints, bins_of, tags_KB) = yield from _fill_slots(desk, hub, keys, fill)
+    return Meeting(
+        key=key,
+        masks=[mask],
+        place=place,
+        slots=slots,
+        sizes=[hub_size, *sizes],
+        tags=tags_KB,
+        bins_of=bins_of,
+        prints=prints,
+        row_of_bin=np.empty(0, np.int64),
+    )
+
+
+def _filled(
+    bins_of_members: MemberBins, ids: Sequence[bytes], key: bytes, *, slots: int, bins: int
+) -> _Filled | None:
+    """The prints (n,), the bins (n, 3) and the tags (K, B); None where this key does not do."""
+    prints, bins_of = hashing.fingerprints(ids, key, bins)
+    if _repeats(prints):
+        return None
+    table = bins_of_members.table(prints, bins_of, bins, slots)
+    return None if table is None else (prints, bins_of, table)
 
 
 def _fill_slots(
-    desk: Desk, hub: str, ids: Sequence[bytes], keys: Sequence[bytes], shape: tuple[int, int]
-) -> Generator[Turn, Inbox, tuple[bytes, NDArray[np.uint64]]]:
-    """Try the keys that the hub proposes; return the one that all take and the tags (K, B)."""
-    slots, bins = shape
+    desk: Desk, hub: str, keys: Sequence[bytes], fill: Callable[[bytes], _Filled | None]
+) -> Generator[Turn, Inbox, tuple[bytes, _Filled]]:
+    """Try the keys that the hub proposes; return the one that all take, and what it filled."""
     previous = -1
     inbox = yield Turn((), [hub])
     while True:
@@ -151,12 +210,11 @@ def _fill_slots(
                 f"and end at {len(keys) - 1}"
             )
         previous = attempt
-        tags, bins_n3 = hashing.fingerprints(ids, keys[attempt], bins)
-        table = None if _repeats(tags) else hashing.member_table(tags, bins_n3, bins, slots)
-        inbox = yield desk.turn(Kind.PLACED, {hub: bytes([table is not None])}, [hub])
-        if table is not None and desk.kind_of(inbox, hub) is Kind.AGREED:
+        filled = fill(keys[attempt])
+        inbox = yield desk.turn(Kind.PLACED, {hub: bytes([filled is not None])}, [hub])
+        if filled is not None and desk.kind_of(inbox, hub) is Kind.AGREED:
             desk.read(inbox, hub, Kind.AGREED, 0)
-            return keys[attempt], table
+            return keys[attempt], filled
 
 
 def _key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:

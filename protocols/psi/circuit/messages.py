@@ -57,6 +57,10 @@ class Kind(IntEnum):
     VERDICT = 12
     SHARE = 13
     TOKENS = 14
+    CORRELATE = 15
+    CORRELATED = 16
+    VECTOR = 17
+    HINT = 18
 
 
 class Desk(AnyDesk[Kind]):
@@ -98,7 +102,10 @@ def triple_words(words: int, slots: Sequence[int]) -> tuple[Sequence[int], int]:
 
 
 def planned_bins_and_slots(
-    agreement: IntersectionAgreement, hub: str, members: Sequence[str]
+    agreement: IntersectionAgreement,
+    hub: str,
+    members: Sequence[str],
+    slots_for: Callable[[int, int], int] = hashing.slots_for,
 ) -> tuple[int, Sequence[int]]:
     """Return B and each member's K for the agreed sizes.
 
@@ -111,4 +118,4 @@ def planned_bins_and_slots(
             f"{', '.join(members)}"
         )
     bins = hashing.bins_for(agreed_size(agreement, hub))
-    return bins, [hashing.slots_for(agreed_size(agreement, member), bins) for member in members]
+    return bins, [slots_for(agreed_size(agreement, member), bins) for member in members]

@@ -20,18 +20,16 @@ from protocols.randomness import derive_key, random_permutation
 
 __all__ = ["open_at_hub", "open_at_member"]
 
-Rows = NDArray[np.int64]
-
 
 def open_at_hub(
     desk: Desk,
     members: Sequence[str],
     meeting: Meeting,
-    row_of_bin: Rows,
     ids: Sequence[bytes],
     share: Words,
 ) -> Script:
-    """The hub's side; `share` has shape (W,), `row_of_bin` 64 W."""
+    """The hub's side; `share` has shape (W,)."""
+    row_of_bin = meeting.row_of_bin
     size = yield from _common(desk, meeting, len(ids), share)
     if size is None:
         return IntersectionTooSmallError.of(desk.me, desk.agreement.minimum_rows)

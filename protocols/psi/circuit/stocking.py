@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 
 from protocols.psi.circuit.bits import WORD
 from protocols.psi.circuit.dealer import deal_request, stocking_script
-from protocols.psi.circuit.hashing import BITS
+from protocols.psi.circuit.hashing import BITS, slots_for
 from protocols.psi.circuit.messages import (
     Desk,
     Inbox,
@@ -28,30 +28,27 @@ class Stocking(DealingAhead):
     """The parties' roles for dealing triples ahead."""
 
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        return _hub_script(Desk(me, self._agreement), members, supply)
+        desk = Desk(me, self._agreement)
+        bins, slots = planned_bins_and_slots(desk.agreement, me, members, self._slots_for)
+        for chunk in chunks(bins, slots):
+            words = (chunk.stop - chunk.start) // BITS
+            supply.add((yield from hub_triples(desk, words, slots)))
+        return Opened()
 
     def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        return _member_script(Desk(me, self._agreement), hub, supply)
+        desk = Desk(me, self._agreement)
+        members = [party for party in desk.agreement.sizes if party != hub]
+        bins, slots = planned_bins_and_slots(desk.agreement, hub, members, self._slots_for)
+        for chunk in chunks(bins, slots):
+            words = (chunk.stop - chunk.start) // BITS
+            supply.add((yield from member_triples(desk, words, slots, members.index(me))))
+        return Opened()
 
     def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return stocking_script(Desk(me, self._agreement), hub, members)
+        return stocking_script(Desk(me, self._agreement), hub, members, self._slots_for)
 
-
-def _hub_script(desk: Desk, members: Sequence[str], supply: Supply) -> Script:
-    bins, slots = planned_bins_and_slots(desk.agreement, desk.me, members)
-    for chunk in chunks(bins, slots):
-        words = (chunk.stop - chunk.start) // BITS
-        supply.add((yield from hub_triples(desk, words, slots)))
-    return Opened()
-
-
-def _member_script(desk: Desk, hub: str, supply: Supply) -> Script:
-    members = [party for party in desk.agreement.sizes if party != hub]
-    bins, slots = planned_bins_and_slots(desk.agreement, hub, members)
-    for chunk in chunks(bins, slots):
-        words = (chunk.stop - chunk.start) // BITS
-        supply.add((yield from member_triples(desk, words, slots, members.index(desk.me))))
-    return Opened()
+    def _slots_for(self, member_size: int, bins: int) -> int:
+        return slots_for(member_size, bins)
 
 
 def hub_triples(

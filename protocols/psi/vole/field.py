@@ -69,11 +69,11 @@ class Multiplier:
 
 
 def subset_sums(elements: Elements) -> NDArray[np.uint64]:
-    """Tables of all sums of eight elements each, shape (n / 8, 256, 2).
+    """Tables of all sums of eight elements of w words each, shape (n / 8, 256, w).
 
     Entry b of a table is the sum of those of its elements whose bits are set in b.
     """
-    tables = np.zeros((len(elements) // 8, 256, 2), np.uint64)
+    tables = np.zeros((len(elements) // 8, 256, elements.shape[1]), np.uint64)
     for bit in range(8):
         half = 1 << bit
         tables[:, half : 2 * half] = tables[:, :half] ^ elements[bit::8, None]
@@ -84,11 +84,11 @@ def gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> El
     """Sum, for each row, the entries that the bytes of its selector name.
 
     Args:
-        tables: of `subset_sums`, shape (k, 256, 2).
+        tables: of `subset_sums`, shape (k, 256, w).
         selectors: shape (n, words), of which the first k bytes count.
     """
     chosen = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
-    sums = np.zeros((len(selectors), 2), np.uint64)
+    sums = np.zeros((len(selectors), tables.shape[2]), np.uint64)
     for start in range(0, len(sums), _CHUNK):  # what is worked on stays in the cache
         part, named = sums[start : start + _CHUNK], chosen[start : start + _CHUNK]
         for place, table in enumerate(tables):

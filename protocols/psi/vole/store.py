@@ -127,7 +127,7 @@ def _three_different(words_n3: NDArray[np.uint64], size: int) -> Places:
 
 
 def decode(store: Elements, rows: Rows) -> Elements:
-    """The value of each row, shape (n, 2)."""
+    """The value of each row, of as many words as a cell of the store; shape (n, w)."""
     cells = len(store) - DENSE
     found = gather_sums(subset_sums(store[cells:]), rows.dense)
     for one in range(_ONES):
@@ -136,17 +136,17 @@ def decode(store: Elements, rows: Rows) -> Elements:
 
 
 def encode(rows: Rows, values: Elements, cells: int) -> Elements:
-    """Return a store in which each row has its value, shape (cells + DENSE, 2).
+    """Return a store in which each row has its value, shape (cells + DENSE, w).
 
     Args:
         rows: of the IDs, for so many sparse cells.
-        values: shape (n, 2).
+        values: shape (n, w), of one or two words each.
         cells: as `cells_for`.
 
     Raises:
         DependentRowsError: there is none, which has probability below 2^-47.
     """
-    store = random_elements(fresh_key(), b"store", cells + DENSE).copy()
+    store = random_elements(fresh_key(), b"store", cells + DENSE)[:, : values.shape[1]].copy()
     rounds, left = _peel(rows.cells, cells)
     _solve(store, rows, values, left)
     dense = subset_sums(store[cells:])
@@ -214,11 +214,11 @@ def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
     for bit, pattern, value in reversed(pivots):
         for cell in _bits(pattern ^ (1 << bit)):
             value ^= _as_int(store[cell])
-        store[bit] = from_bytes(value.to_bytes(16, "little"))[0]
+        store[bit] = from_bytes(value.to_bytes(16, "little"))[0, : store.shape[1]]
 
 
 def _as_int(element: NDArray[np.uint64]) -> int:
-    return int(element[0]) | int(element[1]) << 64
+    return sum(int(word) << 64 * place for place, word in enumerate(element))
 
 
 def _bits(pattern: int) -> list[int]:

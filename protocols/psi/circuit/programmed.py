@@ -1,0 +1,214 @@
+"""One value a bin, programmed: what hub and members compare under the backend `opprf`.
+
+Run by: all parties of `protocols.psi.circuit.opprf_backend`. B bins, M members.
+
+1. The hub has one ID in a bin at most (x in the j-th of its three), a member each of its IDs y in
+   all three. By the vector OLE of `protocols.psi.vole` the hub gets F(x, j) for these n pairs
+   alone, the member computes F(y, j) for all 3 n of its own.
+2. The member draws a random value t for each bin, and sends a store in which (y, j) has
+   t + F(y, j), t that of the bin.
+3. The hub adds F(x, j) to what the store has for (x, j): t where the member has x, else a random
+   number. A pair of an ID of its own in another bin tells it nothing: it has no F of that.
+
+The circuit compares 64 bits a bin then, however many IDs a member has there. A bin in which IDs
+differ passes for equal with probability 2^-64, and two different IDs as in
+`protocols.psi.circuit.hashing`.
+Source: Pinkas, Schneider, Tkachenko and Yanai, EUROCRYPT 2019 (OPPRF, circuit); Rindal and
+Schoppmann, EUROCRYPT 2021, section 6 (by vector OLE and a store).
+"""
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi.circuit.bits import WORD, Words, random_words
+from protocols.psi.circuit.dealer import dealer_script
+from protocols.psi.circuit.hashing import bins_for
+from protocols.psi.circuit.meeting import Meeting, Rows
+from protocols.psi.circuit.messages import Desk, Inbox, Kind
+from protocols.psi.circuit.stocking import Stocking
+from protocols.psi.script import Script, Turn
+from protocols.psi.sizes import agreed_size
+from protocols.psi.supply import Supply
+from protocols.psi.vole.dealing import HubShare, MemberShare, deal
+from protocols.psi.vole.field import ELEMENT_BYTES, Elements, from_bytes, to_bytes
+from protocols.psi.vole.messages import (
+    DEAL,
+    hub_dealt_bytes,
+    member_dealt_bytes,
+    vector_elements,
+)
+from protocols.psi.vole.output import hash_values
+from protocols.psi.vole.store import DENSE, DependentRowsError, cells_for, decode, encode
+from protocols.psi.vole.store import Rows as StoreRows
+from protocols.randomness import derive_key, fresh_key
+
+__all__ = ["Programmed", "ProgrammedStocking"]
+
+_CHOICES = 3
+_CHOICE_SHIFT = np.uint64(40)
+_BLOCKS = 3
+
+
+class Programmed:
+    """One slot a bin, of a programmed value; see `protocols.psi.circuit.comparing.Comparing`."""
+
+    def slots(self, member_size: int, bins: int) -> int:
+        return 1
+
+    def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
+        return np.empty((slots, 0), np.uint64)
+
+    def at_hub(
+        self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
+    ) -> Generator[Turn, Inbox, Words]:
+        hub_size, *sizes = meeting.sizes
+        dealt = yield from _dealt_to_hub(desk, hub_size, len(members), supply)
+        used, inputs = _hub_inputs(meeting)
+        rows = _rows(inputs, meeting.key, b"vector", cells_for(hub_size))
+        store = _encoded(desk.me, rows, rows.targets, cells_for(hub_size))
+        each = hub_dealt_bytes(hub_size)
+        shares = [HubShare.of(dealt[k * each : (k + 1) * each]) for k in range(len(members))]
+        vectors = {m: to_bytes(one.a ^ store) for m, one in zip(members, shares, strict=True)}
+        inbox = yield desk.turn(Kind.VECTOR, vectors, members)
+        tags_MB = random_words(fresh_key(), b"empty", len(members) * len(meeting.row_of_bin))
+        tags_MB = tags_MB.reshape(len(members), -1).copy()
+        for member, size, share, tags_B in zip(members, sizes, shares, tags_MB, strict=True):
+            hints = desk.read_words(inbox, member, Kind.HINT, (_hint_cells(size) + DENSE, 1))
+            hinted = decode(hints, _rows(inputs, meeting.key, b"hint", _hint_cells(size)))
+            tags_B[used] = hinted[:, 0] ^ _function(decode(share.c, rows), meeting.key)
+        return tags_MB
+
+    def at_member(
+        self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
+    ) -> Generator[Turn, Inbox, Words]:
+        hub_size, size = meeting.sizes[0], meeting.sizes[1 + meeting.place]
+        dealer = desk.agreement.dealer
+        inbox = yield Turn((), [hub] if supply else [hub, dealer])
+        dealt = (
+            supply.take(member_dealt_bytes())
+            if supply
+            else desk.read(inbox, dealer, Kind.CORRELATED, member_dealt_bytes())
+        )
+        share = MemberShare.of(dealt, hub_size)
+        length = ELEMENT_BYTES * vector_elements(hub_size)
+        vector = from_bytes(desk.read(inbox, hub, Kind.VECTOR, length))
+        inputs, bins_of = _member_inputs(meeting)
+        rows = _rows(inputs, meeting.key, b"vector", cells_for(hub_size))
+        values = decode(share.delta.times(vector) ^ share.b, rows) ^ share.delta.times(rows.targets)
+        tags_B = random_words(fresh_key(), b"bins", bins_for(hub_size))
+        hints = tags_B[bins_of] ^ _function(values, meeting.key)
+        hint_rows = _rows(inputs, meeting.key, b"hint", _hint_cells(size))
+        store = _encoded(desk.me, hint_rows, hints[:, None], _hint_cells(size))
+        yield desk.turn(Kind.HINT, {hub: store.astype(WORD, copy=False).tobytes()}, ())
+        return tags_B[None]
+
+    def deal(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
+        if not desk.agreement.ahead:
+            yield from _deal(desk, hub, members)
+        return (yield from dealer_script(desk, hub, members))
+
+
+class ProgrammedStocking(Stocking):
+    """The parties' roles for dealing ahead: the vector OLE first, then triples."""
+
+    def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
+        desk, size = Desk(me, self._agreement), agreed_size(self._agreement, me)
+        supply.add((yield from _dealt_to_hub(desk, size, len(members), None)))
+        return (yield from super()._hub_script(me, members, supply))
+
+    def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
+        dealer = self._agreement.dealer
+        inbox = yield Turn((), [dealer])
+        desk = Desk(me, self._agreement)
+        supply.add(desk.read(inbox, dealer, Kind.CORRELATED, member_dealt_bytes()))
+        return (yield from super()._member_script(me, hub, supply))
+
+    def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
+        yield from _deal(Desk(me, self._agreement), hub, members)
+        return (yield from super()._dealer_script(me, hub, members))
+
+    def _slots_for(self, member_size: int, bins: int) -> int:
+        return Programmed().slots(member_size, bins)
+
+
+def _dealt_to_hub(
+    desk: Desk, hub_size: int, members: int, supply: Supply | None
+) -> Generator[Turn, Inbox, bytes]:
+    """The hub's parts of the vector OLE, one after the other: from its supply, or ordered now."""
+    dealer, length = desk.agreement.dealer, hub_dealt_bytes(hub_size) * members
+    if supply is not None:
+        return supply.take(length)
+    inbox = yield desk.turn(Kind.CORRELATE, {dealer: DEAL.pack(hub_size)}, [dealer])
+    return desk.read(inbox, dealer, Kind.CORRELATED, length)
+
+
+def _deal(desk: Desk, hub: str, members: Sequence[str]) -> Generator[Turn, Inbox, None]:
+    """The dealer's answer to the hub's order.
+
+    Raises:
+        RemoteProtocolError: of more than was agreed.
+    """
+    inbox = yield Turn((), [hub])
+    (size,) = DEAL.unpack(desk.read(inbox, hub, Kind.CORRELATE, DEAL.size))
+    if size > desk.agreement.maximum_ids:
+        raise RemoteProtocolError(
+            f"{hub} orders a vector for {size} IDs, the parties agreed on at most "
+            f"{desk.agreement.maximum_ids}"
+        )
+    bodies, hubs = {}, b""
+    for member in members:
+        of_hub, bodies[member] = deal(size)
+        hubs += of_hub
+    yield desk.turn(Kind.CORRELATED, bodies | {hub: hubs}, ())
+
+
+def _hub_inputs(meeting: Meeting) -> tuple[Rows, Elements]:
+    """The bins with an ID, and of each what is evaluated: ID, bin, which of its three it is."""
+    used = np.flatnonzero(meeting.row_of_bin >= 0)
+    row = meeting.row_of_bin[used]
+    choice = (meeting.bins_of[row] == used[:, None]).argmax(axis=1)
+    return used, _inputs(meeting.prints[row], used, choice)
+
+
+def _member_inputs(meeting: Meeting) -> tuple[Elements, Rows]:
+    """The same of every ID in its three bins, and the bin of each."""
+    count, bins = len(meeting.prints), meeting.bins_of.ravel()
+    choice = np.tile(np.arange(_CHOICES), count)
+    return _inputs(np.repeat(meeting.prints, _CHOICES), bins, choice), bins
+
+
+def _inputs(prints: Words, bins: Rows, choice: Rows) -> Elements:
+    placed = bins.astype(np.uint64) | choice.astype(np.uint64) << _CHOICE_SHIFT
+    return np.stack([prints, placed], axis=1)
+
+
+def _rows(inputs: Elements, key: bytes, purpose: bytes, cells: int) -> StoreRows:
+    """The rows of such inputs in the store of this purpose."""
+    of_purpose = derive_key(key, b"opprf rows", purpose)
+    blocks = [
+        hash_values(inputs ^ np.array([0, block << 48], np.uint64), of_purpose, ELEMENT_BYTES)
+        for block in range(_BLOCKS)
+    ]
+    return StoreRows.of(np.concatenate(blocks, axis=1).view(WORD), cells)
+
+
+def _function(values: Elements, key: bytes) -> Words:
+    """F of each, 64 bits."""
+    hashed = hash_values(values, derive_key(key, b"opprf function"), WORD.itemsize)
+    return hashed.view(WORD)[:, 0]
+
+
+def _encoded(me: str, rows: StoreRows, values: Elements, cells: int) -> Elements:
+    try:
+        return encode(rows, values, cells)
+    except DependentRowsError as error:
+        raise LocalProtocolError(
+            f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "
+            "intersections; begin another one under a new session"
+        ) from error
+
+
+def _hint_cells(member_size: int) -> int:
+    return cells_for(_CHOICES * member_size)
