@@ -2,7 +2,6 @@
 
 import math
 import secrets
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,15 @@ from protocols.psi.vole.output import hash_values, match
 from protocols.psi.vole.store import (
     DENSE,
     DependentRowsError,
+    Encoder,
     Rows,
     cells_for,
     decode,
     digest_ids,
-    encode,
     expected_dependent_sets,
 )
 from protocols.randomness import fresh_key
+from tests.protocols.scripted import play
 
 IDS = [b"person %d" % k for k in range(3000)]
 
@@ -72,7 +72,7 @@ def test_a_store_gives_each_id_its_value(count: int) -> None:
     assert all(len(set(three)) == 3 for three in rows.cells.tolist())
     assert not count or (rows.cells.min() >= 0 and rows.cells.max() < cells)
     values = random_elements(fresh_key(), b"test", count)
-    store = encode(rows, values, cells)
+    store = Encoder(rows, cells).encode(values)
     assert (decode(store, rows) == values).all()
     assert len(np.unique(store, axis=0)) == cells + DENSE  # cells that nobody needs are random
 
@@ -84,13 +84,13 @@ def test_rows_that_cannot_be_peeled_are_solved() -> None:
     _, left = stores._peel(rows.cells, cells)
     assert len(left) > 100
     values = random_elements(fresh_key(), b"test", count)
-    assert (decode(encode(rows, values, cells), rows) == values).all()
+    assert (decode(Encoder(rows, cells).encode(values), rows) == values).all()
 
 
 def test_dependent_rows_are_refused() -> None:
     one = Rows.of(digest_ids(IDS[:1] * 2, fresh_key()), cells_for(2))
     with pytest.raises(DependentRowsError):
-        encode(one, random_elements(fresh_key(), b"test", 2), cells_for(2))
+        Encoder(one, cells_for(2)).encode(random_elements(fresh_key(), b"test", 2))
 
 
 def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,24 +146,12 @@ def _roles(
 ) -> dict[str, ScriptedRole]:
     stocking, backend = VoleStocking(agreement), VoleIntersection(agreement)
     hubs, members = stocking.hub("hub", ["p"]), stocking.member("p", "hub")
-    _play({"hub": hubs, "p": members, "dealer": stocking.dealer("hub", ["p"])})
+    play({"hub": hubs, "p": members, "dealer": stocking.dealer("hub", ["p"])})
     return {
         "hub": backend.hub("hub", ["p"], hub, supply=hubs.supply),
         "p": backend.member("p", "hub", member, supply=members.supply),
         "dealer": backend.dealer("hub", ["p"]),
     }
-
-
-def _play(roles: Mapping[str, Any]) -> dict[tuple[str, str], list[bytes]]:
-    """Deliver all messages in order; return them by sender and receiver."""
-    sent: dict[tuple[str, str], list[bytes]] = {}
-    waiting = [(me, one) for me, role in roles.items() for one in role.start()]
-    while waiting:
-        sender, message = waiting.pop(0)
-        sent.setdefault((sender, message.receiver), []).append(message.body)
-        answers = roles[message.receiver].receive(sender, message.body)
-        waiting += [(message.receiver, one) for one in answers]
-    return sent
 
 
 def _ahead(hub: int, member: int) -> IntersectionAgreement:
@@ -176,7 +164,7 @@ def test_dealt_ahead_the_dealer_has_no_part_and_sizes_stay_hidden() -> None:
     lengths = set()
     for hub, member in ((50, 60), (3, 2)):
         roles = _roles(_ahead(50, 60), IDS[:hub], IDS[1 : 1 + member])
-        sent = _play(roles)
+        sent = play(roles)
         assert not [pair for pair in sent if "dealer" in pair]
         lengths.add(tuple(len(body) for bodies in sent.values() for body in bodies[:2]))
         rows = roles["hub"].rows
@@ -200,7 +188,7 @@ def test_another_key_part_than_committed_to_is_refused() -> None:
 
     roles["p"].receive = lie
     with pytest.raises(RemoteProtocolError, match="p showed another key part than it committed"):
-        _play(roles)
+        play(roles)
 
 
 def _flip_part(body: bytes) -> bytes:

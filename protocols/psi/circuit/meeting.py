@@ -144,18 +144,9 @@ def meet_as_member(
     commit = desk.read(inbox, hub, Kind.COMMIT, _COMMIT.size)
     commitment, hub_size, count, place = _COMMIT.unpack(commit)
     check_announced(desk.agreement, hub, [hub_size], [hub])
-    if place >= count:
-        raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
-    if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
-        raise RemoteProtocolError(
-            f"{hub} speaks of {count} members, the parties agreed on sizes for "
-            f"{len(desk.agreement.sizes) - 1}"
-        )
-    own, mask, own_size = (
-        fresh_key(),
-        fresh_key(),
-        announced_size(desk.agreement, desk.me, len(ids)),
-    )
+    _check_place(desk, hub, place, count)
+    own, mask = fresh_key(), fresh_key()
+    own_size = announced_size(desk.agreement, desk.me, len(ids))
     inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
     reveal = desk.read(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
     hub_part, parts = reveal[:KEY_BYTES], reveal[KEY_BYTES:]
@@ -164,25 +155,32 @@ def meet_as_member(
     if parts[_PART.size * place :][: _PART.size] != _PART.pack(own, own_size):
         raise RemoteProtocolError(f"{hub} repeats the key part or size of {desk.me} wrongly")
     sizes = [size for _, size in _PART.iter_unpack(parts)]
-    check_announced(
-        desk.agreement, hub, sizes, [party for party in desk.agreement.sizes if party != hub]
-    )
+    members = [party for party in desk.agreement.sizes if party != hub]
+    check_announced(desk.agreement, hub, sizes, members)
     bins = hashing.bins_for(hub_size)
     slots = [bins_of_members.slots(size, bins) for size in sizes]
     keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
     fill = partial(_filled, bins_of_members, ids, slots=slots[place], bins=bins)
     key, (prints, bins_of, tags_KB) = yield from _fill_slots(desk, hub, keys, fill)
     return Meeting(
-        key=key,
-        masks=[mask],
-        place=place,
-        slots=slots,
-        sizes=[hub_size, *sizes],
-        tags=tags_KB,
-        bins_of=bins_of,
-        prints=prints,
-        row_of_bin=np.empty(0, np.int64),
-    )
+        key=key, masks=[mask], place=place, slots=slots, sizes=[hub_size, *sizes], tags=tags_KB,
+        bins_of=bins_of, prints=prints, row_of_bin=np.empty(0, np.int64),
+    )  # fmt: skip
+
+
+def _check_place(desk: Desk, hub: str, place: int, count: int) -> None:
+    """Refuse a place that there is not, or another number of members than agreed.
+
+    Raises:
+        RemoteProtocolError: names the hub and what it said.
+    """
+    if place >= count:
+        raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
+    if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
+        raise RemoteProtocolError(
+            f"{hub} speaks of {count} members, the parties agreed on sizes for "
+            f"{len(desk.agreement.sizes) - 1}"
+        )
 
 
 def _filled(
@@ -200,7 +198,7 @@ def _fill_slots(
     desk: Desk, hub: str, keys: Sequence[bytes], fill: Callable[[bytes], _Filled | None]
 ) -> Generator[Turn, Inbox, tuple[bytes, _Filled]]:
     """Try the keys that the hub proposes; return the one that all take, and what it filled."""
-    previous = -1
+    previous, filled, filled_by = -1, fill(keys[0]), 0  # most likely it will do; the hub tries, too
     inbox = yield Turn((), [hub])
     while True:
         (attempt,) = _PLACE.unpack(desk.read(inbox, hub, Kind.PLACE, _PLACE.size))
@@ -210,7 +208,8 @@ def _fill_slots(
                 f"and end at {len(keys) - 1}"
             )
         previous = attempt
-        filled = fill(keys[attempt])
+        if attempt != filled_by:
+            filled, filled_by = fill(keys[attempt]), attempt
         inbox = yield desk.turn(Kind.PLACED, {hub: bytes([filled is not None])}, [hub])
         if filled is not None and desk.kind_of(inbox, hub) is Kind.AGREED:
             desk.read(inbox, hub, Kind.AGREED, 0)

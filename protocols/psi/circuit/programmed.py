@@ -40,7 +40,7 @@ from protocols.psi.vole.messages import (
     vector_elements,
 )
 from protocols.psi.vole.output import hash_values
-from protocols.psi.vole.store import DENSE, DependentRowsError, cells_for, decode, encode
+from protocols.psi.vole.store import DENSE, DependentRowsError, Encoder, cells_for, decode
 from protocols.psi.vole.store import Rows as StoreRows
 from protocols.randomness import derive_key, fresh_key
 
@@ -67,7 +67,7 @@ class Programmed:
         dealt = yield from _dealt_to_hub(desk, hub_size, len(members), supply)
         used, inputs = _hub_inputs(meeting)
         rows = _rows(inputs, meeting.key, b"vector", cells_for(hub_size))
-        store = _encoded(desk.me, rows, rows.targets, cells_for(hub_size))
+        store = _encoded(desk.me, Encoder(rows, cells_for(hub_size)), rows.targets)
         each = hub_dealt_bytes(hub_size)
         shares = [HubShare.of(dealt[k * each : (k + 1) * each]) for k in range(len(members))]
         vectors = {m: to_bytes(one.a ^ store) for m, one in zip(members, shares, strict=True)}
@@ -85,6 +85,11 @@ class Programmed:
     ) -> Generator[Turn, Inbox, Words]:
         hub_size, size = meeting.sizes[0], meeting.sizes[1 + meeting.place]
         dealer = desk.agreement.dealer
+        # what takes no message of others is done while the hub encodes
+        inputs, bins_of = _member_inputs(meeting)
+        rows = _rows(inputs, meeting.key, b"vector", cells_for(hub_size))
+        hint_cells = _hint_cells(size)
+        hints = Encoder(_rows(inputs, meeting.key, b"hint", hint_cells), hint_cells)
         inbox = yield Turn((), [hub] if supply else [hub, dealer])
         dealt = (
             supply.take(member_dealt_bytes())
@@ -94,13 +99,10 @@ class Programmed:
         share = MemberShare.of(dealt, hub_size)
         length = ELEMENT_BYTES * vector_elements(hub_size)
         vector = from_bytes(desk.read(inbox, hub, Kind.VECTOR, length))
-        inputs, bins_of = _member_inputs(meeting)
-        rows = _rows(inputs, meeting.key, b"vector", cells_for(hub_size))
         values = decode(share.delta.times(vector) ^ share.b, rows) ^ share.delta.times(rows.targets)
         tags_B = random_words(fresh_key(), b"bins", bins_for(hub_size))
-        hints = tags_B[bins_of] ^ _function(values, meeting.key)
-        hint_rows = _rows(inputs, meeting.key, b"hint", _hint_cells(size))
-        store = _encoded(desk.me, hint_rows, hints[:, None], _hint_cells(size))
+        programmed = tags_B[bins_of] ^ _function(values, meeting.key)
+        store = _encoded(desk.me, hints, programmed[:, None])
         yield desk.turn(Kind.HINT, {hub: store.astype(WORD, copy=False).tobytes()}, ())
         return tags_B[None]
 
@@ -200,9 +202,9 @@ def _function(values: Elements, key: bytes) -> Words:
     return hashed.view(WORD)[:, 0]
 
 
-def _encoded(me: str, rows: StoreRows, values: Elements, cells: int) -> Elements:
+def _encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
     try:
-        return encode(rows, values, cells)
+        return encoder.encode(values)
     except DependentRowsError as error:
         raise LocalProtocolError(
             f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "

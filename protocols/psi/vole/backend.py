@@ -69,11 +69,11 @@ from protocols.psi.vole.store import (
     DENSE,
     DependentRowsError,
     Digests,
+    Encoder,
     Rows,
     cells_for,
     decode,
     digest_ids,
-    encode,
 )
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key, keystream, random_permutation
 
@@ -221,7 +221,7 @@ def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Row
     """The rows of the hub's set and the store P."""
     rows = Rows.of(digest_ids(ids, key), cells)
     try:
-        return rows, encode(rows, rows.targets, cells)
+        return rows, Encoder(rows, cells).encode(rows.targets)
     except DependentRowsError as error:
         raise LocalProtocolError(
             f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "

@@ -27,7 +27,7 @@ from protocols.psi.vole.field import Elements, from_bytes, gather_sums, random_e
 from protocols.randomness import fresh_key
 
 __all__ = [
-    "DENSE", "DependentRowsError", "Rows", "cells_for", "decode", "digest_ids", "encode",
+    "DENSE", "DependentRowsError", "Encoder", "Rows", "cells_for", "decode", "digest_ids",
     "expected_dependent_sets",
 ]  # fmt: skip
 
@@ -135,28 +135,38 @@ def decode(store: Elements, rows: Rows) -> Elements:
     return found
 
 
-def encode(rows: Rows, values: Elements, cells: int) -> Elements:
-    """Return a store in which each row has its value, shape (cells + DENSE, w).
+class Encoder:
+    """Encodes values for one set of rows; what the rows alone decide is done when it is made.
 
     Args:
         rows: of the IDs, for so many sparse cells.
-        values: shape (n, w), of one or two words each.
         cells: as `cells_for`.
-
-    Raises:
-        DependentRowsError: there is none, which has probability below 2^-47.
     """
-    store = random_elements(fresh_key(), b"store", cells + DENSE)[:, : values.shape[1]].copy()
-    rounds, left = _peel(rows.cells, cells)
-    _solve(store, rows, values, left)
-    dense = subset_sums(store[cells:])
-    for peeled, at in reversed(rounds):
-        store[at] = 0
-        value = values[peeled] ^ gather_sums(dense, rows.dense[peeled])
-        for one in range(_ONES):
-            value ^= store[rows.cells[peeled, one]]
-        store[at] = value
-    return store
+
+    def __init__(self, rows: Rows, cells: int) -> None:
+        self._rows, self._cells = rows, cells
+        self._rounds, self._left = _peel(rows.cells, cells)
+
+    def encode(self, values: Elements) -> Elements:
+        """Return a store in which each row has its value, shape (cells + DENSE, w).
+
+        Args:
+            values: shape (n, w), of one or two words each.
+
+        Raises:
+            DependentRowsError: there is none, which has probability below 2^-47.
+        """
+        rows, cells = self._rows, self._cells
+        store = random_elements(fresh_key(), b"store", cells + DENSE)[:, : values.shape[1]].copy()
+        _solve(store, rows, values, self._left)
+        dense = subset_sums(store[cells:])
+        for peeled, at in reversed(self._rounds):
+            store[at] = 0
+            value = values[peeled] ^ gather_sums(dense, rows.dense[peeled])
+            for one in range(_ONES):
+                value ^= store[rows.cells[peeled, one]]
+            store[at] = value
+        return store
 
 
 def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Places]:
