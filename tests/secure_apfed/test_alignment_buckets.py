@@ -105,9 +105,12 @@ def test_who_has_several_cores_uses_processes_that_end(monkeypatch: pytest.Monke
         with worker_pool(count) as pool:
             if pool is not None:
                 submit = pool.submit
-                monkeypatch.setattr(
-                    pool, "submit", lambda *task: tasks.append(task) or submit(*task)
-                )
+
+                def noted(*task: Any) -> Any:
+                    tasks.append(task)
+                    return submit(*task)
+
+                monkeypatch.setattr(pool, "submit", noted)
             yield pool
 
     monkeypatch.setattr(over_links, "worker_pool", watched)
