@@ -9,6 +9,7 @@ time of the busier party.
 `ecdh-buckets` is what a session runs: sealed links over sockets of this machine, IDs streamed from
 a Parquet file, a folder that keeps what is needed to go on. On sets larger than others can take:
 `PYTHONPATH=. python experiments/bench/psi_case.py ecdh-buckets 2500000`.
+Two more numbers are threads a party and percent of IDs shared: `ecdh-buckets 10000000 1 20`.
 Each case imports only what it measures, so that a peer can live in an environment without
 this project, and memory is that of the protocol.
 """
@@ -61,6 +62,12 @@ def _peak_memory() -> int:
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def _cpu_seconds() -> float:
+    """Processor time of this process and of those that it started and that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _ids(size: int) -> tuple[list[str], list[str]]:
@@ -117,8 +124,12 @@ def _floor_seconds(size: int) -> float:
     return (time.perf_counter() - began) * calls / sample
 
 
-def _play(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> Measured:
+def _play(
+    play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]], *, daemon: bool = True
+) -> Measured:
     """Play each party in a process of its own; gather what they send to their last argument.
+
+    Daemons end with this process, but may start no others.
 
     Raises:
         RuntimeError: one ended without a result; the others end with this process.
@@ -127,7 +138,7 @@ def _play(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> 
     name_of, found = {}, list[Measured]()
     for name, args in parties.items():
         inbox, report = new.Pipe(duplex=False)
-        new.Process(target=play, args=(*args, report), daemon=True).start()
+        new.Process(target=play, args=(*args, report), daemon=daemon).start()
         report.close()
         name_of[inbox] = name
     while name_of:
@@ -290,8 +301,9 @@ def _sealed(me: str, peer: str, meeting: Connection, links: Any) -> None:
 
 
 def _bucket_party(
-    me: str, folder: str, size: int, near: socket.socket, meeting: Connection, report: Connection
-) -> None:
+    me: str, folder: str, size: int, threads: int, near: socket.socket, meeting: Connection,
+    report: Connection,
+) -> None:  # fmt: skip
     """Play one party in buckets, from its file to its rows, and report it."""
     from secure_apfed.alignment import AlignmentSettings, IdFile
     from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
@@ -302,9 +314,9 @@ def _bucket_party(
     links = Links(me, [peer], transport.post, lambda _, wire_bytes: sent.append(wire_bytes))
     _sealed(me, peer, meeting, links)
     links.signs.allow({peer: signs_of_alignment(size, 1)})
-    settings = AlignmentSettings(threads=1, maximum_ids=size)
+    settings = AlignmentSettings(threads=threads, maximum_ids=size)
     kept = Path(folder) / me
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.perf_counter(), _cpu_seconds()
     ids = IdFile(me, Path(folder) / f"{me}.parquet", "id")
     script = (
         align_hub(links, [peer], ids, settings, session="bench", folder=kept)
@@ -315,26 +327,26 @@ def _bucket_party(
     )  # fmt: skip
     rows = drive(script, transport, timeout_s=60)
     found = {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
-    found["cpu_seconds"] = time.process_time() - cpu
+    found["cpu_seconds"] = _cpu_seconds() - cpu
     transport.close()
     peak = _peak_memory()
     report.send(found | {"peak_memory": peak, "peak_party": peak, "common": len(rows)})
 
 
-def _in_buckets(_protocol: str, size: int) -> Measured:
-    """Two processes on sealed links; a minute of silence ends it."""
+def _in_buckets(_protocol: str, size: int, threads: int = 1, shared: int = 50) -> Measured:
+    """Two processes on sealed links, `shared` percent in common; a minute of silence ends it."""
     parties = ("hub", "member")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sockets = (socket.create_connection(listener.getsockname()), listener.accept()[0])
     meetings = multiprocessing.Pipe()
     with tempfile.TemporaryDirectory() as folder:
-        for party, first in zip(parties, (0, size // 2), strict=True):
+        for party, first in zip(parties, (0, size - size * shared // 100), strict=True):
             _write_ids(Path(folder) / f"{party}.parquet", first, size)
         jobs = {
-            party: (party, folder, size, near, meeting)
+            party: (party, folder, size, threads, near, meeting)
             for party, near, meeting in zip(parties, sockets, meetings, strict=True)
         }
-        return {"rounds": None} | _play(_bucket_party, jobs)
+        return {"rounds": None} | _play(_bucket_party, jobs, daemon=threads == 1)
 
 
 def _openmined(_protocol: str, size: int) -> Measured:
@@ -408,7 +420,7 @@ def _spu(protocol: str, size: int) -> Measured:
         return {"bytes": None, "rounds": None} | _play(_spu_party, jobs)
 
 
-CASES: Mapping[str, tuple[Callable[[str, int], Measured], str]] = {
+CASES: Mapping[str, tuple[Callable[..., Measured], str]] = {
     "circuit": (_ours, "circuit"),
     "circuit-crypten": (_ours, "circuit_crypten"),
     "ecdh": (_ours, "ecdh"),
@@ -422,11 +434,11 @@ CASES: Mapping[str, tuple[Callable[[str, int], Measured], str]] = {
 }
 
 
-def main(case: str, size: int) -> None:
-    """Run one case and print what it took."""
+def main(case: str, size: int, *more: int) -> None:
+    """Run one case and print what it took; `ecdh-buckets` takes threads and percent shared, too."""
     run, protocol = CASES[case]
-    print(json.dumps(run(protocol, size)))
+    print(json.dumps(run(protocol, size, *more)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -6,6 +6,7 @@ one after the other in one `bytes`; what is done with them is in `protocols.psi.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from functools import partial
 
 import numpy as np
@@ -47,6 +48,7 @@ def blind_digests(
     digests: bytes,
     *,
     threads: int | None = None,
+    pool: Executor | None = None,
     report: Callable[[int], None] | None = None,
 ) -> bytes:
     """Map each 32-byte digest to the curve and multiply the point by `scalar`.
@@ -55,9 +57,11 @@ def blind_digests(
         scalar: 32 secret bytes.
         digests: one after the other.
         threads: how many work at most; None for one for each processor.
+        pool: of processes that work in place of threads.
         report: called with the number of digests done, as it grows.
     """
-    return in_threads(partial(ladder.blind, scalar), digests, threads=threads, report=report)
+    work = partial(ladder.blind, scalar)
+    return in_threads(work, digests, threads=threads, pool=pool, report=report)
 
 
 def multiply_points(
@@ -65,10 +69,12 @@ def multiply_points(
     points: bytes,
     *,
     threads: int | None = None,
+    pool: Executor | None = None,
     report: Callable[[int], None] | None = None,
 ) -> bytes:
     """Multiply each point, checked before by `check_points`, by `scalar`; as `blind_digests`."""
-    return in_threads(partial(ladder.multiply, scalar), points, threads=threads, report=report)
+    work = partial(ladder.multiply, scalar)
+    return in_threads(work, points, threads=threads, pool=pool, report=report)
 
 
 def check_points(sender: str, points: bytes) -> None:

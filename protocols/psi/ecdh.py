@@ -23,6 +23,7 @@ Source: C. Meadows, IEEE S&P 1986; Huberman, Franklin and Hogg, EC 1999.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -57,6 +58,8 @@ class EcdhIntersection:
     Args:
         agreement: equal at all parties.
         threads: how many this party blinds with; None means one for each processor.
+        pool: of processes that blind in place of threads, e.g. a `ProcessPoolExecutor`; they get
+            points and scalars. It stays open.
         progress: told of every few thousand IDs.
         admit: asked before each role is made.
         secret: 32 bytes that scalars and orders follow from, so that a broken-off intersection can
@@ -77,6 +80,7 @@ class EcdhIntersection:
         agreement: IntersectionAgreement,
         *,
         threads: int | None = None,
+        pool: Executor | None = None,
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
         secret: bytes | None = None,
@@ -87,7 +91,7 @@ class EcdhIntersection:
                 "ecdh shows the true sizes of sets and deals nothing; circuit can use agreed sizes"
             )
         self.agreement, self._threads, self._progress = agreement, threads, progress
-        self._admit, self._secret = admit, secret
+        self._admit, self._secret, self._pool = admit, secret, pool
 
     @staticmethod
     def longest_message(ids: int) -> int:
@@ -115,7 +119,7 @@ class EcdhIntersection:
             self._admit(me, peers)
         return Side(
             me, ids, self.agreement,
-            threads=self._threads, progress=self._progress, secret=self._secret,
+            threads=self._threads, pool=self._pool, progress=self._progress, secret=self._secret,
         )  # fmt: skip
 
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:

@@ -4,6 +4,7 @@ Run by: both roles. Protects as `protocols.psi.ecdh` says.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from enum import IntEnum
 
 import numpy as np
@@ -61,11 +62,12 @@ class Side:
         agreement: IntersectionAgreement,
         *,
         threads: int | None,
+        pool: Executor | None,
         progress: Callable[[Progress], None] | None,
         secret: bytes | None,
     ) -> None:
         self.agreement, self._progress, self._secret = agreement, progress, secret
-        self._threads = threads
+        self._threads, self._pool = threads, pool
         self.me, self.size = me, len(ids)
         self._framing = Framing(self.agreement, _VERSION, _ITEM_BYTES, self.agreement.maximum_ids)
         self._digests = curve.digest_ids(ids, session=self.agreement.digest)
@@ -91,14 +93,16 @@ class Side:
         rows = np.frombuffer(self._digests, np.uint8).reshape(-1, ladder.POINT_BYTES)
         report = self._reporter("blinding its own IDs", self.size)
         return curve.blind_digests(
-            scalar, rows[order].tobytes(), threads=self._threads, report=report
+            scalar, rows[order].tobytes(), threads=self._threads, pool=self._pool, report=report
         )
 
     def multiply(self, sender: str, scalar: bytes, points: bytes) -> bytes:
         """Check and blind what `sender` sent."""
         curve.check_points(sender, points)
         report = self._reporter(f"blinding the IDs of {sender}", len(points) // ladder.POINT_BYTES)
-        found = curve.multiply_points(scalar, points, threads=self._threads, report=report)
+        found = curve.multiply_points(
+            scalar, points, threads=self._threads, pool=self._pool, report=report
+        )
         if len(set(ladder.split_points(found))) * ladder.POINT_BYTES < len(found):
             # they differ by points of low order, which multiplying by a scalar takes away
             raise RemoteProtocolError(

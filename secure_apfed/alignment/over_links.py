@@ -20,6 +20,7 @@ is above `buckets.BUCKET_IDS`. Memory is that of one bucket, plus 8 bytes for ea
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ from secure_apfed.alignment.unfinished import NONCE_BYTES, Agreed, Unfinished
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 from secure_apfed.exchange.links import Links
 from secure_apfed.exchange.signs import Pulse, most_signs
+from secure_apfed.workers import worker_pool
 
 __all__ = ["ProgressTo", "align_hub", "align_member", "relaying", "signs_of_alignment"]
 
@@ -332,8 +334,9 @@ class _End:
             )  # fmt: skip
             admit_run(self._settings, self._me, self._peers, session=agreed.session, again=again)
             self.unfinished.has_ids(own.fingerprint)
-            for bucket in range(start, agreed.buckets):
-                await self._bucket(own, agreed, sizes, bucket)
+            with worker_pool(self._settings.threads if agreed.buckets > 1 else 1) as pool:
+                for bucket in range(start, agreed.buckets):
+                    await self._bucket(own, agreed, sizes, bucket, pool)
             own.clear()
 
     def _signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -352,7 +355,12 @@ class _End:
         return {self._hub: most_signs(2 * size + members * largest + buckets * lists)}
 
     async def _bucket(
-        self, own: BucketedIds, agreed: Agreed, sizes: Mapping[str, int], bucket: int
+        self,
+        own: BucketedIds,
+        agreed: Agreed,
+        sizes: Mapping[str, int],
+        bucket: int,
+        pool: Executor | None,
     ) -> None:
         entries, row_of_entry = own.bucket(bucket)
         lists = {peer: capacity(size, agreed.buckets) for peer, size in sizes.items()}
@@ -364,8 +372,8 @@ class _End:
             output=Output.HUB_ROWS,
         )
         protocol = EcdhIntersection(
-            agreement, threads=self._settings.threads, progress=ProgressTo(self._links.pulse),
-            secret=self.unfinished.secret,
+            agreement, threads=self._settings.threads, pool=pool,
+            progress=ProgressTo(self._links.pulse), secret=self.unfinished.secret,
         )  # fmt: skip
         longest = protocol.longest_message(max(own.capacity, *lists.values()))
         if self._me == self._hub:

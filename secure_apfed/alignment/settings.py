@@ -25,7 +25,9 @@ class AlignmentSettings(Settings):
         minimum_rows: fewer common rows are not opened; at least 1.
         maximum_ids: the largest set accepted from a peer.
         normalisation: how IDs become bytes.
-        threads: how many this party computes with; None lets the protocol choose.
+        threads: how many this party computes with; None lets the protocol choose. Where sets are
+            dealt out to buckets they are processes, None for one for each core that this one may
+            use.
         history: folder that outlives runs, in which a party notes its intersections in a file
             `NAME.jsonl` (see `secure_apfed.alignment.history`); None: it keeps none.
         runs_with_a_peer: how many intersections any one peer gets; goes with `history`.

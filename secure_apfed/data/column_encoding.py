@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from secure_apfed.data.frames import to_numbers, to_texts
+from secure_apfed.data.frames import only_columns, to_numbers, to_texts
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
 
@@ -118,15 +118,18 @@ class ColumnEncoding(Settings):
         frame = self._frame(raw, source)
         if self.missing != "mean":
             _check_complete(frame, source=source)
-        parts = [column.encode(frame[column.name], source=source) for column in self.columns]
-        features_NF = np.concatenate(parts, axis=1)
-        limit = np.finfo(np.float32).max
-        if features_NF.size and np.abs(features_NF).max() > limit:
-            name = self.feature_name(int(np.abs(features_NF).max(axis=0).argmax()))
-            raise DataError(
-                f"{source}: column {name!r} is too far from its mean for float32; rescale it"
-            )
-        return torch.from_numpy(features_NF.astype(np.float32))
+        features_NF = np.empty((len(frame), *self.shape), np.float32)
+        limit, first = np.finfo(np.float32).max, 0
+        for column in self.columns:  # one at a time: all of them in float64 would be twice as much
+            part = column.encode(frame[column.name], source=source)
+            if part.size and np.abs(part).max() > limit:
+                raise DataError(
+                    f"{source}: column {column.name!r} is too far from its mean for float32; "
+                    "rescale it"
+                )
+            features_NF[:, first : first + part.shape[1]] = part
+            first += part.shape[1]
+        return torch.from_numpy(features_NF)
 
     def _frame(self, raw: pd.DataFrame | NDArray[np.generic], source: str) -> pd.DataFrame:
         names = [column.name for column in self.columns]
@@ -144,7 +147,7 @@ class ColumnEncoding(Settings):
                 f"{', '.join(absent)}; the "
                 "model was trained with them, so add them"
             )
-        return raw[names]
+        return only_columns(raw, names)
 
 
 def _check_complete(frame: pd.DataFrame, *, source: str) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pyarrow import ArrowException
+from pyarrow import ArrowException, default_memory_pool
 
 from secure_apfed.alignment.id_files import PARQUET, cell_text
 from secure_apfed.errors import DataError
 
-__all__ = ["is_numeric", "is_table", "read_frame", "to_numbers", "to_texts"]
+__all__ = ["is_numeric", "is_table", "only_columns", "read_frame", "to_numbers", "to_texts"]
 
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 
@@ -39,7 +39,9 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
     """
     try:
         if path.suffix.lower() in PARQUET:
-            frame = pd.read_parquet(path)
+            # else the packed file, and what it was unpacked to, would stay beside the frame
+            frame = pd.read_parquet(path, pre_buffer=False)
+            default_memory_pool().release_unused()
             names = frame.columns.to_series()
         else:
             frame = pd.read_csv(path, dtype=dict.fromkeys(texts, str), low_memory=False)
@@ -66,6 +68,11 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
 
 def _format(path: Path) -> str:
     return "Parquet" if path.suffix.lower() in PARQUET else "CSV"
+
+
+def only_columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Return these columns in this order; the frame itself where it has no others."""
+    return frame if list(frame.columns) == list(names) else frame[list(names)]
 
 
 def is_numeric(column: "pd.Series") -> bool:

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from secure_apfed.alignment.id_files import JOINT
-from secure_apfed.data.frames import is_numeric, read_frame, to_texts
+from secure_apfed.data.frames import is_numeric, only_columns, read_frame, to_texts
 from secure_apfed.data.records import check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.errors import DataError
@@ -70,16 +70,16 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
             f"{name}: its column {settings.label_column!r} is called like the active's labels, "
             "which a passive must not train on; put it under ignore or rename it"
         )
-    features = frame[[*numeric, *categorical]]
     if party.missing == "drop":
-        frame = frame[features.notna().all(axis=1)]
-        features = features.loc[frame.index]
+        frame = frame[frame[[*numeric, *categorical]].notna().all(axis=1)]
     if not len(frame):
         raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
     label_texts = tuple(to_texts(frame[label_column])) if label_column else (None,) * len(frame)
     ids = _complete(frame, id_columns, party=name)
     check_distinct(ids, party=name)
-    return RawTable(ids, features, categorical, label_texts)
+    for column in {*frame.columns} - {*numeric, *categorical}:
+        del frame[column]  # in place: of a long table there is no second copy
+    return RawTable(ids, only_columns(frame, (*numeric, *categorical)), categorical, label_texts)
 
 
 def party_path(settings: DataSettings, file: Path) -> Path:
@@ -123,5 +123,5 @@ def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> t
                 f"{party}: column {name!r} is empty in {texts.count(None)} rows, first in row "
                 f"{texts.index(None)} (from 0); each row needs an ID"
             )
-        parts.append([text or "" for text in texts])
-    return tuple(JOINT.join(row) for row in zip(*parts, strict=True))
+        parts.append([text for text in texts if text is not None])
+    return tuple(map(JOINT.join, zip(*parts, strict=True)))

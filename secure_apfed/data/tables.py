@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from pyarrow import default_memory_pool
 
 from secure_apfed.data.column_encoding import ColumnEncoding
 from secure_apfed.data.encoding import parse_encoding
@@ -78,7 +79,8 @@ def load_active(settings: DataSettings, *, seed: int) -> OwnData:
         train = generator(seed, "limit").permutation(train)[: settings.limit]
     kept = np.sort(np.concatenate([train, test]))
     is_train = np.isin(kept, train)
-    raw, labels = raw.at(kept), labels[kept]
+    if len(kept) < len(labels):
+        raw, labels = raw.at(kept), labels[kept]
     train_rows = np.flatnonzero(is_train)
     encoding, views = _encoding_of(settings, name, raw, rows=train_rows)
     features = encoding.encode(raw.features, source=name)
@@ -107,8 +109,12 @@ def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
             "tables), or let the party's file say which prepared table is its own"
         )
     if name != settings.active:
-        return OwnData.of_passive(load_passive(settings, name, seed=seed), settings.classes or ())
-    return load_active(settings, seed=seed)
+        passive = load_passive(settings, name, seed=seed)
+        own = OwnData.of_passive(passive, settings.classes or ())
+    else:
+        own = load_active(settings, seed=seed)
+    default_memory_pool().release_unused()  # of the columns as they were read
+    return own
 
 
 def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
@@ -143,8 +149,9 @@ def _encoding_of(
     party = (settings.parties or {})[name]
     views = _views_of(settings, name, raw.features)
     if party.encoding is None:
+        fitted_on = raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows]
         encoding = fit_views(
-            raw.features.iloc[rows], views, categorical=raw.categorical, missing=party.missing,
+            fitted_on, views, categorical=raw.categorical, missing=party.missing,
             source=name,
         )  # fmt: skip
         return encoding, locate_views(encoding, views, source=name)

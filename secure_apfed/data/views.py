@@ -23,7 +23,7 @@ from secure_apfed.data.column_encoding import (
     NumericColumn,
     fit_columns,
 )
-from secure_apfed.data.frames import to_numbers
+from secure_apfed.data.frames import only_columns, to_numbers
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
 
@@ -121,7 +121,7 @@ def fit_views(
     """
     columns: list[Column] = []
     for view in views.values():
-        part = frame[list(view.columns)]
+        part = only_columns(frame, view.columns)
         if view.sequence is None:
             fitted = fit_columns(part, categorical=categorical, missing=missing, source=source)
             columns += fitted.columns

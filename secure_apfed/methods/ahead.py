@@ -10,8 +10,8 @@ from functools import partial
 
 from protocols.sums import SumContributor
 from protocols.sums.homomorphic import Encrypter
-from secure_apfed.methods.workers import open_worker, pays
 from secure_apfed.settings.training import SumSettings
+from secure_apfed.workers import open_worker, pays
 
 __all__ = ["waiting_of", "worker_for"]
 

@@ -34,7 +34,6 @@ from secure_apfed.methods import (
     new_session,
     roles_of,
 )
-from secure_apfed.methods.workers import close_workers
 from secure_apfed.runs.connecting import Connect, connect
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.folder import RunFolder, no_checkpoint
@@ -44,6 +43,7 @@ from secure_apfed.runs.party_folder import PartyFolder, PartyKeeper
 from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels, gone_back
 from secure_apfed.runs.writing import RunWriter
+from secure_apfed.workers import close_workers
 
 __all__ = ["Joined", "PartyFile", "Peer", "joined", "play_party"]
 

@@ -24,7 +24,6 @@ from secure_apfed.methods import (
     freshly_brought,
     roles_of,
 )
-from secure_apfed.methods.workers import close_workers
 from secure_apfed.runs.checkpoint import Steps
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.encoders import encoders_of
@@ -36,6 +35,7 @@ from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.spending import cross_checked
 from secure_apfed.runs.training_labels import answered_labels, gone_back
 from secure_apfed.runs.writing import RunWriter
+from secure_apfed.workers import close_workers
 
 __all__ = ["run_in_memory"]
 

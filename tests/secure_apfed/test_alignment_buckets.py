@@ -1,5 +1,6 @@
 """Intersections in buckets: the same result, nothing more learned, and on with the next bucket."""
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_
 from secure_apfed.alignment.unfinished import Unfinished
 from secure_apfed.errors import DataError
 from secure_apfed.exchange import Envelope, InMemory, Kind, signs
+from secure_apfed.workers import worker_pool
 from tests.secure_apfed.seats import network
 
 SETTINGS = AlignmentSettings(minimum_rows=1, maximum_ids=1000, threads=1)
@@ -93,6 +95,37 @@ def test_buckets_find_what_one_list_finds_in_one_order_at_all_parties(
         assert set(rows["bank"]) == COMMON
         assert len(rows["bank"]) == len(COMMON)
     assert found[1000]["bank"] != found[50]["bank"]  # each in an order of its own
+
+
+def test_who_has_several_cores_uses_processes_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = list[Any]()
+
+    @contextmanager
+    def watched(count: int | None) -> Iterator[Any]:
+        with worker_pool(count) as pool:
+            if pool is not None:
+                submit = pool.submit
+
+                def noted(*task: Any) -> Any:
+                    tasks.append(task)
+                    return submit(*task)
+
+                monkeypatch.setattr(pool, "submit", noted)
+            yield pool
+
+    monkeypatch.setattr(over_links, "worker_pool", watched)
+    session = Session(bank=IDS["bank"], shop=IDS["shop"])
+    session.settings["bank"] = SETTINGS.model_copy(update={"threads": 2})
+    found = session.align()
+    assert found["bank"] == found["shop"]
+    assert set(found["bank"]) == COMMON
+    count = bucket_count(140)
+    assert len(tasks) == 2 * count  # of the bank's own IDs, and of the shop's
+    assert multiprocessing.active_children() == []
+    tasks.clear()
+    monkeypatch.setattr(buckets, "BUCKET_IDS", 1000)
+    session.align("one bucket needs no process")
+    assert tasks == []
 
 
 def test_the_common_order_tells_nothing_of_buckets() -> None:

@@ -1,6 +1,7 @@
 """Encodings: raw columns and images become features, in training and in prediction alike."""
 
 import json
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -45,6 +46,21 @@ def test_numbers_are_standardised_and_categories_one_hot() -> None:
     features = encoding.encode(FRAME)
     expected = [[-20 / spread, 1, 0, 0], [0, 0, 1, 0], [20 / spread, 1, 0, 0]]
     torch.testing.assert_close(features, torch.tensor(expected))
+
+
+def test_long_tables_are_encoded_column_by_column() -> None:
+    names = [f"x{k}" for k in range(20)]
+    numbers = np.random.default_rng(0).standard_normal((50_000, 20))
+    encoding = ColumnEncoding.plain(names)
+    frame = pd.DataFrame(numbers, columns=names)
+    tracemalloc.start()
+    try:
+        features = encoding.encode(frame)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert torch.equal(features, torch.from_numpy(numbers.astype(np.float32)))
+    assert peak < 2 * features.nbytes  # all columns in float64 alone would be twice as much
 
 
 def test_a_constant_column_is_zero_and_not_noise() -> None:

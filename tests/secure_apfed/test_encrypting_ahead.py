@@ -20,9 +20,9 @@ from protocols.sums.homomorphic import Encrypter
 from secure_apfed.config import Config
 from secure_apfed.errors import ApfedError
 from secure_apfed.methods.ahead import waiting_of, worker_for
-from secure_apfed.methods.workers import close_workers, open_worker
 from secure_apfed.runs import run
 from secure_apfed.settings.training import SumSettings
+from secure_apfed.workers import close_workers, open_worker
 from tests.contracts.sum_parties import parties, random_values
 
 SHAPE = (8, 8)
@@ -106,7 +106,7 @@ def test_a_killed_worker_is_an_error_and_no_hang() -> None:
 
 SCRIPT = """
 import os, time
-from secure_apfed.methods.workers import open_worker
+from secure_apfed.workers import open_worker
 if __name__ == "__main__":
     print(open_worker().submit(os.getpid).result(60), flush=True)
     time.sleep(60)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from secure_apfed.methods.workers import close_workers, open_worker
+from secure_apfed.workers import close_workers, open_worker
 
 
 def dies_in_its_result() -> bytes:
