@@ -15,11 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load
 
+from protocols.errors import PartyLeftError
+from protocols.identity import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text
 from secure_apfed.data import read_own
@@ -98,7 +101,8 @@ class Job:
         return found
 
     def said(self, name: str) -> str:
-        return (self.files[name].parent / "log.txt").read_text()
+        log = self.files[name].parent / "log.txt"
+        return log.read_text() if log.exists() else ""
 
     def log(self, site: str) -> Path:
         """NVFlare's, of one site or of the server."""
@@ -205,6 +209,40 @@ def test_a_site_that_is_killed_is_named_and_the_next_job_resumes(tmp_path: Path)
     assert set(model_digests(job.run)) == {"active", "aggregator", "passive-1", "passive-2"}
 
 
+WAIT = {"silent_passive": "wait", "patience_s": 60.0, "restarts": 2}
+
+
+@needs_nvflare
+@pytest.mark.slow
+def test_all_wait_for_a_site_that_was_frozen_and_end_with_memorys_models(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "apfed_c", **OPEN, train={**SHORT, "epochs": 40}, rules=WAIT)
+    run(load_config(job.run / "config.yaml"), tmp_path / "memory")
+
+    def freeze() -> None:
+        metrics = job.run / "parties" / "active" / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
+        (pid,) = job.processes("passive-1")
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: "begins session 2 by itself" in job.said("active"))
+        os.kill(pid, signal.SIGCONT)
+
+    assert job.play(meanwhile=freeze) == 0
+    assert model_digests(job.run) == model_digests(tmp_path / "memory")
+    for name in job.files:
+        assert job.said(name).count("begins session 2 by itself") == 1, name
+        assert "begins session 3" not in job.said(name)
+    said = [job.said(name) for name in ("active", "aggregator", "passive-2")]
+    assert any("passive-1" in one for one in said)
+    assert not job.processes()
+
+
+def wait_until(so: Callable[[], bool], within_s: float = 120.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
     for name in ("nvflare_kits", "nvflare_site", "nvflare_job"):
@@ -217,6 +255,104 @@ def test_outside_a_job_such_a_party_says_where_it_belongs(tmp_path: Path) -> Non
     job = job_of(tmp_path, "apfed_c", **OPEN)
     with pytest.raises(ConfigError, match="active: link: nvflare is for a job of NVFlare's"):
         play_party(job.files["active"])
+
+
+class Facade:
+    """What a site sees of NVFlare in a call, where no job is.
+
+    Attributes:
+        told: by peer, what it heard of this party's end.
+    """
+
+    def __init__(self, job: Job, caller: str) -> None:
+        self.site_name, self.caller = "active", caller
+        self.context = SimpleNamespace(abort_signal=SimpleNamespace(triggered=False))
+        self.told: dict[str, str] = {}
+        self.other_clients = [self._peer(name) for name in job.files if name != "active"]
+
+    def _peer(self, name: str) -> Any:
+        peer = SimpleNamespace(
+            carry=lambda *frame: False, stopped=lambda why: self.told.update({name: why})
+        )
+        return _Named(name, peer)
+
+
+class _Named:
+    def __init__(self, name: str, peer: Any) -> None:
+        self.name, self._peer = name, peer
+
+    def __call__(self, timeout: float) -> Any:
+        return self._peer
+
+
+def site_of(job: Job, caller: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Facade]:
+    """The active's, called by somebody."""
+    site = importlib.import_module("secure_apfed.runs.nvflare_site")
+    facade = Facade(job, caller)
+    monkeypatch.setattr(site, "collab", facade)
+    monkeypatch.setenv(site.PARTY_FILE, str(job.files["active"]))
+    return site, facade
+
+
+@needs_nvflare
+def test_the_server_alone_starts_a_party_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(tmp_path, "apfed_c", **OPEN)
+    module, facade = site_of(job, "passive-1", monkeypatch)
+    played: list[Path] = []
+    monkeypatch.setattr(module, "play_party", lambda path, **options: played.append(path))
+    site = module.Site()
+    with pytest.raises(module.WrongSiteError, match="once a job, by the server alone"):
+        site.play()
+    assert not played
+    assert not facade.told
+    facade.caller = "server"
+    assert site.play() == ""
+    with pytest.raises(module.WrongSiteError, match="once a job, by the server alone"):
+        site.play()
+    assert len(played) == 1
+    assert set(facade.told.values()) == {"its part is over"}
+
+
+@needs_nvflare
+def test_after_the_end_of_the_job_no_session_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has `rules.restarts` left would wait for peers that never come."""
+    job = job_of(tmp_path, "apfed_c", **OPEN, rules=WAIT)
+    module, facade = site_of(job, "server", monkeypatch)
+    before = threading.active_count()
+    aborting = threading.Timer(1.0, lambda: setattr(facade.context.abort_signal, "triggered", True))
+    aborting.start()
+    began = time.monotonic()
+    assert "NVFlare ended the job" in module.Site().play()
+    assert "NVFlare ended the job" in job.said("active")
+    told = PartyFile.read(job.files["active"])
+    site = module.Site()
+    monkeypatch.setattr(
+        module, "play_party", lambda path, **options: meet_twice(options["meet"], told)
+    )
+    facade.context.abort_signal.triggered = True
+    assert "NVFlare ended the job" in site.play()
+    assert time.monotonic() - began < 20
+    wait_until(lambda: threading.active_count() <= before + 1, 20)  # nothing is left of them
+
+
+def meet_twice(meet: Callable[..., Any], told: PartyFile) -> None:
+    identity = fresh_identity()
+    known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
+    for _ in range(2):
+        with pytest.raises(PartyLeftError, match="NVFlare ended the job"):
+            meet(told, identity, known)
+    meet(told, identity, known)
+
+
+@needs_nvflare
+def test_a_job_has_no_site_of_the_servers_name() -> None:
+    made = importlib.import_module("secure_apfed.runs.nvflare_job").PartyRecipe
+    with pytest.raises(ConfigError, match="server is the name of NVFlare's own"):
+        made(["active", "server"])
 
 
 PAGE = (Path(__file__).parents[2] / "docs/nvflare.md").read_text(encoding="utf-8")

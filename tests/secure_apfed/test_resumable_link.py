@@ -272,6 +272,7 @@ def test_a_link_waits_until_the_peers_link_of_a_session_before_has_ended() -> No
             connection.send_bytes(frame(1, 0, 0, bytes([2]) * 32 + bytes(32)))
             connection.send_bytes(first(0, 5, b"again"))
             assert link.receive(10) == b"again"
+            link.close(0.1)
 
 
 def test_who_sends_waits_for_who_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
