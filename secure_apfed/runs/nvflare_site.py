@@ -67,7 +67,7 @@ class Site:
 
     def __init__(self, resume: bool = False) -> None:
         self._resume = resume
-        self._lock, self._played, self._ended = threading.Lock(), False, ""
+        self._lock, self._played, self._playing, self._ended = threading.Lock(), False, False, ""
         self._calls: Calls | None = None
         self._stopped: dict[str, str] = {}
 
@@ -95,6 +95,7 @@ class Site:
             self._tell(peers, told)
             return told
         finally:
+            self._playing = False
             ended.set()
         _LOGGER.info("%s: its party has ended", site)
         self._tell(peers, _OVER)  # who would begin again waits for it in vain
@@ -102,9 +103,14 @@ class Site:
 
     def _require_first(self, site: str, caller: str) -> None:
         with self._lock:
-            again, self._played = self._played, self._played or caller == SERVER
-        if again or caller != SERVER:
-            raise WrongSiteError(f"{site}: its party is played once a job, by the server alone")
+            if self._played or caller != SERVER:
+                raise WrongSiteError(f"{site}: its party is played once a job, by the server alone")
+            self._played = self._playing = True
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def playing(self) -> bool:
+        """Whether its party goes on; where nobody answers, the site is gone."""
+        return self._playing
 
     def _play(self, site: str, meet: Connect) -> None:
         folder: Path | None = None
@@ -144,7 +150,7 @@ class Site:
             with contextlib.suppress(CollabCallError, RunAborted):
                 peer.stopped(told)
 
-        with ThreadPoolExecutor(len(peers)) as telling:
+        with ThreadPoolExecutor(max(1, len(peers))) as telling:
             telling.map(tell, peers.values())
 
     def _meet(
@@ -221,20 +227,30 @@ class Server:
             ended[call.target_name.partition(".")[0]] = _one_line(told)
             return ""
 
-        sites = collab.clients
+        sites, gone, ask_at = collab.clients, set[str](), float("inf")
         played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=hear).play()
-        deadline = float("inf")
-        while len(ended) + len(played.failures) < len(sites) and time.monotonic() < deadline:
+        while waited := [one for one in sites if one.name not in {*ended, *gone, *played.failures}]:
             if collab.is_aborted:
                 return
+            if time.monotonic() > ask_at:  # some go on without who failed
+                gone |= {one.name for one in waited if not _plays(one)}
+                ask_at = float("inf")
             if played.failures or any(ended.values()):
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
+                ask_at = min(ask_at, time.monotonic() + _GRACE_S)
             time.sleep(_LOOK_S)
         failed = {one.name: ended.get(one.name, "it was not heard of any more") for one in sites}
         if any(failed.values()):
             raise RuntimeError(
                 "; ".join(f"{site}: {told}" for site, told in failed.items() if told)
             )
+
+
+def _plays(site: Any) -> bool:
+    """Whether its party goes on, as far as the server can hear."""
+    try:
+        return site(timeout=_CALL_S).playing() is True
+    except (CollabCallError, RunAborted):
+        return False
 
 
 class WrongSiteError(ConfigError):

@@ -11,110 +11,25 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load
 
-from protocols.errors import PartyLeftError
-from protocols.identity import fresh_identity
-from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_settings_text
 from secure_apfed.data import read_own
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs import run
-from secure_apfed.runs.folder import make_private
-from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import play_party
 from secure_apfed.runs.party_file import PartyFile
+from tests.links.jobs import OPEN, SHORT, WAIT, Job, job_of, needs_nvflare, wait_until
 from tests.local.processes import model_digests
-from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
-needs_nvflare = pytest.mark.skipif(
-    importlib.util.find_spec("nvflare") is None,
-    reason="nvflare is missing: pip install 'secure-apfed[nvflare]'",
-)
-OPEN = {"guard": {"mechanism": "none", "noise": "reproducible_insecure"}}
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
-SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
-JOB = (
-    "import json, sys; from pathlib import Path;"
-    "from secure_apfed.runs.nvflare_job import simulate;"
-    "files, workspace, resume = json.loads(sys.argv[1]);"
-    "simulate({name: Path(file) for name, file in files.items()}, Path(workspace), resume=resume)"
-)
-
-
-class Job:
-    """Parties' folders, and a job that plays them.
-
-    Attributes:
-        files: by party.
-        workspace: of NVFlare's server and sites.
-    """
-
-    def __init__(self, config: Config, folder: Path) -> None:
-        self.run, self.workspace = folder / "run", folder / "nvflare"
-        make_private(self.run)
-        self.files = prepare_parties(config, self.run, over="nvflare", timeout_s=20)
-        for file in self.files.values():
-            file.write_text(file.read_text().replace("reconnect_s: 30.0", "reconnect_s: 3.0"))
-
-    def play(self, *, resume: bool = False, meanwhile: Callable[[], None] = lambda: None) -> int:
-        """Play to the end; return the exit code. Nothing of it is left."""
-        told = [{name: str(file) for name, file in self.files.items()}, str(self.workspace), resume]
-        process = subprocess.Popen(
-            [sys.executable, "-c", JOB, json.dumps(told)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        harm = threading.Thread(target=meanwhile)
-        harm.start()
-        try:
-            return process.wait(200)
-        finally:
-            process.kill()
-            for pid in self.processes():
-                os.kill(pid, signal.SIGKILL)
-            harm.join()
-
-    def processes(self, site: str = "") -> list[int]:
-        """Of this job's workspace, and of one site where one is named."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-            except OSError:
-                continue
-            of_site = not site or (
-                "--client" in words and words[words.index("--client") + 1] == site
-            )
-            if of_site and any(word.startswith(str(self.workspace)) for word in words):
-                found.append(int(entry.name))
-        return found
-
-    def said(self, name: str) -> str:
-        log = self.files[name].parent / "log.txt"
-        return log.read_text() if log.exists() else ""
-
-    def log(self, site: str) -> Path:
-        """NVFlare's, of one site or of the server."""
-        return self.workspace / "secure-apfed" / site / "log.txt"
-
-    def nvflares(self) -> dict[Path, bytes]:
-        """All that NVFlare's server and sites wrote."""
-        return {path: path.read_bytes() for path in self.workspace.rglob("*") if path.is_file()}
-
-
-def job_of(folder: Path, method: str, **changes: Any) -> Job:
-    return Job(small_config(method, **{"train": SHORT, **changes}), folder)
 
 
 def secrets_of(job: Job) -> list[bytes]:
@@ -209,9 +124,6 @@ def test_a_site_that_is_killed_is_named_and_the_next_job_resumes(tmp_path: Path)
     assert set(model_digests(job.run)) == {"active", "aggregator", "passive-1", "passive-2"}
 
 
-WAIT = {"silent_passive": "wait", "patience_s": 60.0, "restarts": 2}
-
-
 @needs_nvflare
 @pytest.mark.slow
 def test_all_wait_for_a_site_that_was_frozen_and_end_with_memorys_models(tmp_path: Path) -> None:
@@ -236,13 +148,6 @@ def test_all_wait_for_a_site_that_was_frozen_and_end_with_memorys_models(tmp_pat
     assert not job.processes()
 
 
-def wait_until(so: Callable[[], bool], within_s: float = 120.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
     for name in ("nvflare_kits", "nvflare_site", "nvflare_job"):
@@ -255,104 +160,6 @@ def test_outside_a_job_such_a_party_says_where_it_belongs(tmp_path: Path) -> Non
     job = job_of(tmp_path, "apfed_c", **OPEN)
     with pytest.raises(ConfigError, match="active: link: nvflare is for a job of NVFlare's"):
         play_party(job.files["active"])
-
-
-class Facade:
-    """What a site sees of NVFlare in a call, where no job is.
-
-    Attributes:
-        told: by peer, what it heard of this party's end.
-    """
-
-    def __init__(self, job: Job, caller: str) -> None:
-        self.site_name, self.caller = "active", caller
-        self.context = SimpleNamespace(abort_signal=SimpleNamespace(triggered=False))
-        self.told: dict[str, str] = {}
-        self.other_clients = [self._peer(name) for name in job.files if name != "active"]
-
-    def _peer(self, name: str) -> Any:
-        peer = SimpleNamespace(
-            carry=lambda *frame: False, stopped=lambda why: self.told.update({name: why})
-        )
-        return _Named(name, peer)
-
-
-class _Named:
-    def __init__(self, name: str, peer: Any) -> None:
-        self.name, self._peer = name, peer
-
-    def __call__(self, timeout: float) -> Any:
-        return self._peer
-
-
-def site_of(job: Job, caller: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Facade]:
-    """The active's, called by somebody."""
-    site = importlib.import_module("secure_apfed.runs.nvflare_site")
-    facade = Facade(job, caller)
-    monkeypatch.setattr(site, "collab", facade)
-    monkeypatch.setenv(site.PARTY_FILE, str(job.files["active"]))
-    return site, facade
-
-
-@needs_nvflare
-def test_the_server_alone_starts_a_party_and_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = job_of(tmp_path, "apfed_c", **OPEN)
-    module, facade = site_of(job, "passive-1", monkeypatch)
-    played: list[Path] = []
-    monkeypatch.setattr(module, "play_party", lambda path, **options: played.append(path))
-    site = module.Site()
-    with pytest.raises(module.WrongSiteError, match="once a job, by the server alone"):
-        site.play()
-    assert not played
-    assert not facade.told
-    facade.caller = "server"
-    assert site.play() == ""
-    with pytest.raises(module.WrongSiteError, match="once a job, by the server alone"):
-        site.play()
-    assert len(played) == 1
-    assert set(facade.told.values()) == {"its part is over"}
-
-
-@needs_nvflare
-def test_after_the_end_of_the_job_no_session_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever has `rules.restarts` left would wait for peers that never come."""
-    job = job_of(tmp_path, "apfed_c", **OPEN, rules=WAIT)
-    module, facade = site_of(job, "server", monkeypatch)
-    before = threading.active_count()
-    aborting = threading.Timer(1.0, lambda: setattr(facade.context.abort_signal, "triggered", True))
-    aborting.start()
-    began = time.monotonic()
-    assert "NVFlare ended the job" in module.Site().play()
-    assert "NVFlare ended the job" in job.said("active")
-    told = PartyFile.read(job.files["active"])
-    site = module.Site()
-    monkeypatch.setattr(
-        module, "play_party", lambda path, **options: meet_twice(options["meet"], told)
-    )
-    facade.context.abort_signal.triggered = True
-    assert "NVFlare ended the job" in site.play()
-    assert time.monotonic() - began < 20
-    wait_until(lambda: threading.active_count() <= before + 1, 20)  # nothing is left of them
-
-
-def meet_twice(meet: Callable[..., Any], told: PartyFile) -> None:
-    identity = fresh_identity()
-    known = {name: bytes.fromhex(peer.identity) for name, peer in told.peers.items()}
-    for _ in range(2):
-        with pytest.raises(PartyLeftError, match="NVFlare ended the job"):
-            meet(told, identity, known)
-    meet(told, identity, known)
-
-
-@needs_nvflare
-def test_a_job_has_no_site_of_the_servers_name() -> None:
-    made = importlib.import_module("secure_apfed.runs.nvflare_job").PartyRecipe
-    with pytest.raises(ConfigError, match="server is the name of NVFlare's own"):
-        made(["active", "server"])
 
 
 PAGE = (Path(__file__).parents[2] / "docs/nvflare.md").read_text(encoding="utf-8")
