@@ -3,8 +3,9 @@
 Run by: every party of such a job, beneath `sealed_connection` and `resumable_link`. Each frame is
 one call, which returns when the other end has taken it; a few are under way at once, in any order,
 and are put in order by their numbers. Whoever carries the calls learns who speaks to whom, when and
-how much. Protects from: calls of strangers, and from frames that are too large, repeated, ahead of
-their turn, or that nobody reads: few wait here. No module of NVFlare's is used here.
+how much. Protects from: calls of strangers, who take nobody's place until they have proved who they
+are, and from frames that are too large, repeated, ahead of their turn, or that nobody reads: few
+wait here. No module of NVFlare's is used here.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ call failed."""
 _NAME_BYTES = 32
 _AT_ONCE = 4  # frames under way on a connection; one at a time took half as long again
 _MOST_QUEUED = 4  # frames that nobody has read yet; then calls wait
+_MOST_COMING = 4  # connections in one peer's name that have not proved yet; then the oldest goes
 _ROOM_S = 10.0
 
 
@@ -47,6 +49,7 @@ class Calls:
         self._door = Door(me, dialling, absent="its party did not begin")
         self._lock = threading.Lock()
         self._standing: dict[str, _Called] = {}
+        self._coming: dict[str, dict[bytes, _Called]] = {name: {} for name in dialling}
         self._failing: set[str] = set()
         self._stopped: dict[str, str] = {}
         self._ended = ""
@@ -60,7 +63,8 @@ class Calls:
             self._require_going_on(peer)
             if peer > self._me.name:
                 return self._door.connect(peer)
-            connection = self._stand(peer, fresh_key())
+            connection = self._made(peer, fresh_key())
+            self._stand(peer, connection)
             try:
                 return prove(connection, self._me, peer)[1]
             except BaseException:
@@ -94,27 +98,43 @@ class Calls:
     def _called(self, caller: str, name: bytes, number: int) -> "_Called | None":
         """The connection of this name; a new one where the peer may dial and begins."""
         with self._lock:
-            standing = self._standing.get(caller)
-        if standing is not None and standing.name == name:
-            return standing
-        dials = caller in self._me.known and caller > self._me.name
-        if not dials or number != 0 or len(name) != _NAME_BYTES:
-            return None
-        fresh = self._stand(caller, name)
-        threading.Thread(target=self._door.welcome, args=(fresh, b""), daemon=True).start()
+            standing, coming = self._standing.get(caller), self._coming.get(caller, {})
+            if standing is not None and standing.name == name:
+                return standing
+            if name in coming:
+                return coming[name]
+            may_come = caller in self._coming and not self._ended
+            if not may_come or number != 0 or len(name) != _NAME_BYTES:
+                return None
+            fresh = coming[name] = self._made(caller, name)
+            crowded = coming.pop(next(iter(coming))) if len(coming) > _MOST_COMING else None
+        if crowded is not None:
+            crowded.close()
+        threading.Thread(target=self._welcome, args=(caller, fresh), daemon=True).start()
         return fresh
 
-    def _stand(self, peer: str, name: bytes) -> "_Called":
+    def _welcome(self, peer: str, fresh: "_Called") -> None:
+        """Let who dialled prove who it is; only then it takes the place of who stands there."""
+        self._door.welcome(fresh, b"")
+        if fresh.over:
+            with self._lock:
+                self._coming[peer].pop(fresh.name, None)
+        else:
+            self._stand(peer, fresh)
+
+    def _stand(self, peer: str, fresh: "_Called") -> None:
         """A new connection in place of the former one."""
-        fresh = _Called(name, lambda number, frame: self._call(peer, name, number, frame))
         with self._lock:
+            self._coming.get(peer, {}).pop(fresh.name, None)
             former, self._standing[peer] = self._standing.get(peer), fresh
             ended = self._ended
         if former is not None:
             former.close()
         if ended:
             fresh.close()
-        return fresh
+
+    def _made(self, peer: str, name: bytes) -> "_Called":
+        return _Called(name, lambda number, frame: self._call(peer, name, number, frame))
 
     def _call(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
         try:
@@ -134,13 +154,15 @@ class Calls:
         with self._lock:
             gone = " and ".join(sorted(self._failing))
             self._ended = self._ended or (f"{why}; calls to {gone} failed before" if gone else why)
-            standing = list(self._standing.values())
-        for called in standing:
+            every = [*self._standing.values()]
+            every += [called for coming in self._coming.values() for called in coming.values()]
+        for called in every:
             called.close()
 
     def stopped(self, peer: str, told: str) -> None:
-        """A peer's party has ended by an error, and makes no connection any more."""
-        self._stopped[peer] = plain_text(told.encode())
+        """A peer's party has ended, and makes no connection any more; of others nothing is kept."""
+        if peer in self._me.known:
+            self._stopped[peer] = plain_text(told.encode("utf-8", "replace"))
 
     def _require_going_on(self, peer: str) -> None:
         if (told := self._stopped.get(peer)) is not None:
@@ -168,11 +190,16 @@ class _Called:
         self._closed: str | None = None
 
     def put(self, number: int, frame: bytes) -> bool:
-        """Take a frame, once there is room; False where it is none of the next ones."""
+        """Take a frame, once its turn came and there is room; False: it is none of the next.
+
+        Who calls has at most `_AT_ONCE` calls under way, so that it gets no further than this even
+        where one of them is late.
+        """
         with self._changed:
             if self._closed is not None or len(frame) > MOST_SEALED:
                 return False
-            if number in self._early or not self._came <= number < self._came + _AT_ONCE:
+            ahead = _AT_ONCE + min(0, _MOST_QUEUED - len(self._frames))
+            if number in self._early or not self._came <= number < self._came + ahead:
                 return False
             self._early[number] = frame
             while self._came in self._early:
@@ -181,8 +208,17 @@ class _Called:
             self._end_if_over()
             self._changed.notify_all()
             return self._changed.wait_for(
-                lambda: self._closed is not None or len(self._frames) <= _MOST_QUEUED, _ROOM_S
+                lambda: (
+                    self._closed is not None
+                    or (number < self._came and len(self._frames) <= _MOST_QUEUED)
+                ),
+                _ROOM_S,
             )
+
+    @property
+    def over(self) -> bool:
+        """Whether it was closed, here or there."""
+        return self._closed is not None
 
     def over_after(self, count: int) -> None:
         """Hear that the other end closed, and sent so many frames before."""

@@ -2,8 +2,9 @@
 
 Run by: both ends, around any connection that keeps messages whole. The protocols above
 keep their state, so after a break they go on where they were. Messages travel in parts, and every
-part has a number; after each new connection both ends say how many they have, and send what the
-other lacks. An end that has nothing left to send and is closed says goodbye, and waits for that of
+part has a number; after each new connection both ends say who they are, whom they had there, and
+how many parts they have, and send what the other lacks. So no link of a session before gets to one
+of the next. An end that has nothing left to send and is closed says goodbye, and waits for that of
 the other. While there is nothing to send, signs of life go both ways.
 Protects from: connections that break or hang, and a peer that sends more than anybody reads: what
 waits here is bounded, and checked before memory is taken. Not from a process that ends, and from
@@ -36,6 +37,7 @@ __all__ = ["MOST_FRAME", "Connection", "ResumableLink"]
 _FRAME = struct.Struct(">BQQ")
 _HELLO, _FIRST, _MORE, _RECEIPT, _GOODBYE = range(1, 6)
 _ID_BYTES = 32
+_NOBODY = bytes(_ID_BYTES)  # whom an end had there that never was connected
 MOST_FRAME = _FRAME.size + MOST_PART
 """Bytes of the longest message that a connection has to carry."""
 
@@ -264,20 +266,23 @@ class ResumableLink:
 
     def _greet(self, wire: _Wire) -> None:
         """Tell and hear how many parts came; then begin to write what is lacking."""
-        hello = _FRAME.pack(_HELLO, 0, self._to_tell()) + self._id
+        hello = _FRAME.pack(_HELLO, 0, self._to_tell()) + self._id + (self._peer_id or _NOBODY)
         wire.connection.send_bytes(hello)
         if not wire.connection.poll(min(self._patience_s, _SILENT_S)):
             raise TimeoutError("no greeting")
         kind, _, confirmed, body = self._parse(wire.connection.recv_bytes())
-        if kind != _HELLO or len(body) != _ID_BYTES:
+        if kind != _HELLO or len(body) != 2 * _ID_BYTES:
             raise RemoteProtocolError(f"{self._peer} began a connection without a greeting")
-        if self._peer_id not in (b"", body):
+        theirs, had = body[:_ID_BYTES], body[_ID_BYTES:]
+        if self._peer_id not in (b"", theirs):
             raise RemoteProtocolError(
                 f"{self._peer} began anew: its process ended and was started again, and what was "
                 "under way is lost; start all parties again with a new session"
             )
+        if had not in (_NOBODY, self._id):  # it learns from this party's greeting that it is over
+            raise ConnectionResetError(f"{self._peer} has not ended its session of before yet")
         with self._changed:
-            self._peer_id = body
+            self._peer_id = theirs
             self._confirm(confirmed)
             self._written, self._told = confirmed, self._to_tell()
             self._wire = wire

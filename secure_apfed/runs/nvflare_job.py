@@ -17,7 +17,7 @@ from pathlib import Path
 from secure_apfed.errors import ConfigError
 from secure_apfed.names import check_name
 from secure_apfed.runs.nvflare_kits import allow_classes
-from secure_apfed.runs.nvflare_site import PARTY_FILE, Server, Site
+from secure_apfed.runs.nvflare_site import PARTY_FILE, SERVER, Server, Site
 
 try:
     from nvflare.collab.runtime.controller import CollabController
@@ -58,6 +58,8 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
             raise ConfigError(f"sites: {error}") from None
         if dotted := [site for site in sites if "." in site]:
             raise ConfigError(f"NVFlare takes no dots in names of sites; rename {dotted[0]}")
+        if SERVER in sites:
+            raise ConfigError(f"{SERVER} is the name of NVFlare's own; rename that party")
         super().__init__(job_of(name, parties))
 
 

@@ -4,7 +4,8 @@ Run by: NVFlare's job processes, which find these classes by name in the library
 there; no code travels. Each site plays the party whose file the site itself names, exactly as
 `secure-apfed party` does, and calls carry the frames, which are sealed between the two parties from
 their first proof on. The server starts the parties and waits for them. Of an error it learns who
-left, or the kind alone; the rest is in the party's own log.
+left, or the kind alone; the rest is in the party's own log. Protects from: other sites of the job,
+which start no party, and stop none whose links hold.
 """
 
 import contextlib
@@ -13,17 +14,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from protocols.errors import PartyLeftError
 from protocols.identity import Identity
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Transport
 from secure_apfed.exchange.calls import Calls
 from secure_apfed.exchange.linked import Linked
-from secure_apfed.exchange.sealed_connection import LocalEnd
+from secure_apfed.exchange.sealed_connection import LocalEnd, plain_text
 from secure_apfed.names import check_name
 from secure_apfed.regular_file import open_regular
 from secure_apfed.runs.connecting import Connect
@@ -39,12 +41,17 @@ except ImportError as error:
         "'secure-apfed[nvflare]'"
     ) from error
 
-__all__ = ["PARTY_FILE", "Server", "Site", "WrongSiteError"]
+__all__ = ["PARTY_FILE", "SERVER", "Server", "Site", "WrongSiteError"]
 
 PARTY_FILE = "SECURE_APFED_PARTY"
 """Variable of a site's environment: the path of its party's file; `{site}` stands for its name."""
 
+SERVER = "server"
+"""The name by which NVFlare's calls come from its server, and no site's."""
+
 _CALL_S = 15.0
+_OVER = "its part is over"
+_ENDED = "NVFlare ended the job: it was aborted, or a site of it is gone"
 _LONGEST_S = 3e7
 _LOOK_S, _GRACE_S = 0.2, 30.0  # parties hear of each other's end in much less
 _LOG = "log.txt"
@@ -60,15 +67,21 @@ class Site:
 
     def __init__(self, resume: bool = False) -> None:
         self._resume = resume
+        self._lock, self._played, self._playing, self._ended = threading.Lock(), False, False, ""
         self._calls: Calls | None = None
         self._stopped: dict[str, str] = {}
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def play(self) -> str:
-        """Play the party's part to its end; return how it failed, in words for all, or nothing."""
+        """Play the party's part to its end; return how it failed, in words for all, or nothing.
+
+        Raises:
+            WrongSiteError: somebody else than the server asks, or it asks again.
+        """
+        site: str = collab.site_name
+        self._require_first(site, collab.caller)
         # It says of every call that there was one.
         logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
-        site: str = collab.site_name
         peers = {one.name: one(timeout=_CALL_S) for one in collab.other_clients}
         ended = threading.Event()
         watch = (collab.context.abort_signal, ended)
@@ -82,9 +95,22 @@ class Site:
             self._tell(peers, told)
             return told
         finally:
+            self._playing = False
             ended.set()
         _LOGGER.info("%s: its party has ended", site)
+        self._tell(peers, _OVER)  # who would begin again waits for it in vain
         return ""
+
+    def _require_first(self, site: str, caller: str) -> None:
+        with self._lock:
+            if self._played or caller != SERVER:
+                raise WrongSiteError(f"{site}: its party is played once a job, by the server alone")
+            self._played = self._playing = True
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def playing(self) -> bool:
+        """Whether its party goes on; where nobody answers, the site is gone."""
+        return self._playing
 
     def _play(self, site: str, meet: Connect) -> None:
         folder: Path | None = None
@@ -93,7 +119,10 @@ class Site:
             told = PartyFile.read(file)
             _require_party(site, told.party)
             folder = told.folder
-            play_party(file, resume=self._resume, meet=meet, on_progress=_Epochs(site).tell)
+            play_party(
+                file, resume=self._resume, meet=meet, on_progress=_Epochs(site).tell,
+                on_restart=_telling_of_restarts(site, told.folder),
+            )  # fmt: skip
         except Exception as error:
             _write_log(folder, error)
             raise
@@ -101,26 +130,34 @@ class Site:
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def carry(self, name: bytes, number: int, frame: bytes) -> bool:
         """Take one frame of the calling site; see `Calls.take`."""
-        return self._calls is not None and self._calls.take(collab.caller, name, number, frame)
+        calls = self._calls  # another session may begin meanwhile
+        return calls is not None and calls.take(collab.caller, name, number, frame)
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def stopped(self, told: str) -> None:
-        """Hear that the party of the calling site has ended by an error; see `Calls.stopped`."""
-        self._stopped[collab.caller] = str(told)
-        if self._calls is not None:
-            self._calls.stopped(collab.caller, str(told))
+        """Hear that the party of the calling site has ended; see `Calls.stopped`."""
+        why = _one_line(told)
+        with self._lock:
+            self._stopped[collab.caller] = why
+            calls = self._calls
+        if calls is not None:
+            calls.stopped(collab.caller, why)
 
     def _tell(self, peers: Mapping[str, Any], told: str) -> None:
         """Tell all that this party has ended; who has a link to it heard so there, too."""
-        for peer in peers.values():
+
+        def tell(peer: Any) -> None:
             with contextlib.suppress(CollabCallError, RunAborted):
                 peer.stopped(told)
+
+        with ThreadPoolExecutor(max(1, len(peers))) as telling:
+            telling.map(tell, peers.values())
 
     def _meet(
         self, peers: Mapping[str, Any], told: PartyFile, identity: Identity,
         known: Mapping[str, bytes],
     ) -> Transport:  # fmt: skip
-        """Links to all peers by calls.
+        """Links to all peers by calls; those of a session before are closed.
 
         Raises:
             ConfigError: the party and its peers are not the sites of the job.
@@ -142,20 +179,35 @@ class Site:
             except RunAborted as error:
                 raise ConnectionAbortedError("NVFlare ended the job") from error
             except CollabCallError as error:
-                raise ConnectionError(f"a call to {peer} failed: {error.cause}") from error
+                why = _one_line(error.cause)
+                raise ConnectionError(f"a call to {peer} failed: {why}") from error
 
-        self._calls = Calls(me, carry)
-        for peer, why in [*self._stopped.items()]:
-            self._calls.stopped(peer, why)
+        calls = self._begin(Calls(me, carry))
         return Linked.meet(
-            told.party, self._calls.ways(), patience_s=told.reconnect_s, meet_s=told.meet_s
+            told.party, calls.ways(), patience_s=told.reconnect_s, meet_s=told.meet_s
         )
 
+    def _begin(self, calls: Calls) -> Calls:
+        """Connections of a new session, in place of those of the one before."""
+        with self._lock:
+            former, self._calls = self._calls, calls
+            stopped, ended = dict(self._stopped), self._ended
+        if former is not None:
+            former.end("its session is over")
+        for peer, why in stopped.items():
+            calls.stopped(peer, why)
+        if ended:
+            calls.end(ended)
+        return calls
+
     def _watch(self, aborted: Any, ended: threading.Event) -> None:
-        """End the party where NVFlare ends the job."""
+        """End the party where NVFlare ends the job; no session begins any more."""
         while not ended.wait(_LOOK_S):
-            if aborted.triggered and self._calls is not None:
-                self._calls.end("NVFlare ended the job: it was aborted, or a site of it is gone")
+            if aborted.triggered:
+                with self._lock:
+                    self._ended, calls = _ENDED, self._calls
+                if calls is not None:
+                    calls.end(_ENDED)
                 return
 
 
@@ -172,23 +224,33 @@ class Server:
         ended: dict[str, str] = {}
 
         def hear(call: Any, told: str) -> str:
-            ended[call.target_name.partition(".")[0]] = told
-            return told
+            ended[call.target_name.partition(".")[0]] = _one_line(told)
+            return ""
 
-        sites = collab.clients
+        sites, gone, ask_at = collab.clients, set[str](), float("inf")
         played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=hear).play()
-        deadline = float("inf")
-        while len(ended) + len(played.failures) < len(sites) and time.monotonic() < deadline:
+        while waited := [one for one in sites if one.name not in {*ended, *gone, *played.failures}]:
             if collab.is_aborted:
                 return
+            if time.monotonic() > ask_at:  # some go on without who failed
+                gone |= {one.name for one in waited if not _plays(one)}
+                ask_at = float("inf")
             if played.failures or any(ended.values()):
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
+                ask_at = min(ask_at, time.monotonic() + _GRACE_S)
             time.sleep(_LOOK_S)
         failed = {one.name: ended.get(one.name, "it was not heard of any more") for one in sites}
         if any(failed.values()):
             raise RuntimeError(
                 "; ".join(f"{site}: {told}" for site, told in failed.items() if told)
             )
+
+
+def _plays(site: Any) -> bool:
+    """Whether its party goes on, as far as the server can hear."""
+    try:
+        return site(timeout=_CALL_S).playing() is True
+    except (CollabCallError, RunAborted):
+        return False
 
 
 class WrongSiteError(ConfigError):
@@ -230,17 +292,36 @@ def _for_all(error: Exception) -> str:
     return f"{type(error).__name__}: {told}"
 
 
+def _one_line(told: object) -> str:
+    """What another site says, of which nothing is known: a line, and not a long one."""
+    return plain_text(str(told).encode("utf-8", "replace"))
+
+
+def _telling_of_restarts(site: str, folder: Path) -> Callable[[str], None]:
+    """Notes a new session where the end of a party is noted."""
+
+    def tell(why: str) -> None:
+        _LOGGER.warning("%s: %s", site, why)
+        _write_line(folder, why)
+
+    return tell
+
+
 def _write_log(folder: Path | None, error: Exception) -> None:
     """Keep the whole of an error in the party's own folder, or where this process writes."""
-    line = f"{type(error).__name__}: {error}\n"
+    line = f"{type(error).__name__}: {error}"
     if folder is None:
-        sys.stderr.write(line)
-        return
+        sys.stderr.write(f"{line}\n")
+    else:
+        _write_line(folder, line)
+
+
+def _write_line(folder: Path, line: str) -> None:
     with (
-        contextlib.suppress(OSError),
+        contextlib.suppress(OSError, CheckpointError),
         os.fdopen(open_regular(folder / _LOG, create=True), "a", encoding="utf-8") as log,
     ):
-        log.write(line)
+        log.write(f"{line}\n")
 
 
 class _Epochs:

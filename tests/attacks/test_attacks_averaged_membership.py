@@ -135,6 +135,7 @@ def test_elsewhere_needs_a_third_party() -> None:
     assert not any(result.applicable for result in results)
 
 
+@pytest.mark.slow
 def test_averaged_recurrent_networks_are_taken_as_they_are() -> None:
     results = attack(recording("s_fedmv"), candidates=40)
     assert len(results) == 6

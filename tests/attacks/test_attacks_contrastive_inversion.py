@@ -97,6 +97,7 @@ def _mount(recording: Any, opened: Any, **options: Any) -> Any:
     return mount(recording, [choice], seed=0, opened=opened)
 
 
+@pytest.mark.slow
 @pytest.mark.planted("contrastive_inversion")
 def test_a_single_passives_features_are_rebuilt_from_sums(make_recording: Any) -> None:
     recording = make_recording("nothing")

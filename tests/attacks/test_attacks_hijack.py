@@ -63,6 +63,7 @@ def _played(strength: float, epochs: int = 60) -> Any:
     return play_active(attack, _config(epochs), "passive-1", data=_data())
 
 
+@pytest.mark.slow
 @pytest.mark.planted("hijack")
 def test_a_passives_features_are_rebuilt_by_the_gradients_it_gets() -> None:
     hijacked, quiet = _played(1.0), _played(1e-9, 20)

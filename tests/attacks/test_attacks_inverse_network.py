@@ -76,6 +76,7 @@ def test_too_many_shadow_rows_are_a_reason_not_a_crash(make_recording: Any) -> N
     assert "lower shadow_rows" in result.reason
 
 
+@pytest.mark.slow
 def test_results_are_a_function_of_the_seed(leaking: Any) -> None:
     assert _mount(leaking, 1) == _mount(leaking, 1)
     assert _mount(leaking, 1) != _mount(leaking, 2)

@@ -20,6 +20,7 @@ def test_labels_are_read_out_of_a_leak(make_recording: Any) -> None:
     assert result.advantage > 0.2
 
 
+@pytest.mark.slow
 def test_without_a_leak_the_advantage_is_small(make_recording: Any) -> None:
     assert _mount(make_recording("nothing"), labels_per_class=4)[1].advantage < 0.1
 

@@ -48,6 +48,7 @@ def _mount(recording: Any, **options: Any) -> Any:
     return Trial(attack, recording, ("active",), "passive-1", seed=0).result()
 
 
+@pytest.mark.slow
 @pytest.mark.planted("unpaired_inversion")
 def test_features_are_found_without_a_pair(make_recording: Any) -> None:
     result = _mount(_recording(make_recording))

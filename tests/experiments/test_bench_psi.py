@@ -42,6 +42,7 @@ def test_rows_of_one_size() -> None:
     assert rows["ecdh/300"]["bytes"] == 2 * 300 * 32 + 300 * 16 + 150 * 4 + 4 * 22
 
 
+@pytest.mark.slow
 def test_absent_peers_are_rows_with_the_reason() -> None:
     rows = {row.case: row.as_json() for row in psi.measure(100, 1)}
     for case, module in (("openmined/100", "private_set_intersection"), ("spu-rr22/100", "spu")):
@@ -61,6 +62,7 @@ def test_without_crypten_its_case_is_a_row_with_the_reason(monkeypatch: pytest.M
     assert rows["circuit-crypten/100"]["reason"] == "install CrypTen"
 
 
+@pytest.mark.slow
 def test_a_peer_that_can_be_imported_is_measured_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

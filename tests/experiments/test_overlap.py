@@ -56,6 +56,7 @@ def test_lines_of_one_data_set(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_json_list_and_draws_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Links over calls that come in any order, late, twice, or not at all; no NVFlare is needed."""
 
+import contextlib
 import random
 import threading
 import time
@@ -12,6 +13,7 @@ from protocols.identity import fresh_identity
 from secure_apfed.exchange import Awaited, Kind
 from secure_apfed.exchange.calls import Calls, Carry
 from secure_apfed.exchange.linked import Linked
+from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd
 
 NAMES = ("ann", "bob")
@@ -25,6 +27,8 @@ class Lines:
         identities = {name: fresh_identity() for name in NAMES}
         self._chance, self.fails = random.Random(4), fails
         self.inversions, self._last = 0, 0
+        self.names: list[bytes] = []  # of connections, in the order in which they began
+        self.held_up = -1  # the number of a frame that is late by a second
         self.calls = {
             name: Calls(
                 LocalEnd(
@@ -39,7 +43,9 @@ class Lines:
 
     def carrying(self, caller: str) -> Carry:
         def carry(peer: str, name: bytes, number: int, frame: bytes) -> bool:
-            time.sleep(self._chance.random() * 0.004)
+            time.sleep(1.0 if number == self.held_up else self._chance.random() * 0.004)
+            if name not in self.names:
+                self.names.append(name)
             # The word that a connection is over gets through, unless nothing does.
             if (number >= 0 or self.fails == 1.0) and self._chance.random() < self.fails:
                 raise ConnectionError("a call failed")
@@ -141,3 +147,75 @@ def test_somebody_in_a_peers_name_changes_nothing(lines: Lines) -> None:
     assert lines.calls["ann"].take("bob", NAME, 0, b"no hello")
     lines.met["bob"].post("ann", b"after")
     assert lines.met["ann"].take(from_of("ann", "bob"), 30)[1] == b"after"
+
+
+@pytest.fixture
+def calm() -> Iterator[Lines]:
+    made = Lines()
+    made.meet(*NAMES)
+    yield made
+    made.close()
+
+
+def test_somebody_in_a_peers_name_cuts_no_connection(calm: Lines) -> None:
+    for stranger in range(9):
+        calm.calls["ann"].take("bob", bytes([stranger]) * 32, 0, b"no hello")
+    calm.met["bob"].post("ann", b"after")
+    assert calm.met["ann"].take(from_of("ann", "bob"), 30)[1] == b"after"
+    assert calm.calls["ann"].take("bob", calm.names[0], -1, b"")  # the connection is there yet
+    assert len({*calm.names} - {bytes([one]) * 32 for one in range(9)}) == 1
+
+
+def test_a_call_that_is_late_breaks_no_connection(calm: Lines) -> None:
+    calm.held_up = 20
+    for number in range(40):
+        calm.met["bob"].post("ann", bytes([number]))
+    came = [calm.met["ann"].take(from_of("ann", "bob"), 20)[1] for _ in range(40)]
+    assert came == [bytes([number]) for number in range(40)]
+    assert len(calm.names) == 1
+
+
+def test_what_nobody_reads_is_refused_soon() -> None:
+    lines = Lines()
+    ways = {name: lines.calls[name].ways() for name in NAMES}
+    made: dict[str, Connection] = {}
+    together([
+        lambda: made.update(bob=ways["bob"]["ann"]()),
+        lambda: made.update(ann=wait_for(ways["ann"]["bob"])),
+    ])  # fmt: skip
+    taken: list[bool] = []
+
+    def pour(number: int) -> None:
+        taken.append(lines.calls["ann"].take("bob", lines.names[0], number, b"unread"))
+
+    for number in range(2, 42):  # after the two of the proof
+        threading.Thread(target=pour, args=(number,), daemon=True).start()
+        time.sleep(0.01)
+    assert taken.count(True) < 8
+    assert taken.count(False) > 30
+    for connection in made.values():
+        connection.close()
+
+
+def wait_for(connect: Callable[[], Connection]) -> Connection:
+    while True:
+        with contextlib.suppress(TimeoutError):
+            return connect()
+
+
+def test_what_was_said_of_a_session_reaches_no_other() -> None:
+    lines = Lines()
+    lines.meet(*NAMES)
+    former, lines.calls = lines.calls, Lines().calls
+    for calls in former.values():
+        calls.end("its session is over")
+    assert not former["ann"].take("bob", lines.names[0], 2, b"late")
+    assert not former["ann"].take("bob", NAME, 0, b"late")
+    assert not lines.calls["ann"].take("bob", lines.names[0], 2, b"late")
+    lines.close()
+
+
+def test_who_is_not_in_the_session_stops_nobody() -> None:
+    ann = Lines().calls["ann"]
+    ann.stopped("eve", "out")
+    assert "out" not in repr(vars(ann))

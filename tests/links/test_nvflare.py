@@ -11,9 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,92 +23,15 @@ from secure_apfed.config.file import load_config, load_settings_text
 from secure_apfed.data import read_own
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs import run
-from secure_apfed.runs.folder import make_private
-from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import play_party
 from secure_apfed.runs.party_file import PartyFile
+from tests.links.jobs import OPEN, SHORT, WAIT, Job, job_of, needs_nvflare, wait_until
 from tests.local.processes import model_digests
-from tests.secure_apfed.small_runs import small_config
+from tests.local.test_local_harm import recovering
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
-needs_nvflare = pytest.mark.skipif(
-    importlib.util.find_spec("nvflare") is None,
-    reason="nvflare is missing: pip install 'secure-apfed[nvflare]'",
-)
-OPEN = {"guard": {"mechanism": "none", "noise": "reproducible_insecure"}}
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
-SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
-JOB = (
-    "import json, sys; from pathlib import Path;"
-    "from secure_apfed.runs.nvflare_job import simulate;"
-    "files, workspace, resume = json.loads(sys.argv[1]);"
-    "simulate({name: Path(file) for name, file in files.items()}, Path(workspace), resume=resume)"
-)
-
-
-class Job:
-    """Parties' folders, and a job that plays them.
-
-    Attributes:
-        files: by party.
-        workspace: of NVFlare's server and sites.
-    """
-
-    def __init__(self, config: Config, folder: Path) -> None:
-        self.run, self.workspace = folder / "run", folder / "nvflare"
-        make_private(self.run)
-        self.files = prepare_parties(config, self.run, over="nvflare", timeout_s=20)
-        for file in self.files.values():
-            file.write_text(file.read_text().replace("reconnect_s: 30.0", "reconnect_s: 3.0"))
-
-    def play(self, *, resume: bool = False, meanwhile: Callable[[], None] = lambda: None) -> int:
-        """Play to the end; return the exit code. Nothing of it is left."""
-        told = [{name: str(file) for name, file in self.files.items()}, str(self.workspace), resume]
-        process = subprocess.Popen(
-            [sys.executable, "-c", JOB, json.dumps(told)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        harm = threading.Thread(target=meanwhile)
-        harm.start()
-        try:
-            return process.wait(200)
-        finally:
-            process.kill()
-            for pid in self.processes():
-                os.kill(pid, signal.SIGKILL)
-            harm.join()
-
-    def processes(self, site: str = "") -> list[int]:
-        """Of this job's workspace, and of one site where one is named."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-            except OSError:
-                continue
-            of_site = not site or (
-                "--client" in words and words[words.index("--client") + 1] == site
-            )
-            if of_site and any(word.startswith(str(self.workspace)) for word in words):
-                found.append(int(entry.name))
-        return found
-
-    def said(self, name: str) -> str:
-        return (self.files[name].parent / "log.txt").read_text()
-
-    def log(self, site: str) -> Path:
-        """NVFlare's, of one site or of the server."""
-        return self.workspace / "secure-apfed" / site / "log.txt"
-
-    def nvflares(self) -> dict[Path, bytes]:
-        """All that NVFlare's server and sites wrote."""
-        return {path: path.read_bytes() for path in self.workspace.rglob("*") if path.is_file()}
-
-
-def job_of(folder: Path, method: str, **changes: Any) -> Job:
-    return Job(small_config(method, **{"train": SHORT, **changes}), folder)
 
 
 def secrets_of(job: Job) -> list[bytes]:
@@ -203,6 +124,63 @@ def test_a_site_that_is_killed_is_named_and_the_next_job_resumes(tmp_path: Path)
     assert "passive-1: it was not heard of any more" in log
     assert job.play(resume=True) == 0
     assert set(model_digests(job.run)) == {"active", "aggregator", "passive-1", "passive-2"}
+
+
+@needs_nvflare
+@pytest.mark.slow
+def test_all_wait_for_a_site_that_was_frozen_and_end_with_memorys_models(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "apfed_c", **OPEN, train={**SHORT, "epochs": 40}, rules=WAIT)
+    run(load_config(job.run / "config.yaml"), tmp_path / "memory")
+
+    def freeze() -> None:
+        metrics = job.run / "parties" / "active" / "metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3)
+        (pid,) = job.processes("passive-1")
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: "begins session 2 by itself" in job.said("active"))
+        os.kill(pid, signal.SIGCONT)
+
+    assert job.play(meanwhile=freeze) == 0
+    assert model_digests(job.run) == model_digests(tmp_path / "memory")
+    for name in job.files:
+        assert job.said(name).count("begins session 2 by itself") == 1, name
+        assert "begins session 3" not in job.said(name)
+    said = [job.said(name) for name in ("active", "aggregator", "passive-2")]
+    assert any("passive-1" in one for one in said)
+    assert not job.processes()
+
+
+@needs_nvflare
+@pytest.mark.slow
+def test_where_the_sum_recovers_the_others_go_on_without_a_site_that_was_frozen(
+    tmp_path: Path,
+) -> None:
+    rules = {"silent_passive": "recover", "patience_s": 8.0, "restarts": 1, "minimum_spread": 0.0}
+    config = recovering().model_dump(exclude_defaults=True)
+    config["train"] |= {"epochs": 80}
+    job = Job(Config.model_validate(config | {"rules": rules}), tmp_path)
+    for file in job.files.values():
+        file.write_text(file.read_text().replace("meet_s: 60.0", "meet_s: 15.0"))
+    metrics = job.run / "parties" / "active" / "metrics.jsonl"
+
+    def epochs() -> int:
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    def freeze() -> None:
+        wait_until(lambda: epochs() > 3)
+        (pid,) = job.processes("passive-2")
+        os.kill(pid, signal.SIGSTOP)
+        frozen = epochs()
+        wait_until(lambda: epochs() > frozen + 5)
+        os.kill(pid, signal.SIGCONT)
+
+    assert job.play(meanwhile=freeze) != 0
+    result = json.loads((job.run / "parties" / "active" / "result.json").read_bytes())
+    assert set(result["attendance"]["left"]) == {"passive-2"}
+    assert "passive-2 begins session 2 by itself" in job.said("passive-2")
+    assert not [name for name in job.files if name != "passive-2" and job.said(name)]
+    failed = re.findall(r"(\S+): PartyLeftError", job.nvflares()[job.log("server")].decode())
+    assert set(failed) == {"passive-2"}
 
 
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

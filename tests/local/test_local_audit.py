@@ -76,6 +76,7 @@ def test_a_killed_party_goes_on_in_its_log_and_all_agree_still(tmp_path: Path) -
     assert 0 < unreceived_of_every_link(tmp_path / "run") < 12
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
 def test_a_stopped_party_is_silent_in_the_views_of_those_who_wait_for_it(tmp_path: Path) -> None:
     config, folder = tmp_path / "run.yaml", tmp_path / "run"

@@ -163,6 +163,7 @@ def test_the_others_finish_when_some_are_killed(
     assert set(codes["codes"].values()) == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("passives", "victims"), [("abcd", "ac"), ("abcde", "bde")])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_all_stop_when_too_few_are_left(
