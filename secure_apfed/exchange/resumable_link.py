@@ -36,6 +36,7 @@ __all__ = ["MOST_FRAME", "Connection", "ResumableLink"]
 _FRAME = struct.Struct(">BQQ")
 _HELLO, _FIRST, _MORE, _RECEIPT, _GOODBYE = range(1, 6)
 _ID_BYTES = 32
+_NOBODY = bytes(_ID_BYTES)
 MOST_FRAME = _FRAME.size + MOST_PART
 """Bytes of the longest message that a connection has to carry."""
 
@@ -264,20 +265,24 @@ class ResumableLink:
 
     def _greet(self, wire: _Wire) -> None:
         """Tell and hear how many parts came; then begin to write what is lacking."""
-        hello = _FRAME.pack(_HELLO, 0, self._to_tell()) + self._id
+        known = self._peer_id or _NOBODY
+        hello = _FRAME.pack(_HELLO, 0, self._to_tell()) + self._id + known
         wire.connection.send_bytes(hello)
         if not wire.connection.poll(min(self._patience_s, _SILENT_S)):
             raise TimeoutError("no greeting")
         kind, _, confirmed, body = self._parse(wire.connection.recv_bytes())
-        if kind != _HELLO or len(body) != _ID_BYTES:
+        theirs, meant = body[:_ID_BYTES], body[_ID_BYTES:]
+        if kind != _HELLO or len(meant) != _ID_BYTES:
             raise RemoteProtocolError(f"{self._peer} began a connection without a greeting")
-        if self._peer_id not in (b"", body):
+        if self._peer_id not in (b"", theirs):
             raise RemoteProtocolError(
                 f"{self._peer} began anew: its process ended and was started again, and what was "
                 "under way is lost; start all parties again with a new session"
             )
+        if meant not in (_NOBODY, self._id):
+            raise ConnectionError(f"{self._peer} has not yet ended a session before this one")
         with self._changed:
-            self._peer_id = body
+            self._peer_id = theirs
             self._confirm(confirmed)
             self._written, self._told = confirmed, self._to_tell()
             self._wire = wire

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -89,6 +89,9 @@ class _Harmed:
         if self._harm.awaiting and self._sent > self._harm.at:
             self._harm.strike(self._folder)
         return self._transport.take(awaited, timeout_s)
+
+    def returned(self, names: Collection[str]) -> Collection[str]:
+        return self._transport.returned(names)
 
     def close(self) -> None:
         self._transport.close()

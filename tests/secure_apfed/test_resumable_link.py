@@ -207,7 +207,7 @@ def frame(kind: int, number: int, confirmed: int, body: bytes = b"") -> bytes:
     return struct.pack(">BQQ", kind, number, confirmed) + body
 
 
-HELLO = frame(1, 0, 0, bytes(32))
+HELLO = frame(1, 0, 0, bytes(64))
 
 
 def first(number: int, total: int, body: bytes = b"") -> bytes:
@@ -222,7 +222,7 @@ def first(number: int, total: int, body: bytes = b"") -> bytes:
         ([frame(9, 0, 0)], "shop sent a frame of kind 9"),
         ([frame(2, 0, 0)], "shop began a connection without a greeting"),
         ([frame(1, 0, 0)], "shop began a connection without a greeting"),
-        ([frame(1, 0, 3, bytes(32))], "shop confirms 3 parts, of which 0 were confirmed and 0"),
+        ([frame(1, 0, 3, bytes(64))], "shop confirms 3 parts, of which 0 were confirmed and 0"),
         ([HELLO, first(5, 1)], "shop sent part 5 after 0"),
         ([frame(5, 0, 0)], "shop began a connection without a greeting"),
         ([HELLO, HELLO], "shop sent part 0 after 0"),
@@ -251,7 +251,7 @@ def test_a_peer_whose_process_began_anew_ends_the_link() -> None:
         link = ResumableLink("shop", lambda: Client(listener.address), patience_s=5)
         for at in range(2):
             with listener.accept() as connection:
-                connection.send_bytes(frame(1, 0, 0, bytes([at]) * 32))
+                connection.send_bytes(frame(1, 0, 0, bytes([at]) * 32 + bytes(32)))
                 connection.recv_bytes()
         with pytest.raises(RemoteProtocolError, match="shop began anew: its process ended"):
             link.receive(10)
