@@ -257,6 +257,21 @@ def test_a_peer_whose_process_began_anew_ends_the_link() -> None:
             link.receive(10)
 
 
+def test_a_peer_that_is_in_a_session_before_this_one_is_waited_for() -> None:
+    with Listener(("localhost", 0)) as listener:
+        link = ResumableLink("shop", lambda: Client(listener.address), patience_s=5)
+        with listener.accept() as connection:
+            connection.send_bytes(frame(1, 0, 0, bytes([1]) * 32 + bytes([9]) * 32))
+            own = connection.recv_bytes()[-64:-32]
+            with pytest.raises(EOFError):
+                connection.recv_bytes()
+            assert not link.connected
+        with listener.accept() as connection:
+            connection.send_bytes(frame(1, 0, 0, bytes([2]) * 32 + own))
+            connection.send_bytes(first(0, 5, b"hello"))
+            assert link.receive(10) == b"hello"
+
+
 def test_who_sends_waits_for_who_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WINDOW", 3_000_000)
     monkeypatch.setattr(module, "_MOST_HELD", 3_500_000)
