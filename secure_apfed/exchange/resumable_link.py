@@ -3,8 +3,9 @@
 Run by: both ends, around any connection that keeps messages whole. The protocols above
 keep their state, so after a break they go on where they were. Messages travel in parts, and every
 part has a number; after each new connection both ends say which link they had met and how many
-parts they have, and send what the other lacks. An end that has nothing left to send and is closed says goodbye, and waits for that of
-the other. While there is nothing to send, signs of life go both ways.
+parts they have, and send what the other lacks. An end that has nothing left to send and is closed
+says goodbye, and waits for that of the other. While there is nothing to send, signs of life go both
+ways.
 Protects from: connections that break or hang, and a peer that sends more than anybody reads: what
 waits here is bounded, and checked before memory is taken. Not from a process that ends, and from
 no attacker: `connect` must give an authenticated and encrypted connection to the same peer each

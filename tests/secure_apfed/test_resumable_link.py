@@ -270,6 +270,7 @@ def test_a_peer_that_is_in_a_session_before_this_one_is_waited_for() -> None:
             connection.send_bytes(frame(1, 0, 0, bytes([2]) * 32 + own))
             connection.send_bytes(first(0, 5, b"hello"))
             assert link.receive(10) == b"hello"
+            link.close(0.1, linger_s=0.1)
 
 
 def test_who_sends_waits_for_who_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
