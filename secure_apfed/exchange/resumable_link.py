@@ -280,7 +280,7 @@ class ResumableLink:
                 "under way is lost; start all parties again with a new session"
             )
         if had not in (_NOBODY, self._id):  # it learns from this party's greeting that it is over
-            raise ConnectionResetError(f"{self._peer} has not ended its session of before yet")
+            raise ConnectionResetError(f"{self._peer} has not yet ended a session before this one")
         with self._changed:
             self._peer_id = theirs
             self._confirm(confirmed)
