@@ -6,7 +6,7 @@ only carries frames, and tells a waiting script when a party left.
 
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, Self, TypeVar
 
 from protocols.errors import LocalProtocolError, PartyLeftError
@@ -31,6 +31,13 @@ class Transport(Protocol):
 
         Raises:
             PartyLeftError: fewer of them than `awaited.least` are there still, or nothing came.
+        """
+        ...
+
+    def returned(self, names: Collection[str]) -> Collection[str]:
+        """Those of these peers, who left, that wait for a new session; none is heard in this one.
+
+        Some transports find out in the background, from the first time that they are asked.
         """
         ...
 

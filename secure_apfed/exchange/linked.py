@@ -6,9 +6,10 @@ patience has left.
 """
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Self
 
 from protocols.errors import PartyLeftError, RemoteProtocolError
@@ -19,6 +20,8 @@ from secure_apfed.exchange.silence import Silence
 __all__ = ["Linked"]
 
 _FLUSH_S, _LINGER_S = 5.0, 2.0
+_GREETING_S, _LOOK_AGAIN_S = 2.0, 2.0
+_PRESENT_S = 15.0  # for so long after its greeting a peer is taken to wait still
 
 
 class Linked:
@@ -36,7 +39,8 @@ class Linked:
         self, me: str, connect: Mapping[str, Callable[[], Connection]], *,
         patience_s: float, meet_s: float, end: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        self._me, self._end = me, end
+        self._me, self._connect, self._end = me, connect, end
+        self._lookouts: dict[str, _Lookout] = {}
         self._news = threading.Event()
         self._links = {
             peer: ResumableLink(
@@ -80,6 +84,8 @@ class Linked:
 
     def post(self, receiver: str, frame: bytes) -> None:
         """Send a frame; whether it arrives shows in what comes back."""
+        if receiver in self._lookouts:
+            return  # its link is over
         try:
             self._links[receiver].send(frame)
         except RemoteProtocolError:
@@ -104,9 +110,21 @@ class Linked:
                 return first, self._links[first].receive(0.0)
             self._news.wait(self._silence.bear(awaited, timeout_s, deadline=deadline))
 
+    def returned(self, names: Collection[str]) -> list[str]:
+        """Those that were there lately, ready to greet; looked for since they were first asked for.
+
+        Their links are over from then on.
+        """
+        for name in set(names) - set(self._lookouts):
+            self._lookouts[name] = _Lookout(self._connect[name], self._links[name])
+        return [name for name in names if self._lookouts[name].found]
+
     def close(self) -> None:
         """Let the peers have what was sent, and end; waits a few seconds at most."""
-        closing = [threading.Thread(target=_close, args=(link,)) for link in self._links.values()]
+        closing = [threading.Thread(target=_close, args=(link,))
+                   for name, link in self._links.items() if name not in self._lookouts]  # fmt: skip
+        for lookout in self._lookouts.values():
+            lookout.end()
         for thread in closing:
             thread.start()
         for thread in closing:
@@ -117,3 +135,45 @@ class Linked:
 def _close(link: ResumableLink) -> None:
     with contextlib.suppress(RemoteProtocolError):  # whoever lacks something was waited for
         link.close(_FLUSH_S, linger_s=_LINGER_S)
+
+
+class _Lookout:
+    """Finds out whether a peer is there again that a session goes on without.
+
+    It comes as to any session: a connection that is proven, on which it greets. That connection is
+    closed; the next session makes its own.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], link: ResumableLink) -> None:
+        self._connect, self._link = connect, link
+        self._ended, self._greeted = threading.Event(), -math.inf
+        threading.Thread(target=self._look, daemon=True).start()
+
+    @property
+    def found(self) -> bool:
+        """Whether it was there lately."""
+        return time.monotonic() < self._greeted + _PRESENT_S
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    def _look(self) -> None:
+        _close(self._link)  # it is told that it was left out, if its process lives
+        while not self._ended.is_set():
+            if self._greets():
+                self._greeted = time.monotonic()
+            self._ended.wait(_LOOK_AGAIN_S)
+
+    def _greets(self) -> bool:
+        try:
+            connection = self._connect()
+            try:
+                if not connection.poll(_GREETING_S):
+                    return False
+                connection.recv_bytes()
+                return not connection.poll(0.0)  # whoever is there waits for an answer
+            finally:
+                connection.close()
+        except (OSError, EOFError, RemoteProtocolError):
+            return False

@@ -107,7 +107,7 @@ class ResumableLink:
         self._unconfirmed_bytes = 0
         self._confirmed = self._written = self._received = self._told = 0
         self._wire: _Wire | None = None
-        self._failure = self._trouble = ""
+        self._failure = self._trouble = self._refusal = ""
         self._closing = self._ended = self._heard_goodbye = False
         threading.Thread(target=self._read_on, daemon=True).start()
 
@@ -244,7 +244,7 @@ class ResumableLink:
                     elif time.monotonic() > deadline - self._patience_s + _SILENT_S:
                         raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
-                self._trouble = str(error) or type(error).__name__
+                self._note(error)
                 if self._heard_goodbye:
                     self._fail(f"{self._peer} closed its link")
                 elif time.monotonic() > deadline:
@@ -255,6 +255,13 @@ class ResumableLink:
                 self._fail(str(error))
             if wire is not None:
                 self._leave(wire)
+
+    def _note(self, error: Exception) -> None:
+        """Keep why it broke; a refusal says more than that the attempt after it broke."""
+        told = str(error) or type(error).__name__
+        if isinstance(error, ConnectionRefusedError):
+            self._refusal = told
+        self._trouble = self._refusal or told
 
     def _gone(self) -> str:
         if not self.connected:
@@ -280,9 +287,9 @@ class ResumableLink:
                 "under way is lost; start all parties again with a new session"
             )
         if had not in (_NOBODY, self._id):  # it learns from this party's greeting that it is over
-            raise ConnectionResetError(f"{self._peer} has not ended its session of before yet")
+            raise ConnectionResetError(f"{self._peer} has not yet ended a session before this one")
         with self._changed:
-            self._peer_id = theirs
+            self._peer_id, self._refusal = theirs, ""
             self._confirm(confirmed)
             self._written, self._told = confirmed, self._to_tell()
             self._wire = wire

@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Self
 
 import msgpack
@@ -26,7 +26,7 @@ from protocols.randomness import fresh_key
 from secure_apfed.exchange.links import Awaited, Frame
 from secure_apfed.exchange.silence import Silence
 
-__all__ = ["Address", "Sockets", "listen_at", "listens", "parse_address"]
+__all__ = ["Address", "Sockets", "listen_at", "parse_address"]
 
 Address = tuple[str, int]
 """Host and port."""
@@ -57,8 +57,7 @@ def listen_at(address: Address) -> socket.socket:
     return socket.create_server(address, backlog=_MOST_STRANGERS)
 
 
-def listens(address: Address) -> bool:
-    """Whether somebody listens there now; whoever it is proves who it is when the parties meet."""
+def _listens(address: Address) -> bool:
     try:
         socket.create_connection(address, timeout=_KNOCK_S).close()
     except OSError:
@@ -72,10 +71,14 @@ class Sockets:
     Args:
         me: the party.
         connections: by peer, open.
+        addresses: by peer, where those listen that wait for a session.
     """
 
-    def __init__(self, me: str, connections: Mapping[str, socket.socket]) -> None:
-        self._me = me
+    def __init__(
+        self, me: str, connections: Mapping[str, socket.socket],
+        addresses: Mapping[str, Address] | None = None,
+    ) -> None:  # fmt: skip
+        self._me, self._addresses = me, addresses or {}
         self._selector = selectors.DefaultSelector()
         self._peers = {name: _Peer(name, one) for name, one in connections.items()}
         for peer in self._peers.values():
@@ -121,7 +124,7 @@ class Sockets:
             raise
         finally:
             listener.close()
-        return cls(me, connections)
+        return cls(me, connections, addresses)
 
     def post(self, receiver: str, frame: bytes) -> None:
         """Send a frame; whether it arrives shows in what comes back.
@@ -153,6 +156,11 @@ class Sockets:
                 first = min(waiting, key=lambda peer: peer.inbox[0][0])
                 return first.name, self._hand_over(first)
             self._read(self._silence.bear(awaited, timeout_s, deadline=deadline))
+
+    def returned(self, names: Collection[str]) -> list[str]:
+        """Those at whose address somebody listens; who it is shows when the parties meet."""
+        found = {name: self._addresses[name] for name in names if name in self._addresses}
+        return [name for name, address in found.items() if _listens(address)]
 
     def _read(self, timeout_s: float) -> None:
         """Read what there is, and wait for something where there is nothing."""

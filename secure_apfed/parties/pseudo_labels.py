@@ -75,11 +75,11 @@ class PseudoLabelActive(Party):
         return np.asarray(opened_BC + share * self.view.scores(rows_B.numpy()))
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"z": torch.from_numpy(self.common_NC), **self.view.tensors()}
+        return _state(self.view, common=torch.from_numpy(self.common_NC))
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self.common_NC = tensors["z"].numpy().copy()
-        self.view.load_tensors(tensors)
+        self.common_NC = tensors["pseudo_labels.common"].numpy().copy()
+        _restore(self.view, tensors)
 
 
 class PseudoLabelPassive(Party):
@@ -136,13 +136,24 @@ class PseudoLabelPassive(Party):
         return rows_B, common_BC
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.view.tensors() | prefixed("allowance", self._allowance.tensors())
+        return _state(self.view) | prefixed("allowance", self._allowance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        self.view.load_tensors(tensors)
+        _restore(self.view, tensors)
         self._allowance.load_tensors(without_prefix("allowance", tensors))
         self._gate.last = last_step
+
+
+def _state(view: ViewModel, **labels: Tensor) -> dict[str, Tensor]:
+    """Of a view; what counts by position of the alignment stands apart from the weights."""
+    of_view = view.tensors()
+    labels["own"] = of_view.pop("labels")
+    return of_view | prefixed("pseudo_labels", labels)
+
+
+def _restore(view: ViewModel, tensors: Mapping[str, Tensor]) -> None:
+    view.load_tensors({**tensors, "labels": tensors["pseudo_labels.own"]})
 
 
 def read_request(envelope: Envelope, terms: RepresentationTerms) -> tuple[Tensor, Floats | None]:

@@ -24,7 +24,6 @@ from secure_apfed.exchange import (
     Transport,
     play_one,
 )
-from secure_apfed.exchange.sockets import listens, parse_address
 from secure_apfed.methods import (
     METHODS,
     Own,
@@ -101,7 +100,7 @@ def _play(
     """Play one session; `restarts`: how many more this party may begin by itself."""
     folder = RunFolder(told.folder)
     if here.role == "active":
-        absent = _Absent(here.links, told) if restarts else lambda names: ()
+        absent = _Absent(here.links, here.transport) if restarts else lambda names: ()
         script = _active(here, folder, on_progress, absent)
     else:
         method = METHODS[here.own.config.method]
@@ -112,26 +111,17 @@ def _play(
 
 
 class _Absent:
-    """The passives that a session goes on without: told so once, and looked for at checkpoints.
+    """The passives that a session goes on without: told so once, and looked for at checkpoints."""
 
-    Who has no address, and dials, is not found: it comes back with the next session.
-    """
+    def __init__(self, links: Links, transport: Transport) -> None:
+        self._links, self._transport, self._dismissed = links, transport, set[str]()
 
-    def __init__(self, links: Links, told: PartyFile) -> None:
-        self._links, self._dismissed = links, set[str]()
-        self._addresses = {
-            name: parse_address(peer.address)
-            for name, peer in told.peers.items()
-            if peer.address is not None
-        }
-
-    def __call__(self, names: Collection[str]) -> list[str]:
+    def __call__(self, names: Collection[str]) -> Collection[str]:
         """Those of these passives that wait for the others."""
         for name in set(names) - self._dismissed:
             self._dismissed.add(name)
             self._links.dismiss(name, f"{name} fell silent, and the session went on without it")
-        found = {name: self._addresses[name] for name in names if name in self._addresses}
-        return [name for name, address in found.items() if listens(address)]
+        return self._transport.returned(names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ from secure_apfed.runs.spending import ReleaseMeter, worst_of
 __all__ = ["PartyEnd", "PartyFolder", "PartyKeeper", "only_here", "resumable"]
 
 _KEY_BYTES_AT_MOST = 4096
-_BY_POSITION = ("allowance.", "guard.")
+_BY_POSITION = ("allowance.", "guard.", "pseudo_labels.")
 
 
 class PartyEnd(Written):

@@ -135,18 +135,20 @@ def connect_proxy() -> Iterator[tuple[int, list[str]]]:
                 end.shutdown(socket.SHUT_RDWR)
 
     def join(came: socket.socket) -> None:
-        head = b""
-        while not head.endswith(b"\r\n\r\n"):
-            head += came.recv(1)
-        asked.append(head.split(b" ")[1].decode())
-        host, _, port = asked[-1].rpartition(":")
-        with came, socket.create_connection((host, int(port)), 5) as there:
-            there.settimeout(None)
-            came.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            back = threading.Thread(target=carry, args=(there, came), daemon=True)
-            back.start()
-            carry(came, there)
-            back.join()
+        # Where nobody listens yet, the connection ends, and who dials tries again.
+        with came, contextlib.suppress(OSError):
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):
+                head += came.recv(1) or b"\r\n\r\n"
+            asked.append(head.split(b" ")[1].decode())
+            host, _, port = asked[-1].rpartition(":")
+            with socket.create_connection((host, int(port)), 5) as there:
+                there.settimeout(None)
+                came.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                back = threading.Thread(target=carry, args=(there, came), daemon=True)
+                back.start()
+                carry(came, there)
+                back.join()
 
     def serve() -> None:
         with contextlib.suppress(OSError):

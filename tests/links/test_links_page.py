@@ -41,6 +41,7 @@ def test_what_the_page_says_people_read_is_what_the_source_says() -> None:
         "nobody listens there", "its certificate has expired", "it ended the connection; where",
         "that is not in tls.ca", "its certificate has another name",
         "does not fit the key by which it is known",
+        "has not yet ended a session before this one",
         "began anew: its process ended and was started again", "was altered, lost or repeated on",
     ):  # fmt: skip
         assert words in PAGE

@@ -14,7 +14,7 @@ from secure_apfed.data import load_data, pack_own
 from secure_apfed.exchange.certificates import Credentials
 from secure_apfed.exchange.grpc_link import GrpcConnection
 from secure_apfed.exchange.relay import Relay
-from tests.links.test_links_equal import parties_of
+from tests.links.test_links_equal import config_of
 from tests.local.processes import Parties
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -47,8 +47,7 @@ def test_a_relay_reads_nothing_of_a_run(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(GrpcConnection, "recv_bytes", recorded)
     monkeypatch.setattr("tests.local.processes.relaying", lambda files: contextlib.nullcontext())
-    plain = parties_of("ckks", tmp_path / "run", "relay")
-    parties = Watched(plain.config, tmp_path / "run", over="relay")
+    parties = Watched(config_of("ckks"), tmp_path / "run", over="relay")
     said = parties.play()
     parties.relay.close()
     assert not {name: one for name, one in said.items() if one["kind"]}

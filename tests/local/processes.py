@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -24,7 +24,19 @@ from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import PartyFile, play_party
 from secure_apfed.runs.trial_links import Way, relaying
 
-__all__ = ["Harm", "Parties", "kind_of", "model_digests"]
+__all__ = [
+    "PHASES",
+    "Harm",
+    "Impatient",
+    "Parties",
+    "hidden_files",
+    "kind_of",
+    "model_digests",
+    "nobody_failed",
+    "the_others_say_who_and_when",
+]
+
+PHASES = {"agreement", "alignment", "set-up", "training", "checkpoint"}
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # The last is what an optimiser of torch imports when it is first made, for three seconds.
@@ -89,6 +101,9 @@ class _Harmed:
         if self._harm.awaiting and self._sent > self._harm.at:
             self._harm.strike(self._folder)
         return self._transport.take(awaited, timeout_s)
+
+    def returned(self, names: Collection[str]) -> Collection[str]:
+        return self._transport.returned(names)
 
     def close(self) -> None:
         self._transport.close()
@@ -254,6 +269,36 @@ class Parties:
                 said[name] = json.loads((self.run.party(name) / "said.json").read_bytes())
         assert set(said) == set(names)
         return said
+
+
+class Impatient(Parties):
+    """Parties that soon give up, between machines, on one that is gone."""
+
+    def prepared(self, files: Mapping[str, Path]) -> None:
+        for file in files.values():
+            file.write_text(file.read_text().replace("reconnect_s: 30.0", "reconnect_s: 3.0"))
+
+
+def hidden_files(run: Path) -> list[Path]:
+    """What was begun and is in no place yet."""
+    return [path for path in run.rglob(".*") if path.name != ".lock" and path.is_file()]
+
+
+def nobody_failed(said: dict[str, dict[str, Any]]) -> None:
+    assert not {name: one for name, one in said.items() if one["kind"]}
+
+
+def the_others_say_who_and_when(said: dict[str, dict[str, Any]], harmed: str) -> None:
+    """Each names the party and the phase, and all have ended within ten seconds of the first."""
+    ended = [one["at"] for one in said.values() if one["kind"]]
+    assert max(ended, default=0.0) - min(ended, default=0.0) < 10
+    for name, one in said.items():
+        if one["kind"] is None:
+            # A dealer is done before training, and an end may have been told to some already.
+            continue
+        assert one["kind"] in ("PartyLeftError", "RunStoppedError"), (name, one)
+        assert harmed in one["message"], (name, one)
+        assert any(f"{phase}: " in one["message"] for phase in PHASES), (name, one)
 
 
 def model_digests(run: Path) -> dict[str, str]:

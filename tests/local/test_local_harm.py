@@ -13,7 +13,7 @@ import pytest
 
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
-from tests.local.processes import Harm, Parties, model_digests
+from tests.local.processes import Harm, Parties, model_digests, the_others_say_who_and_when
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -54,7 +54,6 @@ STOPPED = [
 ]  # fmt: skip
 # Nobody waits for them any more.
 ENDED_BY_THEN = {("active", Kind.END), ("dealer", Kind.READY)}
-PHASES = {"agreement", "alignment", "set-up", "training", "checkpoint"}
 
 
 def config_of() -> Config:
@@ -80,19 +79,6 @@ def test_every_kind_of_message_of_every_role_is_harmed_once(whole: Path) -> None
             sent.add((flow["sender"], Kind(flow["kind"])))
     sent = {(name, kind) for name, kind in sent if name != "passive-2"} | {("active", Kind.END)}
     assert sent == set(SENT)
-
-
-def the_others_say_who_and_when(said: dict[str, dict[str, Any]], harmed: str) -> None:
-    """Each names the party and the phase, and all have ended within ten seconds of the first."""
-    ended = [one["at"] for one in said.values() if one["kind"]]
-    assert max(ended, default=0.0) - min(ended, default=0.0) < 10
-    for name, one in said.items():
-        if one["kind"] is None:
-            # A dealer is done before training, and an end may have been told to some already.
-            continue
-        assert one["kind"] in ("PartyLeftError", "RunStoppedError"), (name, one)
-        assert harmed in one["message"], (name, one)
-        assert any(f"{phase}: " in one["message"] for phase in PHASES), (name, one)
 
 
 @pytest.mark.parametrize(("name", "kind"), SENT)

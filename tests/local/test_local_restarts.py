@@ -18,8 +18,8 @@ import pytest
 
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
-from tests.local.processes import Harm, Parties, model_digests
-from tests.local.test_local_harm import PHASES, SENT, config_of, recovering, whole
+from tests.local.processes import PHASES, Harm, Parties, model_digests, nobody_failed
+from tests.local.test_local_harm import SENT, config_of, recovering, whole
 
 __all__ = ["whole"]  # a fixture
 
@@ -38,10 +38,6 @@ UNMISSED = {("dealer", Kind.READY), ("active", Kind.END)}
 def changed(config: Config, rules: dict[str, Any]) -> Config:
     whole_rules = config.rules.model_dump(exclude_defaults=True) | rules
     return Config.model_validate(config.model_dump() | {"rules": whole_rules})
-
-
-def nobody_failed(said: dict[str, dict[str, Any]]) -> None:
-    assert not {name: one for name, one in said.items() if one["kind"]}
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,20 @@ import pytest
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
 from secure_apfed.runs import run
-from tests.local.processes import Harm, Parties, model_digests
-from tests.local.test_local_harm import TRAIN, config_of, the_others_say_who_and_when, whole
-from tests.local.test_local_restarts import nobody_failed
+from tests.local.processes import (
+    Harm,
+    Parties,
+    hidden_files,
+    model_digests,
+    nobody_failed,
+    the_others_say_who_and_when,
+)
+from tests.local.test_local_harm import TRAIN, config_of, whole
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 __all__ = ["whole"]  # a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
-
-
-def hidden_files(run: Path) -> list[Path]:
-    return [path for path in run.rglob(".*") if path.name != ".lock" and path.is_file()]
 
 
 @pytest.mark.parametrize("moment", ["torn", "whole", "in place"])

@@ -1,7 +1,7 @@
 """A party's links: sealed, in order, one session, and nothing but what its role waits for."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -335,6 +335,9 @@ def test_a_unit_of_patience_is_what_the_contract_says() -> None:
             raise PartyLeftError("nothing came", left=awaited.senders)
 
         def post(self, receiver: str, frame: bytes) -> None: ...
+
+        def returned(self, names: Collection[str]) -> Collection[str]:
+            return ()
 
         def close(self) -> None: ...
 

@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -56,6 +57,9 @@ class Scripted:
         if isinstance(answer, PartyLeftError):
             raise answer
         return answer
+
+    def returned(self, names: Collection[str]) -> Collection[str]:
+        return ()
 
     def close(self) -> None: ...
 

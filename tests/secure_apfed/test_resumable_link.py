@@ -267,7 +267,7 @@ def test_a_link_waits_until_the_peers_link_of_a_session_before_has_ended() -> No
             with pytest.raises(EOFError):  # and no more
                 connection.recv_bytes()
         assert not link.connected
-        assert "has not ended its session of before" in link.state
+        assert "has not yet ended a session before this one" in link.state
         with listener.accept() as connection:
             connection.send_bytes(frame(1, 0, 0, bytes([2]) * 32 + bytes(32)))
             connection.send_bytes(first(0, 5, b"again"))
