@@ -4,7 +4,7 @@ Run by: whoever owns a transport. A role says what it wants to send (`Outgoing`)
 caller carries the bytes, authenticated and in order, and hands over what arrives.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -26,14 +26,16 @@ class Conversation(Protocol):
     """One role's side of an interactive protocol.
 
     `start` is called once, before any `receive`. `receive` raises
-    `RemoteProtocolError` on a message that is malformed, unexpected or repeated.
+    `RemoteProtocolError` on a message that is malformed, unexpected or repeated. What they return
+    is read to its end before the next call, each message sent as it comes: a role may go on
+    computing for the ones after it.
     """
 
-    def start(self) -> Sequence[Outgoing]:
+    def start(self) -> Iterable[Outgoing]:
         """Return the opening messages of this role (possibly none)."""
         ...
 
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         """Take one message from `sender`; return the answers that it calls for."""
         ...
 

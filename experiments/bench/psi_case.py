@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -87,13 +87,12 @@ class _Counted:
     def finished(self) -> bool:
         return bool(self.role.finished)
 
-    def start(self) -> list[Any]:
+    def start(self) -> Iterator[Any]:
         return self._count(self.role.start())
 
-    def receive(self, sender: str, body: bytes) -> list[Any]:
+    def receive(self, sender: str, body: bytes) -> Iterator[Any]:
         """Hand on what the role waits for: what came too early did not keep others waiting."""
         self._came[sender].append(body)
-        sent: list[Any] = []
         while not self.finished:
             awaited = getattr(self.role, "awaited", [sender])
             if not all(self._came[peer] for peer in awaited):
@@ -101,14 +100,14 @@ class _Counted:
             for peer in awaited:
                 body = self._came[peer].popleft()
                 self.round = max(self.round, int.from_bytes(body[:_ROUND_BYTES], "big"))
-                sent += self._count(self.role.receive(peer, body[_ROUND_BYTES:]))
-        return sent
+                yield from self._count(self.role.receive(peer, body[_ROUND_BYTES:]))
 
-    def _count(self, messages: Iterable[Any]) -> list[Any]:
+    def _count(self, messages: Iterable[Any]) -> Iterator[Any]:
         """Note their bytes, and that they waited for all that came so far."""
-        messages, head = list(messages), (self.round + 1).to_bytes(_ROUND_BYTES, "big")
-        self.bytes += sum(len(message.body) for message in messages)
-        return [replace(message, body=head + message.body) for message in messages]
+        head = (self.round + 1).to_bytes(_ROUND_BYTES, "big")
+        for message in messages:
+            self.bytes += len(message.body)
+            yield replace(message, body=head + message.body)
 
 
 def _floor_seconds(size: int) -> float:

@@ -5,8 +5,9 @@ protocol. A script yields a `Turn` (what to send, whose answers it needs), is re
 one message of each of these parties, and returns its outcome.
 """
 
+import itertools
 from collections import deque
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocols.conversation import Outgoing
@@ -53,15 +54,15 @@ class ScriptedRole(ResultHolder):
         """The parties that the script waits for: the next message of each is its next step."""
         return self._awaited
 
-    def start(self) -> Sequence[Outgoing]:
-        """Run the script up to its first turn."""
+    def start(self) -> Iterable[Outgoing]:
+        """Run the script up to its first turn, and on where that awaits nobody."""
         self._fork_check.require()
         if self._started:
             raise LocalProtocolError(f"{self._me}: an intersection is started once")
         self._started = True
         return self._run(None)
 
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         """Keep a message until the script waits for it; run the script as far as it goes."""
         self._fork_check.require()
         if not self._started:
@@ -81,11 +82,13 @@ class ScriptedRole(ResultHolder):
     def _taken(self) -> Mapping[str, bytes]:
         return {peer: self._inbox[peer].popleft() for peer in self._awaited}
 
-    def _run(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
-        sent = list(self._resume(messages))
+    def _run(self, messages: Mapping[str, bytes] | None) -> Iterable[Outgoing]:
+        """Up to the next turn at once; what need not wait follows as the messages are read."""
+        return itertools.chain(self._resume(messages), self._rest())
+
+    def _rest(self) -> Iterator[Outgoing]:
         while not self.finished and all(self._inbox[peer] for peer in self._awaited):
-            sent += self._resume(self._taken())
-        return sent
+            yield from self._resume(self._taken())
 
     def _resume(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
         self._failed = True  # unless the script gets to its next turn or its end

@@ -8,7 +8,7 @@ from what a receiver refuses.
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -89,10 +89,10 @@ class DescribedSum:
 class NoSetup:
     """The conversation of a role that needs no setup message."""
 
-    def start(self) -> Sequence[Outgoing]:
+    def start(self) -> Iterable[Outgoing]:
         return ()
 
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         raise RemoteProtocolError(f"{sender} sent {len(body)} bytes of setup, but none is expected")
 
     @property
@@ -112,10 +112,10 @@ class Role(KeepsSecrets):
         self._frames = frames
         self._setup = setup
 
-    def start(self) -> Sequence[Outgoing]:
+    def start(self) -> Iterable[Outgoing]:
         return self._setup.start()
 
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         return self._setup.receive(sender, body)
 
     @property
@@ -212,7 +212,7 @@ class OneRefusalReceiver(Role, ABC):
         self._sum = described
         super().__init__(frames, setup)
 
-    def start(self) -> Sequence[Outgoing]:
+    def start(self) -> Iterable[Outgoing]:
         self._require_no_refusal()
         return super().start()
 

@@ -19,7 +19,7 @@ is above `buckets.BUCKET_IDS`. Memory is that of one bucket, plus 8 bytes for ea
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -471,10 +471,10 @@ class _Checked:
     ) -> None:
         self._role, self._awaited, self._require_same = role, dict(lengths), require_same
 
-    def start(self) -> Sequence[Outgoing]:
+    def start(self) -> Iterable[Outgoing]:
         return self._role.start()
 
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         if sender in self._awaited:
             length = self._awaited.pop(sender)
             if len(body) != length:

@@ -10,7 +10,7 @@ parts (see `secure_apfed.exchange.parts`), and signs of life are heard while a r
 """
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -274,7 +274,7 @@ class Links:
             RemoteProtocolError: a peer fell silent, or sent what the protocol does not allow.
         """
 
-        def send(messages: Sequence[Outgoing]) -> None:
+        def send(messages: Iterable[Outgoing]) -> None:
             for message in messages:
                 if message.receiver not in peers:
                     raise LocalProtocolError(

@@ -1,6 +1,6 @@
 """An aggregator that alters sums and sees which of them the receiver takes: a reaction attack."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +29,10 @@ class Rearmed:
     def finished(self) -> bool:
         return self._receiver.finished
 
-    def start(self) -> Sequence[Outgoing]:
+    def start(self) -> Iterable[Outgoing]:
         return self._receiver.start()
 
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         return self._receiver.receive(sender, body)
 
     def decode(self, combined: bytes, shape: tuple[int, int], bound: StepBinding) -> Any:

@@ -115,7 +115,7 @@ def test_rounds_do_not_depend_on_who_is_slow() -> None:
             return [Outgoing(f"answer to {sender}", b"")]
 
     counted = psi_case._Counted(Slow())
-    assert counted.receive("hub", b"\0\0\0\7") == []
+    assert list(counted.receive("hub", b"\0\0\0\7")) == []
     first, second = counted.receive("dealer", b"\0\0\0\6")
     assert (first.receiver, first.body) == ("answer to dealer", b"\0\0\0\7")
     assert (second.receiver, second.body) == ("answer to hub", b"\0\0\0\x08")

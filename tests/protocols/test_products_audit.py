@@ -331,7 +331,7 @@ def test_mutated_messages_of_an_audit() -> None:
         commitment = played.receiver.commitment()
         attempt(played.sum.contributor("passive_1").toss, commitment)
         coins = {"passive_1": one.toss(commitment), "passive_2": two.toss(commitment)}
-        promise = coins["passive_2"].start()[0].body
+        promise = next(iter(coins["passive_2"].start())).body
         attempt(partial(coins["passive_1"].receive, "passive_2"), promise)
         told = honest.contributors["passive_1"].challenge()
         attempt(partial(told_by_all, played), told)

@@ -36,7 +36,7 @@ def test_requests_that_are_none() -> None:
     seed, key, *encrypted = parts(played)
     other = ProductParties(agreement(bits=15)).receiver.request()
     session = ProductParties(replace(agreement(), session="other")).receiver.request()
-    setup = played.contributors["passive_2"].start()[0].body
+    setup = next(iter(played.contributors["passive_2"].start())).body
     for bad, says in {
         b"": "header",
         good[:-1]: "cut or padded",
@@ -115,7 +115,10 @@ def test_the_combiner_refuses_what_is_not_this_block_of_these_parties() -> None:
         "to step 1": {a: first[a], b: second[b]},
         "other parameters": {a: first[a], b: foreign[b]},
         "cut or padded": {a: first[a], b: first[b][:-1]},
-        "expected a contribution": {a: first[a], b: played.contributors[b].start()[0].body},
+        "expected a contribution": {
+            a: first[a],
+            b: next(iter(played.contributors[b].start())).body,
+        },
     }
     for says, bodies in cases.items():
         with pytest.raises(RemoteProtocolError, match=says):

@@ -28,10 +28,10 @@ class Tap:
         self.role, self.sent = role, sent
 
     def start(self) -> Sequence[Outgoing]:
-        return self._record(self.role.start())
+        return self._record([*self.role.start()])
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        return self._record(self.role.receive(sender, body))
+        return self._record([*self.role.receive(sender, body)])
 
     @property
     def finished(self) -> bool:

@@ -43,10 +43,10 @@ class Recorder:
         return bool(self.role.finished)
 
     def start(self) -> Sequence[Outgoing]:
-        return self._record(self.role.start())
+        return self._record([*self.role.start()])
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        return self._record(self.role.receive(sender, body))
+        return self._record([*self.role.receive(sender, body)])
 
     def _record(self, out: Sequence[Outgoing]) -> Sequence[Outgoing]:
         self.sent.extend((self.me, each.receiver, each.body) for each in out)

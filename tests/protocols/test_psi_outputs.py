@@ -183,7 +183,7 @@ def ecdh_member(output: Output) -> tuple[Aligner, bytes]:
     protocol = SET_INTERSECTIONS["ecdh"](agreement)
     hub, member = protocol.hub(HUB, ["p"], ids_of(0, 9)), protocol.member("p", HUB, ids_of(0, 7))
     (own,) = member.start()
-    member.receive(HUB, hub.start()[0].body)
+    member.receive(HUB, next(iter(hub.start())).body)
     return member, own.body[:18]
 
 

@@ -46,10 +46,10 @@ class Tap:
         return self.role.finished
 
     def start(self) -> Sequence[Outgoing]:
-        return self.note(self.role.start())
+        return self.note([*self.role.start()])
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        return self.note(self.role.receive(sender, body))
+        return self.note([*self.role.receive(sender, body)])
 
     def note(self, out: Sequence[Outgoing]) -> Sequence[Outgoing]:
         self.sent += [(self.name, Kind(each.body[1]), len(each.body)) for each in out]

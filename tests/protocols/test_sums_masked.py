@@ -148,9 +148,9 @@ def test_setup_takes_one_good_key_of_each_peer() -> None:
     ):
         with pytest.raises(RemoteProtocolError, match=message):
             first.receive("passive_2", Frame(**{**vars(frame), "blobs": (key,)}).pack())
-    wide = MaskedSum(agreement(), ring_bits=64).contributor("passive_2").start()[0].body
+    (wide, *_) = MaskedSum(agreement(), ring_bits=64).contributor("passive_2").start()
     with pytest.raises(RemoteProtocolError, match="with other parameters than passive_1"):
-        first.receive("passive_2", wide)
+        first.receive("passive_2", wide.body)
     first.receive("passive_2", good)
     with pytest.raises(RemoteProtocolError, match="sent a mask key to passive_1, who expects"):
         first.receive("passive_2", good)

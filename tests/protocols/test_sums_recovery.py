@@ -536,13 +536,13 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
     ):
         with pytest.raises(RemoteProtocolError, match=told):
             first.receive("passive_2", altered(link, blobs=parts))
-    reply = first.receive("passive_2", link)[0]
+    reply = next(iter(first.receive("passive_2", link)))
     assert reply.receiver == "passive_2"
     with pytest.raises(RemoteProtocolError, match="sent 2 parts in a setup, expected 1"):
         first.receive("passive_2", link)
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
         first.receive("passive_2", altered(link, blobs=(bytes(80),)))
-    other = RecoverableSum(agreement(threshold=2)).contributor("passive_3").start()[1].body
+    other = [*RecoverableSum(agreement(threshold=2)).contributor("passive_3").start()][1].body
     with pytest.raises(RemoteProtocolError, match="another agreement"):
         first.receive("passive_3", other)
 
@@ -554,7 +554,7 @@ def test_the_aggregator_takes_one_announcement_of_each_passive() -> None:
         combiner.ask({})
     with pytest.raises(LocalProtocolError, match="nobody was asked yet"):
         combiner.combine({})
-    told = described.contributor("passive_1").start()[-1]
+    told = [*described.contributor("passive_1").start()][-1]
     assert told.receiver == "aggregator"
     with pytest.raises(RemoteProtocolError, match="active sent a setup message to the aggregator"):
         combiner.receive("active", told.body)

@@ -1,6 +1,6 @@
 """Alignment over sealed links when something is wrong: no hang, no wrong result, a clear error."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -105,10 +105,10 @@ class Dying:
     def __init__(self, role: Conversation, after: int) -> None:
         self.role, self.left = role, after
 
-    def start(self) -> Sequence[Outgoing]:
+    def start(self) -> Iterable[Outgoing]:
         return self.role.start() if self.left >= 0 else []
 
-    def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+    def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         self.left -= 1
         return self.role.receive(sender, body) if self.left >= 0 else []
 

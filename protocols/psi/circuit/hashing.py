@@ -24,12 +24,12 @@ from protocols.randomness import fresh_key, keystream
 __all__ = [
     "BITS",
     "TOKEN_BYTES",
+    "WORD_BYTES",
     "bins_for",
     "cuckoo_table",
     "fingerprints",
     "hub_tags",
     "member_table",
-    "open_tokens",
     "slots_for",
 ]
 
@@ -38,6 +38,7 @@ Rows = NDArray[np.int64]
 
 BITS = 64
 TOKEN_BYTES = 16
+WORD_BYTES = 8
 _CHOICES = 3
 _FAILURE_BITS = 40
 _ROUNDS = 1000
@@ -73,27 +74,27 @@ def slots_for(member_size: int, bins: int) -> int:
     return candidates[found] if found < len(candidates) else max(balls, 1)
 
 
-def fingerprints(ids: Sequence[bytes], key: bytes, bins: int) -> tuple[Words, Rows]:
-    """Return tags_n below 2^63 and bins_n3 in 0..B-1: BLAKE2b of each ID under `key`."""
-    keyed = hashlib.blake2b(key=key, digest_size=8 * (1 + _CHOICES), person=b"apfed psi tag")
+def fingerprints(
+    ids: Sequence[bytes], key: bytes, bins: int
+) -> tuple[Words, Rows, NDArray[np.uint8]]:
+    """Return of each ID what BLAKE2b under `key` makes of it.
+
+    Returns:
+        Tags below 2^63, shape (n,); three bins in 0..B-1, shape (n, 3); and a token of 16 bytes by
+        which a member finds an opened ID among its own, shape (n, 16).
+    """
+    length = WORD_BYTES * (1 + _CHOICES) + TOKEN_BYTES
+    keyed = hashlib.blake2b(key=key, digest_size=length, person=b"apfed psi tag")
 
     def digest(identity: bytes) -> bytes:
         one = keyed.copy()
         one.update(identity)
         return one.digest()
 
-    words = np.frombuffer(b"".join(map(digest, ids)), "<u8").reshape(-1, 1 + _CHOICES)
-    return words[:, 0] & _TAG_MASK, (words[:, 1:] % np.uint64(bins)).astype(np.int64)
-
-
-def open_tokens(ids: Sequence[bytes], key: bytes) -> list[bytes]:
-    """Return 16 bytes for each ID, by which a member finds an opened ID among its own."""
-    return [
-        hashlib.blake2b(
-            identity, key=key, digest_size=TOKEN_BYTES, person=b"apfed psi open"
-        ).digest()
-        for identity in ids
-    ]
+    words = np.frombuffer(b"".join(map(digest, ids)), "<u8").reshape(-1, length // WORD_BYTES)
+    bins_n3 = (words[:, 1 : 1 + _CHOICES] % np.uint64(bins)).astype(np.int64)
+    tokens = np.ascontiguousarray(words[:, 1 + _CHOICES :]).view(np.uint8)
+    return words[:, 0] & _TAG_MASK, bins_n3, tokens
 
 
 def cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:

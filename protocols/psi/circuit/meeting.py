@@ -31,7 +31,8 @@ from protocols.randomness import KEY_BYTES, derive_key, fresh_key
 __all__ = ["Meeting", "MemberBins", "Rows", "meet_as_hub", "meet_as_member"]
 
 Rows: TypeAlias = NDArray[np.int64]
-_Filled: TypeAlias = tuple[NDArray[np.uint64], Rows, NDArray[np.uint64]]
+_Prints: TypeAlias = tuple[NDArray[np.uint64], Rows, NDArray[np.uint8]]
+_Filled: TypeAlias = tuple[_Prints, NDArray[np.uint64]]
 
 _ATTEMPTS = 64
 _COMMIT = struct.Struct(">32sIHH")
@@ -66,7 +67,7 @@ class Meeting:
         sizes: what the hub and then each member announced.
         tags: hub: the tag in each bin (B,); member: in each slot (K, B).
         bins_of: the three bins of each own ID, (n, 3).
-        prints: 63 bits of each own ID, (n,).
+        prints: 63 bits of each own ID, (n,); tokens: 16 more bytes of each, (n, 16).
         row_of_bin: hub: the row whose ID is in each bin (B,), -1 for none.
     """
 
@@ -78,6 +79,7 @@ class Meeting:
     tags: NDArray[np.uint64] = field(repr=False)
     bins_of: NDArray[np.int64] = field(repr=False)
     prints: NDArray[np.uint64] = field(repr=False)
+    tokens: NDArray[np.uint8] = field(repr=False)
     row_of_bin: NDArray[np.int64] = field(repr=False)
 
 
@@ -96,7 +98,9 @@ def meet_as_hub(
     yield desk.turn(Kind.REVEAL, dict.fromkeys(members, own + parts), ())
     bins = hashing.bins_for(size)
     keys = [_key(desk, own, parts, attempt) for attempt in range(_ATTEMPTS)]
-    key, prints, bins_of, row_of_bin = yield from _fill_bins(desk, members, ids, keys, bins)
+    key, (prints, bins_of, tokens), row_of_bin = yield from _fill_bins(
+        desk, members, ids, keys, bins
+    )
     return Meeting(
         key=key,
         masks=[mask for _, mask, _ in joins],
@@ -106,17 +110,18 @@ def meet_as_hub(
         tags=hashing.hub_tags(prints, row_of_bin),
         bins_of=bins_of,
         prints=prints,
+        tokens=tokens,
         row_of_bin=row_of_bin,
     )
 
 
 def _fill_bins(
     desk: Desk, members: Sequence[str], ids: Sequence[bytes], keys: Sequence[bytes], bins: int
-) -> Generator[Turn, Inbox, tuple[bytes, NDArray[np.uint64], Rows, Rows]]:
-    """Find a key that all take; return it, the prints (n,), the bins (n, 3) and the rows (B,)."""
+) -> Generator[Turn, Inbox, tuple[bytes, _Prints, Rows]]:
+    """Find a key that all take; return it, the IDs' fingerprints and the rows (B,)."""
     refused: list[str] = []
     for attempt, key in enumerate(keys):
-        tags, bins_n3 = hashing.fingerprints(ids, key, bins)
+        tags, bins_n3, tokens = hashing.fingerprints(ids, key, bins)
         row_of_bin = hashing.cuckoo_table(bins_n3, bins)
         if row_of_bin is None or _repeats(tags):
             continue
@@ -124,7 +129,7 @@ def _fill_bins(
         refused = [m for m in members if desk.read(inbox, m, Kind.PLACED, 1) != b"\1"]
         if not refused:
             yield desk.turn(Kind.AGREED, dict.fromkeys(members, b""), ())
-            return key, tags, bins_n3, row_of_bin
+            return key, (tags, bins_n3, tokens), row_of_bin
     if refused:
         raise RemoteProtocolError(
             f"{', '.join(refused)} took none of the {len(keys)} hash keys; IDs that were chosen to "
@@ -161,10 +166,10 @@ def meet_as_member(
     slots = [bins_of_members.slots(size, bins) for size in sizes]
     keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
     fill = partial(_filled, bins_of_members, ids, slots=slots[place], bins=bins)
-    key, (prints, bins_of, tags_KB) = yield from _fill_slots(desk, hub, keys, fill)
+    key, ((prints, bins_of, tokens), tags_KB) = yield from _fill_slots(desk, hub, keys, fill)
     return Meeting(
         key=key, masks=[mask], place=place, slots=slots, sizes=[hub_size, *sizes], tags=tags_KB,
-        bins_of=bins_of, prints=prints, row_of_bin=np.empty(0, np.int64),
+        bins_of=bins_of, prints=prints, tokens=tokens, row_of_bin=np.empty(0, np.int64),
     )  # fmt: skip
 
 
@@ -186,12 +191,12 @@ def _check_place(desk: Desk, hub: str, place: int, count: int) -> None:
 def _filled(
     bins_of_members: MemberBins, ids: Sequence[bytes], key: bytes, *, slots: int, bins: int
 ) -> _Filled | None:
-    """The prints (n,), the bins (n, 3) and the tags (K, B); None where this key does not do."""
-    prints, bins_of = hashing.fingerprints(ids, key, bins)
+    """The fingerprints and the tags (K, B); None where this key does not do."""
+    prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
     if _repeats(prints):
         return None
     table = bins_of_members.table(prints, bins_of, bins, slots)
-    return None if table is None else (prints, bins_of, table)
+    return None if table is None else ((prints, bins_of, tokens), table)
 
 
 def _fill_slots(

@@ -3,6 +3,7 @@
 Run by: hub and members of `protocols.psi.circuit.backend`. W words of bins in all.
 """
 
+import math
 from collections.abc import Generator, Sequence
 
 import numpy as np
@@ -10,12 +11,13 @@ from numpy.typing import NDArray
 
 from protocols.errors import RemoteProtocolError
 from protocols.psi.circuit.bits import WORD, Words, random_words
-from protocols.psi.circuit.hashing import TOKEN_BYTES, open_tokens
-from protocols.psi.circuit.meeting import Meeting
+from protocols.psi.circuit.hashing import TOKEN_BYTES
+from protocols.psi.circuit.meeting import Meeting, Rows
 from protocols.psi.circuit.messages import ENOUGH, TOO_FEW, VERDICT, Desk, Inbox, Kind
 from protocols.psi.interface import IntersectionTooSmallError, Membership, Output
 from protocols.psi.result import Opened
 from protocols.psi.script import Script, Turn
+from protocols.psi.vole.output import match
 from protocols.randomness import derive_key, random_permutation
 
 __all__ = ["open_at_hub", "open_at_member"]
@@ -48,7 +50,7 @@ def open_at_hub(
     rows = found[random_permutation(len(found))]
     if desk.agreement.output is Output.HUB_ROWS:
         return Opened(rows=rows)
-    tokens = b"".join(open_tokens([ids[row] for row in rows.tolist()], meeting.key))
+    tokens = meeting.tokens[rows].tobytes()
     yield desk.turn(Kind.TOKENS, dict.fromkeys(members, tokens), ())
     return Opened(rows=rows)
 
@@ -70,15 +72,22 @@ def open_at_member(
         return Opened()
     inbox = yield desk.turn(Kind.SHARE, {hub: share.tobytes()}, [hub])
     body = desk.read(inbox, hub, Kind.TOKENS)
-    tokens = [body[k : k + TOKEN_BYTES] for k in range(0, len(body), TOKEN_BYTES)]
-    row_of_token = {token: row for row, token in enumerate(open_tokens(ids, meeting.key))}
-    rows = [row_of_token[token] for token in tokens if token in row_of_token]
-    if len(rows) != len(tokens) or len(set(rows)) != len(rows) or len(rows) < minimum:
+    return Opened(rows=_rows_of(desk, hub, meeting, body))
+
+
+def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
+    """The row of each ID that the hub opened."""
+    whole = len(body) // TOKEN_BYTES
+    tokens = np.frombuffer(body[: whole * TOKEN_BYTES], np.uint8).reshape(whole, TOKEN_BYTES)
+    place = match(meeting.tokens, tokens, sender=hub)
+    found = np.flatnonzero(place >= 0)
+    minimum = desk.agreement.minimum_rows
+    if len(found) != whole or len(body) % TOKEN_BYTES or whole < minimum:
         raise RemoteProtocolError(
-            f"{hub} opened {len(tokens)} IDs, of which {len(set(rows))} different ones are among "
-            f"those of {desk.me}; the parties agreed on at least {minimum}"
+            f"{hub} opened {math.ceil(len(body) / TOKEN_BYTES)} IDs, of which {len(found)} different "
+            f"ones are among those of {desk.me}; the parties agreed on at least {minimum}"
         )
-    return Opened(rows=np.array(rows, np.int64))
+    return found[np.argsort(place[found])]
 
 
 def _common(

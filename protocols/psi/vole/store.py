@@ -23,12 +23,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.psi.vole.field import Elements, from_bytes, gather_sums, random_elements, subset_sums
+from protocols.psi.vole.field import (
+    Elements,
+    from_bytes,
+    gather_sums,
+    pick,
+    random_elements,
+    subset_sums,
+    whole,
+)
 from protocols.randomness import fresh_key
 
 __all__ = [
-    "DENSE", "DependentRowsError", "Encoder", "Rows", "cells_for", "decode", "digest_ids",
-    "expected_dependent_sets",
+    "DENSE", "DependentRowsError", "Digests", "Encoder", "Rows", "cells_for", "decode",
+    "digest_ids", "expected_dependent_sets",
 ]  # fmt: skip
 
 Places = NDArray[np.int64]
@@ -39,6 +47,8 @@ DENSE = 48
 _ONES = 3
 _DIGEST_BYTES = 8 * _ONES + DENSE // 8 + 2 + 16
 _EXPANSION, _LEAST = 1.3, 40
+_SUM_BITS = 40
+_ONE_USER = 1 << _SUM_BITS
 _PERSON = b"apfed psi store"
 
 
@@ -131,7 +141,7 @@ def decode(store: Elements, rows: Rows) -> Elements:
     cells = len(store) - DENSE
     found = gather_sums(subset_sums(store[cells:]), rows.dense)
     for one in range(_ONES):
-        found ^= store[rows.cells[:, one]]
+        found ^= pick(store, rows.cells[:, one])
     return found
 
 
@@ -162,10 +172,10 @@ class Encoder:
         dense = subset_sums(store[cells:])
         for peeled, at in reversed(self._rounds):
             store[at] = 0
-            value = values[peeled] ^ gather_sums(dense, rows.dense[peeled])
+            value = pick(values, peeled) ^ gather_sums(dense, rows.dense[peeled])
             for one in range(_ONES):
-                value ^= store[rows.cells[peeled, one]]
-            store[at] = value
+                value ^= pick(store, rows.cells[peeled, one])
+            whole(store)[at] = whole(value)
         return store
 
 
@@ -175,21 +185,19 @@ def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Pl
     Returns:
         For each round the rows, and the cell of each; and the rows that are left.
     """
-    flat = cells_n3.ravel()
-    count = np.bincount(flat, minlength=cells)
-    # where one row uses a cell, the sum of its users is this row
-    users = np.bincount(flat, np.repeat(np.arange(len(cells_n3)), _ONES), cells).astype(np.int64)
+    numbered = np.arange(len(cells_n3)) + _ONE_USER
+    # of each cell how many rows use it, above 40 bits that hold the sum of these rows
+    users = np.bincount(cells_n3.ravel(), np.repeat(numbered, _ONES), cells).astype(np.int64)
     there, rounds = np.ones(len(cells_n3), np.bool_), []
     scratch = np.empty(max(cells, len(cells_n3)), np.int64)
-    alone = np.flatnonzero(count == 1)
+    alone = np.flatnonzero(users >> _SUM_BITS == 1)
     while len(alone):
-        peeled, first = _once(users[alone], scratch)
+        peeled, first = _once(users[alone] - _ONE_USER, scratch)
         rounds.append((peeled, alone[first]))
         there[peeled] = False
         touched = cells_n3[peeled].ravel()
-        np.subtract.at(count, touched, 1)
-        np.subtract.at(users, touched, np.repeat(peeled, _ONES))
-        alone, _ = _once(touched[count[touched] == 1], scratch)
+        np.subtract.at(users, touched, np.repeat(numbered[peeled], _ONES))
+        alone, _ = _once(touched[users[touched] >> _SUM_BITS == 1], scratch)
     return rounds, np.flatnonzero(there)
 
 
