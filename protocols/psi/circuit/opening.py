@@ -84,8 +84,8 @@ def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
     minimum = desk.agreement.minimum_rows
     if len(found) != whole or len(body) % TOKEN_BYTES or whole < minimum:
         raise RemoteProtocolError(
-            f"{hub} opened {math.ceil(len(body) / TOKEN_BYTES)} IDs, of which {len(found)} different "
-            f"ones are among those of {desk.me}; the parties agreed on at least {minimum}"
+            f"{hub} opened {math.ceil(len(body) / TOKEN_BYTES)} IDs, of which {len(found)} "
+            f"different ones are among those of {desk.me}; the parties agreed on at least {minimum}"
         )
     return found[np.argsort(place[found])]
 
