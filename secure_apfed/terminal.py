@@ -159,6 +159,17 @@ def show_forecast(name: str, told: "Forecast") -> None:
     ]
     if links:
         show_rows("\nBy link", columns, links)
+    if told.intersections:
+        show_rows(
+            "Set intersections for these tables; the run takes the marked one",
+            ("", "protocol", "bytes", "time in one process", "dealer", "pairwise overlaps"),
+            [
+                ("*" if one.chosen else "", one.protocol, _size(one.wire_bytes),
+                 _duration(one.seconds), "needed" if one.takes_dealer else "none",
+                 "shown to the active" if one.pairwise else "hidden")
+                for one in told.intersections
+            ],
+        )  # fmt: skip
 
 
 def _size(count: float) -> str:

@@ -138,7 +138,7 @@ def play_stuffing(
     }
     victim = "passive" if role == "active" else "active"
     view = AdversaryView(
-        role=role, parties=(role,), behaviour=attack.behaviour, method=settings.protocol,
+        role=role, parties=(role,), behaviour=attack.behaviour, method=settings.backend,
         envelopes={}, features={}, knowledge=Knowledge(classes=2, victim=victim),
         played=Played(attack.name, notes),
     )  # fmt: skip
@@ -208,7 +208,7 @@ def _intersect(
     honest = intersection(settings, session=session, dealer=_DEALER)
     theirs: SetIntersection = honest
     if attack.overstuff:
-        theirs = SET_INTERSECTIONS[settings.protocol](_without_limit(honest.agreement))
+        theirs = SET_INTERSECTIONS[settings.backend](_without_limit(honest.agreement))
     unbounded = settings.model_copy(update={"maximum_ids": _MOST})
     mine = canonical_ids(role, list(stuffed), unbounded)
     other = canonical_ids("victim", list(victim), settings)

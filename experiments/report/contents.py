@@ -200,7 +200,7 @@ def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
     """Return what the set intersection reveals beyond its result, as it says itself."""
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
-    return SET_INTERSECTIONS[run.config.alignment.protocol].leaks
+    return SET_INTERSECTIONS[run.config.alignment.backend].leaks
 
 
 def coalitions_of(run: ReportedRun) -> tuple[Coalition, ...]:
@@ -304,7 +304,7 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
     asked = f"people {data.aligned}" if data.aligned else f"overlap {words.percent(data.overlap)}"
     if not data.horizontal:
-        yield "alignment", f"{config.alignment.protocol}, {asked} asked"
+        yield "alignment", f"{config.alignment.backend}, {asked} asked"
     if outcome.sum:
         yield "secure sum", words.in_words(outcome.sum)
     if config.facts.opens_votes:

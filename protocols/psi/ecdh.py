@@ -69,6 +69,7 @@ class EcdhIntersection:
 
     name: ClassVar[str] = "ecdh"
     needs_dealer: ClassVar[bool] = False
+    pairwise: ClassVar[bool] = True
     outputs: ClassVar[frozenset[Output]] = frozenset(LAST)
     leaks: ClassVar[tuple[str, ...]] = (
         "The hub learns its pairwise intersection with every member, even when it is refused.",

@@ -180,12 +180,14 @@ class SetIntersection(Protocol):
         name: its key in the table of backends.
         needs_dealer: whether the party that `agreement.dealer` names must take part.
         outputs: what it can be asked for.
+        pairwise: whether the hub learns its intersection with every single member.
         leaks: what it reveals beyond the intersection and the sizes, in sentences.
     """
 
     name: ClassVar[str]
     needs_dealer: ClassVar[bool]
     outputs: ClassVar[frozenset[Output]]
+    pairwise: ClassVar[bool]
     leaks: ClassVar[tuple[str, ...]]
     agreement: IntersectionAgreement
 

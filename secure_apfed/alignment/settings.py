@@ -13,11 +13,18 @@ from secure_apfed.settings import Settings
 __all__ = ["AlignmentSettings"]
 
 
+_AUTO = "auto"
+
+
 class AlignmentSettings(Settings):
     """How rows are matched; all parties must agree, but for the last three.
 
     Attributes:
-        protocol: a key of `protocols.psi.SET_INTERSECTIONS`.
+        protocol: a key of `protocols.psi.SET_INTERSECTIONS`, or `auto` for what the next two allow.
+        dealer: under `auto`, whether a party without IDs that works with nobody may deal.
+        pairwise_overlaps: whether the active may learn its overlap with every single passive. Under
+            `auto`, `shown` takes `vole` with a dealer and `ecdh` without one; `hidden` takes
+            `opprf`, which needs a dealer.
         mode: on whom passives help in training: `all` on the people that all parties share,
             `pairwise` each on those that it shares with the active. In `pairwise` the active
             learns these overlaps, and the gradient of a row that one passive alone knows is in
@@ -33,7 +40,9 @@ class AlignmentSettings(Settings):
         runs_with_a_peer: how many intersections any one peer gets; goes with `history`.
     """
 
-    protocol: str = "ecdh"
+    protocol: str = "auto"
+    dealer: bool = False
+    pairwise_overlaps: Literal["shown", "hidden"] = "shown"
     mode: Literal["all", "pairwise"] = "all"
     minimum_rows: int = Field(default=2, ge=1)
     maximum_ids: int = Field(default=DEFAULT_MAXIMUM_IDS, ge=1, lt=2**32)
@@ -45,10 +54,35 @@ class AlignmentSettings(Settings):
     @field_validator("protocol")
     @classmethod
     def _is_in_the_table(cls, protocol: str) -> str:
-        if protocol not in SET_INTERSECTIONS:
-            known = ", ".join(sorted(SET_INTERSECTIONS))
+        if protocol not in (_AUTO, *SET_INTERSECTIONS):
+            known = ", ".join([_AUTO, *sorted(SET_INTERSECTIONS)])
             raise ValueError(f"no set intersection is called {protocol!r}; there are: {known}")
         return protocol
+
+    @model_validator(mode="after")
+    def _hides_what_it_says(self) -> "AlignmentSettings":
+        if self.pairwise_overlaps == "shown":
+            return self
+        if self.protocol == _AUTO and not self.dealer:
+            raise ValueError(
+                "pairwise_overlaps: hidden takes a dealer, a party without IDs that works with "
+                "nobody: say dealer: true, or pairwise_overlaps: shown"
+            )
+        if self.mode == "pairwise" or SET_INTERSECTIONS[self.backend].pairwise:
+            raise ValueError(
+                f"pairwise_overlaps is hidden, and the active learns them with mode: {self.mode} "
+                f"and protocol: {self.protocol}; use mode: all and protocol: auto, opprf or circuit"
+            )
+        return self
+
+    @property
+    def backend(self) -> str:
+        """The key of `protocols.psi.SET_INTERSECTIONS` that these settings take."""
+        if self.protocol != _AUTO:
+            return self.protocol
+        if self.pairwise_overlaps == "hidden":
+            return "opprf"
+        return "vole" if self.dealer else "ecdh"
 
     @model_validator(mode="after")
     def _has_room(self) -> "AlignmentSettings":
@@ -68,9 +102,9 @@ class AlignmentSettings(Settings):
         return self
 
     def terms(self) -> dict[str, Any]:
-        """What goes into a contract: all but a party's own choices."""
-        own = {"threads", "history", "runs_with_a_peer"}
-        return self.model_dump(mode="json", exclude=own)
+        """What goes into a contract: what is played, and none of a party's own choices."""
+        own = {"dealer", "pairwise_overlaps", "threads", "history", "runs_with_a_peer"}
+        return self.model_dump(mode="json", exclude=own) | {"protocol": self.backend}
 
     def for_a_trial(self) -> "AlignmentSettings":
         """The same for tables of random IDs: any overlap will do, and no history counts it."""

@@ -65,10 +65,10 @@ def choose_protocol(sizes: Mapping[str, int]) -> str:
     """Return the protocol that `align` takes for `auto`, from how many IDs each party has.
 
     Two parties with few IDs use `ecdh`: it sends little, needs no dealer, and reveals
-    nothing that `circuit` would hide. Among more parties it would show the hub pairwise
-    overlaps, and with many IDs it is slow: these use `circuit`.
+    nothing that `opprf` would hide. Among more parties it would show the hub pairwise
+    overlaps, and with many IDs it is slow: these use `opprf`.
     """
-    return "circuit" if len(sizes) > 2 or max(sizes.values(), default=0) > _MANY_IDS else "ecdh"
+    return "opprf" if len(sizes) > 2 or max(sizes.values(), default=0) > _MANY_IDS else "ecdh"
 
 
 def intersection(
@@ -105,7 +105,7 @@ def intersection(
         sizes=sizes or {},
         ahead=ahead,
     )
-    return SET_INTERSECTIONS[settings.protocol](
+    return SET_INTERSECTIONS[settings.backend](
         agreement, threads=settings.threads, progress=progress, admit=admit
     )
 
@@ -125,7 +125,7 @@ def align(
         ids_by_party: the IDs of two or more parties, distinct within each party.
         hub: the party that all others talk to; with `ecdh` it learns pairwise overlaps.
         backend: a protocol, or `auto` for what `choose_protocol` says; None for the one that
-            `settings` name, and `auto` without settings.
+            `settings` take, and `auto` without settings.
         settings: how to match; the defaults if None.
         hub_only: open the rows to the hub alone; the others learn that there are enough.
         progress: told of every party's work.
@@ -181,7 +181,7 @@ def _play(
     progress: Callable[[Progress], None] | None,
 ) -> Mapping[str, Aligner]:
     """Play all parties; every aligner has something to open."""
-    backend = backend or (settings.protocol if settings else _AUTO)
+    backend = backend or (settings.backend if settings else _AUTO)
     settings = settings or AlignmentSettings()
     members = [party for party in ids_by_party if party != hub]
     if hub not in ids_by_party or not members:

@@ -76,7 +76,7 @@ def positions_in(aligned: Tensor, rows: Tensor) -> Tensor:
 
 def needs_dealer(settings: AlignmentSettings) -> bool:
     """Whether the configured intersection takes one more party."""
-    return SET_INTERSECTIONS[settings.protocol].needs_dealer
+    return SET_INTERSECTIONS[settings.backend].needs_dealer
 
 
 async def align_as_active(own: Own, links: Links, session: str) -> Tensor:
@@ -155,7 +155,7 @@ def _intersections(own: Own, session: str) -> list[tuple[str, Sequence[str]]]:
 
 def _in_buckets(settings: AlignmentSettings) -> bool:
     """Whether the configured intersection can be played bucket by bucket."""
-    return issubclass(SET_INTERSECTIONS[settings.protocol], EcdhIntersection)
+    return issubclass(SET_INTERSECTIONS[settings.backend], EcdhIntersection)
 
 
 def _folder(own: Own, members: Sequence[str]) -> Path | None:

@@ -18,6 +18,7 @@ from secure_apfed.exchange import Flow, Kind
 from secure_apfed.facts import MethodFacts
 from secure_apfed.methods.sum_noise import noise_of
 from secure_apfed.methods.terms import asked_of
+from secure_apfed.planning.intersections import IntersectionCost, intersection_costs
 from secure_apfed.planning.rehearsal import STEPS, Rehearsal, rehearse
 from secure_apfed.privacy import (
     EXACT,
@@ -65,6 +66,7 @@ class Forecast:
         delta, releases: at which they hold, and T, the planned releases of one row.
         epsilon_passives: by passive, of one person's features there, where noise is under the sum.
         delta_passives, releases_passives: at which these hold, and T of one person; null without.
+        intersections: what each protocol would take to align these tables.
         warnings: what is worth knowing before the run.
     """
 
@@ -86,6 +88,7 @@ class Forecast:
     epsilon_passives: Mapping[str, float]
     delta_passives: float | None
     releases_passives: int | None
+    intersections: tuple[IntersectionCost, ...]
     warnings: tuple[str, ...]
 
 
@@ -156,6 +159,7 @@ def forecast(config: Config) -> Forecast:
         },
         delta_passives=noise.delta if noise else None,
         releases_passives=releases if noise else None,
+        intersections=intersection_costs(config, data),
         warnings=tuple(_warnings(config, played, links, privacy.epsilon_x, len(data.passives))),
     )
 

@@ -215,12 +215,40 @@ THREE = {"a": [5, 3, 9, 1, 7], "b": [7, 8, 9, 5], "c": [0, 9, 7, 5, 4]}
     ("sizes", "protocol"),
     [
         ({"a": 3, "b": 20_000}, "ecdh"),
-        ({"a": 3, "b": 20_001}, "circuit"),
-        ({"a": 3, "b": 3, "c": 3}, "circuit"),
+        ({"a": 3, "b": 20_001}, "opprf"),
+        ({"a": 3, "b": 3, "c": 3}, "opprf"),
     ],
 )
 def test_auto_hides_pairwise_overlaps_and_is_fast(sizes: dict[str, int], protocol: str) -> None:
     assert choose_protocol(sizes) == protocol
+
+
+@pytest.mark.parametrize(
+    ("given", "backend"),
+    [
+        ({}, "ecdh"),
+        ({"dealer": True}, "vole"),
+        ({"dealer": True, "pairwise_overlaps": "hidden"}, "opprf"),
+        ({"protocol": "circuit", "pairwise_overlaps": "hidden"}, "circuit"),
+    ],
+)
+def test_a_run_takes_what_its_settings_allow(given: dict[str, object], backend: str) -> None:
+    settings = AlignmentSettings.model_validate(given)
+    assert settings.backend == backend
+    assert settings.terms() == AlignmentSettings(protocol=backend).terms()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({}, "takes a dealer"),
+        ({"protocol": "vole"}, "the active learns them with mode: all and protocol: vole"),
+        ({"dealer": True, "mode": "pairwise"}, "the active learns them with mode: pairwise"),
+    ],
+)
+def test_what_would_show_hidden_overlaps_is_refused(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        AlignmentSettings.model_validate({"pairwise_overlaps": "hidden", **given})
 
 
 @pytest.mark.parametrize("backend", ["auto", *usable(SET_INTERSECTIONS), None])

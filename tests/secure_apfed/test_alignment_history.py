@@ -138,7 +138,7 @@ def test_a_history_is_no_part_of_the_contract(tmp_path: Path) -> None:
     assert kept.terms() == none.terms()
     assert {"history", "runs_with_a_peer", "threads"}.isdisjoint(kept.terms())
     assert intersection(kept, session="s").agreement == intersection(none, session="s").agreement
-    assert kept.for_a_trial() == AlignmentSettings(minimum_rows=1)
+    assert kept.for_a_trial() == AlignmentSettings(protocol=kept.protocol, minimum_rows=1)
 
 
 @pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")

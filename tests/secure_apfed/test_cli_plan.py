@@ -69,6 +69,10 @@ def test_with_a_config_its_numbers_are_taken_and_options_win(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = told(capsys, "plan", config, "--epsilon", 4, "--set", "guard.clip=2.0")
+    aligned = {one["protocol"]: one for one in answer["intersections"]}
+    assert [name for name, one in aligned.items() if one["chosen"]] == ["ecdh"]
+    assert aligned["vole"]["wire_bytes"] < aligned["opprf"]["wire_bytes"]
+    assert aligned["opprf"]["wire_bytes"] < aligned["circuit"]["wire_bytes"] / 5
     (noise,) = answer["calibration"]
     assert (noise["mechanism"], noise["epochs"], noise["clip"]) == ("gaussian", 3, 2.0)
     assert answer["epsilon_x"] == pytest.approx(4.0)

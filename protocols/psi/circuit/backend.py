@@ -62,6 +62,7 @@ class CircuitIntersection:
 
     name: ClassVar[str] = "circuit"
     needs_dealer: ClassVar[bool] = True
+    pairwise: ClassVar[bool] = False
     outputs: ClassVar[frozenset[Output]] = frozenset(Output)
     leaks: ClassVar[tuple[str, ...]] = (
         "The dealer learns about how large each set is, and how many IDs are common to all.",

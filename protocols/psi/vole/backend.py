@@ -94,6 +94,7 @@ class VoleIntersection:
 
     name: ClassVar[str] = "vole"
     needs_dealer: ClassVar[bool] = True
+    pairwise: ClassVar[bool] = True
     outputs: ClassVar[frozenset[Output]] = frozenset({Output.ROWS, Output.HUB_ROWS})
     leaks: ClassVar[tuple[str, ...]] = (
         "The hub learns its pairwise intersection with every member, even when it is refused.",
