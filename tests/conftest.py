@@ -1,6 +1,7 @@
 """What every test runs under: one thread a process, no screen, the same examples each time."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -21,3 +22,15 @@ def _few_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
 
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
     monkeypatch.setattr("experiments.solo.BASELINES", few)
+
+
+@pytest.fixture(autouse=True)
+def _short_mixmatch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prior of most students trains for a few steps, where a test asks not how good it is.
+
+    Processes of their own train it whole, so tests that start some leave it whole here, too.
+    """
+    apart = Path(__file__).parent / "local", Path(__file__).parent / "links"
+    whole = any(map(request.node.get_closest_marker, ("whole_mixmatch", "slow")))
+    if not whole and not any(request.path.is_relative_to(folder) for folder in apart):
+        monkeypatch.setattr("secure_apfed.solo.mixmatch._STEPS", 40)

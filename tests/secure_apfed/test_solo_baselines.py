@@ -152,6 +152,7 @@ def mean_accuracy(name: str) -> float:
     return float(np.mean([accuracy(BASELINES[name], *one) for one in tasks]))
 
 
+@pytest.mark.whole_mixmatch
 @pytest.mark.parametrize("name", ["label_spreading", "label_spreading_ridge", "mixmatch"])
 def test_unlabelled_rows_help_where_classes_are_clusters(name: str) -> None:
     alone = ("logistic", "ridge", "gradient_boosting")
