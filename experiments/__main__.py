@@ -146,12 +146,13 @@ def bench(
     name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHES)}.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Stay under 30 seconds.")] = False,
+    only: Annotated[str, typer.Option(help="Glob of cases, such as 'vole/*'.")] = "*",
 ) -> None:
     """Measure one part against its peers, in turns within one run."""
     if name not in BENCHES:
         raise typer.BadParameter(f"no bench is called {name!r}; there are {', '.join(BENCHES)}")
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # benches measure unsafe peers too
-    result = run_bench(name, quick=quick)
+    result = run_bench(name, quick=quick, cases=only)
     if as_json:
         typer.echo(json.dumps(result))
     else:

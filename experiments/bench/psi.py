@@ -16,13 +16,13 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.bench import psi_case
 from experiments.bench.optional import why_no_crypten
-from experiments.bench.rows import Row
+from experiments.bench.rows import Row, wanted
 
 __all__ = ["bench", "measure"]
 
@@ -62,14 +62,15 @@ def bench(quick: bool) -> Iterator[Row]:
 
 def measure(size: int, repetitions: int) -> Iterator[Row]:
     """Yield the rows of one size; medians over the repetitions."""
-    missing = {case: _why_missing(case) for case in psi_case.CASES}
-    runs: dict[str, list[Mapping[str, Any]]] = {case: [] for case in psi_case.CASES}
+    cases = _with_rivals(case for case in psi_case.CASES if wanted(f"{case}/{size}"))
+    missing = {case: _why_missing(case) for case in cases}
+    runs: dict[str, list[Mapping[str, Any]]] = {case: [] for case in cases}
     for _ in range(repetitions):
-        for case in psi_case.CASES:
+        for case in cases:
             if not missing[case]:
                 runs[case].append(_run(case, size))
-    medians = {case: _medians(each) for case, each in runs.items()}
-    for case, found in medians.items():
+    medians = {case: _medians(runs.get(case, [])) for case in psi_case.CASES}
+    for case, found in ((case, medians[case]) for case in cases):
         rival = _RIVAL.get(case)
         more = {
             "rounds": found["rounds"],
@@ -89,6 +90,14 @@ def measure(size: int, repetitions: int) -> Iterator[Row]:
             bytes=found["bytes"],
             more=more | ({"reason": missing[case]} if missing[case] else {}),
         )
+
+
+def _with_rivals(wanted_cases: Iterable[str]) -> list[str]:
+    """The cases, and those that they are compared with."""
+    named = set(wanted_cases)
+    while more := {_RIVAL[case] for case in named if case in _RIVAL} - named:
+        named |= more
+    return [case for case in psi_case.CASES if case in named]
 
 
 def _quotient(one: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:

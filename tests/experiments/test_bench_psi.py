@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.bench import BENCHES, optional, psi, psi_case
+from experiments.bench import BENCHES, optional, psi, psi_case, run_bench
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError
 
@@ -129,3 +129,20 @@ def test_the_case_runs_as_a_script() -> None:
 
 def test_the_bench_is_in_the_table() -> None:
     assert BENCHES["psi"] is psi.bench
+
+
+def test_a_glob_measures_its_cases_and_what_they_are_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[str] = []
+
+    def run(case: str, size: int) -> dict[str, object]:
+        ran.append(f"{case}/{size}")
+        return {"seconds": 1.0, "bytes": 1, "rounds": 1, "peak_memory": 1}
+
+    monkeypatch.setattr(psi, "_run", run)
+    monkeypatch.setattr(psi, "_why_missing", lambda case: "")
+    result = run_bench("psi", quick=True, cases="circuit-crypten/1000")
+    assert [row["case"] for row in result["rows"]] == ["circuit-crypten/1000"]
+    assert set(ran) == {"circuit-crypten/1000", "circuit/1000", "spu-rr22/1000"}
+    assert 0 <= result["machine"]["stolen"] <= 1
