@@ -64,7 +64,9 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
             os.fsync(file.fileno())
         temporary.chmod(0o600 if private else 0o644)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.filename is None:  # such as on a full disk
+            error.filename = str(path)
         raise

@@ -1,5 +1,6 @@
 """A file that is written over sessions is this file: no link, no pipe, no folder."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from secure_apfed.errors import CheckpointError
-from secure_apfed.regular_file import open_regular
+from secure_apfed.regular_file import open_regular, write_atomically
 
 
 def test_a_file_is_made_for_its_owner_and_written_at_its_end(tmp_path: Path) -> None:
@@ -35,3 +36,18 @@ def test_folders_above_may_be_links(tmp_path: Path) -> None:
     (tmp_path / "way").symlink_to(tmp_path / "folder")
     os.close(open_regular(tmp_path / "way" / "x", create=True))
     assert (tmp_path / "folder" / "x").is_file()
+
+
+def test_a_full_disk_leaves_what_was_there_and_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint.bin"
+    write_atomically(path, b"before")
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*checkpoint\.bin'"):
+        write_atomically(path, b"after")
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [(path.name, b"before")]
