@@ -207,7 +207,18 @@ def test_lambda_0_is_the_active_alone_for_both_methods() -> None:
     assert {one.config.method for one in at_0} == {"single_view"}  # type: ignore[attr-defined]
     assert {name for one in at_0 for name in one.lines} == {
         "MNIST / APFed-R / 0", "MNIST / APFed-C / 0",
+        "Fashion-MNIST / APFed-R / 0", "Fashion-MNIST / APFed-C / 0",
     }  # fmt: skip
+
+
+def test_with_few_labels_each_method_takes_the_steps_of_the_active_alone() -> None:
+    size = TABLES["apfed-few-labels"].size(False)
+    configs = [one.config for one in size.jobs]  # type: ignore[attr-defined]
+    assert {one.method for one in configs} == {"single_view", "apfed_r", "apfed_c"}
+    assert {(one.data.labelled, one.data.limit, one.train.epochs) for one in configs} == {
+        (500, 10_000, 13)
+    }
+    assert all(line.paper is None for line in size.lines)
 
 
 def test_the_full_table_trains_as_the_paper_does() -> None:
