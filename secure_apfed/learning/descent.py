@@ -11,12 +11,12 @@ from secure_apfed.errors import ModelError
 from secure_apfed.learning.compute import Compute
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["Descent", "Trainer", "prefixed", "without_prefix"]
+__all__ = ["Descent", "Trainer", "make_optimizer", "prefixed", "without_prefix"]
 
 _MOMENTS = "moments"
 
 
-def _sgd(parameters: list[nn.Parameter], train: TrainSettings) -> torch.optim.Optimizer:
+def _sgd(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         parameters,
         lr=train.learning_rate,
@@ -25,13 +25,18 @@ def _sgd(parameters: list[nn.Parameter], train: TrainSettings) -> torch.optim.Op
     )
 
 
-def _adam(parameters: list[nn.Parameter], train: TrainSettings) -> torch.optim.Optimizer:
+def _adam(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
     return torch.optim.Adam(
         parameters, lr=train.learning_rate, weight_decay=train.weight_decay, fused=True
     )
 
 
 _OPTIMIZERS = {"sgd": _sgd, "adam": _adam}
+
+
+def make_optimizer(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
+    """The optimizer that the settings name, over these leaves."""
+    return _OPTIMIZERS[train.optimizer](parameters, train)
 
 
 class Descent:
@@ -47,14 +52,16 @@ class Descent:
 
     def __init__(self, owner: str, modules: Mapping[str, nn.Module], train: TrainSettings) -> None:
         self._owner, self._modules = owner, modules
-        self._parameters = [p for module in modules.values() for p in module.parameters()]
+        self._parameters: list[Tensor] = [
+            p for module in modules.values() for p in module.parameters()
+        ]
         if not self._parameters:
             raise ModelError(
                 f"{owner}: its network has no weights that gradients reach; where a method trains "
                 "it by steps, choose another model.network, as mlp"
             )
         self._norm_bound = train.max_gradient_norm or math.inf
-        self._optimizer = _OPTIMIZERS[train.optimizer](self._parameters, train)
+        self._optimizer = make_optimizer(self._parameters, train)
 
     def begin(self) -> None:
         """Forget the gradients of the last step."""

@@ -119,27 +119,34 @@ class ActiveParty(Party):
             ModelError: representations, or under private training parameters, are not finite.
         """
         self._batch = self._pending = self.opened = None
-        position_B = self._position_N[rows_B]
-        aligned = (position_B >= 0).nonzero().flatten()
-        help_wanted = bool(self.contract.passives) and len(aligned) >= self.contract.minimum_batch
-        batch = self.trainer.forward(step, rows_B, aligned if help_wanted else None)
-        payload = None
-        if batch.sent is not None:
-            payload = self._release(step, position_B[aligned], batch.sent)
+        batch, rows_A = self.forward(step, rows_B)
+        payload = None if batch.sent is None else self._release(step, rows_A, batch.sent)
         # Only now: a batch whose release failed waits for no update.
         self._batch = batch
         return payload
 
+    def forward(self, step: int, rows_B: Tensor) -> tuple[Batch, Tensor]:
+        """Compute one batch; return it, and the alignment positions of its rows to send, (A,).
+
+        Raises:
+            ModelError: see `represent`.
+        """
+        position_B = self._position_N[rows_B]
+        aligned = (position_B >= 0).nonzero().flatten()
+        help_wanted = bool(self.contract.passives) and len(aligned) >= self.contract.minimum_batch
+        batch = self.trainer.forward(step, rows_B, aligned if help_wanted else None)
+        return batch, position_B[aligned]
+
     def _release(self, step: int, rows_A: Tensor, h_A: Tensor) -> bytes | None:
         released = self._releases.release(h_A, step=step, rows=rows_A)
-        if self._is_narrow(step, released.z):
+        if self.is_narrow(step, released.z):
             return None
         # The same payload goes to every passive, and the sum that answers it is waited for.
         binding = self.bind(self.contract.session, step, rows_A, released.payload)
         self._pending = _Pending(released.z, binding)
         return released.payload
 
-    def _is_narrow(self, step: int, z_BD: Tensor) -> bool:
+    def is_narrow(self, step: int, z_BD: Tensor) -> bool:
         """Whether passives would refuse this batch as near-constant; warns then."""
         least = max(
             terms.representation.minimum_spread for terms in self.contract.passives.values()

@@ -71,13 +71,13 @@ class PassiveParty(Party):
         self.acceptance = Acceptance(self.name, contract, allowance, aligned=len(features_N))
         everybody = torch.ones(len(features_N), dtype=torch.bool)
         self._held_N = everybody if held_N is None else held_N
-        self._trainer = PassiveTrainer(
+        self.trainer = PassiveTrainer(
             self.name, objective, features_N=features_N, train=train, compute=compute, seed=seed
         )
 
     @property
     def objective(self) -> nn.Module:
-        return self._trainer.objective
+        return self.trainer.objective
 
     def contribute(self, envelope: Envelope) -> bytes:
         """Check the batch, take one step of its own, and answer for the aggregator.
@@ -90,7 +90,7 @@ class PassiveParty(Party):
             BudgetExhaustedError: contributing would exceed its budget; nothing is sent.
         """
         rows_B, sent_BD = self.acceptance.read(envelope)
-        gradient_BD = self._gradient(envelope.step, rows_B, sent_BD)
+        gradient_BD = self.gradient(envelope.step, rows_B, sent_BD)
         gradient_BD = self._defences.protect(gradient_BD, Leaving(envelope.step, AGGREGATOR))
         values_BD = gradient_BD.flatten(1).cpu().numpy()
         digest = self._digest(rows_B, values_BD)
@@ -143,28 +143,29 @@ class PassiveParty(Party):
         """
         return self.contributor.answer(request)
 
-    def _gradient(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
-        """lambda_p times the gradient of each row's loss; zeros for people that it does not know.
+    def gradient(self, step: int, rows_B: Tensor, sent_BD: Tensor) -> Tensor:
+        """Take one step of its own; return lambda_p times the gradient of each row's loss.
 
-        It learns and helps from no fewer of its own people than the contract's minimum batch, and
-        from none whose representations are near-constant among those of strangers. An honest batch
-        may have such a part, so it is not refused: zeros tell what the sender can compute.
+        Zeros for people that it does not know. It learns and helps from no fewer of its own people
+        than the contract's minimum batch, and from none whose representations are near-constant
+        among those of strangers. An honest batch may have such a part, so it is not refused: zeros
+        tell what the sender can compute.
         """
         held_B, weight = self._held_N[rows_B], self.acceptance.weight
         known = int(held_B.sum())
         if known == len(rows_B):
-            return self._trainer.answer(step, rows_B, sent_BD, weight=weight)
+            return self.trainer.answer(step, rows_B, sent_BD, weight=weight)
         gradient_BD, own_BD = torch.zeros_like(sent_BD), sent_BD[held_B]
         if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms.representation):
             return gradient_BD
-        gained_BD = self._trainer.answer(step, rows_B[held_B], own_BD, weight=weight)
+        gained_BD = self.trainer.answer(step, rows_B[held_B], own_BD, weight=weight)
         gradient_BD[held_B] = gained_BD.to(gradient_BD.device)
         return gradient_BD
 
     def tensors(self) -> dict[str, Tensor]:
-        return self._trainer.tensors() | prefixed("allowance", self.acceptance.tensors())
+        return self.trainer.tensors() | prefixed("allowance", self.acceptance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        self._trainer.load_tensors(tensors)
+        self.trainer.load_tensors(tensors)
         self.acceptance.load_tensors(without_prefix("allowance", tensors), last_step=last_step)

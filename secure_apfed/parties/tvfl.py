@@ -103,13 +103,17 @@ class TvflActive(Party):
             read[envelope.sender] = self.trainer.compute.place(h_BD)
         return read
 
+    def own_rows(self, rows_B: Tensor) -> Tensor:
+        """Where these alignment positions stand in its own table."""
+        return self._alignment[rows_B].to(self.trainer.compute.device)
+
     def learn(self, step: int, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, bytes]:
         """One step on the task loss; return by passive the gradient that goes there."""
         return self.learn_of(step, rows_B, self.read(rows_B, answers))
 
     def learn_of(self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]) -> dict[str, bytes]:
         """The same, from representations that were read already, by name."""
-        own_B = self._alignment[rows_B].to(self.trainer.compute.device)
+        own_B = self.own_rows(rows_B)
         self.task_loss, gradients = self.trainer.learn(step, own_B, parts)
         labels_B = self.trainer.labels_N[own_B]
         leaving = {
@@ -155,7 +159,7 @@ class EncodingPassive(Party):
         self.allowance = Allowance(
             self.name, self.contract, aligned=len(features_N), log=answers, beyond=beyond
         )
-        self._trainer = EncoderTrainer(
+        self.trainer = EncoderTrainer(
             self.name, encoder, features_N=features_N, train=train, compute=compute, seed=seed,
             defences=defences,
         )  # fmt: skip
@@ -164,7 +168,7 @@ class EncodingPassive(Party):
 
     @property
     def encoder(self) -> nn.Module:
-        return self._trainer.encoder
+        return self.trainer.encoder
 
     def encode(self, envelope: Envelope) -> tuple[Tensor, Tensor, bool]:
         """Encode the rows that the active asked for; return them, what they give, and whether this
@@ -185,7 +189,7 @@ class EncodingPassive(Party):
         self.allowance.check(envelope.step, rows_B, sender=envelope.sender)
         self.gate.enter(envelope)
         self._sent_BD = None  # also where sending fails after this
-        return rows_B, self._trainer.represent(envelope.step, rows_B, learn=learn), learn
+        return rows_B, self.trainer.represent(envelope.step, rows_B, learn=learn), learn
 
     def sent(self, z_BD: Tensor, *, learn: bool) -> None:
         """Remember what left, where a gradient on it is due."""
@@ -206,15 +210,15 @@ class EncodingPassive(Party):
         tensors, _ = unpack(envelope.payload, expected, sender=envelope.sender)
         if not bool(tensors["gradient"].isfinite().all()):
             raise RemoteProtocolError(f"{envelope.sender} sent a gradient that is not finite")
-        self._trainer.update(self._sent_BD, tensors["gradient"])
+        self.trainer.update(self._sent_BD, tensors["gradient"])
         self._sent_BD = None
 
     def tensors(self) -> dict[str, Tensor]:
-        return self._trainer.tensors() | prefixed("allowance", self.allowance.tensors())
+        return self.trainer.tensors() | prefixed("allowance", self.allowance.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, last_step: int) -> None:
         """Restore its state; steps up to `last_step` count as answered."""
-        self._trainer.load_tensors(tensors)
+        self.trainer.load_tensors(tensors)
         self.allowance.load_tensors(without_prefix("allowance", tensors))
         self.gate.last = last_step
 

@@ -60,7 +60,7 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
     head = nn.Sequential(nn.Flatten(), nn.Linear(8, 10)).double()
     head.load_state_dict(trainer.head.state_dict())
     features = [trainer.features_N[learner._aligned]]
-    features += [one.party._trainer.features_N for one in passives]
+    features += [one.party.trainer.features_N for one in passives]
     x_UF = torch.cat([part.flatten(1) for part in features], dim=1)
     labels_U = trainer.labels_N[learner._aligned]
     sgd = torch.optim.SGD(

@@ -1,0 +1,191 @@
+"""One run in lockstep: each party's trainer is called where a message would have called it.
+
+Networks, order of the batches, dropout and every update are those of the parties, so the weights
+are the same; what is left out is writing, hashing, adding and counting what would have been sent.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.errors import ConfigError
+from secure_apfed.methods import METHODS, Simulation, Start
+from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
+from secure_apfed.methods.method import Learner, batches_of
+from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
+
+__all__ = ["Simulated", "begin", "finish", "simulate", "train", "why_not"]
+
+Step: TypeAlias = Callable[[int, Tensor], object]
+"""One training step of all parties, from its number and rows as `Learner.step` has them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What a simulated run gives.
+
+    Attributes:
+        accuracy: on the active's test rows, by inference variant.
+        seconds: that it took; of a run that trained together with others, its share.
+    """
+
+    accuracy: Mapping[str, float]
+    seconds: float
+
+
+def why_not(config: Config) -> str:
+    """Why only parties that send messages can play this run; empty where it can be simulated."""
+    facts, train = config.facts, config.train
+    reasons = {
+        f"method {config.method} is not trained step by step by APFed's or TVFL's parties":
+            config.method not in ("apfed", "apfed_r", "apfed_c", "single_view", "tvfl"),
+        f"guard.mechanism {config.guard.mechanism} adds noise, which has to be accounted for":
+            config.guard.mechanism != "none",
+        f"labels.mechanism {config.labels.mechanism} has to be accounted for":
+            config.labels.mechanism != "none",
+        "alignment.mode pairwise lets passives help on different people":
+            facts.has_passives and config.alignment.mode == "pairwise",
+        "dp_sgd has to be accounted for": config.dp_sgd is not None,
+        "defences change what is sent": bool(config.defences),
+        f"secure_sum {config.secure_sum.name} is not the plain sum":
+            facts.sums_gradients and config.secure_sum.name != "plain",
+        "secure_sum.clip bounds what is sent":
+            facts.sums_gradients and config.secure_sum.clip is not None,
+        "secure_sum.noise has to be accounted for": config.secure_sum.noise is not None,
+        "train.patience ends epochs by a loss that parties compute together":
+            train.patience is not None,
+    }  # fmt: skip
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def simulate(
+    config: Config,
+    *,
+    data: VerticalData | None = None,
+    alignment: Mapping[str, Tensor] | None = None,
+) -> Simulated:
+    """Train one run, and measure what it reaches.
+
+    Args:
+        config: of the run.
+        data: of the run, where it is loaded already.
+        alignment: by party, positions in its table; None: of the IDs that all have, ascending.
+
+    Raises:
+        ConfigError: the run needs parties that send messages; see `why_not`.
+        DataError, ModelError: as `secure_apfed.runs.run`.
+    """
+    began = time.monotonic()
+    session = begin(config, data or load_data(config.data, seed=config.seed), alignment)
+    steps = train(session, config)
+    return finish(session, config, step=steps, began=began)
+
+
+def begin(
+    config: Config, data: VerticalData, alignment: Mapping[str, Tensor] | None = None
+) -> Simulation:
+    """Build the parties of a run that can be simulated, ready to train.
+
+    Raises:
+        ConfigError: see `simulate`.
+    """
+    if reason := why_not(config):
+        raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
+    if config.facts.has_passives:
+        alignment = alignment or _aligned(data)
+    with warnings.catch_warnings():
+        # A plain sum is unsafe by name; here nothing is sent at all.
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        start = Start(config=config, data=data, alignment=alignment)
+        return Simulation(METHODS[config.method], start)
+
+
+def train(session: Simulation, config: Config) -> int:
+    """Train all epochs of what `begin` built; return how many steps they took."""
+    step_of, step = _steps(session), 0
+    for epoch in range(config.train.epochs):
+        for rows_B in batches_of(session.learner, config, epoch):
+            step_of(step, rows_B)
+            step += 1
+    return step
+
+
+def finish(session: Simulation, config: Config, *, step: int, began: float) -> Simulated:
+    """What follows the last step, and the accuracy."""
+    learner = session.learner
+    if config.train.spread_labels and isinstance(learner, ApfedLearner):
+        learner.party.spread_labels(learner.training_rows)
+    accuracy = session.evaluate(next_step=step, final=True)
+    return Simulated(accuracy=accuracy, seconds=time.monotonic() - began)
+
+
+def _aligned(data: VerticalData) -> dict[str, Tensor]:
+    """Rows of the people that all parties have."""
+    every = [np.asarray(table.ids) for table in data.tables]
+    common = every[0]
+    for ids in every[1:]:
+        common = np.intersect1d(common, ids)
+    found = {}
+    for table, ids in zip(data.tables, every, strict=True):
+        order = np.argsort(ids)
+        found[table.name] = torch.from_numpy(order[np.searchsorted(ids, common, sorter=order)])
+    return found
+
+
+def _steps(session: Simulation) -> Step:
+    learner: Learner = session.learner
+    if isinstance(learner, TvflLearner):
+        return _tvfl_steps(session, learner)
+    assert isinstance(learner, ApfedLearner)
+    return _apfed_steps(session, learner)
+
+
+def _apfed_steps(session: Simulation, learner: ApfedLearner) -> Step:
+    """Algorithm 1: the active's batch, each passive's gradient, the active's update."""
+    active = learner.party
+    passives = [
+        helper.party for helper in session.helpers.values() if isinstance(helper, ApfedPassive)
+    ]
+
+    def step(step: int, rows_B: Tensor) -> None:
+        batch, rows_A = active.forward(step, rows_B)
+        z_A = batch.sent
+        if z_A is None or active.is_narrow(step, z_A):
+            active.trainer.update(batch)
+            return
+        sent_A = z_A.detach()
+        gradients = [passive.gradient(step, rows_A, sent_A.clone()) for passive in passives]
+        sum_AD = torch.stack([one.flatten(1).double() for one in gradients]).sum(0)
+        active.trainer.update(batch, z_A, sum_AD)
+
+    return step
+
+
+def _tvfl_steps(session: Simulation, learner: TvflLearner) -> Step:
+    """Section 2: all encode, the head reads all, each learns from its own gradient."""
+    active = learner.party
+    passives = {
+        name: helper.party
+        for name, helper in session.helpers.items()
+        if isinstance(helper, TvflHelper)
+    }
+
+    def step(step: int, rows_B: Tensor) -> None:
+        sent = {
+            name: one.trainer.represent(step, rows_B, learn=True) for name, one in passives.items()
+        }
+        read = {name: h_B.detach().clone() for name, h_B in sent.items()}
+        _, gradients = active.trainer.learn(step, active.own_rows(rows_B), read)
+        for name, gradient_B in gradients.items():
+            passives[name].trainer.update(sent[name], gradient_B)
+
+    return step

@@ -1,0 +1,251 @@
+"""Simulated runs have the weights of the parties that they leave out, and refuse the others."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.data import ImageEncoding, PartyTable, VerticalData, load_data
+from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.methods import METHODS, Simulation, Start
+from secure_apfed.methods.method import batches_of
+from secure_apfed.runs import run
+from secure_apfed.simulation import simulate, simulate_many, why_not
+from secure_apfed.simulation.stacked import simulate_stacked
+from secure_apfed.simulation.together import begin, train
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+_MIXED = {
+    "default": {"objective": {"name": "contrastive"}, "weight": 2.0},
+    "passive-2": {"objective": {"name": "reconstruction"}},
+}
+CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "contrastive": ("apfed_c", {"passives": {"default": {"weight": 10.0}}}),
+    "reconstruction": ("apfed_r", {"passives": {"default": {"weight": 0.5}}}),
+    "both": ("apfed", {"passives": _MIXED}),
+    "alone": ("single_view", {}),
+    "typical": ("tvfl", {}),
+    "some labels": ("apfed_c", {"data": {"labelled": 30}}),
+    "some aligned": ("apfed_c", {"data": {"overlap": 0.4}}),
+    "few aligned": ("apfed_r", {"data": {"overlap": 0.02}}),
+    "bounded": ("apfed_c", {"train": {"max_gradient_norm": 0.05}}),
+    "adam": ("apfed_c", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
+    "adam, typical": ("tvfl", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
+    "spread labels": ("apfed_c", {"train": {"spread_labels": True}, "data": {"labelled": 30}}),
+    "whole maps": ("apfed_r", {"model": {"projection": "none"}}),
+}
+
+
+def config_of(method: str, changes: Mapping[str, Any], **more: Any) -> Config:
+    usual: dict[str, Any] = {
+        "name": "simulated", "method": method, "party_seeds": "shared_for_comparison",
+        "data": {"dataset": "digits", "views": 3, "limit": 200},
+        "model": {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.5},
+        "train": {
+            "epochs": 2, "batch_size": 32, "learning_rate": 0.01, "precision": "float64",
+            "device": "cpu",
+        },
+        "guard": {"mechanism": "none"},
+        "secure_sum": {"scheme": "plain", "clip": None},
+        "transcript": {"keep": "none"},
+    }  # fmt: skip
+    merged = usual | more
+    for section, values in changes.items():
+        merged[section] = {**merged.get(section, {}), **values}
+    return Config.model_validate(merged)
+
+
+def images(settings: Any, *, seed: int) -> VerticalData:
+    """Noise of a size that convolutions take, at an active and a passive."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = tuple(f"p{row}" for row in range(48))
+    labels = torch.arange(48) % 3
+    encoding = ImageEncoding(channels=1, height=8, width=10, first_row=0, end_row=8)
+    tables = [
+        PartyTable(
+            name=name, ids=ids, features=torch.rand(48, 1, 8, 10, generator=draw),
+            labels=labels if name == "active" else None, encoding=encoding,
+        )
+        for name in ("active", "passive-1")
+    ]  # fmt: skip
+    return VerticalData(
+        active=tables[0], passives=(tables[1],), classes=("a", "b", "c"),
+        train_rows=torch.arange(40), test_rows=torch.arange(40, 48),
+    )  # fmt: skip
+
+
+def weights_of(session: Simulation) -> dict[str, Tensor]:
+    """Of all parties, with what their optimizers remember; not what was counted as sent."""
+    return {
+        f"{party}/{name}": value
+        for party, tensors in session.tensors().items()
+        for name, value in tensors.items()
+        if not name.startswith(("guard", "allowance"))
+    }
+
+
+def trained_by_messages(config: Config, *, alignment: Any) -> Simulation:
+    data = load_data(config.data, seed=config.seed)
+    start = Start(config=config, data=data, alignment=alignment)
+    session, step = Simulation(METHODS[config.method], start), 0
+    session.transcript.begin_epoch(0)
+    for epoch in range(config.train.epochs):
+        for rows_B in batches_of(session.learner, config, epoch):
+            session.step(step, rows_B)
+            step += 1
+    return session
+
+
+def trained_together(config: Config) -> Simulation:
+    session = begin(config, load_data(config.data, seed=config.seed))
+    train(session, config)
+    return session
+
+
+def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    assert one
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_weights_are_those_of_parties_that_send_messages(case: str) -> None:
+    config = config_of(*CASES[case])
+    together = trained_together(config)
+    sent = trained_by_messages(config, alignment=together.alignment or None)
+    assert apart(weights_of(together), weights_of(sent)) < 1e-9
+
+
+def test_in_single_precision_50_steps_stay_close() -> None:
+    config = config_of("apfed_c", {"train": {"precision": "float32", "epochs": 8}})
+    together = trained_together(config)
+    sent = trained_by_messages(config, alignment=together.alignment)
+    assert apart(weights_of(together), weights_of(sent)) < 1e-4
+
+
+@pytest.mark.parametrize("method", ["apfed_c", "apfed_r", "single_view", "tvfl"])
+def test_accuracy_is_that_of_a_run(method: str) -> None:
+    config = config_of(method, {})
+    simulated = simulate(config)
+    played = run(config, None)
+    # Where rows stand in the alignment is a secret order of the run, by which TVFL cuts batches.
+    if method != "tvfl":
+        assert simulated.accuracy == played.accuracy
+    assert simulated.accuracy.keys() == played.accuracy.keys()
+
+
+STACKED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "contrastive": ("apfed_c", {}),
+    "reconstruction": ("apfed_r", {"train": {"max_gradient_norm": 0.05}}),
+    "alone": ("single_view", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
+    "some labels": ("apfed_c", {"data": {"labelled": 30}}),
+    "typical": ("tvfl", {}),
+    "convolutions": ("apfed_c", {"model": {"network": "conv_mnist"}}),
+}
+
+
+@pytest.mark.parametrize("case", STACKED)
+def test_stacked_runs_have_the_weights_of_each(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds and lambdas differ; weights are read when the accuracy is measured."""
+    method, changes = STACKED[case]
+    if case == "convolutions":
+        monkeypatch.setattr("secure_apfed.simulation.stacked.load_data", images)
+        monkeypatch.setitem(globals(), "load_data", images)
+    found: list[Simulation] = []
+
+    def note(session: Simulation, config: Config, **options: Any) -> Any:
+        found.append(session)
+
+    monkeypatch.setattr("secure_apfed.simulation.stacked.finish", note)
+    configs = []
+    for seed, weight in ((0, 0.1), (1, 10.0), (0, 10.0)):
+        more: dict[str, Any] = {"seed": seed, "rules": {"minimum_spread": 0.0}}
+        model = {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.0}
+        if case == "convolutions":
+            more["secure_sum"] = {"scheme": "plain", "clip": None, "allow_single_passive": True}
+        if METHODS[method].facts.sums_gradients:
+            more["passives"] = {"default": {"weight": weight}}
+        configs.append(config_of(method, changes, model=model, **more))
+    simulate_stacked(configs)
+    assert len(found) == len(configs)
+    for session, config in zip(found, configs, strict=True):
+        alone = trained_together(config)
+        for name, network in _networks(session).items():
+            theirs = _networks(alone)[name].state_dict()
+            assert apart(network.state_dict(), theirs) < 1e-9
+
+
+def _networks(session: Simulation) -> dict[str, torch.nn.Module]:
+    learner: Any = session.learner
+    trainer = learner.party.trainer
+    own = torch.nn.ModuleList(list(trainer._modules.values()))
+    helpers: dict[str, Any] = dict(session.helpers)
+    others = {
+        name: torch.nn.ModuleList(list(helper.party.trainer._modules.values()))
+        for name, helper in helpers.items()
+        if hasattr(helper, "party")
+    }
+    return {session.active: own, **others}
+
+
+def test_many_runs_come_back_in_their_order() -> None:
+    configs = [
+        config_of("apfed_c", {}, seed=seed, passives={"default": {"weight": weight}})
+        for seed in (0, 1)
+        for weight in (0.0, 10.0)
+    ]
+    configs.append(config_of("tvfl", {}))
+    apart_ = [simulate(config).accuracy for config in configs]
+    assert [one.accuracy for one in simulate_many(configs, jobs=2)] == apart_
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "says"),
+    [
+        ("votes", {}, "method votes"),
+        ("apfed_c", {"guard": {"mechanism": "gaussian", "epsilon": 8.0, "clip": 1.0}}, "guard"),
+        ("apfed_c", {"secure_sum": {"masks": "pairwise"}}, "secure_sum"),
+        ("apfed_c", {"secure_sum": {"clip": 1.0}}, "clip"),
+        ("apfed_c", {"train": {"patience": 2}}, "patience"),
+        ("apfed_c", {"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "labels"),
+        (
+            "apfed_c",
+            {"alignment": {"mode": "pairwise"}, "secure_sum": {"allow_single_passive": True}},
+            "pairwise",
+        ),
+    ],
+)
+def test_what_has_to_be_accounted_for_is_refused(
+    method: str, changes: dict[str, Any], says: str
+) -> None:
+    config = config_of(method, changes)
+    assert says in why_not(config)
+    with pytest.raises(ConfigError, match=f"(?s)cannot be simulated.*{says}"):
+        simulate(config)
+
+
+def test_runs_with_other_batches_are_not_one_program() -> None:
+    configs = [config_of("single_view", {"data": {"limit": limit}}) for limit in (100, 200)]
+    with pytest.raises(ModelError, match="batches of the same sizes"):
+        simulate_stacked(configs)
+
+
+def test_a_stacked_run_that_diverges_is_named() -> None:
+    train_ = {"max_gradient_norm": 1.0, "learning_rate": 1e300}
+    configs = [config_of("single_view", {"train": train_}, seed=seed) for seed in (0, 1)]
+    with pytest.raises(ModelError, match="run 1 of 2: training diverged"):
+        simulate_stacked(configs)
+
+
+def test_nothing_is_written_or_warned(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnsafeChoiceWarning)
+        simulate(config_of("apfed_c", {}))
+    assert not list(tmp_path.iterdir())
