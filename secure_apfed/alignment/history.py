@@ -16,10 +16,11 @@ Example:
     secure_apfed.errors.DataError: shop aligned 1 time(s) with this party already, ...
 """
 
+import errno
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -77,6 +78,7 @@ class AlignmentHistory:
         Raises:
             DataError: the session was used before, or a peer had all its runs; nothing is noted.
             CheckpointError: a line of the file is no run, or another process holds it.
+            OSError: the disk does not take the line, or not all of it; nothing is noted.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._alone():
@@ -92,10 +94,22 @@ class AlignmentHistory:
                         f"limit is {self._limit}; a peer that aligns again and again can try out "
                         "IDs"
                     )
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"session": session, "peers": list(peers)}) + "\n")
-                file.flush()
+            self._append({"session": session, "peers": list(peers)})
+
+    def _append(self, run: Mapping[str, object]) -> None:
+        """Note one run, on the disk, whole or not at all: half a line would end every later run."""
+        line = f"{json.dumps(run)}\n".encode()
+        with self._path.open("ab", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(
+                        errno.ENOSPC, "the disk took only part of a line", str(self._path)
+                    )
                 os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

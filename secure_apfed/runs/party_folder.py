@@ -28,6 +28,7 @@ from secure_apfed.folder_files import read_bytes, read_json
 from secure_apfed.methods import Brought, PartyState, Role, freshly_brought
 from secure_apfed.methods.alignment import forget_alignment
 from secure_apfed.privacy import PrivacyLedger
+from secure_apfed.privacy.release_log import holds_releases
 from secure_apfed.regular_file import open_regular
 from secure_apfed.runs.checkpoint import Checkpoints, Steps, save_tensors
 from secure_apfed.runs.folder import (
@@ -87,8 +88,8 @@ class PartyFolder:
         """Hold the folder for one session.
 
         Raises:
-            CheckpointError: a run lies there that is not resumed, or is over; another process is in
-                it; or others may read what lies there.
+            CheckpointError: a run lies there that is not resumed, or is over, or whose checkpoints
+                are gone; another process is in it; or others may read what lies there.
         """
         folder = cls(path)
         make_private(path)
@@ -141,12 +142,27 @@ class PartyFolder:
         """
         return read_json(self.ended, PartyEnd)
 
+    def require_no_releases(self) -> None:
+        """Refuse to forget what was released.
+
+        Raises:
+            CheckpointError: a log holds more than its beginning.
+        """
+        for log in logs_in(self.path):
+            if log.is_file() and not log.is_symlink() and holds_releases(log):
+                raise CheckpointError(
+                    f"{log} counts what left its party in an earlier session, and the checkpoint "
+                    "to go on from is gone; put it back and resume, or choose another folder: "
+                    "begun anew, the run would forget what it spent"
+                )
+
     def _clear(self) -> None:
         """Make room for a new part; a party that was asked anything has a checkpoint."""
         if self.steps.found():
             raise CheckpointError(
                 f"{self.path} holds a run already; resume it, or choose another folder"
             )
+        self.require_no_releases()
         for log in logs_in(self.path):
             try:
                 log.unlink()

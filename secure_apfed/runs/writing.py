@@ -223,11 +223,13 @@ def _clear(folder: RunFolder, active: PartyFolder) -> None:
         raise CheckpointError(
             f"{folder.path} holds a run already, which is finished; choose another folder"
         )
-    Steps(folder.path, "recording").clear()
-    parties = folder.parties.iterdir() if folder.parties.is_dir() else ()
+    found = folder.parties.iterdir() if folder.parties.is_dir() else ()
+    parties = [PartyFolder(party) for party in found if not party.is_symlink()]
     for party in parties:
-        if not party.is_symlink():
-            PartyFolder(party).steps.clear()  # of a start that was broken off before training
+        party.require_no_releases()
+    Steps(folder.path, "recording").clear()
+    for party in parties:
+        party.steps.clear()  # of a start that was broken off before training
 
 
 def _agreement_in(session: Session) -> dict[str, AgreementOf]:

@@ -206,7 +206,8 @@ def test_nobody_begins_anew_over_what_others_hold(tmp_path: Path) -> None:
     parties = Parties(config_of(), tmp_path / "run")
     parties.play({"active": Harm(Kind.REPRESENTATIONS, 7)})
     held = {path: path.read_bytes() for path in parties.run.path.rglob("checkpoint-*")}
-    for path in parties.run.party("active").glob("checkpoint-*"):
+    lost = parties.run.party("active")
+    for path in (*lost.glob("checkpoint-*"), *lost.glob("ledger-*")):
         path.unlink()
     said = parties.play(resume=True)  # the active begins anew, since it has nothing to go on from
     assert "begins anew, and the folder of passive-1 holds step" in said["passive-1"]["message"]

@@ -1,6 +1,7 @@
 """Counting runs with each peer, across processes."""
 
 import doctest
+import resource
 import threading
 from pathlib import Path
 
@@ -190,3 +191,20 @@ def test_a_damaged_file_is_no_fresh_start(line: str, tmp_path: Path) -> None:
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(CheckpointError, match="line 2, is no run of an alignment; restore"):
         AlignmentHistory(path, runs_with_a_peer=1)
+
+
+@pytest.mark.parametrize("room", [0, 10])
+def test_a_full_disk_leaves_no_half_line(room: int, tmp_path: Path) -> None:
+    """As a limit on the size of files has it: the system takes none or some of the line."""
+    path = tmp_path / "history"
+    history = AlignmentHistory(path, runs_with_a_peer=2)
+    history.admit(session="1", peers=["shop"])
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"too large|part of a line"):
+            history.admit(session="2", peers=["shop"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    AlignmentHistory(path, runs_with_a_peer=2).admit(session="2", peers=["shop"])

@@ -30,6 +30,7 @@ from secure_apfed.privacy import BudgetExhaustedError
 from secure_apfed.runs import RunResult, load_model, load_recording, run
 from secure_apfed.runs.checkpoint import config_digest
 from secure_apfed.runs.folder import RunFolder, read_sealed, write_sealed
+from secure_apfed.runs.party_folder import PartyFolder
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -333,6 +334,26 @@ def test_nothing_to_resume_and_nothing_to_overwrite(
         run(small_config(), tmp_path / "new", resume=True)
     with pytest.raises(CheckpointError, match="holds a run already"):
         run(small_config(), finished[0])
+
+
+def test_nothing_begins_anew_over_what_was_released(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    interrupted(small_config(), folder, at_step=9)
+    for checkpoint in (folder / "parties" / "active").glob("checkpoint-*"):
+        checkpoint.unlink()
+    kept = {path: path.read_bytes() for path in (folder / "parties").rglob("*-*.*")}
+    with pytest.raises(CheckpointError, match=r"jsonl counts what left its party .* is gone"):
+        run(small_config(), folder)
+    assert {path: path.read_bytes() for path in (folder / "parties").rglob("*-*.*")} == kept
+    for checkpoint in (folder / "parties").rglob("checkpoint-*"):
+        checkpoint.unlink()
+    with (
+        pytest.raises(
+            CheckpointError, match=r"answers-passive-1\.jsonl counts what left its party"
+        ),
+        PartyFolder.open(folder / "parties" / "passive-1", resume=False),
+    ):
+        pass
 
 
 def test_an_unfinished_folder_is_not_a_recording(tmp_path: Path) -> None:
