@@ -14,8 +14,9 @@ from experiments.gains import HEADER as GAIN_HEADER
 from experiments.gains import QUICK, QUICK_SEEDS, SEEDS, cases_like, run_gains, stored_of
 from experiments.gains import READING as GAIN_READING
 from experiments.main_job import HEADER, READING, run_main_job
+from experiments.performance import cells, write_performance
 from experiments.references import REFERENCES, run_reference
-from experiments.study_page import table_of, write_text
+from experiments.study_page import write_text
 from experiments.sweep import CONFIGS, run_sweep
 from experiments.sweep import HEADER as SWEEP_HEADER
 from experiments.sweep import READING as SWEEP_READING
@@ -34,6 +35,7 @@ __all__ = [
     "gains",
     "main",
     "main_job",
+    "performance",
     "references",
     "sweep",
 ]
@@ -181,12 +183,28 @@ def _show(measured: Measured, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(measured))
         return
-    columns, rows = table_of(measured["rows"], form=".4g", missing="-")
-    terminal.show_rows(f"bench {measured['bench']}", columns, rows)
+    terminal.show_rows(f"bench {measured['bench']}", *cells(measured))
+    for row in measured["rows"]:
+        if row["seconds"] is None:
+            Console().print(f"{row['case']}: {row['reason']}", highlight=False, markup=False)
     Console().print(
         f"measured on {measured['machine']}; {measured['stolen']:.1%} of its processor time was "
         "stolen", highlight=False,
     )  # fmt: skip
+
+
+@app.command()
+def performance(
+    folder: Annotated[Path, typer.Argument(help="What `bench all --output` wrote.")] = Path(
+        "docs/performance"
+    ),
+    page: Annotated[Path, typer.Option(help="The page with the tables.")] = Path(
+        "docs/performance.md"
+    ),
+) -> None:
+    """Renew the tables of docs/performance.md from what benches measured."""
+    write_performance(page, folder)
+    Console().print(f"Tables: {page}", highlight=False)
 
 
 @app.command()

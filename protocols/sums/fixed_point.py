@@ -25,6 +25,8 @@ __all__ = ["EXACT_FLOAT_BITS", "FixedPoint", "Packing", "checked_matrix", "clip_
 EXACT_FLOAT_BITS = 53
 """Integers of so many bits are exact in float64."""
 
+_PIECE = 8192  # OpenBLAS takes one thread for up to 10,000 numbers
+
 
 def checked_matrix(values_BD: object) -> FloatArray:
     """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix.
@@ -63,7 +65,7 @@ def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
     """
     wide_BD = values_BD.astype(np.float64, order="C")
     with np.errstate(over="ignore"):
-        norm_B = np.sqrt(np.vecdot(wide_BD, wide_BD))
+        norm_B = np.sqrt(_squares(wide_BD))
     huge_B = ~np.isfinite(norm_B)
     if huge_B.any():
         wide_BD[huge_B] /= np.abs(wide_BD[huge_B]).max(axis=1, keepdims=True)
@@ -73,6 +75,19 @@ def clip_rows(values_BD: FloatArray, clip_norm: float) -> NDArray[np.float64]:
     if long_B.any():
         wide_BD[long_B] *= (clip_norm / norm_B[long_B])[:, None]
     return wide_BD
+
+
+def _squares(wide_BD: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The squared norm of each row, in pieces that BLAS multiplies in one thread.
+
+    It would spread each longer product over threads, whose waiting for each other takes many
+    times as long as the work where other processes use the processors.
+    """
+    found_B = np.zeros(len(wide_BD))
+    for start in range(0, wide_BD.shape[1], _PIECE):
+        part = wide_BD[:, start : start + _PIECE]
+        found_B += np.vecdot(part, part)
+    return found_B
 
 
 @dataclass(frozen=True, kw_only=True)

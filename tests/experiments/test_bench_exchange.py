@@ -21,6 +21,12 @@ def test_cases_take_turns() -> None:
     assert median_ratio([2.0, 4.0, 30.0], [1.0, 1.0, 10.0]) == 3
 
 
+def test_turns_in_which_the_clock_stood_still_tell_nothing() -> None:
+    assert median_ratio([2.0, 0.0, 4.0, 30.0], [0.0, 1.0, 1.0, 10.0]) == 3.5
+    with pytest.raises(RuntimeError, match="the clock did not move"):
+        median_ratio([1.0, 0.0], [0.0, 1.0])
+
+
 def test_a_row_is_flat() -> None:
     row = Row(case="c", seconds=None, peer="p", more={"reason": "not installed"})
     assert row.as_json() == {

@@ -1,7 +1,11 @@
 """The shared quantiser: clip, range, rounding, packing."""
 
 import math
+import os
+import subprocess
+import sys
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,3 +118,36 @@ def test_a_slot_holds_53_bits() -> None:
         Packing(fields=2, field_bits=27, slots=4)
     with pytest.raises(LocalProtocolError, match="do not fit"):
         Packing(fields=3, field_bits=2, slots=4)
+
+
+_LONG_ROWS = """
+import time
+import numpy as np
+from protocols.sums.fixed_point import clip_rows
+
+rows = np.full((64, 20_000), 1e-3)
+clip_rows(rows, 10.0)
+whole, own = time.process_time(), time.thread_time()
+for _ in range(100):
+    clip_rows(rows, 10.0)
+print((time.process_time() - whole) / (time.thread_time() - own))
+"""
+
+
+def test_norms_of_long_rows_keep_no_second_thread_busy() -> None:
+    """BLAS would spread each over threads, whose waiting took ten times the work's time."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LONG_ROWS], capture_output=True, text=True, check=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"},
+        cwd=Path(__file__).resolve().parents[2],
+    )  # fmt: skip
+    assert float(done.stdout) < 1.2
+
+
+@pytest.mark.parametrize("columns", [1, 8191, 8192, 8193, 20_000])
+def test_a_long_row_is_clipped_to_the_bound(columns: int) -> None:
+    rows = np.random.default_rng(0).uniform(1, 2, size=(3, columns))
+    rows[1] *= 1e-9
+    clipped = clip_rows(rows, 0.5)
+    np.testing.assert_allclose(np.linalg.norm(clipped, axis=1)[[0, 2]], 0.5, rtol=1e-12)
+    np.testing.assert_array_equal(clipped[1], rows[1])
