@@ -16,6 +16,7 @@ from experiments.bench import (
     nvflare,
     psi,
     secure_sum,
+    training,
     transport,
     votes,
 )
@@ -33,6 +34,7 @@ BENCHES: Mapping[str, Callable[[bool], Iterable[Row]]] = {
     "nvflare": nvflare.bench,
     "psi": psi.bench,
     "secure-sum": secure_sum.bench,
+    "training": training.bench,
     "transport": transport.bench,
     "votes": votes.bench,
 }
