@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from experiments.bench import BENCHES, run_bench
+from experiments.bench import BENCHES, Measured, run_bench, run_benches
 from experiments.gains import HEADER as GAIN_HEADER
 from experiments.gains import QUICK, QUICK_SEEDS, SEEDS, cases_like, run_gains, stored_of
 from experiments.gains import READING as GAIN_READING
@@ -38,6 +38,8 @@ __all__ = [
     "sweep",
 ]
 
+
+_ALL = "all"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -143,22 +145,48 @@ def gains(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help=f"One of: {', '.join(BENCHES)}.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Stay under 30 seconds.")] = False,
+    name: Annotated[str, typer.Argument(help=f"all, or one of: {', '.join(BENCHES)}.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line and bench, nothing else.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Stay under 30 seconds a bench.")] = False,
     only: Annotated[str, typer.Option(help="Glob of cases, such as 'vole/*'.")] = "*",
+    output: Annotated[
+        Path | None,
+        typer.Option(help="With all: folder of a JSON file a bench; stopped ones go on."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure what is there, too.")] = False,
 ) -> None:
-    """Measure one part against its peers, in turns within one run."""
-    if name not in BENCHES:
-        raise typer.BadParameter(f"no bench is called {name!r}; there are {', '.join(BENCHES)}")
+    """Measure one part against its peers, in turns within one run, or all after another."""
+    if name not in (*BENCHES, _ALL):
+        there = ", ".join((*BENCHES, _ALL))
+        raise typer.BadParameter(f"no bench is called {name!r}; there are {there}")
+    if name != _ALL and (output is not None or again):
+        raise typer.BadParameter("--output and --again are for `bench all`")
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # benches measure unsafe peers too
-    result = run_bench(name, quick=quick, cases=only)
+    failed = False
+    found = (
+        run_benches(quick=quick, cases=only, folder=output, again=again)
+        if name == _ALL
+        else iter([run_bench(name, quick=quick, cases=only)])
+    )
+    for measured in found:
+        _show(measured, as_json=as_json)
+        failed |= any(row.get("failed") for row in measured["rows"])
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(measured: Measured, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(result))
-    else:
-        columns, rows = table_of(result["rows"], form=".4g", missing="-")
-        terminal.show_rows(f"bench {name}", columns, rows)
-        Console().print(f"measured on {result['machine']}")
+        typer.echo(json.dumps(measured))
+        return
+    columns, rows = table_of(measured["rows"], form=".4g", missing="-")
+    terminal.show_rows(f"bench {measured['bench']}", columns, rows)
+    Console().print(
+        f"measured on {measured['machine']}; {measured['stolen']:.1%} of its processor time was "
+        "stolen", highlight=False,
+    )  # fmt: skip
 
 
 @app.command()

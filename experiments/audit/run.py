@@ -18,7 +18,7 @@ from experiments.audit.cases import CASES, DELTA, EPOCHS, Case, networks, task_o
 from experiments.audit.retraining import Retrainings
 from experiments.audit.scores import OtherRows, WhiteBox, directions
 from experiments.audit.vote_cases import VOTE_CASES, VoteResult, play_vote_case
-from experiments.bench.rows import machine
+from experiments.bench.machine import machine
 from experiments.study_page import ATTACK, OTHER, OURS, drawing, write_text
 from secure_apfed.plain_json import to_json
 from secure_apfed.privacy.gdp import gdp_epsilon

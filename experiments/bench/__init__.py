@@ -1,10 +1,10 @@
 """Benchmarks in one form: `python -m experiments bench NAME [--only CASES] [--json] [--quick]`.
 
-A new bench is one file and one line in the table.
+A new bench is one file and one line in the table. `bench all --output FOLDER` runs all of them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from experiments.bench import (
     attacks,
@@ -20,39 +20,44 @@ from experiments.bench import (
     transport,
     votes,
 )
-from experiments.bench.rows import Row, machine, only, stolen_since, wanted
+from experiments.bench.rows import Bench, Group, Row
+from experiments.bench.running import Measured, run_all, run_one
 
-__all__ = ["BENCHES", "Row", "machine", "run_bench"]
+__all__ = ["BENCHES", "Bench", "Group", "Measured", "Row", "run_bench", "run_benches"]
 
-BENCHES: Mapping[str, Callable[[bool], Iterable[Row]]] = {
-    "attacks": attacks.bench,
-    "audit-log": audit_log.bench,
-    "exchange": exchange.bench,
-    "footprint": footprint.bench,
-    "joint-prediction": joint_prediction.bench,
-    "local": local.bench,
-    "nvflare": nvflare.bench,
-    "psi": psi.bench,
-    "secure-sum": secure_sum.bench,
-    "training": training.bench,
-    "transport": transport.bench,
-    "votes": votes.bench,
+BENCHES: Mapping[str, Bench] = {
+    "attacks": attacks.BENCH,
+    "audit-log": audit_log.BENCH,
+    "exchange": exchange.BENCH,
+    "footprint": footprint.BENCH,
+    "joint-prediction": joint_prediction.BENCH,
+    "local": local.BENCH,
+    "nvflare": nvflare.BENCH,
+    "psi": psi.BENCH,
+    "secure-sum": secure_sum.BENCH,
+    "training": training.BENCH,
+    "transport": transport.BENCH,
+    "votes": votes.BENCH,
 }
 
 
-def run_bench(name: str, *, quick: bool = False, cases: str = "*") -> dict[str, Any]:
+def run_bench(name: str, *, quick: bool = False, cases: str = "*") -> Measured:
     """Run one bench.
 
     Args:
         name: a key of `BENCHES`.
         quick: stay under 30 seconds.
-        cases: a glob; other rows are left out, and not measured where the bench can tell before.
+        cases: a glob; others are not measured, unless a wanted one is compared with them.
 
     Raises:
         KeyError: no bench has that name.
+        ConfigError: `cases` names none of its cases.
     """
-    before, _ = stolen_since()
-    with only(cases):
-        rows = [row.as_json() for row in BENCHES[name](quick) if wanted(row.case)]
-    _, stolen = stolen_since(before)
-    return {"bench": name, "machine": machine() | {"stolen": round(stolen, 4)}, "rows": rows}
+    return run_one(name, BENCHES[name], quick=quick, cases=cases)
+
+
+def run_benches(
+    *, quick: bool = False, cases: str = "*", folder: Path | None = None, again: bool = False
+) -> Iterator[Measured]:
+    """Run all benches; arguments and errors as of `running.run_all`."""
+    return run_all(BENCHES, quick=quick, cases=cases, folder=folder, again=again)

@@ -6,7 +6,8 @@ a perceptron of 64 and 32 units, batches of 32), on the run's device, with all i
 batches, and the row says how far their scores differ.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from attacks.candidates import reveal_candidates
 from attacks.people.shadow import Shadows, halves
 from attacks.view import Candidates
-from experiments.bench.rows import Row, interleave, median_ratio
+from experiments.bench.rows import Bench, Group, Row, interleave, median_ratio, single
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.exchange import Transcript
@@ -22,13 +23,28 @@ from secure_apfed.learning.compute import find_device
 from secure_apfed.models import encoder_and_head
 from secure_apfed.runs import Recording
 
-__all__ = ["bench"]
+__all__ = ["BENCH"]
 
 _EPOCHS = 2
 
 
-def bench(quick: bool) -> Iterator[Row]:
+def _groups(quick: bool) -> Sequence[Group]:
     """Seconds of training and scoring all shadow models (target of lira/64: 8 times faster)."""
+    prepared = cache(_prepared)
+    return [
+        single(f"lira/{models}", partial(_row, models, prepared))
+        for models in ((16,) if quick else (16, 64))
+    ]
+
+
+BENCH = Bench(
+    groups=_groups,
+    ratio="times faster than the peer",
+    fields=("peer_seconds", "largest_difference", "device"),
+)
+
+
+def _prepared() -> tuple[Shadows, Candidates]:
     config = Config.model_validate({
         "name": "bench-attacks", "method": "single_view",
         "data": {"dataset": "digits", "views": 2, "test_fraction": 0.5},
@@ -46,11 +62,11 @@ def bench(quick: bool) -> Iterator[Row]:
     def make() -> nn.Module:
         return nn.Sequential(*encoder_and_head(config.model, shape, len(recording.data.classes)))
 
-    for models in (16,) if quick else (16, 64):
-        yield _row(models, Shadows(make, config.train, 0, find_device("auto")), candidates)
+    return Shadows(make, config.train, 0, find_device("auto")), candidates
 
 
-def _row(models: int, shadows: Shadows, candidates: Candidates) -> Row:
+def _row(models: int, prepared: Callable[[], tuple[Shadows, Candidates]]) -> Row:
+    shadows, candidates = prepared()
     rows_SH = halves(models, len(candidates), 0)
     scores: dict[str, Tensor] = {}
 

@@ -9,15 +9,17 @@ import hashlib
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from experiments.bench.rows import Row, interleave, median_ratio
+from experiments.bench.rows import Bench, Group, Row, interleave, median_ratio, single
 from protocols.identity import fresh_identity
 from secure_apfed.audit_log import AuditLog, verify_log
 from secure_apfed.exchange import Envelope, Kind
 
-__all__ = ["bench"]
+__all__ = ["BENCH"]
 
 _SIZES = (128, 2**17, 2**21)
 
@@ -28,52 +30,73 @@ class _NoReleases:
     charges, epsilon = 0, 0.0
 
 
-def bench(quick: bool) -> Iterator[Row]:
-    """Seconds an envelope or a line, and bytes of a line."""
+def _groups(quick: bool) -> Sequence[Group]:
+    most, repetitions = (200, 5) if quick else (2000, 15)
+    counts = {size: max(20, most * _SIZES[0] // size) for size in _SIZES}
+    return [
+        *(
+            single(f"log/{size}", partial(_logged, size, count, repetitions))
+            for size, count in counts.items()
+        ),
+        Group(("verify", "resume"), partial(_read, most, repetitions)),
+    ]
+
+
+BENCH = Bench(groups=_groups, fields=("line_bytes",))
+
+
+@contextmanager
+def _fresh_log() -> Iterator[tuple[Path, Callable[[], AuditLog]]]:
+    """Where a log will be, and what opens it or goes on with it."""
     identity, peer = fresh_identity(), fresh_identity()
-    repetitions = 5 if quick else 15
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "audit.log")
+        yield path, lambda: AuditLog(path, "here", identity, {"there": peer.public}, _NoReleases())
 
-        def opened() -> AuditLog:
-            return AuditLog(path, "here", identity, {"there": peer.public}, _NoReleases())
 
+def _read(lines: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+    """Seconds of a line, of a log with so many."""
+    with _fresh_log() as (path, opened):
         with opened() as log:
-            for size in _SIZES:
-                count = max(20, (200 if quick else 2000) * _SIZES[0] // size)
-                yield _logged(log, os.urandom(size), count, repetitions)
-        lines = verify_log(path).lines
-        cases: dict[str, Callable[[], object]] = {
+            _note(log, os.urandom(_SIZES[0]), lines)
+        calls: dict[str, Callable[[], object]] = {
             "verify": lambda: verify_log(path),
             "resume": lambda: opened().close(),
         }
-        for case, seconds in interleave(cases, repetitions=repetitions).items():
+        seconds = interleave({case: calls[case] for case in wanted}, repetitions=repetitions)
+        for case, each in seconds.items():
             yield Row(
-                case=case, seconds=statistics.median(seconds) / lines,
+                case=case, seconds=statistics.median(each) / lines,
                 more={"line_bytes": path.stat().st_size // lines},
             )  # fmt: skip
 
 
-def _logged(log: AuditLog, frame: bytes, count: int, repetitions: int) -> Row:
-    """One envelope of this frame, over so many."""
+def _note(log: AuditLog, frame: bytes, count: int) -> None:
+    """So many envelopes of this frame."""
     envelope = Envelope(
         session="bench", step=0, kind=Kind.REPRESENTATIONS, sender="here", receiver="there",
         sequence=0, payload=b"",
     )  # fmt: skip
+    for _ in range(count):
+        log.sent(envelope, frame)
 
-    def note() -> None:
-        for _ in range(count):
-            log.sent(envelope, frame)
+
+def _logged(size: int, count: int, repetitions: int) -> Row:
+    """Seconds of one envelope, over so many."""
+    frame = os.urandom(size)
 
     def hash_alone() -> None:
         for _ in range(count):
             hashlib.sha256(frame).digest()
 
-    seconds = interleave({"log": note, "hash": hash_alone}, repetitions=repetitions)
+    with _fresh_log() as (_, opened), opened() as log:
+        seconds = interleave(
+            {"log": lambda: _note(log, frame, count), "hash": hash_alone}, repetitions=repetitions
+        )
     return Row(
-        case=f"log/{len(frame)}",
+        case=f"log/{size}",
         seconds=statistics.median(seconds["log"]) / count,
         peer="SHA-256 alone",
         ratio=median_ratio(seconds["log"], seconds["hash"]),
-        bytes=len(frame),
+        bytes=size,
     )

@@ -10,14 +10,23 @@ import itertools
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.bench.images import image_run
-from experiments.bench.rows import Row, interleave, median_ratio
+from experiments.bench.rows import (
+    Bench,
+    Group,
+    Row,
+    interleave,
+    median_ratio,
+    one_thread,
+    single,
+)
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
@@ -28,25 +37,31 @@ from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.objectives import ContrastiveSettings, make_objective
 from secure_apfed.seeds import shuffled
 
-__all__ = ["bench", "whole_batches"]
+__all__ = ["BENCH", "whole_batches"]
 
 _BATCH, _SENT = 256, 64
 _CASE = "apfed_c/fmnist/2-1/b256"
 
 
-def bench(quick: bool) -> Iterator[Row]:
+def _groups(quick: bool) -> Sequence[Group]:
+    return [single(_CASE, partial(_row, 7 if quick else 31))]
+
+
+BENCH = Bench(groups=_groups, fields=("peer_seconds", "images"))
+
+
+@one_thread()
+def _row(repetitions: int) -> Row:
     """Seconds of one training step, and the ratio to the plain loop's (target: at most 1.10)."""
-    torch.set_num_threads(1)
     config, data, images = image_run(
         "bench-exchange", batch=_BATCH, secure_sum={"scheme": "plain", "clip": None}
     )
     ours, session = _our_step(config, data)
     theirs = _plain_step(config, data)
     before = session.transcript.wire_bytes
-    repetitions = 7 if quick else 31
     seconds = interleave({"ours": ours, "plain": theirs}, repetitions=repetitions, warm_up=2)
     steps = repetitions + 2
-    yield Row(
+    return Row(
         case=_CASE,
         seconds=statistics.median(seconds["ours"]),
         peer="plain torch loop",

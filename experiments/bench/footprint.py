@@ -9,11 +9,12 @@ and the end of a session are left out on both sides.
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from experiments.bench.rows import Row
+from experiments.bench.rows import Bench, Group, Row, single
 from experiments.footprint import (
     apc_vfl_bytes,
     split_nn_backward_bytes,
@@ -25,7 +26,7 @@ from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
 from secure_apfed.runs import RunResult, run
 
-__all__ = ["bench"]
+__all__ = ["BENCH"]
 
 _ACTIVE = (
     "worst compactness", "concave points error", "smoothness error", "mean texture",
@@ -37,28 +38,57 @@ _COUNTED = (
 )  # fmt: skip
 _WIDTHS = {"network": "selu", "hidden": (64,), "representation": 128}
 _PASSIVE = {"network": "selu", "hidden": (128,), "representation": 256}
+_BRIEF: Mapping[str, Any] = {
+    "distilled": {"epochs": 1},
+    "train": {"epochs": 1, "device": "cpu"},
+}
 
 
-def bench(quick: bool) -> Iterator[Row]:
-    """Bytes and seconds of a run, and the ratio of what messages hold to the formula."""
+def _groups(quick: bool) -> Sequence[Group]:
     epochs = 2 if quick else 20
-    brief = {"distilled": {"epochs": 1}, "train": {"epochs": 1, "device": "cpu"}}
+    return [
+        single("apc_vfl", _distilled),
+        *(
+            single(
+                case := f"split_nn/b{batch_size}/e{epochs}",
+                partial(_split, case, batch_size, epochs),
+            )
+            for batch_size in (128, 8)
+        ),
+        Group(("vfedtrans", "vfedtrans, P not counted"), _decomposed),
+    ]
+
+
+BENCH = Bench(
+    groups=_groups,
+    ratio="bytes that messages hold over the formula's",
+    fields=("payload", "formula", "rows"),
+)
+
+
+def _distilled() -> Row:
     model = {"network": "selu", "hidden": (256,), "representation": 256}
-    sent = _sent("apc_vfl", model=model, **brief)
+    sent = _sent("apc_vfl", model=model, **_BRIEF)
     rows = sum(_rows(sent))
-    yield _row("apc_vfl", sent, rows, apc_vfl_bytes(rows))
-    for batch_size in (128, 8):
-        sent = _sent(
-            "split_nn", model=_WIDTHS, passives={"default": {"model": _PASSIVE}},
-            train={"epochs": epochs, "batch_size": batch_size, "device": "cpu"},
-        )  # fmt: skip
-        train, test = _rows(sent)
-        formula = split_nn_forward_bytes(train, epochs=epochs) + apc_vfl_bytes(test)
-        formula += split_nn_backward_bytes(train, epochs=epochs, batch_size=batch_size)
-        yield _row(f"split_nn/b{batch_size}/e{epochs}", sent, epochs * train + test, formula)
+    return _row("apc_vfl", sent, rows, apc_vfl_bytes(rows))
+
+
+def _split(case: str, batch_size: int, epochs: int) -> Row:
+    sent = _sent(
+        "split_nn", model=_WIDTHS, passives={"default": {"model": _PASSIVE}},
+        train={"epochs": epochs, "batch_size": batch_size, "device": "cpu"},
+    )  # fmt: skip
+    train, test = _rows(sent)
+    formula = split_nn_forward_bytes(train, epochs=epochs) + apc_vfl_bytes(test)
+    formula += split_nn_backward_bytes(train, epochs=epochs, batch_size=batch_size)
+    return _row(case, sent, epochs * train + test, formula)
+
+
+def _decomposed(_: Collection[str]) -> Iterator[Row]:
+    """Two formulas beside the same run."""
     enriched = {"network": "enriched", "hidden": (256,), "representation": 30}
-    sent = _sent("vfedtrans", model=enriched, **brief)
-    train, _ = _rows(sent)
+    sent = _sent("vfedtrans", model=enriched, **_BRIEF)
+    train, _test = _rows(sent)
     whole = vfedtrans_bytes(train, (5, 25))
     yield _row("vfedtrans", sent, train, whole)
     yield _row("vfedtrans, P not counted", sent, train, whole - 4 * 2 * train * train)

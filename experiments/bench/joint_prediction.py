@@ -7,21 +7,22 @@ concatenating SplitNN, which shows the active every representation.
 
 import statistics
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import torch
-
-from experiments.bench.rows import Row, interleave, median_ratio
+from experiments.bench.rows import Bench, Group, Row, interleave, median_ratio, one_thread
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.methods import open_session
 
-__all__ = ["bench"]
+__all__ = ["BENCH"]
 
+_PEER = "concatenated"
+_REPETITIONS = 5
 _CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "concatenated": ("split_nn", {"scheme": "plain"}),
+    _PEER: ("split_nn", {"scheme": "plain"}),
     "summed/plain": ("split_nn_sum", {"scheme": "plain", "clip": 4.0}),
     "summed/masked": ("split_nn_sum", {"scheme": "plain", "masks": "pairwise", "clip": 4.0}),
     "summed/bfv-masked": ("split_nn_sum", {"scheme": "bfv", "masks": "pairwise", "clip": 4.0}),
@@ -29,28 +30,28 @@ _CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 
 
-_REPETITIONS = 5
+def _groups(quick: bool) -> Sequence[Group]:
+    return [Group(tuple(_CASES), partial(_rows, rows=400 if quick else 1600))]
 
 
-def bench(quick: bool) -> Iterator[Row]:
-    """Every case; fewer rows where `quick`."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+BENCH = Bench(groups=_groups)
+
+
+def _rows(wanted: Collection[str], *, rows: int) -> Iterator[Row]:
+    with one_thread():
         cases = {
-            name: _Case(method, secure_sum, rows=400 if quick else 1600)
+            name: _Case(method, secure_sum, rows=rows)
             for name, (method, secure_sum) in _CASES.items()
+            if name in {*wanted, _PEER}
         }
         seconds = interleave(
             {name: case.predict for name, case in cases.items()}, repetitions=_REPETITIONS
         )
-    finally:
-        torch.set_num_threads(threads)
-    (peer, *_) = _CASES
-    for name, case in cases.items():
+    for name in wanted:
         yield Row(
-            case=name, seconds=statistics.median(seconds[name]) / case.rows, peer=peer,
-            ratio=median_ratio(seconds[name], seconds[peer]), bytes=round(case.bytes_of_a_row),
+            case=name, seconds=statistics.median(seconds[name]) / cases[name].rows, peer=_PEER,
+            ratio=median_ratio(seconds[name], seconds[_PEER]),
+            bytes=round(cases[name].bytes_of_a_row),
         )  # fmt: skip
 
 

@@ -13,15 +13,22 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-
-import torch
 
 from experiments.bench.exchange import whole_batches
 from experiments.bench.images import image_run
-from experiments.bench.rows import Row, interleave, median_ratio
+from experiments.bench.rows import (
+    Bench,
+    Group,
+    Row,
+    interleave,
+    median_ratio,
+    one_thread,
+    single,
+)
 from protocols.errors import UnsafeChoiceWarning
 from protocols.identity import Identity, fresh_identity
 from protocols.seal import SealedLink, fresh_run_key
@@ -36,7 +43,7 @@ from secure_apfed.runs.local import prepare_parties
 from secure_apfed.runs.party import Joined, PartyFile, joined
 from secure_apfed.runs.trial_links import Way, free_addresses, relaying
 
-__all__ = ["apart", "bench", "local_stepper", "sealed", "stepper"]
+__all__ = ["BENCH", "apart", "local_stepper", "sealed", "stepper"]
 
 _BATCH = 256
 _CASE = "local/apfed_c/fmnist/3-1/b256"
@@ -44,9 +51,19 @@ _PATIENCE_S = 60.0
 _PAYLOAD = bytes(64)
 
 
-def bench(quick: bool) -> Iterator[Row]:
+def _groups(quick: bool) -> Sequence[Group]:
+    return [
+        single(_CASE, partial(_step, 7 if quick else 31)),
+        Group(("message/memory", "message/local"), partial(_messages, 200 if quick else 2000)),
+    ]
+
+
+BENCH = Bench(groups=_groups, fields=("peer_seconds", "images"))
+
+
+@one_thread()
+def _step(repetitions: int) -> Row:
     """Seconds of a training step, and the ratio to one process's (target: at most 1.3)."""
-    torch.set_num_threads(1)
     config, data, images = image_run(
         "bench-local", batch=_BATCH, secure_sum={"scheme": "plain", "clip": None}, views=3
     )
@@ -54,17 +71,14 @@ def bench(quick: bool) -> Iterator[Row]:
         here, learner = stack.enter_context(apart(config, data))
         memory = stepper(config, data)
         local = local_stepper(here, learner)
-        seconds = interleave(
-            {"local": local, "memory": memory}, repetitions=7 if quick else 31, warm_up=2
-        )
-    yield Row(
+        seconds = interleave({"local": local, "memory": memory}, repetitions=repetitions, warm_up=2)
+    return Row(
         case=_CASE,
         seconds=statistics.median(seconds["local"]),
         peer="memory",
         ratio=median_ratio(seconds["local"], seconds["memory"]),
         more={"peer_seconds": statistics.median(seconds["memory"]), "images": images},
     )
-    yield from _messages(200 if quick else 2000)
 
 
 def stepper(config: Config, data: VerticalData) -> Callable[[], object]:
@@ -121,19 +135,33 @@ def _process(file: Path) -> Iterator[None]:
             process.kill()
 
 
-def _messages(count: int) -> Iterator[Row]:
+def _messages(count: int, wanted: Collection[str]) -> Iterator[Row]:
     """Half of a round trip of 64 bytes by each driver."""
+    with one_thread(), ExitStack() as stack:
+        asking: dict[str, Callable[[], None]] = {}
+        if "message/memory" in wanted:
+            asking["message/memory"] = stack.enter_context(_asking_in_memory(count))
+        if "message/local" in wanted:
+            asking["message/local"] = stack.enter_context(_asking_a_process(count))
+        seconds = interleave(asking, repetitions=5)
+    for case, each in seconds.items():
+        yield Row(case=case, seconds=statistics.median(each) / (2 * count))
+
+
+@contextmanager
+def _asking_in_memory(count: int) -> Iterator[Callable[[], None]]:
     keys = {name: fresh_run_key() for name in ("here", "there")}
     network = InMemory.sealed(session="bench", contract_hash=bytes(32), run_keys=keys)
     network.begin("there", _echo(network.links["there"]))
-    memory = lambda: network.complete("here", _ask(network.links["here"], count))  # noqa: E731
-    with _echoing() as (transport, links):
-        local = lambda: drive(_ask(links, count), transport, timeout_s=_PATIENCE_S)  # noqa: E731
-        seconds = interleave({"memory": memory, "local": local}, repetitions=5)
-        links.send("there", Kind.END, 0)
+    yield lambda: network.complete("here", _ask(network.links["here"], count))
     network.close()
-    for name, each in seconds.items():
-        yield Row(case=f"message/{name}", seconds=statistics.median(each) / (2 * count))
+
+
+@contextmanager
+def _asking_a_process(count: int) -> Iterator[Callable[[], None]]:
+    with _echoing() as (transport, links):
+        yield lambda: drive(_ask(links, count), transport, timeout_s=_PATIENCE_S)
+        links.send("there", Kind.END, 0)
 
 
 async def _ask(links: Links, count: int) -> None:

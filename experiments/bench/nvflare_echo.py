@@ -30,11 +30,12 @@ class EchoSite(Site):
 
     Args:
         folder: where the keys of both lie, and the seconds go.
+        sizes: of payloads.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, sizes: list[int]) -> None:
         super().__init__()
-        self._folder = folder
+        self._folder, self._sizes = folder, sizes
 
     def _play(self, site: str, meet: Connect) -> None:
         folder = Path(self._folder)
@@ -53,20 +54,22 @@ class EchoSite(Site):
             drive(echo(links), transport, timeout_s=_PATIENCE_S)
         else:
             found = seconds_of(
-                links, lambda script: drive(script, transport, timeout_s=_PATIENCE_S)
+                links, lambda script: drive(script, transport, timeout_s=_PATIENCE_S), self._sizes
             )
             links.send("there", Kind.END, 0)
             (folder / "seconds.json").write_text(json.dumps(found))
         transport.close()
 
 
-def play(folder: str) -> None:
-    """Play the job in NVFlare's simulator; the seconds are in `folder`."""
+def play(folder: str, sizes: list[int]) -> None:
+    """Play the job in NVFlare's simulator, with payloads of these sizes; `folder` gets seconds."""
     secrets = {name: fresh_identity().secret_bytes().hex() for name in ("here", "there")}
     (Path(folder) / "keys.json").write_text(json.dumps(secrets))
     with tempfile.TemporaryDirectory() as workspace:
         local = Path(workspace) / "echo" / "local"
         local.mkdir(parents=True)
         allow_classes(local / "resources.json", [*ALLOWED_CLASSES, f"{__name__}."])
-        job = job_of("echo", {name: EchoSite(folder) for name in secrets}, packages=["experiments"])
+        job = job_of(
+            "echo", {name: EchoSite(folder, sizes) for name in secrets}, packages=["experiments"]
+        )
         Recipe(job).run(SimEnv(clients=[*secrets], workspace_root=workspace))

@@ -16,15 +16,15 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.bench import psi_case
 from experiments.bench.optional import why_no_crypten
-from experiments.bench.rows import Row, wanted
+from experiments.bench.rows import Bench, Group, Row
 
-__all__ = ["bench", "measure"]
+__all__ = ["BENCH", "measure"]
 
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _QUICK = {1_000: 1, 10_000: 1}
@@ -50,19 +50,35 @@ _PEERS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def bench(quick: bool) -> Iterator[Row]:
-    """Seconds, bytes, rounds, peak memory in bytes, and how many times faster than openmined-psi.
+def _groups(quick: bool) -> Sequence[Group]:
+    return [
+        Group(
+            [f"{case}/{size}" for case in psi_case.CASES],
+            functools.partial(measure, size, repetitions),
+        )
+        for size, repetitions in (_QUICK if quick else _REPETITIONS).items()
+    ]
 
-    `ratio` is seconds by those of `peer`. `floor_seconds`, of `ecdh` only, is what the
-    multiplications alone take: the same library on the same processors, and nothing else.
+
+BENCH = Bench(
+    groups=_groups,
+    fields=(
+        "rounds", "peak_memory", "speedup_vs_openmined", "speedup_vs_rr22", "floor_seconds",
+        "dealt_bytes",
+    ),
+)  # fmt: skip
+
+
+def measure(size: int, repetitions: int, wanted: Collection[str] | None = None) -> Iterator[Row]:
+    """Yield the rows of one size, of all cases unless `wanted` names some.
+
+    Medians over the repetitions of seconds, bytes, rounds, peak memory in bytes, and how many
+    times faster than openmined-psi. `ratio` is seconds by those of `peer`. `floor_seconds`, of
+    `ecdh` only, is what the multiplications alone take: the same library on the same processors,
+    and nothing else.
     """
-    for size, repetitions in (_QUICK if quick else _REPETITIONS).items():
-        yield from measure(size, repetitions)
-
-
-def measure(size: int, repetitions: int) -> Iterator[Row]:
-    """Yield the rows of one size; medians over the repetitions."""
-    cases = _with_rivals(case for case in psi_case.CASES if wanted(f"{case}/{size}"))
+    shown = [case for case in psi_case.CASES if wanted is None or f"{case}/{size}" in wanted]
+    cases = _with_rivals(shown)
     missing = {case: _why_missing(case) for case in cases}
     runs: dict[str, list[Mapping[str, Any]]] = {case: [] for case in cases}
     for _ in range(repetitions):
@@ -70,7 +86,7 @@ def measure(size: int, repetitions: int) -> Iterator[Row]:
             if not missing[case]:
                 runs[case].append(_run(case, size))
     medians = {case: _medians(runs.get(case, [])) for case in psi_case.CASES}
-    for case, found in ((case, medians[case]) for case in cases):
+    for case, found in ((case, medians[case]) for case in shown):
         rival = _RIVAL.get(case)
         more = {
             "rounds": found["rounds"],
@@ -92,9 +108,9 @@ def measure(size: int, repetitions: int) -> Iterator[Row]:
         )
 
 
-def _with_rivals(wanted_cases: Iterable[str]) -> list[str]:
+def _with_rivals(wanted: Collection[str]) -> list[str]:
     """The cases, and those that they are compared with."""
-    named = set(wanted_cases)
+    named = set(wanted)
     while more := {_RIVAL[case] for case in named if case in _RIVAL} - named:
         named |= more
     return [case for case in psi_case.CASES if case in named]

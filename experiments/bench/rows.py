@@ -1,27 +1,21 @@
-"""The one form of every benchmark: rows of seconds and ratios, measured interleaved.
+"""The one form of every benchmark: cases that are named before they are measured.
 
-A bench is a function from `quick` to rows. Seconds are medians over repetitions in which
-all cases take turns, so that a drift of the machine's speed meets them alike. A peer
-that cannot be had is a row without seconds, with the reason.
+A bench is a list of groups: cases that one function measures in turns, so that a drift of the
+machine's speed meets them alike. It declares them without measuring anything, so that one row can
+be had without the others. Seconds are medians over repetitions unless a bench says otherwise. A
+peer that cannot be had is a row without seconds, with the reason.
 """
 
-import fnmatch
-import os
-import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["Row", "interleave", "machine", "median_ratio", "only", "stolen_since", "wanted"]
-
-_ONLY: ContextVar[str] = ContextVar("glob of cases", default="*")
+__all__ = ["Bench", "Group", "Row", "absent", "interleave", "median_ratio", "one_thread", "single"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +48,45 @@ class Row:
         return {**plain, **self.more}
 
 
+@dataclass(frozen=True)
+class Group:
+    """Cases that are measured together.
+
+    Attributes:
+        cases: their names.
+        measure: from the names that are wanted to their rows. It measures these, what they are
+            compared with, and nothing else; rows of other cases are left out.
+    """
+
+    cases: Sequence[str]
+    measure: Callable[[Collection[str]], Iterable[Row]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What the table of benches holds.
+
+    Attributes:
+        groups: from whether to be quick (stay under 30 seconds) to all groups; measures nothing.
+        ratio: what `ratio` of its rows is.
+        fields: which further fields of its rows are published.
+    """
+
+    groups: Callable[[bool], Sequence[Group]]
+    ratio: str = "seconds over the peer's"
+    fields: Sequence[str] = ()
+
+
+def single(case: str, measure: Callable[[], Row]) -> Group:
+    """A group of one case."""
+    return Group((case,), lambda _: [measure()])
+
+
+def absent(case: str, reason: str, **more: Any) -> Row:
+    """The row of what could not be measured."""
+    return Row(case=case, seconds=None, more={"reason": reason, **more})
+
+
 def interleave(
     cases: Mapping[str, Callable[[], object]], *, repetitions: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
@@ -74,43 +107,11 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
 
 
 @contextmanager
-def only(cases: str) -> Iterator[None]:
-    """Measure those cases alone that this glob names, while the block runs, where a bench can."""
-    before = _ONLY.set(cases)
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread while the block runs."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        _ONLY.reset(before)
-
-
-def wanted(case: str) -> bool:
-    """Whether this case is to be measured; what it is compared with is measured with it."""
-    return fnmatch.fnmatchcase(case, _ONLY.get())
-
-
-def stolen_since(before: tuple[int, int] | None = None) -> tuple[tuple[int, int] | None, float]:
-    """Processor time that the host gave to others: ticks stolen and in all, and the share since.
-
-    Where the system does not tell, None and 0.
-    """
-    try:
-        first = Path("/proc/stat").read_text("ascii").splitlines()[0].split()
-        ticks = [int(each) for each in first[1:9]]
-    except (OSError, ValueError, IndexError):
-        return None, 0.0
-    now = (ticks[-1], sum(ticks))
-    passed = now[1] - before[1] if before else 0
-    return now, (now[0] - before[0]) / passed if before and passed else 0.0
-
-
-def machine() -> dict[str, Any]:
-    """What the seconds were measured on."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-    }
+        torch.set_num_threads(threads)

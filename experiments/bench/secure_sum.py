@@ -11,14 +11,23 @@ Fashion-MNIST in batches of 128, when passives encrypt at the same time: one con
 combine and decode over the step; `share` is its `ratio` once more, 0.05 for 5 %.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
-import torch
 
 from experiments.bench.optional import why_no_crypten
 from experiments.bench.paillier import PackedPaillier, why_not
-from experiments.bench.rows import Row, interleave, median_ratio
+from experiments.bench.rows import (
+    Bench,
+    Group,
+    Row,
+    absent,
+    interleave,
+    median_ratio,
+    one_thread,
+    single,
+)
 from experiments.bench.sum_paths import (
     CASES,
     ON_CRYPTEN,
@@ -30,7 +39,7 @@ from experiments.bench.sum_paths import (
 )
 from experiments.bench.training_step import training_step
 
-__all__ = ["bench"]
+__all__ = ["BENCH"]
 
 _SHAPE = (128, 256)
 _PASSIVES = 4
@@ -39,26 +48,63 @@ _OTHER_SHAPES = ((128, 64), (256, 1024), (256, 15_360))
 _STEP_SHAPE = (128, 64)
 _TURN = 0.01
 _TUTORIAL = "tutorial"
+_PAILLIER = "phe-packed/m4"
 
 
-def bench(quick: bool) -> Iterator[Row]:
+def _groups(quick: bool) -> Sequence[Group]:
     """Ratios at M = 4, shares of a step; unless `quick`, other M and D, and Paillier."""
-    torch.set_num_threads(1)
-    yield from _table(_PASSIVES, _SHAPE, repetitions=9 if quick else 31)
-    yield _paillier(quick)
-    if reason := why_no_crypten():
-        yield _absent(f"{ON_CRYPTEN}/m{_PASSIVES}", reason)
-    yield from _shares(repetitions=3 if quick else 21)
-    if not quick:
-        for passives in _OTHER_PASSIVES:
-            yield from _table(passives, _SHAPE, repetitions=3)
-        for shape in _OTHER_SHAPES:
-            yield from _sizes(shape)
+    brief = [
+        _table(_PASSIVES, 9 if quick else 31),
+        single(_PAILLIER, partial(_paillier, quick)),
+        _of_each_sum("share/{}", partial(_shares, 3 if quick else 21)),
+    ]
+    if quick:
+        return brief
+    others = [_table(passives, 3) for passives in _OTHER_PASSIVES]
+    return (
+        brief
+        + others
+        + [_of_each_sum(_sized(shape), partial(_sizes, shape)) for shape in _OTHER_SHAPES]
+    )
 
 
-def _table(passives: int, shape: Shape, *, repetitions: int) -> Iterator[Row]:
-    values = _values(passives, shape)
-    paths: dict[str, SumPath] = {name: OurPath(name, values) for name in _ours()}
+BENCH = Bench(
+    groups=_groups,
+    ratio="times faster than the peer; of `share/...`, the part of a step",
+    fields=("bytes_per_value",),
+)
+
+
+def _of_each_sum(
+    form: str, measure: Callable[[Mapping[str, str]], Iterator[Row]], *more: str
+) -> Group:
+    """The group of a case for each sum, and some more; `measure` gets case by name of a sum.
+
+    Without CrypTen the sum that needs it is a row with the reason.
+    """
+    case_of = {name: form.format(name) for name in (*CASES, *more)}
+
+    def measured(wanted: Collection[str]) -> Iterator[Row]:
+        named = {name: case for name, case in case_of.items() if case in wanted}
+        if ON_CRYPTEN in named and (reason := why_no_crypten()):
+            yield absent(named.pop(ON_CRYPTEN), reason)
+        if named:
+            with one_thread():
+                yield from measure(named)
+
+    return Group(tuple(case_of.values()), measured)
+
+
+def _table(passives: int, repetitions: int) -> Group:
+    form = f"{{}}/m{passives}"
+    return _of_each_sum(form, partial(_against_tutorial, passives, repetitions), _TUTORIAL)
+
+
+def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
+    values = _values(passives, _SHAPE)
+    paths: dict[str, SumPath] = {
+        name: OurPath(name, values) for name in case_of if name != _TUTORIAL
+    }
     paths[_TUTORIAL] = TutorialPath(values)
     seconds: dict[str, list[float]] = {name: [] for name in paths}
     for repetition in range(-1, repetitions):
@@ -66,14 +112,14 @@ def _table(passives: int, shape: Shape, *, repetitions: int) -> Iterator[Row]:
             spent = _turn(path)
             if repetition >= 0:
                 seconds[name].append(spent)
-    for name, path in paths.items():
+    for name, case in case_of.items():
         yield Row(
-            case=f"{name}/m{passives}",
+            case=case,
             seconds=min(seconds[name]),
             peer=f"{_TUTORIAL}/m{passives}",
             ratio=min(seconds[_TUTORIAL]) / min(seconds[name]),
-            bytes=path.contribution_bytes,
-            more=_size(path, shape),
+            bytes=paths[name].contribution_bytes,
+            more=_size(paths[name], _SHAPE),
         )
 
 
@@ -86,22 +132,25 @@ def _turn(path: SumPath) -> float:
     return min(runs)
 
 
-def _sizes(shape: Shape) -> Iterator[Row]:
+def _sized(shape: Shape) -> str:
+    return f"{{}}/m{_PASSIVES}/{shape[0]}x{shape[1]}"
+
+
+def _sizes(shape: Shape, case_of: Mapping[str, str]) -> Iterator[Row]:
     """Each sum once at another size of a contribution, without the tutorial."""
     values = _values(_PASSIVES, shape)
-    for name in _ours():
+    for name, case in case_of.items():
         path = OurPath(name, values)
         path.prepare()
         spent = sum(path.run())
-        case = f"{name}/m{_PASSIVES}/{shape[0]}x{shape[1]}"
         more = _size(path, shape)
         yield Row(case=case, seconds=spent, bytes=path.contribution_bytes, more=more)
 
 
-def _shares(*, repetitions: int) -> Iterator[Row]:
+def _shares(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
     """Share of a training step, in turns with training steps."""
     step, images = training_step()
-    paths = {name: OurPath(name, _values(_PASSIVES, _STEP_SHAPE)) for name in _ours()}
+    paths = {name: OurPath(name, _values(_PASSIVES, _STEP_SHAPE)) for name in case_of}
     costs: dict[str, list[float]] = {name: [] for name in paths}
     steps = []
     for repetition in range(-1, repetitions):
@@ -113,7 +162,7 @@ def _shares(*, repetitions: int) -> Iterator[Row]:
                 costs[name].append(contribute / _PASSIVES + combine + decode)
     for name, spent in costs.items():
         yield Row(
-            case=f"share/{name}",
+            case=case_of[name],
             seconds=min(spent),
             peer="training step",
             ratio=(share := min(spent) / min(steps[1:])),
@@ -121,36 +170,27 @@ def _shares(*, repetitions: int) -> Iterator[Row]:
         )
 
 
+@one_thread()
 def _paillier(quick: bool) -> Row:
-    case = "phe-packed/m4"
     reason = "it takes minutes; run without --quick" if quick else why_not()
     if reason is not None:
-        return _absent(case, reason)
+        return absent(_PAILLIER, reason)
     peer = PackedPaillier(passives=_PASSIVES)
     values = _values(_PASSIVES, _SHAPE)
     seconds = interleave(
-        {_TUTORIAL: TutorialPath(values).run, case: lambda: peer.add(values)},
+        {_TUTORIAL: TutorialPath(values).run, _PAILLIER: lambda: peer.add(values)},
         repetitions=1,
         warm_up=0,
     )
     count = _SHAPE[0] * _SHAPE[1]
     return Row(
-        case=case,
-        seconds=seconds[case][0],
+        case=_PAILLIER,
+        seconds=seconds[_PAILLIER][0],
         peer=f"{_TUTORIAL}/m{_PASSIVES}",
-        ratio=median_ratio(seconds[_TUTORIAL], seconds[case]),
+        ratio=median_ratio(seconds[_TUTORIAL], seconds[_PAILLIER]),
         bytes=peer.contribution_bytes(count),
         more={"bytes_per_value": peer.contribution_bytes(count) / count},
     )
-
-
-def _ours() -> list[str]:
-    """The cases that can be measured here."""
-    return [name for name in CASES if name != ON_CRYPTEN or not why_no_crypten()]
-
-
-def _absent(case: str, reason: str) -> Row:
-    return Row(case=case, seconds=None, more={"bytes_per_value": None, "reason": reason})
 
 
 def _size(path: SumPath, shape: Shape) -> dict[str, float]:

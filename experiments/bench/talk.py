@@ -1,7 +1,7 @@
 """Two parties of which one sends back what it gets, for benches of links."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from secure_apfed.exchange import Kind, Links
@@ -27,12 +27,17 @@ async def echo(links: Links) -> None:
         links.send("here", Kind.SUM, 0, asked.payload)
 
 
-def seconds_of(links: Links, play: Callable[[Script[None]], Any]) -> Mapping[int, Sequence[float]]:
-    """By size of the payload, seconds of each message: half of there and back again."""
+def seconds_of(
+    links: Links, play: Callable[[Script[None]], Any], sizes: Iterable[int]
+) -> Mapping[int, Sequence[float]]:
+    """By size of the payload, a key of `COUNTS`, seconds of each message.
+
+    A message is half of there and back again.
+    """
     found: dict[int, list[float]] = {}
-    for size, count in COUNTS.items():
+    for size in sizes:
         payload, found[size] = bytes(size), []
-        for repetition in range(-_WARM_UP, count):
+        for repetition in range(-_WARM_UP, COUNTS[size]):
             began = time.perf_counter()
             play(ask(links, payload))
             if repetition >= 0:

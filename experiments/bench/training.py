@@ -9,8 +9,9 @@ settings stacked, beside one run at a time with its parties' messages.
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from joblib import Parallel, delayed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from experiments.bench.rows import Row, interleave, median_ratio, wanted
+from experiments.bench.rows import Bench, Group, Row, interleave, median_ratio, single
 from experiments.tables.apfed import PROXY, run_of
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
@@ -33,30 +34,36 @@ from secure_apfed.simulation.stacked import simulate_stacked
 from secure_apfed.simulation.together import begin, simulate, train
 from secure_apfed.workers import usable_cores
 
-__all__ = ["bench"]
+__all__ = ["BENCH"]
 
 _BATCH = 256
 _SCRIPT, _ONE_BY_ONE, _MESSAGES = "a plain script", "one after another", "parties with messages"
 
 
-def bench(quick: bool) -> Iterator[Row]:
-    """Seconds of a few steps, and of whole small runs."""
-    for method in ("single_view", "apfed_c"):
-        if wanted(f"{method}/fmnist/2-1/b{_BATCH}"):
-            yield from _one_run(method, steps=2 if quick else 8, repetitions=2 if quick else 7)
-    if wanted("five-seeds/digits"):
-        yield from _seeds(epochs=10 if quick else 100, repetitions=1 if quick else 5)
-    if wanted("stacked/fmnist/2-1"):
-        yield from _stacked(quick=quick)
+def _groups(quick: bool) -> Sequence[Group]:
+    steps, repetitions = (2, 2) if quick else (8, 7)
+    return [
+        *(
+            single(f"{method}/fmnist/2-1/b{_BATCH}", partial(_one_run, method, steps, repetitions))
+            for method in ("single_view", "apfed_c")
+        ),
+        single("five-seeds/digits", partial(_seeds, *((10, 1) if quick else (100, 5)))),
+        single("stacked/fmnist/2-1", partial(_stacked, 4 if quick else 40)),
+    ]
 
 
-def _one_run(method: str, *, steps: int, repetitions: int) -> Iterator[Row]:
+BENCH = Bench(
+    groups=_groups,
+    fields=("precision", "bfloat16_units", "over_messages", "processes", "stacked", "runs"),
+)
+
+
+def _one_run(method: str, steps: int, repetitions: int) -> Row:
     case = f"{method}/fmnist/2-1/b{_BATCH}"
     try:
         config, data, images = _images(method, steps)
     except DataError as error:
-        yield Row(case=case, seconds=None, more={"reason": str(error)})
-        return
+        return Row(case=case, seconds=None, more={"reason": str(error)})
     with _threads(usable_cores()):
         seconds = interleave(
             {
@@ -66,7 +73,7 @@ def _one_run(method: str, *, steps: int, repetitions: int) -> Iterator[Row]:
             },
             repetitions=repetitions,
         )
-    yield Row(
+    return Row(
         case=case,
         seconds=statistics.median(seconds[case]) / steps,
         peer=_SCRIPT,
@@ -171,7 +178,7 @@ def _script(config: Config, data: VerticalData) -> None:
         optimizer.step()
 
 
-def _seeds(*, epochs: int, repetitions: int) -> Iterator[Row]:
+def _seeds(epochs: int, repetitions: int) -> Row:
     """Five small runs at once, in as many processes as there are cores, which stay open."""
     configs = [_digits(seed, epochs) for seed in range(5)]
     cores = usable_cores()
@@ -184,7 +191,7 @@ def _seeds(*, epochs: int, repetitions: int) -> Iterator[Row]:
             },
             repetitions=repetitions,
         )
-    yield Row(
+    return Row(
         case="five-seeds/digits",
         seconds=statistics.median(seconds["together"]),
         peer=_ONE_BY_ONE,
@@ -214,13 +221,11 @@ def _digits(seed: int, epochs: int) -> Config:
     })  # fmt: skip
 
 
-def _stacked(*, quick: bool) -> Iterator[Row]:
+def _stacked(steps: int) -> Row:
     """Five seeds times five lambdas of one cell, beside one run with its messages."""
     case = "stacked/fmnist/2-1"
     if not torch.cuda.is_available():
-        yield Row(case=case, seconds=None, more={"reason": "torch sees no GPU"})
-        return
-    steps = 4 if quick else 40
+        return Row(case=case, seconds=None, more={"reason": "torch sees no GPU"})
     config, data, images = _images("apfed_c", steps, device="cuda")
     configs = [
         config.model_copy(update={
@@ -236,5 +241,5 @@ def _stacked(*, quick: bool) -> Iterator[Row]:
     began = time.perf_counter()
     _by_messages(config, data)
     alone = time.perf_counter() - began
-    yield Row(case=case, seconds=each, peer=_MESSAGES, ratio=alone / each,
-              more={"images": images, "runs": len(configs), "steps": steps})  # fmt: skip
+    return Row(case=case, seconds=each, peer=_MESSAGES, ratio=alone / each,
+               more={"images": images, "runs": len(configs), "steps": steps})  # fmt: skip

@@ -7,37 +7,54 @@ proofs of identity and seals end to end.
 """
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import ExitStack
-
-import torch
+from functools import partial
 
 from experiments.bench.images import image_run
 from experiments.bench.local import apart, local_stepper, stepper
-from experiments.bench.rows import Row, interleave, median_ratio
+from experiments.bench.rows import (
+    Bench,
+    Group,
+    Row,
+    interleave,
+    median_ratio,
+    one_thread,
+    single,
+)
 from secure_apfed.runs.local import WAYS
+from secure_apfed.runs.trial_links import Way
 
-__all__ = ["bench"]
+__all__ = ["BENCH"]
 
 _BATCH, _PASSIVES = 256, 3
 
 
-def bench(quick: bool) -> Iterator[Row]:
+def _groups(quick: bool) -> Sequence[Group]:
+    names = {f"{name}/m{_PASSIVES}/b{_BATCH}": way for name, way in WAYS.items()}
+    return [
+        single(case, partial(_row, case, way, 7 if quick else 31)) for case, way in names.items()
+    ]
+
+
+BENCH = Bench(groups=_groups, fields=("peer_seconds", "images"))
+
+
+@one_thread()
+def _row(case: str, way: Way, repetitions: int) -> Row:
     """Seconds of a training step, and its ratio to one process (target over gRPC: at most 1.5)."""
-    torch.set_num_threads(1)
     config, data, images = image_run(
         "bench-transport", batch=_BATCH, secure_sum={"scheme": "plain", "clip": None},
         views=_PASSIVES + 1,
     )  # fmt: skip
-    for name, way in WAYS.items():
-        with ExitStack() as stack:
-            here, learner = stack.enter_context(apart(config, data, over=way))
-            steps = {"apart": local_stepper(here, learner), "memory": stepper(config, data)}
-            seconds = interleave(steps, repetitions=7 if quick else 31, warm_up=2)
-        yield Row(
-            case=f"{name}/m{_PASSIVES}/b{_BATCH}",
-            seconds=statistics.median(seconds["apart"]),
-            peer="memory",
-            ratio=median_ratio(seconds["apart"], seconds["memory"]),
-            more={"peer_seconds": statistics.median(seconds["memory"]), "images": images},
-        )
+    with ExitStack() as stack:
+        here, learner = stack.enter_context(apart(config, data, over=way))
+        steps = {"apart": local_stepper(here, learner), "memory": stepper(config, data)}
+        seconds = interleave(steps, repetitions=repetitions, warm_up=2)
+    return Row(
+        case=case,
+        seconds=statistics.median(seconds["apart"]),
+        peer="memory",
+        ratio=median_ratio(seconds["apart"], seconds["memory"]),
+        more={"peer_seconds": statistics.median(seconds["memory"]), "images": images},
+    )

@@ -14,14 +14,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.bench import votes_case
-from experiments.bench.rows import Row
+from experiments.bench.rows import Bench, Group, Row, single
 
-__all__ = ["bench", "measure"]
+__all__ = ["BENCH", "measure"]
 
 _COLUMNS, _PASSIVES = 10, 3
 _CANDIDATES = 20
@@ -32,11 +33,28 @@ _PATIENCE_S = 900
 _PARTS = ("passive_seconds", "active_seconds", "aggregator_seconds")
 
 
-def bench(quick: bool) -> Iterator[Row]:
+def _groups(quick: bool) -> Sequence[Group]:
     """10,000 people and 50 labels; unless `quick`, up to a million people and 200 labels."""
-    for people, labelled, candidates in _QUICK if quick else _SIZES:
-        repetitions = 1 if quick or people > 10**5 else _REPETITIONS
-        yield measure(people, labelled, repetitions, candidates)
+    return [
+        single(
+            _case(people, labelled, candidates),
+            partial(
+                measure,
+                people,
+                labelled,
+                1 if quick or people > 10**5 else _REPETITIONS,
+                candidates,
+            ),
+        )
+        for people, labelled, candidates in (_QUICK if quick else _SIZES)
+    ]
+
+
+BENCH = Bench(groups=_groups, fields=(*_PARTS, "peak_memory", "ratio_to_product"))
+
+
+def _case(people: int, labelled: int, candidates: int) -> str:
+    return f"{'audited' if candidates else 'encrypted'}/{people}x{labelled}"
 
 
 def measure(people: int, labelled: int, repetitions: int, candidates: int = 0) -> Row:
@@ -46,7 +64,7 @@ def measure(people: int, labelled: int, repetitions: int, candidates: int = 0) -
     clear = min(run["clear_seconds"] for run in runs)
     product = min(run["clear_product_seconds"] for run in runs)
     return Row(
-        case=f"{'audited' if candidates else 'encrypted'}/{people}x{labelled}",
+        case=_case(people, labelled, candidates),
         seconds=_seconds(found),
         peer="clear product, masked sum",
         ratio=_seconds(found) / clear,

@@ -40,9 +40,14 @@ def test_without_crypten_its_case_is_a_row_with_the_reason(monkeypatch: pytest.M
         raise LocalProtocolError("install CrypTen")
 
     monkeypatch.setattr(optional, "load_crypten", absent)
-    assert "crypten" not in secure_sum._ours()
-    assert {"masked", "ckks"} <= set(secure_sum._ours())
-    assert optional.why_no_crypten() == "install CrypTen"
+    monkeypatch.setattr(secure_sum, "_SHAPE", (4, 8))
+    (row,) = run_bench("secure-sum", quick=True, cases="crypten/m4")["rows"]
+    assert row["seconds"] is None
+    assert row["reason"] == "install CrypTen"
+    rows = run_bench("secure-sum", quick=True, cases="*a*/m4")["rows"]
+    measured = {row["case"]: row["seconds"] for row in rows}
+    assert set(measured) >= {"masked/m4", "plain/m4", "tutorial/m4"}
+    assert measured["masked/m4"] > 0
 
 
 def test_paillier_is_measured_or_its_absence_explained() -> None:

@@ -28,4 +28,4 @@ def test_a_row_with_candidates() -> None:
 
 
 def test_it_has_its_place_in_the_table() -> None:
-    assert BENCHES["votes"] is votes.bench
+    assert BENCHES["votes"] is votes.BENCH

@@ -1,0 +1,148 @@
+"""Benches measure the cases that are wanted, and no failure ends the others."""
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from experiments.bench import (
+    BENCHES,
+    Bench,
+    Group,
+    Row,
+    attacks,
+    audit_log,
+    exchange,
+    footprint,
+    joint_prediction,
+    local,
+    nvflare,
+    run_bench,
+    secure_sum,
+    transport,
+    votes,
+)
+from experiments.bench.running import Measured, run_all, run_one
+from secure_apfed.errors import ConfigError
+
+# glob, where something is measured, and what of its arguments is seen there; psi has its own test
+WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
+    "attacks": ("lira/16", attacks, "_row", [16]),
+    "audit-log": ("resume", audit_log, "interleave", [["resume"]]),
+    "exchange": ("*", exchange, "_row", [7]),
+    "footprint": ("split_nn/b8/*", footprint, "_sent", ["split_nn"]),
+    "joint-prediction": (
+        "summed/plain", joint_prediction, "interleave", [["concatenated", "summed/plain"]],
+    ),
+    "local": ("message/memory", local, "interleave", [["message/memory"]]),
+    "nvflare": ("*/round/*", nvflare, "_in_a_job", [[2**17]]),
+    "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
+    "transport": ("grpc/*", transport, "_row", ["grpc/m3/b256"]),
+    "votes": ("encrypted/*", votes, "measure", [10_000]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_cases_that_are_not_wanted_are_not_measured(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    glob, module, function, expected = WANTED[name]
+    seen: list[Any] = []
+
+    def see(first: Any, *_: object, **__: object) -> None:
+        seen.append(list(first) if isinstance(first, dict) else first)
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr(module, function, see)
+    monkeypatch.setattr(nvflare, "_why_missing", lambda: "")
+    rows = run_bench(name, quick=True, cases=glob)["rows"]
+    assert seen == expected
+    assert len(rows) == 1
+    assert rows[0]["reason"] == "it failed: RuntimeError: seen"
+
+
+def test_every_bench_has_such_a_test() -> None:
+    assert set(WANTED) | {"psi"} == set(BENCHES)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("name", BENCHES)
+def test_cases_have_names_of_their_own(name: str, quick: bool) -> None:
+    cases = [case for group in BENCHES[name].groups(quick) for case in group.cases]
+    assert len(set(cases)) == len(cases) > 0
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_a_glob_without_cases_is_told_which_there_are(name: str) -> None:
+    with pytest.raises(ConfigError, match="'nothing' names no case of bench") as told:
+        run_bench(name, quick=True, cases="nothing")
+    for group in BENCHES[name].groups(True):
+        assert set(group.cases) <= set(str(told.value).splitlines())
+
+
+def _measure(wanted: Collection[str]) -> Iterator[Row]:
+    for case in wanted:
+        if case == "broken":
+            raise ValueError("no such thing")
+        yield Row(case=case, seconds=1.0)
+
+
+def _bench(*cases: str, measure: Callable[[Collection[str]], Iterator[Row]] = _measure) -> Bench:
+    return Bench(groups=lambda _quick: [Group(cases, measure)])
+
+
+def _run_all(benches: dict[str, Bench], folder: Path | None, **changes: Any) -> list[Measured]:
+    told: dict[str, Any] = {"quick": True, "cases": "*", "again": False, **changes}
+    return list(run_all(benches, folder=folder, **told))
+
+
+def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(tmp_path: Path) -> None:
+    silent = Bench(groups=lambda _quick: [Group(("nothing",), lambda _: [])])
+    benches = {"one": _bench("a", "broken", "b"), "silent": silent, "other": _bench("c")}
+    one, mute, other = _run_all(benches, tmp_path)
+    assert [row["seconds"] for row in one["rows"]] == [1.0, None, None]
+    assert one["rows"][1]["reason"] == "it failed: ValueError: no such thing"
+    assert mute["rows"][0]["reason"] == "its bench made no row of it"
+    assert [row["seconds"] for row in other["rows"]] == [1.0]
+    assert {path.name for path in tmp_path.iterdir()} == {"one.json", "silent.json", "other.json"}
+    assert json.loads((tmp_path / "one.json").read_text()) == one
+
+
+def test_what_is_there_is_taken_unless_it_failed_or_was_measured_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def count(wanted: Collection[str]) -> Iterator[Row]:
+        measured.extend(wanted)
+        return _measure(wanted)
+
+    whole, broken = _bench("a", measure=count), _bench("broken", measure=count)
+    _run_all({"whole": whole, "broken": broken}, tmp_path)
+    first = _run_all({"whole": whole, "broken": broken}, tmp_path)
+    assert measured == ["a", "broken", "broken"]
+    assert first[0]["rows"][0]["case"] == "a"
+    (tmp_path / "whole.json").write_text('{"rows": [')
+    for changes in ({}, {"quick": False}, {"cases": "a"}, {"cases": "a", "again": True}):
+        _run_all({"whole": whole}, tmp_path, **changes)
+    monkeypatch.setattr("experiments.bench.running._source", lambda: "another")
+    _run_all({"whole": whole}, tmp_path, cases="a")
+    assert measured[3:] == ["a"] * 5
+
+
+def test_all_leaves_out_benches_without_wanted_cases() -> None:
+    benches = {"one": _bench("a"), "other": _bench("b")}
+    (only,) = _run_all(benches, None, cases="b")
+    assert only["bench"] == "other"
+    with pytest.raises(ConfigError, match="'c' names no case of any bench"):
+        _run_all(benches, None, cases="c")
+
+
+def test_rows_that_nobody_asked_for_are_left_out() -> None:
+    rows = [Row(case=case, seconds=1.0) for case in ("ours", "peer")]
+    bench = Bench(groups=lambda _quick: [Group(("ours", "peer"), lambda _: rows)])
+    found = run_one("two", bench, quick=True, cases="ours")
+    assert [row["case"] for row in found["rows"]] == ["ours"]
