@@ -21,7 +21,7 @@ from joblib import Parallel, delayed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from experiments.bench.rows import Bench, Group, Row, interleave, median_ratio, single
+from experiments.bench.rows import Bench, Group, Row, absent, interleave, median_ratio, single
 from experiments.tables.apfed import PROXY, run_of
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
@@ -54,6 +54,7 @@ def _groups(quick: bool) -> Sequence[Group]:
 
 BENCH = Bench(
     groups=_groups,
+    ratio="the peer's seconds over ours",
     fields=("precision", "bfloat16_units", "over_messages", "processes", "stacked", "runs"),
 )
 
@@ -63,7 +64,7 @@ def _one_run(method: str, steps: int, repetitions: int) -> Row:
     try:
         config, data, images = _images(method, steps)
     except DataError as error:
-        return Row(case=case, seconds=None, more={"reason": str(error)})
+        return absent(case, str(error))
     with _threads(usable_cores()):
         seconds = interleave(
             {
@@ -81,7 +82,7 @@ def _one_run(method: str, steps: int, repetitions: int) -> Row:
         more={
             "images": images,
             "precision": config.train.precision,
-            "bfloat16_units": has_bfloat16(),
+            "bfloat16_units": _has_bfloat16(),
             "over_messages": median_ratio(seconds[_MESSAGES], seconds[case]),
         },
     )
@@ -93,7 +94,7 @@ def _images(method: str, steps: int, **changes: Any) -> tuple[Config, VerticalDa
         config = run_of(dataset, "2-1", method, 10.0, PROXY)
         settings = config.model_dump(mode="json", exclude_defaults=True)
         settings["data"]["limit"] = steps * _BATCH
-        precision = "bfloat16" if has_bfloat16() else "float32"
+        precision = "bfloat16" if _has_bfloat16() else "float32"
         own = {"epochs": 1, "batch_size": _BATCH, "precision": precision}
         settings["train"] |= own | changes
         config = Config.model_validate(settings)
@@ -105,7 +106,7 @@ def _images(method: str, steps: int, **changes: Any) -> tuple[Config, VerticalDa
     raise AssertionError
 
 
-def has_bfloat16() -> bool:
+def _has_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 in units of its own."""
     try:
         flags = Path("/proc/cpuinfo").read_text("ascii", errors="ignore").split()
@@ -225,7 +226,7 @@ def _stacked(steps: int) -> Row:
     """Five seeds times five lambdas of one cell, beside one run with its messages."""
     case = "stacked/fmnist/2-1"
     if not torch.cuda.is_available():
-        return Row(case=case, seconds=None, more={"reason": "torch sees no GPU"})
+        return absent(case, "torch sees no GPU")
     config, data, images = _images("apfed_c", steps, device="cuda")
     configs = [
         config.model_copy(update={

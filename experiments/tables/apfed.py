@@ -198,7 +198,7 @@ def _few_labels(full: bool) -> Size:
         for seed in range(training.seeds)
         for cell in _FEW
         for method, lines in _ways(*cell).items()
-        if method != "tvfl"
+        if METHODS[method].facts.predicts_alone
     ]
     jobs.sort(key=lambda job: (job.seed, job.cost))
     lines = [
