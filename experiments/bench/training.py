@@ -21,6 +21,7 @@ from joblib import Parallel, delayed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from experiments.bench.operations import step_row
 from experiments.bench.rows import Bench, Group, Row, absent, interleave, median_ratio, single
 from experiments.tables.apfed import PROXY, run_of
 from protocols.errors import UnsafeChoiceWarning
@@ -47,6 +48,10 @@ def _groups(quick: bool) -> Sequence[Group]:
             single(f"{method}/fmnist/2-1/b{_BATCH}", partial(_one_run, method, steps, repetitions))
             for method in ("single_view", "apfed_c")
         ),
+        *(
+            single(f"step/{method}/fmnist/2-1/b{_BATCH}", partial(_operations, method))
+            for method in ("single_view", "apfed_c", "apfed_r", "tvfl")
+        ),
         single("five-seeds/digits", partial(_seeds, *((10, 1) if quick else (100, 5)))),
         single("stacked/fmnist/2-1", partial(_stacked, 4 if quick else 40)),
     ]
@@ -55,8 +60,11 @@ def _groups(quick: bool) -> Sequence[Group]:
 BENCH = Bench(
     groups=_groups,
     ratio="the peer's seconds over ours",
-    fields=("precision", "bfloat16_units", "over_messages", "processes", "stacked", "runs"),
-)
+    fields=(
+        "precision", "bfloat16_units", "over_messages", "processes", "stacked", "runs",
+        "operations", "kernels", "h200_floor_us", "bound_by",
+    ),
+)  # fmt: skip
 
 
 def _one_run(method: str, steps: int, repetitions: int) -> Row:
@@ -86,6 +94,15 @@ def _one_run(method: str, steps: int, repetitions: int) -> Row:
             "over_messages": median_ratio(seconds[_MESSAGES], seconds[case]),
         },
     )
+
+
+def _operations(method: str) -> Row:
+    case = f"step/{method}/fmnist/2-1/b{_BATCH}"
+    try:
+        config, data, _ = _images(method, 1)
+    except DataError as error:
+        return absent(case, str(error))
+    return step_row(case, config, data)
 
 
 def _images(method: str, steps: int, **changes: Any) -> tuple[Config, VerticalData, str]:
