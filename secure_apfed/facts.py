@@ -64,6 +64,7 @@ class MethodFacts:
         takes_labels_of_passives: takes `data.labels_at`: passives may hold labels, too.
         takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
         stops_early: takes `train.patience`: the active can tell the loss of held-out rows.
+        simulated: takes `secure_apfed.simulation`: its accuracy can be had without its messages.
         own_objective: of every passive that contributes; None: each says its own.
     """
 
@@ -82,6 +83,7 @@ class MethodFacts:
     takes_labels_of_passives: bool = False
     takes_pairwise: bool = False
     stops_early: bool = False
+    simulated: bool = False
     own_objective: ObjectiveSettings | None = None
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from experiments.bench import (
     nvflare,
     psi,
     secure_sum,
+    training,
     transport,
     votes,
 )
@@ -34,6 +35,7 @@ BENCHES: Mapping[str, Bench] = {
     "nvflare": nvflare.BENCH,
     "psi": psi.BENCH,
     "secure-sum": secure_sum.BENCH,
+    "training": training.BENCH,
     "transport": transport.BENCH,
     "votes": votes.BENCH,
 }

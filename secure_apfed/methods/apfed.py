@@ -81,6 +81,7 @@ APFED = MethodFacts(
     trains_privately=True,
     takes_pairwise=True,
     stops_early=True,
+    simulated=True,
 )
 APFED_R = replace(APFED, title="APFed-R", own_objective=ReconstructionSettings())
 APFED_C = replace(APFED, title="APFed-C", own_objective=ContrastiveSettings())
@@ -415,7 +416,7 @@ class SingleView(Method):
     headline = "single_view"
     facts = MethodFacts(
         title="SingleVL", predicts_alone=True, has_passives=False, trains_privately=True,
-        stops_early=True,
+        stops_early=True, simulated=True,
     )  # fmt: skip
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:

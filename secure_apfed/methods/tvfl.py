@@ -231,6 +231,7 @@ class Tvfl(Method):
         representations_from="passives",
         returns_gradients=True,
         stops_early=True,
+        simulated=True,
     )
 
     def model(self, config: RunSettings) -> ModelSettings:

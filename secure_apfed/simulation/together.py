@@ -46,8 +46,8 @@ def why_not(config: Config) -> str:
     """Why only parties that send messages can play this run; empty where it can be simulated."""
     facts, train = config.facts, config.train
     reasons = {
-        f"method {config.method} is not trained step by step by APFed's or TVFL's parties":
-            config.method not in ("apfed", "apfed_r", "apfed_c", "single_view", "tvfl"),
+        f"method {config.method} is not trained step by step as APFed and TVFL are":
+            not facts.simulated,
         f"guard.mechanism {config.guard.mechanism} adds noise, which has to be accounted for":
             config.guard.mechanism != "none",
         f"labels.mechanism {config.labels.mechanism} has to be accounted for":

@@ -31,6 +31,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "both": ("apfed", {"passives": _MIXED}),
     "alone": ("single_view", {}),
     "typical": ("tvfl", {}),
+    "split network": ("split_nn", {}),
     "some labels": ("apfed_c", {"data": {"labelled": 30}}),
     "some aligned": ("apfed_c", {"data": {"overlap": 0.4}}),
     "few aligned": ("apfed_r", {"data": {"overlap": 0.02}}),
