@@ -185,7 +185,7 @@ def _show(measured: Measured, *, as_json: bool) -> None:
         return
     terminal.show_rows(f"bench {measured['bench']}", *cells(measured))
     for row in measured["rows"]:
-        if row["seconds"] is None:
+        if "reason" in row:
             Console().print(f"{row['case']}: {row['reason']}", highlight=False, markup=False)
     Console().print(
         f"measured on {measured['machine']}; {measured['stolen']:.1%} of its processor time was "

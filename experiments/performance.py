@@ -16,6 +16,8 @@ from secure_apfed.errors import DataError
 
 __all__ = ["block", "cells", "read_measured", "renewed", "write_performance"]
 
+_MANY = 1_000_000
+_COARSE_S = 1e-4
 _BLOCK = re.compile(r"<!-- bench (?P<name>\S+) -->\n.*?<!-- end (?P=name) -->", re.DOTALL)
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
@@ -86,16 +88,18 @@ def block(measured: Measured) -> str:
     header, rows = cells(measured)
     reasons: dict[str, list[str]] = {}
     for row in measured["rows"]:
-        if row["seconds"] is None:
+        if "reason" in row:
             reasons.setdefault(row["reason"], []).append(f"`{row['case']}`")
     only = "" if measured["cases"] == "*" else f", cases `{measured['cases']}`"
     load = "" if measured["load"] is None else f", load {measured['load']:.1f} when it began"
+    step = measured["clock_step"]
+    clock = f" The clock moved by {_scaled(step, 's')}." if step > _COARSE_S else ""
     told = (
         f"{measured['date']}{', quick' if measured['quick'] else ''}{only}: "
         f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}, Python "
         f"{machine['python']}, torch {machine['torch']}{load}, {measured['stolen']:.1%} of the "
         "processor time stolen. "
-        f"*Ratio*: {bench.ratio}."
+        f"*Ratio*: {bench.ratio}.{clock}"
     )
     table = markdown(header, rows) if rows else ""
     missing = "".join(
@@ -106,10 +110,8 @@ def block(measured: Measured) -> str:
 
 
 def cells(measured: Measured) -> tuple[list[str], list[list[str]]]:
-    """Header and texts of a bench's table; without rows that have no seconds and empty columns."""
-    rows: Sequence[Mapping[str, Any]] = [
-        row for row in measured["rows"] if row["seconds"] is not None
-    ]
+    """Header and texts of a bench's table, without what was not measured and empty columns."""
+    rows: Sequence[Mapping[str, Any]] = [row for row in measured["rows"] if "reason" not in row]
     fields = ["case", "seconds", "peer", "ratio", "bytes", *BENCHES[measured["bench"]].fields]
     shown = [field for field in fields if any(row.get(field) is not None for row in rows)]
     header = [field.removesuffix("_seconds").replace("_", " ") for field in shown]
@@ -126,7 +128,7 @@ def _text(field: str, value: object) -> str:
         return _scaled(value, "s")
     if field.endswith(("bytes", "memory", "payload", "formula")):
         return _scaled(value, "B")
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) or value >= _MANY else str(value)
 
 
 def _scaled(value: float, unit: str) -> str:

@@ -2,12 +2,15 @@
 
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["machine", "stolen_since"]
+__all__ = ["clock_step", "machine", "stolen_since"]
+
+_LOOKS = 5
 
 
 def machine() -> dict[str, Any]:
@@ -32,6 +35,17 @@ def _processor() -> str | None:
         lines = []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.processor()) or None
+
+
+def clock_step() -> float:
+    """Seconds by which the clock moves at least: many milliseconds on some virtual machines."""
+    steps = []
+    for _ in range(_LOOKS):
+        began = now = time.perf_counter()
+        while now == began:
+            now = time.perf_counter()
+        steps.append(now - began)
+    return min(steps)
 
 
 def stolen_since(before: tuple[int, int] | None = None) -> tuple[tuple[int, int] | None, float]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import experiments
-from experiments.bench.machine import machine, stolen_since
+from experiments.bench.machine import clock_step, machine, stolen_since
 from experiments.bench.rows import Bench, Group, Row, absent
 from secure_apfed.errors import ConfigError
 from secure_apfed.plain_json import to_json
@@ -101,9 +101,12 @@ def _measured(
     head, (before, _) = _head(name, quick, cases), stolen_since()
     began = datetime.now(UTC).date().isoformat()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    steps = [clock_step()]
     rows = [row.as_json() for group, names in chosen for row in _rows(group, names)]
+    steps.append(clock_step())
     _, stolen = stolen_since(before)
-    return {**head, "date": began, "load": load, "stolen": round(stolen, 4), "rows": rows}
+    told = {"date": began, "load": load, "stolen": round(stolen, 4), "clock_step": max(steps)}
+    return {**head, **told, "rows": rows}
 
 
 def _rows(group: Group, names: Sequence[str]) -> list[Row]:

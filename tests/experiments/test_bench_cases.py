@@ -7,7 +7,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from experiments.__main__ import app
 from experiments.bench import (
     BENCHES,
     Bench,
@@ -22,6 +24,7 @@ from experiments.bench import (
     nvflare,
     run_bench,
     secure_sum,
+    training,
     transport,
     votes,
 )
@@ -40,6 +43,7 @@ WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
     "local": ("message/memory", local, "interleave", [["message/memory"]]),
     "nvflare": ("*/round/*", nvflare, "_in_a_job", [[2**17]]),
     "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
+    "training": ("step/tvfl/*", training, "_operations", ["tvfl"]),
     "transport": ("grpc/*", transport, "_row", ["grpc/m3/b256"]),
     "votes": ("encrypted/*", votes, "measure", [10_000]),
 }  # fmt: skip
@@ -146,3 +150,21 @@ def test_rows_that_nobody_asked_for_are_left_out() -> None:
     bench = Bench(groups=lambda _quick: [Group(("ours", "peer"), lambda _: rows)])
     found = run_one("two", bench, quick=True, cases="ours")
     assert [row["case"] for row in found["rows"]] == ["ours"]
+
+
+def test_the_command_prints_a_line_a_bench_and_fails_where_a_case_did(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    benches = {"whole": _bench("a"), "broken": _bench("broken")}
+    for name in ("experiments.bench.BENCHES", "experiments.__main__.BENCHES"):
+        monkeypatch.setattr(name, benches)
+    arguments = ["bench", "all", "--json", "--output", str(tmp_path)]
+    done = CliRunner().invoke(app, arguments)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["bench"] for line in lines] == ["whole", "broken"]
+    assert done.exit_code == 1
+    assert CliRunner().invoke(app, ["bench", "whole", "--json"]).exit_code == 0
+    for option in (["--again"], ["--output", str(tmp_path)]):
+        refused = CliRunner().invoke(app, ["bench", "whole", *option])
+        assert refused.exit_code == 2
+        assert "are for `bench all`" in refused.stderr

@@ -15,7 +15,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 MEASURED: Measured = {
     "bench": "psi", "source": "0", "quick": False, "cases": "*", "date": "2025-01-31",
-    "load": 0.25, "stolen": 0.0123,
+    "load": 0.25, "stolen": 0.0123, "clock_step": 0.02,
     "machine": {"processor": "P", "cores": 2, "gpu": None, "python": "3", "torch": "2"},
     "rows": [
         {
@@ -29,7 +29,7 @@ MEASURED: Measured = {
 
 BLOCK = """\
 2025-01-31: P, 2 cores, no GPU, Python 3, torch 2, load 0.2 when it began, 1.2% of the processor \
-time stolen. *Ratio*: seconds over the peer's.
+time stolen. *Ratio*: seconds over the peer's. The clock moved by 20.0 ms.
 
 | case | seconds | peer | ratio | bytes | rounds | peak memory | dealt bytes |
 | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -82,7 +82,7 @@ def test_a_place_without_a_bench_and_a_bench_without_a_place_are_errors(
         renewed(text, {"psi": MEASURED})
 
 
-@pytest.mark.parametrize("change", [{"bench": "none"}, {"rows": [{}]}, {"machine": 1}])
+@pytest.mark.parametrize("change", [{"bench": "none"}, {"rows": [[]]}, {"machine": 1}])
 def test_a_file_of_something_else_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no figures"):
         read_measured(tmp_path)
