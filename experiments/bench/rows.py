@@ -15,7 +15,17 @@ from typing import Any
 
 import torch
 
-__all__ = ["Bench", "Group", "Row", "absent", "interleave", "median_ratio", "one_thread", "single"]
+__all__ = [
+    "Bench",
+    "Group",
+    "Row",
+    "absent",
+    "interleave",
+    "median_ratio",
+    "one_thread",
+    "quotient",
+    "single",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +115,21 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
     """Median over the repetitions of ours / theirs, taken turn by turn.
 
     Raises:
-        RuntimeError: the clock stood still in every turn, as coarse clocks of virtual machines do.
+        RuntimeError: the clock stood still in every turn; see `quotient`.
     """
     ratios = [a / b for a, b in zip(ours, theirs, strict=True) if a and b]
-    if not ratios:
+    return statistics.median(ratios) if ratios else quotient(0.0, 0.0)
+
+
+def quotient(ours: float, theirs: float) -> float:
+    """Seconds over seconds.
+
+    Raises:
+        RuntimeError: the clock stood still, as coarse clocks of virtual machines do.
+    """
+    if not theirs:
         raise RuntimeError("the clock did not move while a turn was measured; measure again")
-    return statistics.median(ratios)
+    return ours / theirs
 
 
 @contextmanager

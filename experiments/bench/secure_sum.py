@@ -26,6 +26,7 @@ from experiments.bench.rows import (
     interleave,
     median_ratio,
     one_thread,
+    quotient,
     single,
 )
 from experiments.bench.sum_paths import (
@@ -117,7 +118,7 @@ def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str
             case=case,
             seconds=min(seconds[name]),
             peer=f"{_TUTORIAL}/m{passives}",
-            ratio=min(seconds[_TUTORIAL]) / min(seconds[name]),
+            ratio=quotient(min(seconds[_TUTORIAL]), min(seconds[name])),
             bytes=paths[name].contribution_bytes,
             more=_size(paths[name], _SHAPE),
         )
@@ -165,7 +166,7 @@ def _shares(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
             case=case_of[name],
             seconds=min(spent),
             peer="training step",
-            ratio=(share := min(spent) / min(steps[1:])),
+            ratio=(share := quotient(min(spent), min(steps[1:]))),
             more={"share": share, "peer_seconds": min(steps[1:]), "images": images},
         )
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench import votes_case
-from experiments.bench.rows import Bench, Group, Row, single
+from experiments.bench.rows import Bench, Group, Row, quotient, single
 
 __all__ = ["BENCH", "measure"]
 
@@ -67,9 +67,9 @@ def measure(people: int, labelled: int, repetitions: int, candidates: int = 0) -
         case=_case(people, labelled, candidates),
         seconds=_seconds(found),
         peer="clear product, masked sum",
-        ratio=_seconds(found) / clear,
+        ratio=quotient(_seconds(found), clear),
         bytes=found["bytes_up"] + found["bytes_down"],
-        more={**found, "ratio_to_product": found["passive_seconds"] / product},
+        more={**found, "ratio_to_product": quotient(found["passive_seconds"], product)},
     )
 
 
