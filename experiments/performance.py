@@ -16,6 +16,7 @@ from secure_apfed.errors import DataError
 
 __all__ = ["block", "cells", "read_measured", "renewed", "write_performance"]
 
+_HEADS = {"peer_seconds": "the peer's seconds"}
 _MANY = 1_000_000
 _COARSE_S = 1e-4
 _BLOCK = re.compile(r"<!-- bench (?P<name>\S+) -->\n.*?<!-- end (?P=name) -->", re.DOTALL)
@@ -114,7 +115,9 @@ def cells(measured: Measured) -> tuple[list[str], list[list[str]]]:
     rows: Sequence[Mapping[str, Any]] = [row for row in measured["rows"] if "reason" not in row]
     fields = ["case", "seconds", "peer", "ratio", "bytes", *BENCHES[measured["bench"]].fields]
     shown = [field for field in fields if any(row.get(field) is not None for row in rows)]
-    header = [field.removesuffix("_seconds").replace("_", " ") for field in shown]
+    header = [
+        _HEADS.get(field, field.removesuffix("_seconds").replace("_", " ")) for field in shown
+    ]
     return header, [[_text(field, row.get(field)) for field in shown] for row in rows]
 
 
