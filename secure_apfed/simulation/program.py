@@ -21,7 +21,7 @@ __all__ = ["ApfedProgram", "Program", "TvflProgram"]
 
 
 class Program(Protocol):
-    """What a step computes; a module whose children are the parties' networks, by party.
+    """What a step computes; a module whose children are the parties' networks, the active's first.
 
     Called with the batch's features by party, its labels (B,), and lambda by passive.
     """
@@ -57,20 +57,21 @@ class ApfedProgram(nn.Module):
         self, active: str, networks: ActiveNetworks, objectives: Mapping[str, nn.Module]
     ) -> None:
         super().__init__()
-        self._active = active
-        self.parties = nn.ModuleDict({active: networks, **objectives})
+        self._active, self._passives = active, tuple(objectives)
+        # Names of parties may hold dots, those of modules may not.
+        self.parties = nn.ModuleList([networks, *objectives.values()])
 
     def forward(
         self, features: Mapping[str, Tensor], labels_B: Tensor, weights: Mapping[str, Tensor]
     ) -> Tensor:
         """Return the task loss of labelled rows, and the passives' losses."""
-        passives = [name for name in self.parties if name != self._active]
-        sent = slice(None) if passives else None
-        scores_BK, z_B = self.parties[self._active](features[self._active], sent)
+        networks, *objectives = self.parties
+        sent = slice(None) if objectives else None
+        scores_BK, z_B = networks(features[self._active], sent)
         loss = _labelled_loss(_wide(scores_BK), labels_B)
-        for name in passives:
+        for name, objective in zip(self._passives, objectives, strict=True):
             z_p = _weighted(z_B.to(features[name].dtype), weights[name])
-            loss = loss + self.parties[name](z_p, features[name])
+            loss = loss + objective(z_p, features[name])
         return loss
 
 
@@ -81,19 +82,20 @@ class TvflProgram(nn.Module):
         self, active: str, encoder: nn.Module, head: nn.Module, passives: Mapping[str, nn.Module]
     ) -> None:
         super().__init__()
-        self._active = active
+        self._names = (active, *passives)
         own = nn.ModuleDict({"encoder": encoder, "head": head})
-        self.parties = nn.ModuleDict({active: own, **passives})
+        self.parties = nn.ModuleList([own, *passives.values()])
 
     def forward(
         self, features: Mapping[str, Tensor], labels_B: Tensor, weights: Mapping[str, Tensor]
     ) -> Tensor:
         """Return the task loss."""
-        own = self.parties[self._active]
+        own, *others = self.parties
         assert isinstance(own, nn.ModuleDict)
+        encoders = [own["encoder"], *others]
         parts = [
-            (own["encoder"] if name == self._active else network)(features[name]).flatten(1)
-            for name, network in self.parties.items()
+            encoder(features[name]).flatten(1)
+            for name, encoder in zip(self._names, encoders, strict=True)
         ]
         scores_BK = own["head"](torch.cat(parts, dim=1))
         return F.cross_entropy(_wide(scores_BK), labels_B)

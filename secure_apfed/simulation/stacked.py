@@ -153,8 +153,9 @@ class _Stack:
 
     def _bound(self, most: float) -> None:
         """Scale each party's gradient in each run onto the bound, as `Descent` does."""
-        for party in dict.fromkeys(name.split(".")[1] for name in self._weights):
-            own = [one for name, one in self._weights.items() if name.split(".")[1] == party]
+        places = {name: int(name.split(".")[1]) for name in self._weights}
+        for place, party in enumerate(self._features):
+            own = [one for name, one in self._weights.items() if places[name] == place]
             gradients = [one.grad for one in own if one.grad is not None]
             norm_R = torch.stack([one.flatten(1).norm(dim=1) for one in gradients]).norm(dim=0)
             if not bool(norm_R.isfinite().all()):

@@ -73,7 +73,7 @@ def images(settings: Any, *, seed: int) -> VerticalData:
             name=name, ids=ids, features=torch.rand(48, 1, 8, 10, generator=draw),
             labels=labels if name == "active" else None, encoding=encoding,
         )
-        for name in ("active", "passive-1")
+        for name in ("active", "passive.one")  # a dot is allowed in names
     ]  # fmt: skip
     return VerticalData(
         active=tables[0], passives=(tables[1],), classes=("a", "b", "c"),
