@@ -1,4 +1,4 @@
-"""The parameters of small networks side by side in one, so that an optimiser takes one step for all.
+"""The parameters of small networks side by side in one, which an optimiser moves in one step.
 
 Of a network with a few small layers most of a step's time is spent between the parameters, not on
 them. Numbers move as they would apart: each by its own gradient.
