@@ -5,8 +5,9 @@ Run by: the experimenter, who holds the recording of all parties.
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import cache
 
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # no annotations
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # no annotations
 from torch import Tensor
 
 from attacks.candidates import reveal_candidates, reveal_people, trained_alike
@@ -29,6 +30,12 @@ from attacks.view import AdversaryView, Budget, Knowledge, Played
 from secure_apfed.runs import Recording
 
 __all__ = ["Trial"]
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """What computes in threads; looked up once, since it reads the list of all loaded libraries."""
+    return ThreadpoolController()
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class Trial:
 
     def _guess(self, view: AdversaryView) -> Guess:
         # Small fits get slower with more threads, and their sums would differ.
-        with threadpool_limits(1):
+        with _libraries().limit(limits=1):
             guess = self.attack.run(view, self.seed)
             decoy = exchanged(view, self.seed) if self.attack.exchangeable else None
             if decoy is None:

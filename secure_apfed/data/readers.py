@@ -8,8 +8,9 @@ takes about a second to load.
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -112,11 +113,17 @@ class DataSet:
 Reader: TypeAlias = Callable[[DataSet, Path | None], Pool]
 
 
+@cache
+def _once(load: Callable[..., Any], *, as_frame: bool) -> Any:
+    """What scikit-learn loads, parsed once: a study reads it for every run and its attacks."""
+    return load(as_frame=as_frame)
+
+
 def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
     """Digits of scikit-learn: 1797 images of 8x8, values 0 to 16."""
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
+    bunch = _once(load_digits, as_frame=False)
     pixels_NHW = bunch.images.astype(np.uint8)
     return ImagePool(pixels_NHW[:, None], bunch.target.astype(np.int64), maximum=16)
 
@@ -125,16 +132,16 @@ def read_breast_cancer(dataset: DataSet, folder: Path | None) -> TablePool:
     """Breast cancer (Wisconsin, diagnostic) of scikit-learn: 569 people, 30 columns."""
     from sklearn.datasets import load_breast_cancer
 
-    bunch = load_breast_cancer(as_frame=True)
-    return TablePool(bunch.data, bunch.target.to_numpy(dtype=np.int64))
+    bunch = _once(load_breast_cancer, as_frame=True)
+    return TablePool(bunch.data.copy(), bunch.target.to_numpy(np.int64, copy=True))
 
 
 def read_wine(dataset: DataSet, folder: Path | None) -> TablePool:
     """Wine recognition of scikit-learn: 178 wines of three growers, 13 columns."""
     from sklearn.datasets import load_wine
 
-    bunch = load_wine(as_frame=True)
-    return TablePool(bunch.data, bunch.target.to_numpy(dtype=np.int64))
+    bunch = _once(load_wine, as_frame=True)
+    return TablePool(bunch.data.copy(), bunch.target.to_numpy(np.int64, copy=True))
 
 
 def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ class RunFolder:
             CheckpointError: missing, too large, or no text.
             ConfigError: no configuration.
         """
-        return load_config_text(read_text(self.config), source=str(self.config))
+        return _config_of(read_text(self.config), str(self.config))
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Note digests of what the run wrote, then write `result.json`: the run is finished."""
@@ -159,6 +160,12 @@ class RunFolder:
                 "epochs; restore it from a copy, or begin a new run in another folder"
             )
         write_atomically(self.metrics, b"".join(lines))
+
+
+@lru_cache(maxsize=16)
+def _config_of(text: str, source: str) -> Config:
+    """Parsed once: attacks, report and table of a run read it again, which takes 20 ms each."""
+    return load_config_text(text, source=source)
 
 
 def readable(content: Any) -> bytes:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from secure_apfed.solo.flat import flattened, parted
 from secure_apfed.solo.interface import FloatArray, SoloTask
 from secure_apfed.solo.kept import fitted_once
 from secure_apfed.solo.scikit import best_strength, logistic, scale_of, table_of
@@ -71,15 +72,15 @@ def _pretrained(x_NF: Tensor) -> nn.Module:
     features = x_NF.shape[1]
     encoder = _fresh(features)
     decoder = nn.Sequential(nn.Linear(_CODE, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, features))
-    adam = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=_RATE)
+    adam = torch.optim.Adam([flattened([encoder, decoder])], lr=_RATE)
     for _ in range(_STEPS):
         x_BF = x_NF[torch.randint(len(x_NF), (_BATCH,))]
         noisy_BF = x_BF + _NOISE * torch.randn_like(x_BF)
         loss = F.mse_loss(decoder(encoder(noisy_BF)), x_BF)
-        adam.zero_grad()
+        adam.zero_grad(set_to_none=False)
         loss.backward()
         adam.step()
-    return encoder
+    return parted(encoder)
 
 
 @torch.no_grad()

@@ -7,14 +7,15 @@ since with one label a class all of them soon fell into one; the network is a sm
 drawn with replacement; the ramp and the average of the weights fit a few hundred steps.
 """
 
-import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn import functional as F
 
+from secure_apfed.solo.flat import flattened, parted
 from secure_apfed.solo.interface import FloatArray, SoloTask
 from secure_apfed.solo.kept import fitted_once
 from secure_apfed.solo.scikit import scale_of
@@ -79,8 +80,10 @@ def _fresh(features: int, classes: int) -> nn.Module:
 
 def _trained(x_nF: Tensor, y_nK: Tensor, x_UF: Tensor) -> nn.Module:
     network = _fresh(x_nF.shape[1], y_nK.shape[1])
-    average = copy.deepcopy(network).requires_grad_(False)
-    adam = torch.optim.AdamW(network.parameters(), lr=_RATE, weight_decay=_DECAY)
+    weights_P = flattened([network])
+    average_P = weights_P.detach().clone()
+    adam = torch.optim.AdamW([weights_P], lr=_RATE, weight_decay=_DECAY)
+    shares = torch.distributions.Beta(_MIX, _MIX)
     frequency_K = y_nK.mean(0)
     guessed_K = frequency_K.clone()
     for step in range(_STEPS):
@@ -93,13 +96,14 @@ def _trained(x_nF: Tensor, y_nK: Tensor, x_UF: Tensor) -> nn.Module:
         targets_BK = _sharpened(mean_BK * frequency_K / guessed_K.clamp_min(1e-6))
         x_MF = torch.cat([x_BF, *guesses])
         y_MK = torch.cat([y_BK, *([targets_BK] * _GUESSES)])
-        loss = _loss(network, *_mixed(x_MF, y_MK), weight=_WEIGHT * min(1.0, 2 * step / _STEPS))
-        adam.zero_grad()
+        weight = _WEIGHT * min(1.0, 2 * step / _STEPS)
+        loss = _loss(network, *_mixed(x_MF, y_MK, shares), weight=weight)
+        adam.zero_grad(set_to_none=False)
         loss.backward()
         adam.step()
-        for mean, now in zip(average.parameters(), network.parameters(), strict=True):
-            mean.lerp_(now.detach(), 1 - min(_AVERAGE, step / (step + 10)))
-    return average
+        average_P.lerp_(weights_P.detach(), 1 - min(_AVERAGE, step / (step + 10)))
+    weights_P.data.copy_(average_P)
+    return parted(network).requires_grad_(False)
 
 
 def _augmented(x_BF: Tensor) -> Tensor:
@@ -118,9 +122,9 @@ def _sharpened(guess_BK: Tensor) -> Tensor:
     return sharp_BK / sharp_BK.sum(1, keepdim=True)
 
 
-def _mixed(x_MF: Tensor, y_MK: Tensor) -> tuple[Tensor, Tensor]:
+def _mixed(x_MF: Tensor, y_MK: Tensor, shares: Distribution) -> tuple[Tensor, Tensor]:
     """MixUp that stays nearer to the first row of a pair, Eqs. (8) to (11)."""
-    share_M = torch.distributions.Beta(_MIX, _MIX).sample((len(x_MF),))
+    share_M: Tensor = shares.sample((len(x_MF),))
     share_M1 = torch.maximum(share_M, 1 - share_M)[:, None]
     other = torch.randperm(len(x_MF))
     return (
