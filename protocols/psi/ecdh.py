@@ -22,7 +22,7 @@ different IDs agree with probability below 2^-81 for sets of 10 million.
 Source: C. Meadows, IEEE S&P 1986; Huberman, Franklin and Hogg, EC 1999.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Conversation, Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.psi.ecdh_side import LAST, POSITION_BYTES, TAG_BYTES, Kind, Side
+from protocols.psi.ecdh_side import LAST, TAG_BYTES, Kind, Side
 from protocols.psi.framing import Framing
 from protocols.psi.interface import (
     Admit,
@@ -44,12 +44,14 @@ from protocols.psi.interface import (
     check_parties,
 )
 from protocols.psi.ladder import POINT_BYTES, split_points
+from protocols.psi.pairwise import POSITION_BYTES, check_places, common_rows
 from protocols.psi.result import Opened, ResultHolder, check_choices
 from protocols.randomness import random_permutation
 
 __all__ = ["EcdhHub", "EcdhIntersection", "EcdhMember"]
 
 Rows = NDArray[np.int64]
+_NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 class EcdhIntersection:
@@ -143,12 +145,16 @@ def _tags(points: bytes) -> NDArray[np.uint8]:
 
 @dataclass
 class _Pair:
-    """What the hub holds of its run with one member."""
+    """What the hub holds of its run with one member.
+
+    Attributes:
+        places: where the member has each of the hub's rows, -1 for nowhere; shape (n,).
+    """
 
     scalar: bytes = field(repr=False)
     order: Rows
     theirs: list[bytes] | None = None
-    place_of_row: dict[int, int] | None = None
+    places: Rows | None = None
 
 
 class EcdhHub(ResultHolder):
@@ -175,33 +181,32 @@ class EcdhHub(ResultHolder):
         if kind is Kind.BLINDED and pair.theirs is None:
             tags = _tags(self._side.multiply(sender, pair.scalar, items))
             pair.theirs = split_points(tags.tobytes(), TAG_BYTES)
-        elif kind is Kind.TAGS and pair.theirs is not None and pair.place_of_row is None:
-            pair.place_of_row = self._match(sender, pair, items)
+        elif kind is Kind.TAGS and pair.theirs is not None and pair.places is None:
+            pair.places = self._match(sender, pair, items)
         else:
             raise _unexpected(sender, kind)
-        if any(pair.place_of_row is None for pair in self._pairs.values()):
-            return []
-        return self._open()
+        matched = {name: one.places for name, one in self._pairs.items() if one.places is not None}
+        return self._open(matched) if len(matched) == len(self._pairs) else []
 
     @property
     def overlaps(self) -> dict[str, Rows]:
         """Own rows shared with each member, ascending: known to the hub whatever is opened."""
         return {
-            member: np.array(sorted(pair.place_of_row or {}), np.int64)
+            member: np.flatnonzero(pair.places >= 0) if pair.places is not None else _NO_ROWS
             for member, pair in self._pairs.items()
         }
 
     @property
     def places(self) -> dict[str, Rows]:
         """Where each of `rows` is in the list of each member; known to the hub alone."""
-        rows, found = self.rows.tolist(), dict[str, Rows]()
-        for member, pair in self._pairs.items():
-            place_of_row = pair.place_of_row or {}
-            found[member] = np.array([place_of_row[row] for row in rows], np.int64)
-        return found
+        rows = self.rows
+        return {
+            member: pair.places[rows] if pair.places is not None else _NO_ROWS
+            for member, pair in self._pairs.items()
+        }
 
-    def _match(self, sender: str, pair: _Pair, items: bytes) -> dict[int, int]:
-        """Return, for each own row shared with `sender`, its place in the list of `sender`."""
+    def _match(self, sender: str, pair: _Pair, items: bytes) -> Rows:
+        """Return, for each own row, its place in the list of `sender`; -1 where it has none."""
         tags = split_points(items, TAG_BYTES)
         row_of_tag = dict(zip(tags, pair.order.tolist(), strict=False))
         if not len(row_of_tag) == len(tags) == self._side.size:
@@ -209,34 +214,37 @@ class EcdhHub(ResultHolder):
                 f"{sender} returned {len(row_of_tag)} different tags for the {self._side.size} "
                 f"blinded IDs of {self._side.me}"
             )
-        shared = enumerate(pair.theirs or ())
-        return {row_of_tag[tag]: place for place, tag in shared if tag in row_of_tag}
+        places = np.full(self._side.size, -1, np.int64)
+        shared = [
+            (row_of_tag[tag], place)
+            for place, tag in enumerate(pair.theirs or ())
+            if tag in row_of_tag
+        ]
+        if shared:
+            rows, found = np.array(shared, np.int64).T
+            places[rows] = found
+        return places
 
-    def _open(self) -> Sequence[Outgoing]:
-        side, places = self._side, {m: p.place_of_row or {} for m, p in self._pairs.items()}
-        common = np.array(sorted(set.intersection(*map(set, places.values()))), np.int64)
-        minimum = side.agreement.minimum_rows
-        if len(common) < minimum:
-            found = ", ".join(f"{len(place)} with {member}" for member, place in places.items())
-            self._outcome = IntersectionTooSmallError.of(
-                side.me, minimum, f" ({len(common)} in common to all; {found})"
-            )
+    def _open(self, places: Mapping[str, Rows]) -> Sequence[Outgoing]:
+        side = self._side
+        rows = common_rows(side.me, places, side.agreement.minimum_rows)
+        if isinstance(rows, IntersectionTooSmallError):
+            self._outcome = rows
             return [Outgoing(member, side.pack(Kind.REFUSAL)) for member in places]
-        rows = common[random_permutation(len(common))]
         if self._output is Output.SIZE:
             # here "rows" are places in the member's own order of the tags, which tell nothing
             self._outcome = Opened(size=len(rows))
         else:
             self._outcome = Opened(rows=rows)
         return [
-            Outgoing(member, side.pack(LAST[self._output], self._last_items(place, rows)))
+            Outgoing(member, side.pack(LAST[self._output], self._last_items(place[rows])))
             for member, place in places.items()
         ]
 
-    def _last_items(self, place_of_row: dict[int, int], rows: Rows) -> bytes:
+    def _last_items(self, opened: Rows) -> bytes:
         if self._output is Output.ROWS:
-            return np.array([place_of_row[row] for row in rows.tolist()], ">u4").tobytes()
-        return np.array(len(rows), ">u4").tobytes() if self._output is Output.SIZE else b""
+            return opened.astype(">u4").tobytes()
+        return np.array(len(opened), ">u4").tobytes() if self._output is Output.SIZE else b""
 
 
 class EcdhMember(ResultHolder):
@@ -280,7 +288,11 @@ class EcdhMember(ResultHolder):
 
     def _open(self, sender: str, items: bytes) -> Opened:
         if self._output is Output.ROWS:
-            return Opened(rows=self.order[self._check_places(sender, items)])
+            places = check_places(
+                sender, items, minimum=self._side.agreement.minimum_rows,
+                own_size=self._side.size, hub_size=self._hub_size or 0,
+            )  # fmt: skip
+            return Opened(rows=self.order[places])
         if self._output is Output.HUB_ROWS:
             return Opened()
         size, most = int.from_bytes(items, "big"), min(self._side.size, self._hub_size or 0)
@@ -290,21 +302,3 @@ class EcdhMember(ResultHolder):
                 f"{sender} announces {size} common IDs, expected {minimum} to {most}"
             )
         return Opened(size=size)
-
-    def _check_places(self, sender: str, items: bytes) -> Rows:
-        places = np.frombuffer(items, ">u4").astype(np.int64)
-        minimum, size = self._side.agreement.minimum_rows, self._side.size
-        if len(places) < minimum:
-            raise RemoteProtocolError(
-                f"{sender} opened {len(places)} rows, the parties agreed on at least {minimum}"
-            )
-        if len(places) and int(places.max()) >= size:
-            raise RemoteProtocolError(
-                f"{sender} names place {int(places.max())} of a list of {size} IDs"
-            )
-        if len(np.unique(places)) != len(places) or len(places) > (self._hub_size or 0):
-            raise RemoteProtocolError(
-                f"{sender} opened {len(places)} rows, of which {len(np.unique(places))} differ, "
-                f"with a set of {self._hub_size} IDs"
-            )
-        return places

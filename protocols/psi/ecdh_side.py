@@ -15,15 +15,15 @@ from protocols.fork_check import ForkCheck
 from protocols.psi import curve, ladder
 from protocols.psi.framing import Framing
 from protocols.psi.interface import IntersectionAgreement, Output, Progress
+from protocols.psi.pairwise import POSITION_BYTES
 from protocols.randomness import derive_key, fresh_key, random_permutation
 
-__all__ = ["LAST", "POSITION_BYTES", "TAG_BYTES", "Kind", "Side"]
+__all__ = ["LAST", "TAG_BYTES", "Kind", "Side"]
 
 Rows = NDArray[np.int64]
 
 _VERSION = 3
 TAG_BYTES = 16
-POSITION_BYTES = 4
 
 
 class Kind(IntEnum):
