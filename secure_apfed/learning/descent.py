@@ -22,6 +22,7 @@ def _sgd(parameters: list[nn.Parameter], train: TrainSettings) -> torch.optim.Op
         lr=train.learning_rate,
         momentum=train.momentum,
         weight_decay=train.weight_decay,
+        fused=True,
     )
 
 

@@ -109,6 +109,7 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
         rows = torch.arange(len(own.rows.ids))  # where nothing is aligned
         if method.facts.aligns:
             rows = await align_as_active(own, links, contract.session)
+    if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
     learner = method.learner(own, contract, rows)
@@ -156,6 +157,7 @@ async def assist(
             rows = torch.arange(len(own.rows.ids))
             if method.facts.aligns:
                 rows = await align_as_passive(own, links, contract.session)
+    if contract.resumes is None:
         await meet(links, own.active)
     if role == "aggregator":
         helper = method.aggregator(own, contract)
