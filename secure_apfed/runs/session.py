@@ -94,16 +94,7 @@ def _play(
     held = data.own(name)
     assert held is not None
     labels, state = answered_labels(config, held, active)
-    past = past_alignment(config) if shares else None
-    start = Start(
-        config=config, data=data.with_own(labels.data()), brought=brought,
-        alignment=past.rows if past else None,
-    )  # fmt: skip
-    session = Simulation(METHODS[config.method], start)
-    if past:
-        session.transcript.add(past.flows)
-    elif shares:
-        keep_alignment(config, session)
+    session = _opened(config, data.with_own(labels.data()), brought, shares=shares)
     state = gone_back(state, labels, session, active)
     experimenter = _Experimenter(config, data, session, writer)
     experimenter.record(active, state)
@@ -125,6 +116,20 @@ def _play(
         recorded=experimenter.recording(),
         folder=writer.folder.path if writer else None,
     )
+
+
+def _opened(
+    config: Config, data: VerticalData, brought: dict[str, Brought], *, shares: bool
+) -> Simulation:
+    past = past_alignment(config) if shares else None
+    alignment = past.rows if past else None
+    start = Start(config=config, data=data, brought=brought, alignment=alignment)
+    session = Simulation(METHODS[config.method], start)
+    if past:
+        session.transcript.add(past.flows)
+    elif shares:
+        keep_alignment(config, session)
+    return session
 
 
 class _Experimenter:
