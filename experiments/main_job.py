@@ -263,7 +263,9 @@ def run_main_job(
     bases = [base for base in map(base_config, CONFIGS) if _is_here(base)]
     parts = [(base, points_of(base, folder)) for base in bases]
     points = [point for _, of_base in parts for point in of_base]
-    results = Study(points=points, seeds=seeds).run(jobs=jobs, on_done=on_done, solo=True)
+    # The longest variants are the last; begun first, they leave no process without work at the end.
+    study = Study(points=points[::-1], seeds=seeds)
+    results = study.run(jobs=jobs, on_done=on_done, solo=True)
     Parallel(n_jobs=jobs)(delayed(write_report)(point.trial(seeds[0]).path) for point in points)
     found = [Comparison(base, of_base, compare(of_base, results)) for base, of_base in parts]
     for comparison in found:

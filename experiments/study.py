@@ -32,6 +32,7 @@ from secure_apfed.errors import ApfedError, CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs import RunFolder, resumable, run
+from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
 from secure_apfed.runs.folder import own_subfolder, write_atomically
 from secure_apfed.runs.record import Contributions, Outcome, Privacy, Written
 from secure_apfed.solo.kept import fits_kept_by
@@ -46,6 +47,10 @@ OnDone: TypeAlias = Callable[[int, int], None]
 
 Figures: TypeAlias = Iterator[Mapping[str, Any]]
 """Rows of one run; columns as `figures_of` has them."""
+
+
+_ALIGNED: dict[str, PastAlignment] = {}
+"""What this process aligned: the runs of a study on one data set and seed share it."""
 
 
 def base_config(name: str) -> Config:
@@ -154,7 +159,8 @@ def finish(trial: Trial) -> FinishedRun:
     if not trial.keeps_figures:
         own_subfolder(trial.path)
     trial.refuse_another_run()
-    with warnings.catch_warnings(), fits_kept_by(fits_beside(trial.point.folder)):
+    fits = fits_kept_by(fits_beside(trial.point.folder))
+    with warnings.catch_warnings(), fits, aligned_once(_ALIGNED):
         # Plain sums are unsafe by name, and the tables say so.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         if trial.keeps_figures:

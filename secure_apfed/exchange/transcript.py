@@ -160,7 +160,11 @@ class Transcript:
         """Go on after what `state` recorded; what this session sent so far adds to it."""
         current = self.flows
         self.load_state_dict(state)
-        for flow in current:
+        self.add(current)
+
+    def add(self, flows: Iterable[Flow]) -> None:
+        """Count what was sent before, or elsewhere for this run."""
+        for flow in flows:
             self._add(flow)
 
     def _add(self, flow: Flow) -> None:

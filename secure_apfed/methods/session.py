@@ -109,6 +109,7 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
         rows = torch.arange(len(own.rows.ids))  # where nothing is aligned
         if method.facts.aligns:
             rows = await align_as_active(own, links, contract.session)
+    if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
     learner = method.learner(own, contract, rows)
@@ -151,11 +152,8 @@ async def assist(
             await links.receive(own.active, Kind.END, patience=_ALL_ALONG)
         return
     if rows is None:
-        rows = torch.empty(0, dtype=torch.int64)
-        if role == "passive":
-            rows = torch.arange(len(own.rows.ids))
-            if method.facts.aligns:
-                rows = await align_as_passive(own, links, contract.session)
+        rows = await _rows_of(role, own, links, method, contract)
+    if contract.resumes is None:
         await meet(links, own.active)
     if role == "aggregator":
         helper = method.aggregator(own, contract)
@@ -172,6 +170,16 @@ async def assist(
     entered(here)
     await helper.help(links, lambda step: here.keep(step, tensors={}))
     here.end()
+
+
+async def _rows_of(
+    role: PartyRole, own: Own, links: Links, method: Method, contract: Contract
+) -> Tensor:
+    if role != "passive":
+        return torch.empty(0, dtype=torch.int64)
+    if not method.facts.aligns:
+        return torch.arange(len(own.rows.ids))
+    return await align_as_passive(own, links, contract.session)
 
 
 def _restore(role: Role, state: PartyState | None) -> None:

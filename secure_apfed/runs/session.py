@@ -24,6 +24,7 @@ from secure_apfed.methods import (
     freshly_brought,
     roles_of,
 )
+from secure_apfed.runs.aligned_once import keep_alignment, past_alignment
 from secure_apfed.runs.checkpoint import Steps
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.encoders import encoders_of
@@ -53,6 +54,8 @@ def run_in_memory(
 
     `timeout_s` means nothing here: silence needs no clock where one process plays all.
     """
+    # A resumed run stands in the order of its own rows, and who brings data may have changed them.
+    shares = data is None and not resume
     data = data or load_data(config.data, seed=config.seed)
     with ExitStack() as stack:
         stack.callback(close_workers)
@@ -60,7 +63,7 @@ def run_in_memory(
         brought = dict[str, Brought]()
         if writer:
             brought = _brought(stack, writer.folder.parties, config, data, resume=resume)
-        return _play(config, data, writer, brought, on_progress)
+        return _play(config, data, writer, brought, on_progress, shares=shares)
 
 
 def _brought(
@@ -82,6 +85,8 @@ def _play(
     writer: RunWriter | None,
     brought: dict[str, Brought],
     on_progress: Callable[[Progress], None],
+    *,
+    shares: bool,
 ) -> RunResult:
     """One session: from the start or the checkpoints to the result."""
     name = data.active.name
@@ -89,8 +94,7 @@ def _play(
     held = data.own(name)
     assert held is not None
     labels, state = answered_labels(config, held, active)
-    start = Start(config=config, data=data.with_own(labels.data()), brought=brought)
-    session = Simulation(METHODS[config.method], start)
+    session = _opened(config, data.with_own(labels.data()), brought, shares=shares)
     state = gone_back(state, labels, session, active)
     experimenter = _Experimenter(config, data, session, writer)
     experimenter.record(active, state)
@@ -112,6 +116,20 @@ def _play(
         recorded=experimenter.recording(),
         folder=writer.folder.path if writer else None,
     )
+
+
+def _opened(
+    config: Config, data: VerticalData, brought: dict[str, Brought], *, shares: bool
+) -> Simulation:
+    past = past_alignment(config) if shares else None
+    alignment = past.rows if past else None
+    start = Start(config=config, data=data, brought=brought, alignment=alignment)
+    session = Simulation(METHODS[config.method], start)
+    if past:
+        session.transcript.add(past.flows)
+    elif shares:
+        keep_alignment(config, session)
+    return session
 
 
 class _Experimenter:

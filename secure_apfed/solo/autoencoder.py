@@ -72,12 +72,13 @@ def _pretrained(x_NF: Tensor) -> nn.Module:
     features = x_NF.shape[1]
     encoder = _fresh(features)
     decoder = nn.Sequential(nn.Linear(_CODE, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, features))
-    adam = torch.optim.Adam([flattened([encoder, decoder])], lr=_RATE)
+    weights_P, gradient_P = flattened([encoder, decoder])
+    adam = torch.optim.Adam([weights_P], lr=_RATE)
     for _ in range(_STEPS):
         x_BF = x_NF[torch.randint(len(x_NF), (_BATCH,))]
         noisy_BF = x_BF + _NOISE * torch.randn_like(x_BF)
         loss = F.mse_loss(decoder(encoder(noisy_BF)), x_BF)
-        adam.zero_grad(set_to_none=False)
+        gradient_P.zero_()
         loss.backward()
         adam.step()
     return parted(encoder)

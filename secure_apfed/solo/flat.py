@@ -7,25 +7,26 @@ them. Numbers move as they would apart: each by its own gradient.
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = ["flattened", "parted"]
 
 
-def flattened(networks: Iterable[nn.Module]) -> nn.Parameter:
-    """Return one parameter (P,) of which all parameters of the networks, and gradients, are views.
+def flattened(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:
+    """Return one parameter (P,), and its gradient, of which those of the networks are views.
 
-    Its gradient is set to 0 in place (`zero_grad(set_to_none=False)`), or the views lose it.
+    Before each step the gradient is set to 0 in place: dropped, the views would lose it.
     """
     apart = [one for network in networks for one in network.parameters()]
     flat_P = nn.Parameter(torch.cat([one.detach().flatten() for one in apart]))
-    flat_P.grad = torch.zeros_like(flat_P)
+    gradient_P = torch.zeros_like(flat_P)
+    flat_P.grad = gradient_P
     sizes = [one.numel() for one in apart]
     for one, values, gradient in zip(
-        apart, flat_P.data.split(sizes), flat_P.grad.split(sizes), strict=True
+        apart, flat_P.data.split(sizes), gradient_P.split(sizes), strict=True
     ):
         one.data, one.grad = values.view_as(one), gradient.view_as(one)
-    return flat_P
+    return flat_P, gradient_P
 
 
 def parted(network: nn.Module) -> nn.Module:

@@ -80,7 +80,7 @@ def _fresh(features: int, classes: int) -> nn.Module:
 
 def _trained(x_nF: Tensor, y_nK: Tensor, x_UF: Tensor) -> nn.Module:
     network = _fresh(x_nF.shape[1], y_nK.shape[1])
-    weights_P = flattened([network])
+    weights_P, gradient_P = flattened([network])
     average_P = weights_P.detach().clone()
     adam = torch.optim.AdamW([weights_P], lr=_RATE, weight_decay=_DECAY)
     shares = torch.distributions.Beta(_MIX, _MIX)
@@ -98,7 +98,7 @@ def _trained(x_nF: Tensor, y_nK: Tensor, x_UF: Tensor) -> nn.Module:
         y_MK = torch.cat([y_BK, *([targets_BK] * _GUESSES)])
         weight = _WEIGHT * min(1.0, 2 * step / _STEPS)
         loss = _loss(network, *_mixed(x_MF, y_MK, shares), weight=weight)
-        adam.zero_grad(set_to_none=False)
+        gradient_P.zero_()
         loss.backward()
         adam.step()
         average_P.lerp_(weights_P.detach(), 1 - min(_AVERAGE, step / (step + 10)))
@@ -113,7 +113,8 @@ def _augmented(x_BF: Tensor) -> Tensor:
 @torch.no_grad()
 def _guess(network: nn.Module, augmented: list[Tensor]) -> Tensor:
     """Eq. (6): the mean guess over the augmentations."""
-    return torch.stack([network(x_BF).softmax(1) for x_BF in augmented]).mean(0)
+    scores_AK: Tensor = network(torch.cat(augmented)).softmax(1)
+    return scores_AK.reshape(len(augmented), -1, scores_AK.shape[1]).mean(0)
 
 
 def _sharpened(guess_BK: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
-from sklearn.metrics import r2_score, roc_auc_score
+from sklearn.metrics import r2_score, recall_score, roc_auc_score
 
 from attacks.metrics import (
     explained,
     macro_auc,
+    mean_recall,
     name_clusters_by_priors,
     name_clusters_by_truth,
     peak_ratio,
@@ -67,3 +68,10 @@ def test_structural_similarity_is_one_of_equal_images_and_low_of_noise() -> None
 def test_structural_similarity_is_of_images_only(shape: tuple[int, ...]) -> None:
     truth = np.random.default_rng(0).random(shape)
     assert structural_similarity(truth.reshape(len(truth), int(np.prod(shape[1:]))), truth) is None
+
+
+def test_mean_recall_is_scikit_learns_over_the_classes_that_occur() -> None:
+    draw = np.random.default_rng(1)
+    labels, guessed = draw.integers(1, 4, 200), draw.integers(0, 5, 200)
+    expected = recall_score(labels, guessed, labels=np.unique(labels), average="macro")
+    assert mean_recall(guessed, labels) == expected

@@ -3,6 +3,7 @@
 Every test runs over the table, so that a new baseline is tested at once.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -17,6 +18,7 @@ from secure_apfed.errors import DataError, ModelError
 from secure_apfed.models import ModelSettings
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import BASELINES, Baseline, SoloTask
+from secure_apfed.solo.flat import flattened, parted
 from secure_apfed.solo.interface import FloatArray, IntArray
 from secure_apfed.solo.kept import fits_kept_by
 
@@ -230,3 +232,22 @@ def test_the_shape_is_that_of_the_rows() -> None:
     task = SoloTask.of(X, [0, 1], [0, 1], classes=2)
     with pytest.raises(DataError, match="are 3 numbers each"):
         replace(task, shape=(3,))
+
+
+def test_flattened_networks_take_the_steps_that_they_would_take_apart() -> None:
+    torch.manual_seed(0)
+    apart = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    joined = copy.deepcopy(apart)
+    weights_P, gradient_P = flattened([joined])
+    optimizers = [torch.optim.AdamW(one, lr=0.1) for one in (apart.parameters(), [weights_P])]
+    for _ in range(5):
+        x_BF = torch.randn(8, 5)
+        gradient_P.zero_()
+        optimizers[0].zero_grad()
+        for network, optimizer in zip((apart, joined), optimizers, strict=True):
+            network(x_BF).square().mean().backward()
+            optimizer.step()
+    for mine, its in zip(apart.parameters(), parted(joined).parameters(), strict=True):
+        torch.testing.assert_close(mine, its)
+        assert its.grad is None
+        assert its.untyped_storage().nbytes() == its.nbytes

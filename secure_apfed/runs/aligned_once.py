@@ -1,0 +1,66 @@
+"""One alignment for all runs on the same tables, as organisations have it that train often.
+
+Run by: the experimenter who plays many runs in one process, as a study does. The first run of some
+data, seed and intersection aligns, by the protocol of its settings; those after it go on
+from its rows, and count what it sent as theirs: each line of a table costs what it would cost
+alone. Runs outside `aligned_once` share nothing, and no alignment leaves the process.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from secure_apfed.config import Config
+from secure_apfed.exchange import Flow, Kind
+from secure_apfed.methods import Simulation
+from secure_apfed.methods.alignment import needs_dealer
+
+__all__ = ["PastAlignment", "aligned_once", "keep_alignment", "past_alignment"]
+
+
+@dataclass(frozen=True, eq=False)
+class PastAlignment:
+    """What an alignment left: rows by party and position, and what was sent for it."""
+
+    rows: Mapping[str, Tensor]
+    flows: tuple[Flow, ...]
+
+
+_PAST: ContextVar[dict[str, PastAlignment] | None] = ContextVar("alignments", default=None)
+
+
+@contextmanager
+def aligned_once(past: dict[str, PastAlignment]) -> Iterator[None]:
+    """Let runs in this block share alignments, those in `past` too, which new ones are added to."""
+    before = _PAST.set(past)
+    try:
+        yield
+    finally:
+        _PAST.reset(before)
+
+
+def past_alignment(config: Config) -> PastAlignment | None:
+    """Return what an earlier run on the same tables left, if runs share it and there was one."""
+    past = _PAST.get()
+    return None if past is None or not config.facts.aligns else past.get(_settings(config))
+
+
+def keep_alignment(config: Config, session: Simulation) -> None:
+    """Let later runs share what this session aligned, where runs share alignments.
+
+    A dealer's messages are of more kinds than the alignment's, so that its runs share none.
+    """
+    past = _PAST.get()
+    aligns = config.facts.aligns and bool(session.contract.passives)
+    if past is None or not aligns or needs_dealer(config.alignment):
+        return
+    flows = tuple(flow for flow in session.transcript.flows if flow.kind is Kind.ALIGNMENT)
+    past[_settings(config)] = PastAlignment(dict(session.alignment), flows)
+
+
+def _settings(config: Config) -> str:
+    """All that tables and intersection depend on."""
+    return f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"

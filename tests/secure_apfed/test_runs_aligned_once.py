@@ -1,0 +1,63 @@
+"""Runs on the same tables that align once: same people, same bytes, and what they do not share."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from secure_apfed.exchange import Kind
+from secure_apfed.runs import RunResult, run
+from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
+from tests.secure_apfed.small_runs import interrupted, small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+SHORT = {"train": {"epochs": 1, "batch_size": 64, "device": "cpu"}}
+
+
+def rows_of(result: RunResult) -> torch.Tensor:
+    return result.recording.alignment["active"]
+
+
+def alignment_bytes(result: RunResult) -> int:
+    flows = result.recording.transcript.flows
+    return sum(flow.wire_bytes for flow in flows if flow.kind is Kind.ALIGNMENT)
+
+
+def test_a_later_run_of_another_method_stands_in_the_same_order_and_counts_the_bytes() -> None:
+    past: dict[str, PastAlignment] = {}
+    with aligned_once(past):
+        first = run(small_config("apfed_c", **SHORT), None)
+        second = run(small_config("votes", **SHORT), None)
+    assert torch.equal(rows_of(first), rows_of(second))
+    assert alignment_bytes(first) == alignment_bytes(second) > 0
+    assert len(past) == 1
+
+
+def test_a_shared_alignment_changes_no_figure_and_hardly_a_byte() -> None:
+    config = small_config("apfed_c", **SHORT)
+    apart = run(config, None)
+    with aligned_once({}):
+        first, second = run(config, None), run(config, None)
+    assert apart.accuracy == first.accuracy == second.accuracy
+    # Numbers of messages are shorter where an alignment did not use any.
+    assert second.wire_bytes == pytest.approx(first.wire_bytes, rel=1e-3)
+
+
+def test_runs_apart_and_runs_on_other_tables_align_themselves() -> None:
+    config = small_config("votes", **SHORT)
+    with aligned_once({}):
+        first = run(config, None)
+        other = run(config.model_copy(update={"seed": 1}), None)
+    apart = run(config, None)
+    for rows in (rows_of(other), rows_of(apart)):
+        assert not torch.equal(rows_of(first), rows)
+
+
+def test_a_resumed_run_goes_on_in_its_own_order(tmp_path: Path) -> None:
+    config = small_config("apfed_c")
+    interrupted(config, tmp_path / "run", at_step=9)
+    with aligned_once({}):
+        shared = run(small_config("votes", **SHORT), None)
+        resumed = run(config, tmp_path / "run", resume=True)
+    assert not torch.equal(rows_of(shared), rows_of(resumed))
