@@ -26,7 +26,7 @@ from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
 from secure_apfed.methods.method import batches_of
 from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
 from secure_apfed.simulation.program import ApfedProgram, TvflProgram
-from secure_apfed.simulation.together import Simulated, begin, finish
+from secure_apfed.simulation.together import Simulated, begin, finish, passives_of
 
 __all__ = ["shape_of", "simulate_stacked", "unstackable"]
 
@@ -188,7 +188,7 @@ def _part(session: Simulation, config: Config) -> _Part:
     place_N = torch.zeros(len(trainer.labels_N), dtype=torch.int64)
     place_N[aligned] = torch.arange(len(aligned))
     helping = {
-        name: one.party for name, one in session.helpers.items() if isinstance(one, ApfedPassive)
+        name: one.party for name, one in passives_of(session) if isinstance(one, ApfedPassive)
     }
     own = trainer.features_N.cpu(), trainer.labels_N.cpu()
     return _Part(
@@ -210,7 +210,7 @@ def _tvfl_part(
     trainer, aligned = learner.party.trainer, session.alignment[learner.name]
     helping = {
         name: one.party.trainer
-        for name, one in session.helpers.items()
+        for name, one in passives_of(session)
         if isinstance(one, TvflHelper)
     }
     return _Part(

@@ -20,10 +20,10 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
-from secure_apfed.methods.method import Learner, batches_of
+from secure_apfed.methods.method import Helper, Learner, batches_of
 from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
 
-__all__ = ["Simulated", "begin", "finish", "simulate", "train", "why_not"]
+__all__ = ["Simulated", "begin", "finish", "passives_of", "simulate", "train", "why_not"]
 
 Step: TypeAlias = Callable[[int, Tensor], object]
 """One training step of all parties, from its number and rows as `Learner.step` has them."""
@@ -128,6 +128,11 @@ def finish(session: Simulation, config: Config, *, step: int, began: float) -> S
     return Simulated(accuracy=accuracy, seconds=time.monotonic() - began)
 
 
+def passives_of(session: Simulation) -> list[tuple[str, Helper]]:
+    """The passives' roles in the order of the contract, in which a joint head reads them."""
+    return [(name, session.helpers[name]) for name in session.contract.passives]
+
+
 def _aligned(data: VerticalData) -> dict[str, Tensor]:
     """Rows of the people that all parties have."""
     every = [np.asarray(table.ids) for table in data.tables]
@@ -153,7 +158,7 @@ def _apfed_steps(session: Simulation, learner: ApfedLearner) -> Step:
     """Algorithm 1: the active's batch, each passive's gradient, the active's update."""
     active = learner.party
     passives = [
-        helper.party for helper in session.helpers.values() if isinstance(helper, ApfedPassive)
+        helper.party for _, helper in passives_of(session) if isinstance(helper, ApfedPassive)
     ]
 
     def step(step: int, rows_B: Tensor) -> None:
@@ -175,7 +180,7 @@ def _tvfl_steps(session: Simulation, learner: TvflLearner) -> Step:
     active = learner.party
     passives = {
         name: helper.party
-        for name, helper in session.helpers.items()
+        for name, helper in passives_of(session)
         if isinstance(helper, TvflHelper)
     }
 
