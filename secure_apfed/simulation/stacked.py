@@ -209,9 +209,7 @@ def _tvfl_part(
 ) -> _Part:
     trainer, aligned = learner.party.trainer, session.alignment[learner.name]
     helping = {
-        name: one.party.trainer
-        for name, one in passives_of(session)
-        if isinstance(one, TvflHelper)
+        name: one.party.trainer for name, one in passives_of(session) if isinstance(one, TvflHelper)
     }
     return _Part(
         program=TvflProgram(
