@@ -27,6 +27,7 @@ from secure_apfed.commands import (
     certs,
     encoder,
     leakage,
+    model,
     party,
     plan,
     relay,
@@ -75,6 +76,8 @@ app.command()(relay.relay)
 app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
 app.command()(table.table)
+app.command()(model.predict)
+app.command()(model.export)
 
 Transport = Annotated[
     TransportName,
@@ -264,38 +267,6 @@ def _show_result(
     if page is not None:
         rows.append(("report", str(page)))
     terminal.show_rows("Result", ("", ""), rows)
-
-
-@app.command()
-def predict(
-    model: Annotated[Path, typer.Option(metavar="RUN", help="Folder of a finished run.")],
-    data: Annotated[Path, typer.Option(metavar="FILE", help="CSV, Parquet, .npy or IDX.")],
-    output: Annotated[
-        Path | None, typer.Option(help="Write to .csv, .parquet or .json instead.")
-    ] = None,
-    id_column: Annotated[
-        list[str] | None, typer.Option(help="Column that names a row; as in training unless given.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Predict the active's own rows, with no other party present."""
-    from secure_apfed.runs.prediction import predict_file
-
-    predictions = predict_file(model, data, id_columns=id_column)
-    if output is not None:
-        predictions.write(output)
-    if as_json:
-        shown = predictions.as_json() if output is None else {"rows": len(predictions.ids)}
-        terminal.print_json({**shown, "output": output})
-    elif output is None:
-        rows = [
-            (name, best, *(f"{share:.4f}" for share in shares))
-            for name, best, shares in predictions.rows()
-        ]
-        classes = (f"p({name})" for name in predictions.classes)
-        terminal.show_rows("Predictions", ("id", "class", *classes), rows)
-    else:
-        terminal.show_note(f"{len(predictions.ids)} rows written to {output}")
 
 
 @app.command()

@@ -1,0 +1,58 @@
+"""The commands `secure-apfed predict` and `export`: the model that the active keeps."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from secure_apfed import terminal
+from secure_apfed.commands import AsJson, RunFolder
+
+__all__ = ["export", "predict"]
+
+
+def predict(
+    model: Annotated[Path, typer.Option(metavar="RUN", help="Folder of a finished run.")],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="CSV, Parquet, .npy or IDX.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Write to .csv, .parquet or .json instead.")
+    ] = None,
+    id_column: Annotated[
+        list[str] | None, typer.Option(help="Column that names a row; as in training unless given.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Predict the active's own rows, with no other party present."""
+    from secure_apfed.runs.prediction import predict_file
+
+    predictions = predict_file(model, data, id_columns=id_column)
+    if output is not None:
+        predictions.write(output)
+    if as_json:
+        shown = predictions.as_json() if output is None else {"rows": len(predictions.ids)}
+        terminal.print_json({**shown, "output": output})
+    elif output is None:
+        rows = [
+            (name, best, *(f"{share:.4f}" for share in shares))
+            for name, best, shares in predictions.rows()
+        ]
+        classes = (f"p({name})" for name in predictions.classes)
+        terminal.show_rows("Predictions", ("id", "class", *classes), rows)
+    else:
+        terminal.show_note(f"{len(predictions.ids)} rows written to {output}")
+
+
+def export(
+    folder: RunFolder,
+    onnx: Annotated[Path, typer.Option(metavar="FILE", help="Written, or replaced.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write the active's model with its encoding as ONNX, to predict without this library."""
+    from secure_apfed.runs import load_model
+    from secure_apfed.runs.onnx_file import write_onnx
+
+    write_onnx(load_model(folder), onnx)
+    if as_json:
+        terminal.print_json({"onnx": onnx, "bytes": onnx.stat().st_size})
+    else:
+        terminal.show_note(f"{onnx} holds the model; see docs/onnx.md for its inputs and outputs")

@@ -1,0 +1,176 @@
+"""The active's model as a scikit-learn classifier: `fit` trains with the others, `predict` alone.
+
+Run by: who has all parties' frames in one process, to try a method out or to compare it with other
+classifiers; parties that keep their frames to themselves take part in a run (`secure-apfed party`).
+People are matched by the frames' index. After `fit` nothing of a passive is needed any more.
+"""
+
+import numbers
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.data.column_encoding import fit_columns
+from secure_apfed.data.frames import is_numeric
+from secure_apfed.errors import DataError
+from secure_apfed.runs import RunResult, SoloModel, run
+
+__all__ = ["VerticalClassifier"]
+
+_ACTIVE = "active"
+# Settings name two parties or more, also those of a method that has no passive.
+_NOBODY = ("nobody",)
+
+
+class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier of the active's own columns, which other parties help to train.
+
+    Args:
+        passives: by name, a frame whose index names people; None: the active trains alone.
+        settings: of the run, as its YAML file has them, but for `data`; None: defaults with
+            `method: apfed_c`, or `single_view` without passives.
+        seed: of weights, batches and order.
+
+    Attributes:
+        classes_: sorted; n_features_in_, feature_names_in_: as of every estimator.
+        model_: the solo model; result_: of the run, with what was spent and sent.
+    """
+
+    def __init__(
+        self,
+        passives: Mapping[str, pd.DataFrame] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.passives = passives
+        self.settings = settings
+        self.seed = seed
+
+    def __sklearn_tags__(self) -> Tags:
+        tags: Tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
+        return tags
+
+    def fit(self, X: Any, y: Any) -> "VerticalClassifier":
+        """Align by index, and train.
+
+        Args:
+            X: frame or array (N, columns) of the active; its index names people, row numbers
+                where it has none.
+            y: labels (N,).
+
+        Raises:
+            ConfigError, DataError: as `secure_apfed.runs.run`.
+        """
+        raw, labels = self._checked(X, y)
+        frame = _frame(X, raw)
+        self.classes_, numbers_N = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"Classifier can't train when only one class is present: {labels[0]}")
+        config = self._config()
+        data = VerticalData(
+            active=_table(_ACTIVE, frame, torch.from_numpy(numbers_N).long()),
+            passives=tuple(_table(name, one) for name, one in (self.passives or {}).items()),
+            classes=tuple(map(str, self.classes_)),
+            train_rows=torch.arange(len(frame)),
+            test_rows=torch.empty(0, dtype=torch.int64),
+        )
+        with warnings.catch_warnings():
+            # All parties are this process: a plain sum hides nothing from whoever has it all.
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)
+            self.result_: RunResult = run(config, None, data=data)
+        network = self.result_.recording.model
+        assert network is not None
+        encoding = data.active.encoding
+        assert isinstance(encoding, ColumnEncoding)
+        self.model_ = SoloModel(network, data.classes, encoding, {})
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities (N, K) in the order of `classes_`."""
+        check_is_fitted(self)
+        raw = validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan")
+        frame = _frame(X, raw)
+        encoding = self.model_.encoding
+        assert isinstance(encoding, ColumnEncoding)
+        # Names were compared above, where there are any; an array has its columns in their places.
+        frame.columns = pd.Index([column.name for column in encoding.columns])
+        shares_NK = self.model_.predict(encoding.encode(frame)).double()
+        normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
+        return normed
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest label of each row, (N,)."""
+        best_N = self.predict_proba(X).argmax(1)
+        labels: NDArray[Any] = self.classes_[best_N]
+        return labels
+
+    def _checked(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        raw, labels = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan")
+        check_classification_targets(labels)
+        return raw, np.asarray(labels)
+
+    def _config(self) -> Config:
+        alone = not self.passives
+        settings: dict[str, Any] = {
+            "name": "estimator",
+            "method": "single_view" if alone else "apfed_c",
+            "party_seeds": "shared_for_comparison",
+            **(self.settings or {}),
+            "seed": self.seed,
+        }
+        settings.setdefault("transcript", {"keep": "none"})
+        if alone:  # nothing is sent, so nothing needs a guard
+            settings.setdefault("guard", {"mechanism": "none"})
+        # What a file of settings would name; the frames stand for these files.
+        settings["data"] = {
+            "dataset": "tables", "active": _ACTIVE, "id_column": "index", "label_column": "label",
+            "parties": {
+                name: {"file": "frame"} for name in (_ACTIVE, *(self.passives or _NOBODY))
+            },
+        }  # fmt: skip
+        return Config.model_validate(settings)
+
+
+def _frame(X: Any, raw: Any) -> pd.DataFrame:
+    """The rows with names: of columns and people where the caller gave some."""
+    if isinstance(X, pd.DataFrame):
+        return X.set_axis([str(column) for column in X.columns], axis=1)
+    if raw.dtype == object:
+        _check_cells(raw)
+    columns = [f"x{place}" for place in range(raw.shape[1])]
+    return pd.DataFrame(np.asarray(raw), columns=columns)
+
+
+def _check_cells(raw: NDArray[Any]) -> None:
+    kinds = {type(cell) for cell in raw.ravel()}
+    strange = [kind.__name__ for kind in kinds if not issubclass(kind, (str, numbers.Real))]
+    if strange:
+        raise TypeError(
+            "each cell of the active's columns argument must be a string or a real number, got "
+            f"{', '.join(strange)}"
+        )
+
+
+def _table(name: str, frame: pd.DataFrame, labels_N: torch.Tensor | None = None) -> PartyTable:
+    if frame.index.has_duplicates:
+        twice = frame.index[frame.index.duplicated()][0]
+        raise DataError(f"{name}: its index names people, and {twice!r} stands in it twice")
+    texts = [str(column) for column in frame.columns if not is_numeric(frame[column])]
+    encoding = fit_columns(frame, categorical=texts, missing="mean", source=name)
+    features = encoding.encode(frame, source=name)
+    return PartyTable(name, tuple(map(str, frame.index)), features, labels_N, encoding)

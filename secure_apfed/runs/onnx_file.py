@@ -1,0 +1,201 @@
+"""The solo model as an ONNX file, which predicts from raw columns without this library.
+
+The encoding is part of the graph: each raw column is an input of its own, (N, 1), numbers as
+float64 and categories as texts; images are one input, (N, C, H, W), whole. Outputs:
+`output_label` (N,), texts, and `output_probability` (N, K). An empty number is NaN: where the model
+was trained with `missing: mean` it counts as the mean; otherwise its row's probabilities are NaN,
+since a graph can refuse nothing. An unknown category is a row of zeros, as in training.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secure_apfed.data import ColumnEncoding, ImageEncoding
+from secure_apfed.data.column_encoding import CategoricalColumn, NumericColumn
+from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.runs.folder import write_atomically
+from secure_apfed.runs.solo import SoloModel
+
+__all__ = ["write_onnx"]
+
+_OPSET = 20
+_FLOAT, _INT64, _TEXT, _DOUBLE = 1, 7, 8, 11  # ONNX's numbers of element types
+_FEATURES = "encoding/features"  # no column of a table may have such a name
+_LABEL, _PROBABILITIES = "output_label", "output_probability"
+_INSIDE = ("encoding/", "network/")
+
+
+def write_onnx(model: SoloModel, path: Path) -> None:
+    """Write the model, checked by ONNX's own checker.
+
+    Raises:
+        ConfigError: the extra `onnx` is not installed.
+        ModelError: a column has a name that the graph needs itself.
+    """
+    _check_names(model)
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 - torch's exporter asks for it
+    except ImportError as error:
+        raise ConfigError(
+            f"writing ONNX needs {error.name}; install the extra: pip install 'secure-apfed[onnx]'"
+        ) from error
+    network = _network(model)
+    encoding = _encoding(onnx.helper, model.encoding)
+    encoding.ir_version = network.ir_version
+    joined = onnx.compose.merge_models(
+        encoding, network, io_map=[(_FEATURES, _FEATURES)],
+        prefix2="network/",
+    )  # fmt: skip
+    _name_outputs(onnx.helper, joined, model.classes)
+    onnx.helper.set_model_props(joined, {"classes": "\n".join(model.classes)})
+    onnx.checker.check_model(joined, full_check=True)
+    write_atomically(path, joined.SerializeToString())
+
+
+def _check_names(model: SoloModel) -> None:
+    if not isinstance(model.encoding, ColumnEncoding):
+        return
+    for column in model.encoding.columns:
+        if column.name in (_LABEL, _PROBABILITIES) or column.name.startswith(_INSIDE):
+            raise ModelError(
+                f"column {column.name!r} has a name that an ONNX graph of ours needs for itself; "
+                "rename it in the table, and train again"
+            )
+
+
+class _Predicting(nn.Module):
+    """What `SoloModel.predict` computes, in the precision of the parameters."""
+
+    def __init__(self, model: SoloModel) -> None:
+        super().__init__()
+        self.network = model.network
+        self.eval()
+
+    def forward(self, features_N: Tensor) -> Tensor:
+        scores_NK: Tensor = self.network(features_N.to(next(self.network.parameters()).dtype))
+        return scores_NK.softmax(1).float()
+
+
+def _network(model: SoloModel) -> Any:
+    """From encoded features to probabilities, by torch's exporter."""
+    rows = torch.export.Dim("rows")
+    with _quiet():
+        program = torch.onnx.export(
+            _Predicting(model), (torch.zeros(2, *model.encoding.shape),), dynamo=True,
+            opset_version=_OPSET, dynamic_shapes=({0: rows},), input_names=[_FEATURES],
+            output_names=["probabilities"], verbose=False,
+        )  # fmt: skip
+    assert program is not None
+    return program.model_proto
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporter says of its own insides and of packages that nobody needs."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
+    """From raw values to encoded features."""
+    graph = _Graph(helper)
+    if isinstance(encoding, ColumnEncoding):
+        parts = [graph.column(at, column, encoding) for at, column in enumerate(encoding.columns)]
+        graph.node("Concat", parts, _FEATURES, axis=1)
+    else:
+        graph.strip(encoding)
+    output = helper.make_tensor_value_info(_FEATURES, _FLOAT, ["rows", *encoding.shape])
+    made = helper.make_graph(graph.nodes, "encoding", graph.inputs, [output], graph.constants)
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(made, opset_imports=opsets)
+
+
+class _Graph:
+    """Nodes, inputs and constants as they are added."""
+
+    def __init__(self, helper: Any) -> None:
+        self._helper = helper
+        self.nodes: list[Any] = []
+        self.inputs: list[Any] = []
+        self.constants: list[Any] = []
+
+    def node(
+        self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any
+    ) -> str:
+        made = self._helper.make_node(operator, inputs, [output], domain=domain, **attributes)
+        self.nodes.append(made)
+        return output
+
+    def constant(self, name: str, kind: int, values: list[Any]) -> str:
+        self.constants.append(self._helper.make_tensor(name, kind, [len(values)], values))
+        return name
+
+    def column(
+        self, at: int, column: NumericColumn | CategoricalColumn, encoding: ColumnEncoding
+    ) -> str:
+        """One column's features, (N, number of them)."""
+        kind = _DOUBLE if isinstance(column, NumericColumn) else _TEXT
+        given = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
+        self.inputs.append(given)
+        own = f"encoding/{at}"
+        if isinstance(column, CategoricalColumn):
+            hot = self.node(
+                "OneHotEncoder", [column.name], f"{own}_hot", "ai.onnx.ml",
+                cats_strings=[text.encode() for text in column.categories], zeros=1,
+            )  # fmt: skip
+            return self.node("Flatten", [hot], own, axis=1)
+        mean = self.constant(f"{own}_mean", _DOUBLE, [column.mean])
+        scale = self.constant(f"{own}_scale", _DOUBLE, [column.scale])
+        centred = self.node("Sub", [column.name, mean], f"{own}_centred")
+        scaled = self.node("Div", [centred, scale], f"{own}_scaled")
+        if encoding.missing == "mean":
+            empty = self.node("IsNaN", [scaled], f"{own}_empty")
+            zero = self.constant(f"{own}_zero", _DOUBLE, [0.0])
+            scaled = self.node("Where", [empty, zero, scaled], f"{own}_filled")
+        return self.node("Cast", [scaled], own, to=_FLOAT)
+
+    def strip(self, encoding: ImageEncoding) -> None:
+        """This party's rows of whole images, in [0, 1]."""
+        whole = ["rows", encoding.channels, encoding.height, encoding.width]
+        self.inputs.append(self._helper.make_tensor_value_info("images", _FLOAT, whole))
+        first = self.constant("encoding/first_row", _INT64, [encoding.first_row])
+        end = self.constant("encoding/end_row", _INT64, [encoding.end_row])
+        axis = self.constant("encoding/axis", _INT64, [2])
+        cut = self.node("Slice", ["images", first, end, axis], "encoding/strip")
+        most = self.constant("encoding/maximum", _FLOAT, [float(encoding.maximum)])
+        self.node("Div", [cut, most], _FEATURES)
+
+
+def _name_outputs(helper: Any, model: Any, classes: tuple[str, ...]) -> None:
+    """Add the label of each row, and give both outputs their names."""
+    graph = model.graph
+    net = graph.output[0].name
+    texts = [name.encode() for name in classes]
+    names = helper.make_tensor("network/classes", _TEXT, [len(texts)], texts)
+    graph.initializer.append(names)
+    graph.node.extend([
+        helper.make_node("Identity", [net], [_PROBABILITIES]),
+        helper.make_node("ArgMax", [net], ["network/best"], axis=1, keepdims=0),
+        helper.make_node("Gather", ["network/classes", "network/best"], [_LABEL]),
+    ])  # fmt: skip
+    del graph.output[:]
+    graph.output.extend([
+        helper.make_tensor_value_info(_LABEL, _TEXT, ["rows"]),
+        helper.make_tensor_value_info(_PROBABILITIES, _FLOAT, ["rows", len(classes)]),
+    ])  # fmt: skip

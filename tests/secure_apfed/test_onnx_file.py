@@ -1,0 +1,153 @@
+"""The model as ONNX says what `predict` says, of every embedded data set and kind of column."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from secure_apfed.config import Config
+from secure_apfed.data import ColumnEncoding, ImageEncoding, load_data
+from secure_apfed.data.column_encoding import CategoricalColumn, Missing, NumericColumn
+from secure_apfed.errors import ModelError
+from secure_apfed.runs import SoloModel, load_model, run
+from secure_apfed.runs.onnx_file import write_onnx
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+EMBEDDED = ("breast_cancer", "digits", "wine")
+NETWORKS: dict[str, dict[str, Any]] = {
+    "mlp": {"network": "mlp", "hidden": [16], "representation": 8},
+    "linear": {"network": "linear"},
+    "random features": {"network": "random_features"},
+}
+
+
+def trained(folder: Path, dataset: str, network: dict[str, Any], precision: str) -> Config:
+    method = "votes" if network["network"] == "random_features" else "single_view"
+    config = Config.model_validate({
+        "name": "onnx", "method": method,
+        "data": {"dataset": dataset, "views": 2, "labelled": 30}
+        if dataset == "digits"
+        else {"dataset": dataset, "labelled": 30},
+        "model": network,
+        "train": {"epochs": 1 if method == "votes" else 3, "device": "cpu",
+                  "precision": precision},
+        "guard": {"mechanism": "none"}, "transcript": {"keep": "none"},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise", "allow_single_passive": True},
+    })  # fmt: skip
+    run(config, folder)
+    return config
+
+
+def raw_of(model: SoloModel, features_N: torch.Tensor) -> NDArray[np.float64]:
+    """Values that are encoded to these features."""
+    encoding = model.encoding
+    if isinstance(encoding, ImageEncoding):
+        whole = np.zeros((len(features_N), encoding.channels, encoding.height, encoding.width))
+        strip = np.rint(features_N.numpy() * encoding.maximum)
+        whole[:, :, encoding.first_row : encoding.end_row] = strip
+        return whole
+    columns = [one for one in encoding.columns if isinstance(one, NumericColumn)]
+    scale, mean = [one.scale for one in columns], [one.mean for one in columns]
+    return features_N.double().numpy() * scale + mean
+
+
+def said(path: Path, model: SoloModel, raw: Any) -> tuple[Any, Any]:
+    session = onnxruntime.InferenceSession(str(path))
+    if isinstance(model.encoding, ImageEncoding):
+        given = {"images": raw.astype(np.float32)}
+    else:
+        given = {
+            column.name: np.asarray(raw[:, [at]], dtype=object if isinstance(
+                column, CategoricalColumn) else np.float64)
+            for at, column in enumerate(model.encoding.columns)
+        }  # fmt: skip
+    label_N, probability_NK = session.run(["output_label", "output_probability"], given)
+    return label_N, probability_NK
+
+
+@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+@pytest.mark.parametrize("dataset", EMBEDDED)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_it_says_what_predict_says(tmp_path: Path, dataset: str, network: str) -> None:
+    precision = "float64" if network == "linear" else "float32"
+    config = trained(tmp_path / "run", dataset, NETWORKS[network], precision)
+    model = load_model(tmp_path / "run")
+    write_onnx(model, tmp_path / "model.onnx")
+    data = load_data(config.data, seed=config.seed)
+    raw = raw_of(model, data.active.features)
+    expected_NK = model.predict(model.encoding.encode(raw)).numpy()
+    label_N, probability_NK = said(tmp_path / "model.onnx", model, raw)
+    assert np.abs(probability_NK - expected_NK).max() < 1e-5
+    assert list(label_N) == [model.classes[best] for best in probability_NK.argmax(1)]
+
+
+def mixed(missing: Missing, columns: tuple[Any, ...] = ()) -> SoloModel:
+    columns = columns or (
+        NumericColumn(name="age", mean=40.0, scale=12.5),
+        CategoricalColumn(name="städt", categories=("Köln", "", "no")),
+        NumericColumn(name="debt", mean=1e6, scale=3.0),
+    )
+    encoding = ColumnEncoding(columns=columns, missing=missing)
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(encoding.shape[0], 4), nn.ReLU(), nn.Linear(4, 3)).eval()
+    return SoloModel(network, ("yes", "nø", "maybe"), encoding, {})
+
+
+ROWS = pd.DataFrame({
+    "age": [30.0, np.nan, 51.5, 40.0], "städt": ["Köln", "no", "elsewhere", "KÖLN"],
+    "debt": [1_000_001.5, 999_998.0, np.nan, 1e6],
+})  # fmt: skip
+
+
+def test_categories_and_empty_cells_are_those_of_the_encoding(tmp_path: Path) -> None:
+    model = mixed("mean")
+    write_onnx(model, tmp_path / "model.onnx")
+    _, probability_NK = said(tmp_path / "model.onnx", model, ROWS.to_numpy(object))
+    expected_NK = model.predict(model.encoding.encode(ROWS)).numpy()
+    assert np.abs(probability_NK - expected_NK).max() < 1e-6
+
+
+def test_where_empty_cells_are_refused_they_give_no_number(tmp_path: Path) -> None:
+    model = mixed("error")
+    write_onnx(model, tmp_path / "model.onnx")
+    _, probability_NK = said(tmp_path / "model.onnx", model, ROWS.to_numpy(object))
+    assert np.isnan(probability_NK).any(1).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("name", ["output_label", "network/classes", "encoding/0"])
+def test_a_column_of_the_graph_s_own_names_is_refused(tmp_path: Path, name: str) -> None:
+    model = mixed("error", (NumericColumn(name=name),))
+    with pytest.raises(ModelError, match="rename it"):
+        write_onnx(model, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+_ALONE = """
+import sys
+import numpy, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1])
+given = {"age": [[30.0]], "debt": [[1e6]]}
+given = {name: numpy.array(value) for name, value in given.items()}
+given["städt"] = numpy.array([["Köln"]])
+label, probability = session.run(None, given)
+assert not {"torch", "secure_apfed", "onnx"} & set(sys.modules)
+print(label[0], abs(float(probability.sum()) - 1) < 1e-6)
+"""
+
+
+def test_it_predicts_where_nothing_of_ours_is_imported(tmp_path: Path) -> None:
+    write_onnx(mixed("mean"), tmp_path / "model.onnx")
+    told = subprocess.run(
+        [sys.executable, "-I", "-X", "utf8", "-c", _ALONE, str(tmp_path / "model.onnx")],
+        capture_output=True, text=True, check=False, encoding="utf-8",
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.split()[1] == "True"
