@@ -25,6 +25,7 @@ from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.column_encoding import fit_columns
 from secure_apfed.data.frames import is_numeric
 from secure_apfed.errors import DataError
+from secure_apfed.methods import METHODS
 from secure_apfed.runs import RunResult, SoloModel, run
 
 __all__ = ["VerticalClassifier"]
@@ -39,8 +40,8 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         passives: by name, a frame whose index names people; None: the active trains alone.
-        settings: of the run, as its YAML file has them, but for `data`; None: defaults with
-            `method: apfed_c`, or `single_view` without passives.
+        settings: of the run, as its YAML file has them, but for `data`; with passives they say
+            which `method` and `guard`, and may be None without.
         seed: of weights, batches and order.
 
     Attributes:
@@ -128,7 +129,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         alone = not self.passives
         settings: dict[str, Any] = {
             "name": "estimator",
-            "method": "single_view" if alone else "apfed_c",
+            **({"method": _alone()} if alone else {}),
             "party_seeds": "shared_for_comparison",
             **(self.settings or {}),
             "seed": self.seed,
@@ -144,6 +145,11 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             },
         }  # fmt: skip
         return Config.model_validate(settings)
+
+
+def _alone() -> str:
+    """The method in which the active trains by itself."""
+    return next(name for name, method in METHODS.items() if not method.facts.has_passives)
 
 
 def _frame(X: Any, raw: Any) -> pd.DataFrame:

@@ -1,5 +1,7 @@
 """The classifier behaves as scikit-learn's do, and passives help by the index of their frames."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ BRIEF: dict[str, Any] = {
 }  # fmt: skip
 HELPED: dict[str, Any] = {
     **BRIEF,
+    "method": "apfed_c",
     "train": {"epochs": 3, "batch_size": 32, "learning_rate": 0.1, "device": "cpu"},
     "guard": {"mechanism": "none"},
     "secure_sum": {"scheme": "plain", "clip": None, "allow_single_passive": True},
@@ -77,3 +80,15 @@ def test_a_person_that_stands_twice_is_named(bunch: Any) -> None:
     lab = pd.DataFrame({"iron": [1.0, 2.0, 3.0]}, index=["p1", "p2", "p1"])
     with pytest.raises(DataError, match="lab: its index names people, and 'p1' stands in it twice"):
         VerticalClassifier(passives={"lab": lab}, settings=HELPED).fit(own, bunch.target)
+
+
+@pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+def test_the_page_s_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "python.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), {})
+    accuracy, scores = capsys.readouterr().out.strip().splitlines()
+    assert accuracy.startswith("{'votes':")
+    assert min(map(float, scores.strip("[]").split())) > 0.8
