@@ -12,6 +12,8 @@ from protocols.psi.vole.field import ELEMENT_BYTES, Elements, from_bytes
 
 __all__ = ["Tags", "hash_elements", "hash_values", "match"]
 
+_CHUNK = 2**12
+
 Tags = NDArray[np.uint8]
 """Shape (n, bytes of a tag), 8 to 16."""
 
@@ -27,12 +29,17 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
     s adds the upper half of v to the lower one and swaps them. With E an ideal cipher this hash is
     circular correlation robust (Guo, Katz, Wang and Yu, IEEE S&P 2020, section 7.3).
     """
-    shuffled = np.ascontiguousarray(values[:, ::-1])
-    shuffled[:, 1] ^= values[:, 1]
     # blocks are independent of each other on purpose: each is hashed for itself
     cipher = Cipher(algorithms.AES(key), modes.ECB()).encryptor()  # noqa: S305
-    shuffled ^= from_bytes(cipher.update(shuffled.tobytes()))
-    return shuffled
+    hashed = np.empty(values.shape, "<u8")
+    buffer = np.empty(ELEMENT_BYTES * (_CHUNK + 1), np.uint8).data
+    for start in range(0, len(values), _CHUNK):  # what is worked on stays in the cache
+        part, shuffled = values[start : start + _CHUNK], hashed[start : start + _CHUNK]
+        shuffled[:, 0] = part[:, 1]
+        shuffled[:, 1] = part[:, 0] ^ part[:, 1]
+        size = cipher.update_into(shuffled.tobytes(), buffer)
+        shuffled ^= from_bytes(buffer[:size])
+    return hashed
 
 
 def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:

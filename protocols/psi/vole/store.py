@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from protocols.psi.vole.field import (
     Elements,
-    from_bytes,
     gather_sums,
     pick,
-    random_elements,
+    random_rows,
     subset_sums,
     whole,
 )
@@ -161,18 +160,18 @@ class Encoder:
         """Return a store in which each row has its value, shape (cells + DENSE, w).
 
         Args:
-            values: shape (n, w), of one or two words each.
+            values: shape (n, w), of w words each.
 
         Raises:
             DependentRowsError: there is none, which has probability below 2^-47.
         """
         rows, cells = self._rows, self._cells
-        store = random_elements(fresh_key(), b"store", cells + DENSE)[:, : values.shape[1]].copy()
+        store = random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve(store, rows, values, self._left)
         dense = subset_sums(store[cells:])
         for peeled, at in reversed(self._rounds):
-            store[at] = 0
             value = pick(values, peeled) ^ gather_sums(dense, rows.dense[peeled])
+            value ^= pick(store, at)  # what is there goes; its row has it a second time
             for one in range(_ONES):
                 value ^= pick(store, rows.cells[peeled, one])
             whole(store)[at] = whole(value)
@@ -232,7 +231,7 @@ def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
     for bit, pattern, value in reversed(pivots):
         for cell in _bits(pattern ^ (1 << bit)):
             value ^= _as_int(store[cell])
-        store[bit] = from_bytes(value.to_bytes(16, "little"))[0, : store.shape[1]]
+        store[bit] = np.frombuffer(value.to_bytes(8 * store.shape[1], "little"), "<u8")
 
 
 def _as_int(element: NDArray[np.uint64]) -> int:
