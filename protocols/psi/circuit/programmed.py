@@ -178,7 +178,8 @@ def _placed(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
     """The hub's bins with an ID, and of each the row of this ID and which of its three it is."""
     used = np.flatnonzero(meeting.row_of_bin >= 0)
     own = meeting.row_of_bin[used]
-    choice = (meeting.bins_of[own] == used[:, None]).argmax(axis=1)
+    bins_of = meeting.bins_of.take(own, axis=0)
+    choice = np.where(bins_of[:, 0] == used, 0, np.where(bins_of[:, 1] == used, 1, 2))
     return used, own, choice
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.psi.digests import digest_each
 from protocols.psi.vole.field import (
     Elements,
     gather_sums,
@@ -112,14 +113,7 @@ class Rows:
 def digest_ids(ids: Sequence[bytes], key: bytes) -> Digests:
     """Hash IDs: BLAKE2b under `key`, as secret as the IDs are to whoever has the key."""
     keyed = hashlib.blake2b(key=key, digest_size=_DIGEST_BYTES, person=_PERSON)
-
-    def digest(identity: bytes) -> bytes:
-        one = keyed.copy()
-        one.update(identity)
-        return one.digest()
-
-    words = np.frombuffer(b"".join(map(digest, ids)), "<u8")
-    return words.reshape(-1, _DIGEST_BYTES // 8)
+    return digest_each(ids, keyed).view("<u8")
 
 
 def _three_different(words_n3: NDArray[np.uint64], size: int) -> Places:
