@@ -183,11 +183,11 @@ def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]
     return receive
 
 
-def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[_Counted, float]:
+def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[_Counted, Measured]:
     """Make and play a role once all parties are up; also the seconds that it took."""
     from secure_apfed.alignment import take_part
 
-    receive, began = _meet(ends), time.perf_counter()
+    receive, began, cpu = _meet(ends), time.perf_counter(), _cpu_seconds()
     counted = _Counted(make())
     take_part(
         counted,
@@ -195,13 +195,13 @@ def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[_C
         receive=receive,
         patience_s=_PATIENCE_S,
     )
-    return counted, time.perf_counter() - began
+    took = {"seconds": time.perf_counter() - began, "cpu_seconds": _cpu_seconds() - cpu}
+    return counted, took
 
 
-def _found(me: str, counted: _Counted, seconds: float) -> Measured:
+def _found(me: str, counted: _Counted, took: Measured) -> Measured:
     peak = _peak_memory()
-    return {
-        "seconds": seconds,
+    return took | {
         "bytes": counted.bytes,
         "rounds": counted.round,
         "peak_memory": peak,
@@ -259,7 +259,7 @@ def _ahead_party(
     }[me]
     # who has its part already waits for the others, who read no word of it yet
     dealing = ends if me == "dealer" else {"dealer": ends["dealer"]}
-    dealt, dealt_seconds = _played(stock, dealing)
+    dealt, dealing_took = _played(stock, dealing)
     supply = getattr(dealt.role, "supply", None)
     hub_ids, member_ids = ([name.encode() for name in names] for names in _ids(size))
     role = {
@@ -267,7 +267,7 @@ def _ahead_party(
         "member": lambda: backend.member("member", "hub", member_ids, supply=supply),
         "dealer": lambda: backend.dealer("hub", ["member"]),
     }[me]
-    ahead = {"dealt_seconds": dealt_seconds, "dealt_bytes": dealt.bytes}
+    ahead = {"dealt_seconds": dealing_took["seconds"], "dealt_bytes": dealt.bytes}
     report.send(ahead | _found(me, *_played(role, ends)))
 
 
@@ -398,11 +398,15 @@ def _spu_party(
         ),
         output_params=psi.OutputParams(path=f"{folder}/out{rank}.csv", disable_alignment=True),
     )
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), _cpu_seconds()
     common = psi.psi_execute(config, link).intersection_count
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
     link.stop_link()
-    report.send({"seconds": seconds, "peak_memory": _peak_memory(), "common": common})
+    peak = _peak_memory()
+    report.send(
+        {"seconds": seconds, "cpu_seconds": cpu, "peak_memory": peak, "peak_party": peak}
+        | {"common": common}
+    )
 
 
 def _spu(protocol: str, size: int) -> Measured:
