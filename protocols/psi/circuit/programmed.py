@@ -43,7 +43,15 @@ from protocols.psi.vole.messages import (
     vector_elements,
 )
 from protocols.psi.vole.output import hash_elements
-from protocols.psi.vole.store import DENSE, DependentRowsError, Digests, Encoder, cells_for, decode
+from protocols.psi.vole.store import (
+    DENSE,
+    DependentRowsError,
+    Digests,
+    Encoder,
+    cells_for,
+    decode,
+    targets_of,
+)
 from protocols.psi.vole.store import Rows as StoreRows
 from protocols.randomness import derive_key, fresh_key
 
@@ -71,7 +79,7 @@ class Programmed:
         used, own, choice = _placed(meeting)
         digests = _digests(meeting.prints[own], meeting.key)
         rows = StoreRows.of(digests, cells_for(hub_size))
-        targets = rows.targets ^ _choices()[choice]
+        targets = targets_of(digests) ^ _choices()[choice]
         store = _encoded(desk.me, Encoder(rows, cells_for(hub_size)), targets)
         each = hub_dealt_bytes(hub_size)
         shares = [HubShare.of(dealt[k * each : (k + 1) * each]) for k in range(len(members))]
@@ -105,7 +113,8 @@ class Programmed:
         share = MemberShare.of(dealt, hub_size)
         length = ELEMENT_BYTES * vector_elements(hub_size)
         vector = from_bytes(desk.read(inbox, hub, Kind.VECTOR, length))
-        values = decode(share.delta.times(vector) ^ share.b, rows) ^ share.delta.times(rows.targets)
+        values = decode(share.delta.times(vector) ^ share.b, rows)
+        values ^= share.delta.times(targets_of(digests))
         tags_B = random_words(fresh_key(), b"bins", bins_for(hub_size))
         programmed = tags_B[meeting.bins_of]
         for choice, addend in enumerate(share.delta.times(_choices())):

@@ -74,6 +74,7 @@ from protocols.psi.vole.store import (
     cells_for,
     decode,
     digest_ids,
+    targets_of,
 )
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key, keystream, random_permutation
 
@@ -220,9 +221,11 @@ def _hub_script(
 
 def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
     """The rows of the hub's set and the store P."""
-    rows = Rows.of(digest_ids(ids, key), cells)
+    digests = digest_ids(ids, key)
+    rows, targets = Rows.of(digests, cells), targets_of(digests)
+    del digests
     try:
-        return rows, Encoder(rows, cells).encode(rows.targets)
+        return rows, Encoder(rows, cells).encode(targets)
     except DependentRowsError as error:
         raise LocalProtocolError(
             f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "
@@ -286,8 +289,9 @@ def _evaluated(
     missing = keystream(fresh_key(), length=length * (size - count))
     parts = [np.frombuffer(missing, np.uint8).reshape(-1, length)]
     for start in range(0, count, _CHUNK):
-        rows = Rows.of(digests[start : start + _CHUNK], len(store) - DENSE)
-        values = decode(store, rows) ^ delta.times(rows.targets)
+        part = digests[start : start + _CHUNK]
+        rows = Rows.of(part, len(store) - DENSE)
+        values = decode(store, rows) ^ delta.times(targets_of(part))
         parts.insert(-1, hash_values(values, key, length))
         desk.report(start + len(rows), count)
     return np.concatenate(parts)
