@@ -76,6 +76,12 @@ def _ids(size: int) -> tuple[list[str], list[str]]:
     return names[:size], names[size // 2 :]
 
 
+def _own_ids(me: str, size: int) -> list[bytes]:
+    """The set of one party, the same as in `_ids`: nobody holds that of another."""
+    first = {"hub": 0, "member": size // 2}
+    return [b"person %d" % k for k in range(first[me], first[me] + size)] if me in first else []
+
+
 class _Counted:
     """A role whose messages are counted, each sent with the round that it belongs to."""
 
@@ -156,12 +162,12 @@ def _role(me: str, protocol: str, size: int) -> Callable[[], Any]:
     from protocols.psi import SET_INTERSECTIONS
     from protocols.psi.interface import IntersectionAgreement
 
-    hub_ids, member_ids = ([name.encode() for name in names] for names in _ids(size))
+    ids = _own_ids(me, size)
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
     backend = SET_INTERSECTIONS[protocol](agreement, threads=1)
     return {
-        "hub": lambda: backend.hub("hub", ["member"], hub_ids),
-        "member": lambda: backend.member("member", "hub", member_ids),
+        "hub": lambda: backend.hub("hub", ["member"], ids),
+        "member": lambda: backend.member("member", "hub", ids),
         "dealer": lambda: backend.dealer("hub", ["member"]),
     }[me]
 
@@ -261,10 +267,10 @@ def _ahead_party(
     dealing = ends if me == "dealer" else {"dealer": ends["dealer"]}
     dealt, dealing_took = _played(stock, dealing)
     supply = getattr(dealt.role, "supply", None)
-    hub_ids, member_ids = ([name.encode() for name in names] for names in _ids(size))
+    ids = _own_ids(me, size)
     role = {
-        "hub": lambda: backend.hub("hub", ["member"], hub_ids, supply=supply),
-        "member": lambda: backend.member("member", "hub", member_ids, supply=supply),
+        "hub": lambda: backend.hub("hub", ["member"], ids, supply=supply),
+        "member": lambda: backend.member("member", "hub", ids, supply=supply),
         "dealer": lambda: backend.dealer("hub", ["member"]),
     }[me]
     ahead = {"dealt_seconds": dealing_took["seconds"], "dealt_bytes": dealt.bytes}

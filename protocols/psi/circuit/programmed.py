@@ -35,7 +35,7 @@ from protocols.psi.script import Script, Turn
 from protocols.psi.sizes import agreed_size
 from protocols.psi.supply import Supply
 from protocols.psi.vole.dealing import HubShare, MemberShare, deal
-from protocols.psi.vole.field import ELEMENT_BYTES, Elements, from_bytes, to_bytes
+from protocols.psi.vole.field import ELEMENT_BYTES, Elements, from_bytes
 from protocols.psi.vole.messages import (
     DEAL,
     hub_dealt_bytes,
@@ -83,7 +83,7 @@ class Programmed:
         store = _encoded(desk.me, Encoder(rows, cells_for(hub_size)), targets)
         each = hub_dealt_bytes(hub_size)
         shares = [HubShare.of(dealt[k * each : (k + 1) * each]) for k in range(len(members))]
-        vectors = {m: to_bytes(one.a ^ store) for m, one in zip(members, shares, strict=True)}
+        vectors = {m: one.masked(store) for m, one in zip(members, shares, strict=True)}
         inbox = yield desk.turn(Kind.VECTOR, vectors, members)
         tags_MB = random_words(fresh_key(), b"empty", len(members) * len(meeting.row_of_bin))
         tags_MB = tags_MB.reshape(len(members), -1).copy()
@@ -110,10 +110,10 @@ class Programmed:
             if supply
             else desk.read(inbox, dealer, Kind.CORRELATED, member_dealt_bytes())
         )
-        share = MemberShare.of(dealt, hub_size)
+        share = MemberShare.of(dealt)
         length = ELEMENT_BYTES * vector_elements(hub_size)
         vector = from_bytes(desk.read(inbox, hub, Kind.VECTOR, length))
-        values = decode(share.delta.times(vector) ^ share.b, rows)
+        values = decode(share.unmasked(vector), rows)
         values ^= share.delta.times(targets_of(digests))
         tags_B = random_words(fresh_key(), b"bins", bins_for(hub_size))
         programmed = tags_B[meeting.bins_of]

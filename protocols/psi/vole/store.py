@@ -106,9 +106,13 @@ class Rows:
             cells[chunk] = _three_different(digests[chunk, :_ONES], size)
         return cls(cells=cells, dense=digests[:, _ONES : _ONES + 1] & np.uint64((1 << DENSE) - 1))
 
-    def __getitem__(self, chunk: slice | Places) -> "Rows":
-        """Some of them."""
+    def __getitem__(self, chunk: slice) -> "Rows":
+        """Some that lie one after the other."""
         return Rows(cells=self.cells[chunk], dense=self.dense[chunk])
+
+    def at(self, places: Places) -> "Rows":
+        """Those in these places."""
+        return Rows(cells=self.cells.take(places, axis=0), dense=self.dense.take(places, axis=0))
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -190,7 +194,7 @@ class Encoder:
             # no row of a round has the cell of another, so that they may go one after the other
             for chunk in _chunks(len(places)):
                 peeled, at = all_peeled[chunk], places[chunk]
-                value = pick(values, peeled) ^ _sums(store, dense, rows[peeled])
+                value = pick(values, peeled) ^ _sums(store, dense, rows.at(peeled))
                 value ^= pick(store, at)  # what was there, which its row has summed up, too
                 whole(store)[at] = whole(value)
         return store
