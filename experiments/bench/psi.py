@@ -30,8 +30,8 @@ _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _QUICK = {1_000: 1, 10_000: 1}
 _PATIENCE_S = 1800
 _FIELDS = (
-    "seconds", "bytes", "rounds", "peak_memory", "peak_party", "floor_seconds", "dealt_seconds",
-    "dealt_bytes",
+    "seconds", "cpu_seconds", "bytes", "rounds", "peak_memory", "peak_party", "floor_seconds",
+    "dealt_seconds", "dealt_bytes",
 )  # fmt: skip
 _RIVAL = {
     "circuit": "spu-rr22",
@@ -72,10 +72,10 @@ BENCH = Bench(
 def measure(size: int, repetitions: int, wanted: Collection[str] | None = None) -> Iterator[Row]:
     """Yield the rows of one size, of all cases unless `wanted` names some.
 
-    Medians over the repetitions of seconds, bytes, rounds, peak memory in bytes, and how many
-    times faster than openmined-psi. `ratio` is seconds by those of `peer`. `floor_seconds`, of
-    `ecdh` only, is what the multiplications alone take: the same library on the same processors,
-    and nothing else.
+    Medians over the repetitions of seconds, processor seconds of the busier party, bytes, rounds,
+    peak memory in bytes, and how many times faster than openmined-psi. `ratio` is seconds by those
+    of `peer`. `floor_seconds`, of `ecdh` only, is what the multiplications alone take: the same
+    library on the same processors, and nothing else.
     """
     shown = [case for case in psi_case.CASES if wanted is None or f"{case}/{size}" in wanted]
     cases = _with_rivals(shown)
@@ -89,6 +89,7 @@ def measure(size: int, repetitions: int, wanted: Collection[str] | None = None) 
     for case, found in ((case, medians[case]) for case in shown):
         rival = _RIVAL.get(case)
         more = {
+            "cpu_seconds": found["cpu_seconds"],
             "rounds": found["rounds"],
             "peak_memory": found["peak_memory"],
             "peak_party": found["peak_party"],

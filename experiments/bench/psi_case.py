@@ -76,6 +76,12 @@ def _ids(size: int) -> tuple[list[str], list[str]]:
     return names[:size], names[size // 2 :]
 
 
+def _own_ids(me: str, size: int) -> list[bytes]:
+    """The set of one party, the same as in `_ids`: nobody holds that of another."""
+    first = {"hub": 0, "member": size // 2}
+    return [b"person %d" % k for k in range(first[me], first[me] + size)] if me in first else []
+
+
 class _Counted:
     """A role whose messages are counted, each sent with the round that it belongs to."""
 
@@ -156,12 +162,12 @@ def _role(me: str, protocol: str, size: int) -> Callable[[], Any]:
     from protocols.psi import SET_INTERSECTIONS
     from protocols.psi.interface import IntersectionAgreement
 
-    hub_ids, member_ids = ([name.encode() for name in names] for names in _ids(size))
+    ids = _own_ids(me, size)
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
     backend = SET_INTERSECTIONS[protocol](agreement, threads=1)
     return {
-        "hub": lambda: backend.hub("hub", ["member"], hub_ids),
-        "member": lambda: backend.member("member", "hub", member_ids),
+        "hub": lambda: backend.hub("hub", ["member"], ids),
+        "member": lambda: backend.member("member", "hub", ids),
         "dealer": lambda: backend.dealer("hub", ["member"]),
     }[me]
 
@@ -183,11 +189,11 @@ def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]
     return receive
 
 
-def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[_Counted, float]:
+def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[_Counted, Measured]:
     """Make and play a role once all parties are up; also the seconds that it took."""
     from secure_apfed.alignment import take_part
 
-    receive, began = _meet(ends), time.perf_counter()
+    receive, began, cpu = _meet(ends), time.perf_counter(), _cpu_seconds()
     counted = _Counted(make())
     take_part(
         counted,
@@ -195,13 +201,13 @@ def _played(make: Callable[[], Any], ends: Mapping[str, Connection]) -> tuple[_C
         receive=receive,
         patience_s=_PATIENCE_S,
     )
-    return counted, time.perf_counter() - began
+    took = {"seconds": time.perf_counter() - began, "cpu_seconds": _cpu_seconds() - cpu}
+    return counted, took
 
 
-def _found(me: str, counted: _Counted, seconds: float) -> Measured:
+def _found(me: str, counted: _Counted, took: Measured) -> Measured:
     peak = _peak_memory()
-    return {
-        "seconds": seconds,
+    return took | {
         "bytes": counted.bytes,
         "rounds": counted.round,
         "peak_memory": peak,
@@ -259,15 +265,15 @@ def _ahead_party(
     }[me]
     # who has its part already waits for the others, who read no word of it yet
     dealing = ends if me == "dealer" else {"dealer": ends["dealer"]}
-    dealt, dealt_seconds = _played(stock, dealing)
+    dealt, dealing_took = _played(stock, dealing)
     supply = getattr(dealt.role, "supply", None)
-    hub_ids, member_ids = ([name.encode() for name in names] for names in _ids(size))
+    ids = _own_ids(me, size)
     role = {
-        "hub": lambda: backend.hub("hub", ["member"], hub_ids, supply=supply),
-        "member": lambda: backend.member("member", "hub", member_ids, supply=supply),
+        "hub": lambda: backend.hub("hub", ["member"], ids, supply=supply),
+        "member": lambda: backend.member("member", "hub", ids, supply=supply),
         "dealer": lambda: backend.dealer("hub", ["member"]),
     }[me]
-    ahead = {"dealt_seconds": dealt_seconds, "dealt_bytes": dealt.bytes}
+    ahead = {"dealt_seconds": dealing_took["seconds"], "dealt_bytes": dealt.bytes}
     report.send(ahead | _found(me, *_played(role, ends)))
 
 
@@ -398,11 +404,15 @@ def _spu_party(
         ),
         output_params=psi.OutputParams(path=f"{folder}/out{rank}.csv", disable_alignment=True),
     )
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), _cpu_seconds()
     common = psi.psi_execute(config, link).intersection_count
-    seconds = time.perf_counter() - began
+    seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
     link.stop_link()
-    report.send({"seconds": seconds, "peak_memory": _peak_memory(), "common": common})
+    peak = _peak_memory()
+    report.send(
+        {"seconds": seconds, "cpu_seconds": cpu, "peak_memory": peak, "peak_party": peak}
+        | {"common": common}
+    )
 
 
 def _spu(protocol: str, size: int) -> Measured:

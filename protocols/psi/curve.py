@@ -13,6 +13,7 @@ import numpy as np
 
 from protocols.errors import RemoteProtocolError
 from protocols.psi import ladder
+from protocols.psi.digests import digest_each
 from protocols.psi.ladder import POINT_BYTES, split_points
 from protocols.psi.threads import in_threads
 
@@ -34,13 +35,7 @@ def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
     The digests are as secret as the IDs: who sees one can try out guessed IDs.
     """
     hasher = hashlib.blake2b(key=session, digest_size=POINT_BYTES, person=b"apfed psi ecdh")
-
-    def digest(identity: bytes) -> bytes:
-        one = hasher.copy()
-        one.update(identity)
-        return one.digest()
-
-    return b"".join(map(digest, ids))
+    return digest_each(ids, hasher).tobytes()
 
 
 def blind_digests(

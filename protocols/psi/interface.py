@@ -254,15 +254,17 @@ def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
             f"{me} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"
         )
     given: Sequence[object] = ids
-    others = [row for row, identity in enumerate(given) if not isinstance(identity, bytes)]
+    others = list[int]()
+    if not set(map(type, given)) <= {bytes}:  # quick to tell; in which rows is looked up only then
+        others = [row for row, identity in enumerate(given) if not isinstance(identity, bytes)]
     if others:
         kinds = sorted({type(ids[row]).__name__ for row in others})
         raise LocalProtocolError(
             f"{me} has {len(others)} ID(s) that are {' or '.join(kinds)}, not bytes, in row(s) "
             f"{_first(others)}; all parties encode them in the same way"
         )
-    empty = [row for row, identity in enumerate(ids) if not identity]
-    if empty:
+    if not all(ids):
+        empty = [row for row, identity in enumerate(ids) if not identity]
         raise LocalProtocolError(
             f"{me} has {len(empty)} empty ID(s), in row(s) {_first(empty)}; remove these rows"
         )

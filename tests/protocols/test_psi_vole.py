@@ -60,9 +60,13 @@ def test_products_are_those_of_the_field() -> None:
 
 def test_what_the_dealer_hands_out_is_a_vector_ole() -> None:
     hubs, members = deal(20)
-    hub, member = HubShare.of(hubs), MemberShare.of(members, 20)
-    assert len(hub.a) == vector_elements(20)
-    assert (hub.c == (member.delta.times(hub.a) ^ member.b)).all()
+    hub, member = HubShare.of(hubs), MemberShare.of(members)
+    store = random_elements(fresh_key(), b"store", vector_elements(20))
+    assert len(hub.c) == len(store)
+    sent = hub.masked(store, head=b"head")
+    assert sent[:4] == b"head"
+    unmasked = member.unmasked(from_bytes(sent[4:]))
+    assert (unmasked == (hub.c ^ member.delta.times(store))).all()
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 60, 3000])

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.psi.digests import digest_each
 from protocols.randomness import fresh_key, keystream
 
 __all__ = [
@@ -85,13 +86,7 @@ def fingerprints(
     """
     length = WORD_BYTES * (1 + _CHOICES) + TOKEN_BYTES
     keyed = hashlib.blake2b(key=key, digest_size=length, person=b"apfed psi tag")
-
-    def digest(identity: bytes) -> bytes:
-        one = keyed.copy()
-        one.update(identity)
-        return one.digest()
-
-    words = np.frombuffer(b"".join(map(digest, ids)), "<u8").reshape(-1, length // WORD_BYTES)
+    words = digest_each(ids, keyed).view("<u8")
     bins_n3 = (words[:, 1 : 1 + _CHOICES] % np.uint64(bins)).astype(np.int64)
     tokens = np.ascontiguousarray(words[:, 1 + _CHOICES :]).view(np.uint8)
     return words[:, 0] & _TAG_MASK, bins_n3, tokens

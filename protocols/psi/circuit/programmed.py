@@ -4,17 +4,20 @@ Run by: all parties of `protocols.psi.circuit.opprf_backend`. B bins, M members.
 
 1. The hub has one ID in a bin at most (x in the j-th of its three), a member each of its IDs y in
    all three. By the vector OLE of `protocols.psi.vole` the hub gets F(x, j) for these n pairs
-   alone, the member computes F(y, j) for all 3 n of its own.
-2. The member draws a random value t for each bin, and sends a store in which (y, j) has
-   t + F(y, j), t that of the bin.
-3. The hub adds F(x, j) to what the store has for (x, j): t where the member has x, else a random
-   number. A pair of an ID of its own in another bin tells it nothing: it has no F of that.
+   alone, the member computes F(y, j) for all 3 n of its own: the hub's store has H(x) + j at x, and
+   F(y, j) = hash(Decode(K, y) + Delta (H(y) + j)). What F(x, j) and F(x, i) are made of differs
+   by a multiple of Delta, which the hub does not know.
+2. The member draws a random value t for each bin, and sends a store in which y has three words,
+   t + F(y, j) for j = 0, 1, 2, t that of the j-th bin of y.
+3. The hub adds F(x, j) to the j-th word that the store has for x: t where the member has x, else a
+   random number. The words of its IDs for other bins tell it nothing: it has no F of these.
 
 The circuit compares 64 bits a bin then, however many IDs a member has there. A bin in which IDs
 differ passes for equal with probability 2^-64, and two different IDs as in
 `protocols.psi.circuit.hashing`.
 Source: Pinkas, Schneider, Tkachenko and Yanai, EUROCRYPT 2019 (OPPRF, circuit); Rindal and
-Schoppmann, EUROCRYPT 2021, section 6 (by vector OLE and a store).
+Schoppmann, EUROCRYPT 2021, section 6 (by vector OLE and a store). That the three values of an ID
+lie in one cell is ours: a third of the rows to solve, for as many bytes.
 """
 
 from collections.abc import Generator, Sequence
@@ -32,7 +35,7 @@ from protocols.psi.script import Script, Turn
 from protocols.psi.sizes import agreed_size
 from protocols.psi.supply import Supply
 from protocols.psi.vole.dealing import HubShare, MemberShare, deal
-from protocols.psi.vole.field import ELEMENT_BYTES, Elements, from_bytes, to_bytes
+from protocols.psi.vole.field import ELEMENT_BYTES, Elements, from_bytes
 from protocols.psi.vole.messages import (
     DEAL,
     hub_dealt_bytes,
@@ -40,15 +43,23 @@ from protocols.psi.vole.messages import (
     vector_elements,
 )
 from protocols.psi.vole.output import hash_elements
-from protocols.psi.vole.store import DENSE, DependentRowsError, Digests, Encoder, cells_for, decode
+from protocols.psi.vole.store import (
+    DENSE,
+    DependentRowsError,
+    Digests,
+    Encoder,
+    cells_for,
+    decode,
+    targets_of,
+)
 from protocols.psi.vole.store import Rows as StoreRows
 from protocols.randomness import derive_key, fresh_key
 
 __all__ = ["Programmed", "ProgrammedStocking"]
 
 _CHOICES = 3
-_CHOICE_SHIFT = np.uint64(40)
 _BLOCKS = 3
+_CHUNK = 2**12
 
 
 class Programmed:
@@ -65,20 +76,23 @@ class Programmed:
     ) -> Generator[Turn, Inbox, Words]:
         hub_size, *sizes = meeting.sizes
         dealt = yield from _dealt_to_hub(desk, hub_size, len(members), supply)
-        used, inputs = _hub_inputs(meeting)
-        digests = _digests(inputs, meeting.key)
+        used, own, choice = _placed(meeting)
+        digests = _digests(meeting.prints[own], meeting.key)
         rows = StoreRows.of(digests, cells_for(hub_size))
-        store = _encoded(desk.me, Encoder(rows, cells_for(hub_size)), rows.targets)
+        targets = targets_of(digests) ^ _choices()[choice]
+        store = _encoded(desk.me, Encoder(rows, cells_for(hub_size)), targets)
         each = hub_dealt_bytes(hub_size)
         shares = [HubShare.of(dealt[k * each : (k + 1) * each]) for k in range(len(members))]
-        vectors = {m: to_bytes(one.a ^ store) for m, one in zip(members, shares, strict=True)}
+        vectors = {m: one.masked(store) for m, one in zip(members, shares, strict=True)}
         inbox = yield desk.turn(Kind.VECTOR, vectors, members)
         tags_MB = random_words(fresh_key(), b"empty", len(members) * len(meeting.row_of_bin))
         tags_MB = tags_MB.reshape(len(members), -1).copy()
         for member, size, share, tags_B in zip(members, sizes, shares, tags_MB, strict=True):
-            hints = desk.read_words(inbox, member, Kind.HINT, (_hint_cells(size) + DENSE, 1))
-            hinted = decode(hints, StoreRows.of(digests, _hint_cells(size)))
-            tags_B[used] = hinted[:, 0] ^ _function(decode(share.c, rows), meeting.key)
+            shape = cells_for(size) + DENSE, _CHOICES
+            hints = desk.read_words(inbox, member, Kind.HINT, shape)
+            hinted = decode(hints, StoreRows.of(digests, cells_for(size)))
+            own_hint = np.take_along_axis(hinted, choice[:, None], axis=1)[:, 0]
+            tags_B[used] = own_hint ^ _function(decode(share.c, rows), meeting.key)
         return tags_MB
 
     def at_member(
@@ -87,23 +101,25 @@ class Programmed:
         hub_size, size = meeting.sizes[0], meeting.sizes[1 + meeting.place]
         dealer = desk.agreement.dealer
         # what takes no message of others is done while the hub encodes
-        inputs, bins_of = _member_inputs(meeting)
-        digests = _digests(inputs, meeting.key)
+        digests = _digests(meeting.prints, meeting.key)
         rows = StoreRows.of(digests, cells_for(hub_size))
-        hints = Encoder(StoreRows.of(digests, _hint_cells(size)), _hint_cells(size))
+        hints = Encoder(StoreRows.of(digests, cells_for(size)), cells_for(size))
         inbox = yield Turn((), [hub] if supply else [hub, dealer])
         dealt = (
             supply.take(member_dealt_bytes())
             if supply
             else desk.read(inbox, dealer, Kind.CORRELATED, member_dealt_bytes())
         )
-        share = MemberShare.of(dealt, hub_size)
+        share = MemberShare.of(dealt)
         length = ELEMENT_BYTES * vector_elements(hub_size)
         vector = from_bytes(desk.read(inbox, hub, Kind.VECTOR, length))
-        values = decode(share.delta.times(vector) ^ share.b, rows) ^ share.delta.times(rows.targets)
+        values = decode(share.unmasked(vector), rows)
+        values ^= share.delta.times(targets_of(digests))
         tags_B = random_words(fresh_key(), b"bins", bins_for(hub_size))
-        programmed = tags_B[bins_of] ^ _function(values, meeting.key)
-        store = _encoded(desk.me, hints, programmed[:, None])
+        programmed = tags_B[meeting.bins_of]
+        for choice, addend in enumerate(share.delta.times(_choices())):
+            programmed[:, choice] ^= _function(values ^ addend, meeting.key)
+        store = _encoded(desk.me, hints, programmed)
         yield desk.turn(Kind.HINT, {hub: store.astype(WORD, copy=False).tobytes()}, ())
         return tags_B[None]
 
@@ -167,33 +183,31 @@ def _deal(desk: Desk, hub: str, members: Sequence[str]) -> Generator[Turn, Inbox
     yield desk.turn(Kind.CORRELATED, bodies | {hub: hubs}, ())
 
 
-def _hub_inputs(meeting: Meeting) -> tuple[Rows, Elements]:
-    """The bins with an ID, and of each what is evaluated: ID, bin, which of its three it is."""
+def _placed(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
+    """The hub's bins with an ID, and of each the row of this ID and which of its three it is."""
     used = np.flatnonzero(meeting.row_of_bin >= 0)
-    row = meeting.row_of_bin[used]
-    choice = (meeting.bins_of[row] == used[:, None]).argmax(axis=1)
-    return used, _inputs(meeting.prints[row], used, choice)
+    own = meeting.row_of_bin[used]
+    bins_of = meeting.bins_of.take(own, axis=0)
+    choice = np.where(bins_of[:, 0] == used, 0, np.where(bins_of[:, 1] == used, 1, 2))
+    return used, own, choice
 
 
-def _member_inputs(meeting: Meeting) -> tuple[Elements, Rows]:
-    """The same of every ID in its three bins, and the bin of each."""
-    count, bins = len(meeting.prints), meeting.bins_of.ravel()
-    choice = np.tile(np.arange(_CHOICES), count)
-    return _inputs(np.repeat(meeting.prints, _CHOICES), bins, choice), bins
+def _choices() -> Elements:
+    """What j = 0, 1, 2 adds to H, shape (3, 2)."""
+    return np.array([[choice, 0] for choice in range(_CHOICES)], np.uint64)
 
 
-def _inputs(prints: Words, bins: Rows, choice: Rows) -> Elements:
-    placed = bins.astype(np.uint64) | choice.astype(np.uint64) << _CHOICE_SHIFT
-    return np.stack([prints, placed], axis=1)
-
-
-def _digests(inputs: Elements, key: bytes) -> Digests:
-    """What the rows of such inputs follow from, in stores of any size."""
+def _digests(prints: Words, key: bytes) -> Digests:
+    """What the rows of IDs follow from, in stores of any size."""
     of_rows = derive_key(key, b"opprf rows")
-    found = np.empty((len(inputs), _BLOCKS, 2), np.uint64)
-    for block in range(_BLOCKS):
-        found[:, block] = hash_elements(inputs ^ np.array([0, block << 48], np.uint64), of_rows)
-    return found.reshape(len(inputs), 2 * _BLOCKS)
+    found = np.empty((len(prints), _BLOCKS, 2), np.uint64)
+    for start in range(0, len(prints), _CHUNK):  # what is worked on stays in the cache
+        part = prints[start : start + _CHUNK]
+        inputs = np.empty((len(part), _BLOCKS, 2), np.uint64)
+        inputs[:, :, 0], inputs[:, :, 1] = part[:, None], np.arange(_BLOCKS)
+        hashed = hash_elements(inputs.reshape(-1, 2), of_rows)
+        found[start : start + _CHUNK] = hashed.reshape(inputs.shape)
+    return found.reshape(len(prints), 2 * _BLOCKS)
 
 
 def _function(values: Elements, key: bytes) -> Words:
@@ -209,7 +223,3 @@ def _encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
             f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "
             "intersections; begin another one under a new session"
         ) from error
-
-
-def _hint_cells(member_size: int) -> int:
-    return cells_for(_CHOICES * member_size)

@@ -52,7 +52,7 @@ from protocols.psi.vole.dealing import (
     dealt_to_hub,
     dealt_to_member,
 )
-from protocols.psi.vole.field import ELEMENT_BYTES, Elements, Multiplier, from_bytes, to_bytes
+from protocols.psi.vole.field import ELEMENT_BYTES, Elements, from_bytes
 from protocols.psi.vole.messages import (
     COMMIT,
     DEAL,
@@ -64,22 +64,18 @@ from protocols.psi.vole.messages import (
     tag_bytes,
     vector_elements,
 )
-from protocols.psi.vole.output import Tags, hash_values, match
+from protocols.psi.vole.output import Tags, hub_tags, match, member_tags
 from protocols.psi.vole.store import (
-    DENSE,
     DependentRowsError,
-    Digests,
     Encoder,
     Rows,
     cells_for,
-    decode,
     digest_ids,
+    targets_of,
 )
 from protocols.randomness import KEY_BYTES, derive_key, fresh_key, keystream, random_permutation
 
 __all__ = ["VoleIntersection"]
-
-_CHUNK = 2**18
 
 
 class VoleIntersection:
@@ -199,20 +195,23 @@ def _hub_script(
         else supply.take(each * len(members))
     )
     rows, store = _encoded(desk.me, ids, key, cells_for(size))
-    shares = {m: HubShare.of(dealt[k * each : (k + 1) * each]) for k, m in enumerate(members)}
+    shares = {m: HubShare.of(memoryview(dealt)[k * each :][:each]) for k, m in enumerate(members)}
     parts = {member: fresh_key() for member in members}
-    vectors = {m: parts[m] + to_bytes(shares[m].a ^ store) for m in members}
+    sending = desk.turn(
+        Kind.VECTOR, {m: shares[m].masked(store, head=parts[m]) for m in members}, members
+    )
     del store, dealt
-    inbox = yield desk.turn(Kind.VECTOR, vectors, members)
+    inbox = yield sending
+    del sending
     places = {}
     for member, (commitment, announced) in commits.items():
         length = tag_bytes(size, announced)
         body = desk.read(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
-        part, theirs = body[:KEY_BYTES], np.frombuffer(body[KEY_BYTES:], np.uint8)
+        part, theirs = body[:KEY_BYTES], np.frombuffer(body, np.uint8, offset=KEY_BYTES)
         if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
             raise RemoteProtocolError(f"{member} showed another key part than it committed to")
         output = _output_key(agreement, member, parts[member], part)
-        own = hash_values(decode(shares[member].c, rows), output, length)
+        own = hub_tags(shares[member].c, rows, output, length)
         places[member] = match(own, theirs.reshape(-1, length), sender=member)
         desk.report(len(places), len(members))
     return (yield from _open(desk, places))
@@ -220,9 +219,11 @@ def _hub_script(
 
 def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
     """The rows of the hub's set and the store P."""
-    rows = Rows.of(digest_ids(ids, key), cells)
+    digests = digest_ids(ids, key)
+    rows, targets = Rows.of(digests, cells), targets_of(digests)
+    del digests
     try:
-        return rows, Encoder(rows, cells).encode(rows.targets)
+        return rows, Encoder(rows, cells).encode(targets)
     except DependentRowsError as error:
         raise LocalProtocolError(
             f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "
@@ -253,14 +254,18 @@ def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | 
     digests = digest_ids(ids, key)
     inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
     dealt = supply.take(member_dealt_bytes()) if supply else dealt_to_member(desk, inbox)
-    share = MemberShare.of(dealt, hub_size)
+    share = MemberShare.of(dealt)
     length = KEY_BYTES + ELEMENT_BYTES * vector_elements(hub_size)
     body = desk.read(inbox, hub, Kind.VECTOR, length)
-    store = share.delta.times(from_bytes(memoryview(body)[KEY_BYTES:])) ^ share.b
+    store = share.unmasked(from_bytes(memoryview(body)[KEY_BYTES:]))
     output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
-    tags = _evaluated(desk, digests, store, share.delta, output, tag_bytes(hub_size, size), size)
+    del inbox, body
+    length = tag_bytes(hub_size, size)
+    tags = member_tags(digests, store, share.delta, output, length, report=desk.report)
+    del digests, store
     order = random_permutation(size)
-    inbox = yield desk.turn(Kind.TAGS, {hub: part + tags[order].tobytes()}, [hub])
+    tags = _filled_up(tags, size).take(order, axis=0)
+    inbox = yield desk.turn(Kind.TAGS, {hub: b"".join((part, tags.data.cast("B")))}, [hub])
     kind = desk.kind_of(inbox, hub)
     if kind is Kind.REFUSAL and agreement.minimum_rows:
         return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
@@ -277,20 +282,11 @@ def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | 
     return Opened(rows=rows)
 
 
-def _evaluated(
-    desk: Desk, digests: Digests, store: Elements, delta: Multiplier, key: bytes, length: int,
-    size: int,
-) -> Tags:  # fmt: skip
-    """The member's tags, filled up to `size` with random ones; shape (size, length)."""
-    count = len(digests)
+def _filled_up(tags: Tags, size: int) -> Tags:
+    """The same with random ones behind them, shape (size, length)."""
+    count, length = tags.shape
     missing = keystream(fresh_key(), length=length * (size - count))
-    parts = [np.frombuffer(missing, np.uint8).reshape(-1, length)]
-    for start in range(0, count, _CHUNK):
-        rows = Rows.of(digests[start : start + _CHUNK], len(store) - DENSE)
-        values = decode(store, rows) ^ delta.times(rows.targets)
-        parts.insert(-1, hash_values(values, key, length))
-        desk.report(start + len(rows), count)
-    return np.concatenate(parts)
+    return np.concatenate([tags, np.frombuffer(missing, np.uint8).reshape(-1, length)])
 
 
 def _output_key(agreement: IntersectionAgreement, member: str, hubs: bytes, own: bytes) -> bytes:

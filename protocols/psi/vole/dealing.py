@@ -41,30 +41,45 @@ __all__ = [
 
 @dataclass(frozen=True)
 class HubShare:
-    """A and C of one member, shape (m, 2)."""
+    """A and C of one member, shape (m, 2).
 
-    a: Elements = field(repr=False)
+    Attributes:
+        seed: which A is expanded from each time that it is asked for; it is long, and used once.
+    """
+
+    seed: bytes = field(repr=False)
     c: Elements = field(repr=False)
 
     @classmethod
-    def of(cls, dealt: bytes) -> "HubShare":
+    def of(cls, dealt: bytes | memoryview) -> "HubShare":
         """Read what the dealer sent."""
-        c = from_bytes(memoryview(dealt)[KEY_BYTES:])
-        return cls(random_elements(dealt[:KEY_BYTES], b"a", len(c)), c)
+        content = memoryview(dealt)
+        return cls(bytes(content[:KEY_BYTES]), from_bytes(content[KEY_BYTES:]))
+
+    def masked(self, store: Elements, *, head: bytes = b"") -> bytes:
+        """What the hub sends for a store P, behind `head`: A + P."""
+        vector = random_elements(self.seed, b"a", len(self.c))
+        vector ^= store
+        return b"".join((head, vector.data.cast("B")))
 
 
 @dataclass(frozen=True)
 class MemberShare:
-    """B, shape (m, 2), and what multiplies by Delta."""
+    """What B is expanded from, and what multiplies by Delta."""
 
-    b: Elements = field(repr=False)
+    seed: bytes = field(repr=False)
     delta: Multiplier = field(repr=False)
 
     @classmethod
-    def of(cls, dealt: bytes, hub_size: int) -> "MemberShare":
+    def of(cls, dealt: bytes) -> "MemberShare":
         """Read what the dealer sent."""
-        b = random_elements(dealt[:KEY_BYTES], b"b", vector_elements(hub_size))
-        return cls(b, Multiplier(dealt[KEY_BYTES:]))
+        return cls(dealt[:KEY_BYTES], Multiplier(dealt[KEY_BYTES:]))
+
+    def unmasked(self, vector: Elements) -> Elements:
+        """K = B + (A + P) Delta."""
+        store = self.delta.times(vector)
+        store ^= random_elements(self.seed, b"b", len(store))
+        return store
 
 
 def deal(hub_size: int) -> tuple[bytes, bytes]:

@@ -17,18 +17,18 @@ the bound is the first-moment method of random linear systems over GF(2).
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protocols.psi.digests import digest_each
 from protocols.psi.vole.field import (
     Elements,
-    from_bytes,
     gather_sums,
     pick,
-    random_elements,
+    random_rows,
     subset_sums,
     whole,
 )
@@ -36,10 +36,10 @@ from protocols.randomness import fresh_key
 
 __all__ = [
     "DENSE", "DependentRowsError", "Digests", "Encoder", "Rows", "cells_for", "decode",
-    "digest_ids", "expected_dependent_sets",
+    "digest_ids", "expected_dependent_sets", "targets_of",
 ]  # fmt: skip
 
-Places = NDArray[np.int64]
+Places = NDArray[np.signedinteger]
 Digests = NDArray[np.uint64]
 """Shape (n, 6)."""
 
@@ -50,6 +50,8 @@ _EXPANSION, _LEAST = 1.3, 40
 _SUM_BITS = 40
 _ONE_USER = 1 << _SUM_BITS
 _PERSON = b"apfed psi store"
+# rows that are worked on at once: what that takes stays in the cache, and is no memory to speak of
+_CHUNK = 2**15
 
 
 class DependentRowsError(ArithmeticError):
@@ -90,21 +92,27 @@ class Rows:
     Attributes:
         cells: their three sparse cells, all different, shape (n, 3).
         dense: the bits of the dense part, shape (n, 1), the lowest 48 of each word.
-        targets: 128 bits of each ID, shape (n, 2): what `protocols.psi.vole` encodes.
     """
 
     cells: Places
     dense: NDArray[np.uint64]
-    targets: Elements
 
     @classmethod
     def of(cls, digests: Digests, size: int) -> "Rows":
         """The rows of IDs for a store of so many sparse cells; `digests` by `digest_ids`."""
-        return cls(
-            cells=_three_different(digests[:, :_ONES], size),
-            dense=digests[:, _ONES : _ONES + 1] & np.uint64((1 << DENSE) - 1),
-            targets=np.ascontiguousarray(digests[:, _ONES + 1 :]),
-        )
+        narrow = np.int32 if size <= np.iinfo(np.int32).max else np.int64
+        cells = np.empty((len(digests), _ONES), narrow)
+        for chunk in _chunks(len(digests)):
+            cells[chunk] = _three_different(digests[chunk, :_ONES], size)
+        return cls(cells=cells, dense=digests[:, _ONES : _ONES + 1] & np.uint64((1 << DENSE) - 1))
+
+    def __getitem__(self, chunk: slice) -> "Rows":
+        """Some that lie one after the other."""
+        return Rows(cells=self.cells[chunk], dense=self.dense[chunk])
+
+    def at(self, places: Places) -> "Rows":
+        """Those in these places."""
+        return Rows(cells=self.cells.take(places, axis=0), dense=self.dense.take(places, axis=0))
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -113,14 +121,16 @@ class Rows:
 def digest_ids(ids: Sequence[bytes], key: bytes) -> Digests:
     """Hash IDs: BLAKE2b under `key`, as secret as the IDs are to whoever has the key."""
     keyed = hashlib.blake2b(key=key, digest_size=_DIGEST_BYTES, person=_PERSON)
+    return digest_each(ids, keyed).view("<u8")
 
-    def digest(identity: bytes) -> bytes:
-        one = keyed.copy()
-        one.update(identity)
-        return one.digest()
 
-    words = np.frombuffer(b"".join(map(digest, ids)), "<u8")
-    return words.reshape(-1, _DIGEST_BYTES // 8)
+def targets_of(digests: Digests) -> Elements:
+    """128 bits of each ID, shape (n, 2): what `protocols.psi.vole` encodes."""
+    return np.ascontiguousarray(digests[:, _ONES + 1 :])
+
+
+def _chunks(rows: int) -> Iterator[slice]:
+    return (slice(start, start + _CHUNK) for start in range(0, rows, _CHUNK))
 
 
 def _three_different(words_n3: NDArray[np.uint64], size: int) -> Places:
@@ -138,8 +148,18 @@ def _three_different(words_n3: NDArray[np.uint64], size: int) -> Places:
 
 def decode(store: Elements, rows: Rows) -> Elements:
     """The value of each row, of as many words as a cell of the store; shape (n, w)."""
-    cells = len(store) - DENSE
-    found = gather_sums(subset_sums(store[cells:]), rows.dense)
+    dense, found = _dense_tables(store), np.empty((len(rows), store.shape[1]), np.uint64)
+    for chunk in _chunks(len(rows)):
+        found[chunk] = _sums(store, dense, rows[chunk])
+    return found
+
+
+def _dense_tables(store: Elements) -> NDArray[np.uint64]:
+    return subset_sums(store[len(store) - DENSE :])
+
+
+def _sums(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
+    found = gather_sums(dense, rows.dense)
     for one in range(_ONES):
         found ^= pick(store, rows.cells[:, one])
     return found
@@ -161,21 +181,22 @@ class Encoder:
         """Return a store in which each row has its value, shape (cells + DENSE, w).
 
         Args:
-            values: shape (n, w), of one or two words each.
+            values: shape (n, w), of w words each.
 
         Raises:
             DependentRowsError: there is none, which has probability below 2^-47.
         """
         rows, cells = self._rows, self._cells
-        store = random_elements(fresh_key(), b"store", cells + DENSE)[:, : values.shape[1]].copy()
+        store = random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve(store, rows, values, self._left)
-        dense = subset_sums(store[cells:])
-        for peeled, at in reversed(self._rounds):
-            store[at] = 0
-            value = pick(values, peeled) ^ gather_sums(dense, rows.dense[peeled])
-            for one in range(_ONES):
-                value ^= pick(store, rows.cells[peeled, one])
-            whole(store)[at] = whole(value)
+        dense = _dense_tables(store)
+        for all_peeled, places in reversed(self._rounds):
+            # no row of a round has the cell of another, so that they may go one after the other
+            for chunk in _chunks(len(places)):
+                peeled, at = all_peeled[chunk], places[chunk]
+                value = pick(values, peeled) ^ _sums(store, dense, rows.at(peeled))
+                value ^= pick(store, at)  # what was there, which its row has summed up, too
+                whole(store)[at] = whole(value)
         return store
 
 
@@ -187,7 +208,10 @@ def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Pl
     """
     numbered = np.arange(len(cells_n3)) + _ONE_USER
     # of each cell how many rows use it, above 40 bits that hold the sum of these rows
-    users = np.bincount(cells_n3.ravel(), np.repeat(numbered, _ONES), cells).astype(np.int64)
+    users = np.zeros(cells, np.int64)
+    for one in range(_ONES):
+        counted = np.bincount(cells_n3[:, one], numbered, cells)
+        np.add(users, counted, out=users, casting="unsafe")
     there, rounds = np.ones(len(cells_n3), np.bool_), []
     scratch = np.empty(max(cells, len(cells_n3)), np.int64)
     alone = np.flatnonzero(users >> _SUM_BITS == 1)
@@ -232,7 +256,7 @@ def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
     for bit, pattern, value in reversed(pivots):
         for cell in _bits(pattern ^ (1 << bit)):
             value ^= _as_int(store[cell])
-        store[bit] = from_bytes(value.to_bytes(16, "little"))[0, : store.shape[1]]
+        store[bit] = np.frombuffer(value.to_bytes(8 * store.shape[1], "little"), "<u8")
 
 
 def _as_int(element: NDArray[np.uint64]) -> int:
