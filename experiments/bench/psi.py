@@ -97,7 +97,7 @@ def measure(
                 runs[case].append(_run(case, size))
     medians = {case: _medians(runs.get(case, [])) for case in psi_case.CASES}
     for case, found in ((case, medians[case]) for case in shown):
-        rival = _RIVAL.get(case)
+        rival = None if alone else _RIVAL.get(case)
         more = {
             "cpu_seconds": found["cpu_seconds"],
             "rounds": found["rounds"],

@@ -54,7 +54,7 @@ def test_ten_million_are_measured_by_name_and_without_rivals(
     monkeypatch.setattr(psi, "_run", run)
     (row,) = run_bench("psi", cases="vole/10000000")["rows"]
     assert ran == [("vole", 10_000_000)]
-    assert (row["seconds"], row["ratio"]) == (40.0, None)
+    assert (row["seconds"], row["peer"], row["ratio"]) == (40.0, None, None)
     assert (row["cpu_seconds"], row["peak_party"]) == (20.0, 2 * 10**9)
 
 
