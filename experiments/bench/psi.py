@@ -2,7 +2,8 @@
 
 Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ecdh-buckets/N` (as in a
 session, over sealed links), `openmined/N`, `spu-rr22/N`, `spu-kkrt/N` and `spu-ecdh/N` for N IDs on
-each of two sides; each run is an interpreter of its own, the cases of a size in turns.
+each of two sides; each run is an interpreter of its own, the cases of a size in turns. Of ten
+million there is `vole/10000000`, which is run only by its name, and compared with nothing.
 
 Peers may live in environments of their own, which these variables name by their interpreter:
 SECURE_APFED_OPENMINED_PYTHON (openmined-psi 2.0.6, also in the extra `bench`, which replaces
@@ -27,6 +28,7 @@ from experiments.bench.rows import Bench, Group, Row
 __all__ = ["BENCH", "measure"]
 
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
+_LARGEST = 10_000_000
 _QUICK = {1_000: 1, 10_000: 1}
 _PATIENCE_S = 1800
 _FIELDS = (
@@ -51,13 +53,17 @@ _PEERS: Mapping[str, tuple[str, str]] = {
 
 
 def _groups(quick: bool) -> Sequence[Group]:
-    return [
+    groups = [
         Group(
             [f"{case}/{size}" for case in psi_case.CASES],
             functools.partial(measure, size, repetitions),
         )
         for size, repetitions in (_QUICK if quick else _REPETITIONS).items()
     ]
+    if not quick:
+        largest = functools.partial(measure, _LARGEST, 1, alone=True)
+        groups.append(Group([f"vole/{_LARGEST}"], largest, by_name=True))
+    return groups
 
 
 BENCH = Bench(
@@ -69,8 +75,12 @@ BENCH = Bench(
 )  # fmt: skip
 
 
-def measure(size: int, repetitions: int, wanted: Collection[str] | None = None) -> Iterator[Row]:
+def measure(
+    size: int, repetitions: int, wanted: Collection[str] | None = None, *, alone: bool = False
+) -> Iterator[Row]:
     """Yield the rows of one size, of all cases unless `wanted` names some.
+
+    They are compared with their rivals unless they are measured `alone`.
 
     Medians over the repetitions of seconds, processor seconds of the busier party, bytes, rounds,
     peak memory in bytes, and how many times faster than openmined-psi. `ratio` is seconds by those
@@ -78,7 +88,7 @@ def measure(size: int, repetitions: int, wanted: Collection[str] | None = None) 
     library on the same processors, and nothing else.
     """
     shown = [case for case in psi_case.CASES if wanted is None or f"{case}/{size}" in wanted]
-    cases = _with_rivals(shown)
+    cases = shown if alone else _with_rivals(shown)
     missing = {case: _why_missing(case) for case in cases}
     runs: dict[str, list[Mapping[str, Any]]] = {case: [] for case in cases}
     for _ in range(repetitions):
@@ -87,7 +97,7 @@ def measure(size: int, repetitions: int, wanted: Collection[str] | None = None) 
                 runs[case].append(_run(case, size))
     medians = {case: _medians(runs.get(case, [])) for case in psi_case.CASES}
     for case, found in ((case, medians[case]) for case in shown):
-        rival = _RIVAL.get(case)
+        rival = None if alone else _RIVAL.get(case)
         more = {
             "cpu_seconds": found["cpu_seconds"],
             "rounds": found["rounds"],

@@ -66,10 +66,13 @@ class Group:
         cases: their names.
         measure: from the names that are wanted to their rows. It measures these, what they are
             compared with, and nothing else; rows of other cases are left out.
+        by_name: they are measured only where a case is named in full, as they take minutes or
+            gigabytes.
     """
 
     cases: Sequence[str]
     measure: Callable[[Collection[str]], Iterable[Row]]
+    by_name: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

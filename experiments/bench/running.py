@@ -51,7 +51,7 @@ def run_all(
     Args:
         benches: by name.
         quick: stay under 30 seconds in each.
-        cases: a glob; others are not measured.
+        cases: a glob; others are not measured, nor those of a group `by_name` unless it is a name.
         folder: gets NAME.json of each bench when it ends. One that is there and was measured by
             the same source, on the same machine and as quick, without failures, is taken as it is.
         again: measure also what is there.
@@ -81,8 +81,12 @@ def run_all(
 
 def _chosen(bench: Bench, quick: bool, cases: str) -> list[tuple[Group, Sequence[str]]]:
     """The groups that hold wanted cases, and which these are."""
+
+    def asked(group: Group, case: str) -> bool:
+        return case == cases if group.by_name else fnmatchcase(case, cases)
+
     wanted = (
-        (group, [case for case in group.cases if fnmatchcase(case, cases)])
+        (group, [case for case in group.cases if asked(group, case)])
         for group in bench.groups(quick)
     )
     return [(group, names) for group, names in wanted if names]

@@ -98,6 +98,16 @@ def _bench(*cases: str, measure: Callable[[Collection[str]], Iterator[Row]] = _m
     return Bench(groups=lambda _quick: [Group(cases, measure)])
 
 
+def test_groups_by_name_are_measured_where_a_case_is_named_in_full() -> None:
+    groups = [Group(("a/1",), _measure), Group(("a/2", "a/3"), _measure, by_name=True)]
+    bench = {"one": Bench(groups=lambda _quick: groups)}
+    for asked, expected in (("*", ["a/1"]), ("a/*", ["a/1"]), ("a/2", ["a/2"])):
+        (found,) = _run_all(bench, None, cases=asked)
+        assert [row["case"] for row in found["rows"]] == expected
+    with pytest.raises(ConfigError, match=r"'a/\[23\]' names no case"):
+        _run_all(bench, None, cases="a/[23]")
+
+
 def _run_all(benches: dict[str, Bench], folder: Path | None, **changes: Any) -> list[Measured]:
     told: dict[str, Any] = {"quick": True, "cases": "*", "again": False, **changes}
     return list(run_all(benches, folder=folder, **told))

@@ -42,6 +42,22 @@ def test_rows_of_one_size() -> None:
     assert rows["ecdh/300"]["bytes"] == 2 * 300 * 32 + 300 * 16 + 150 * 4 + 4 * 22
 
 
+def test_ten_million_are_measured_by_name_and_without_rivals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[tuple[str, int]] = []
+
+    def run(case: str, size: int) -> dict[str, float]:
+        ran.append((case, size))
+        return {"seconds": 40.0, "cpu_seconds": 20.0, "peak_party": 2 * 10**9}
+
+    monkeypatch.setattr(psi, "_run", run)
+    (row,) = run_bench("psi", cases="vole/10000000")["rows"]
+    assert ran == [("vole", 10_000_000)]
+    assert (row["seconds"], row["peer"], row["ratio"]) == (40.0, None, None)
+    assert (row["cpu_seconds"], row["peak_party"]) == (20.0, 2 * 10**9)
+
+
 @pytest.mark.slow
 def test_absent_peers_are_rows_with_the_reason() -> None:
     rows = {row.case: row.as_json() for row in psi.measure(100, 1)}

@@ -214,6 +214,8 @@ def _hub_script(
         own = hub_tags(shares[member].c, rows, output, length)
         places[member] = match(own, theirs.reshape(-1, length), sender=member)
         desk.report(len(places), len(members))
+        del body, theirs, own
+    del shares, rows, inbox
     return (yield from _open(desk, places))
 
 

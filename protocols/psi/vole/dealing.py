@@ -19,6 +19,7 @@ from protocols.psi.vole.field import (
     ELEMENT_BYTES,
     Elements,
     Multiplier,
+    add_random,
     from_bytes,
     random_elements,
     to_bytes,
@@ -58,8 +59,8 @@ class HubShare:
 
     def masked(self, store: Elements, *, head: bytes = b"") -> bytes:
         """What the hub sends for a store P, behind `head`: A + P."""
-        vector = random_elements(self.seed, b"a", len(self.c))
-        vector ^= store
+        vector = store.copy()
+        add_random(vector, self.seed, b"a")
         return b"".join((head, vector.data.cast("B")))
 
 
@@ -78,7 +79,7 @@ class MemberShare:
     def unmasked(self, vector: Elements) -> Elements:
         """K = B + (A + P) Delta."""
         store = self.delta.times(vector)
-        store ^= random_elements(self.seed, b"b", len(store))
+        add_random(store, self.seed, b"b")
         return store
 
 
@@ -87,7 +88,7 @@ def deal(hub_size: int) -> tuple[bytes, bytes]:
     seed_a, seed_b, delta = fresh_key(), fresh_key(), fresh_key()[:ELEMENT_BYTES]
     count = vector_elements(hub_size)
     c = Multiplier(delta).times(random_elements(seed_a, b"a", count))
-    c ^= random_elements(seed_b, b"b", count)
+    add_random(c, seed_b, b"b")
     return seed_a + to_bytes(c), seed_b + delta
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "ELEMENT_BYTES",
     "Elements",
     "Multiplier",
+    "add_random",
     "from_bytes",
     "gather_sums",
     "pick",
@@ -54,12 +55,17 @@ def random_elements(seed: bytes, purpose: bytes, count: int) -> Elements:
 
 def random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray[np.uint64]:
     """The same of rows of any number of words."""
-    rows, filled = np.empty(shape, _WORDS), 0
-    content = rows.reshape(-1).view(np.uint8)
-    for part in keystream_chunks(seed, purpose, length=len(content)):
-        content[filled : filled + len(part)] = part
-        filled += len(part)
+    rows = np.zeros(shape, _WORDS)
+    add_random(rows, seed, purpose)
     return rows
+
+
+def add_random(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
+    """Add what `random_rows` makes of the seed, in place: it need not be held beside them."""
+    content, done = rows.reshape(-1).view(np.uint8), 0
+    for part in keystream_chunks(seed, purpose, length=len(content)):
+        content[done : done + len(part)] ^= np.frombuffer(part, np.uint8)
+        done += len(part)
 
 
 class Multiplier:
