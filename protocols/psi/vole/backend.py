@@ -189,11 +189,8 @@ def _hub_script(
     for member, (_, announced) in commits.items():
         check_announced(agreement, member, [announced], [member])
     each = hub_dealt_bytes(size)
-    dealt = (
-        dealt_to_hub(desk, inbox, size, members)
-        if supply is None
-        else supply.take(each * len(members))
-    )
+    wanted = each * len(members)
+    dealt = supply.take(wanted) if supply else dealt_to_hub(desk, inbox, size, members)
     rows, store = _encoded(desk.me, ids, key, cells_for(size))
     shares = {m: HubShare.of(memoryview(dealt)[k * each :][:each]) for k, m in enumerate(members)}
     parts = {member: fresh_key() for member in members}
@@ -267,7 +264,7 @@ def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | 
     del digests, store
     order = random_permutation(size)
     tags = _filled_up(tags, size).take(order, axis=0)
-    inbox = yield desk.turn(Kind.TAGS, {hub: b"".join((part, tags.data.cast("B")))}, [hub])
+    inbox = yield desk.turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
     kind = desk.kind_of(inbox, hub)
     if kind is Kind.REFUSAL and agreement.minimum_rows:
         return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
