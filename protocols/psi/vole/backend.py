@@ -207,16 +207,27 @@ def _hub_script(
     for member, (commitment, announced) in commits.items():
         length = tag_bytes(size, announced)
         body = desk.read(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
-        part, theirs = body[:KEY_BYTES], np.frombuffer(body, np.uint8, offset=KEY_BYTES)
-        if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
-            raise RemoteProtocolError(f"{member} showed another key part than it committed to")
+        part = _shown(member, body, commitment)
         output = _output_key(agreement, member, parts[member], part)
         own = hub_tags(shares[member].c, rows, output, length)
-        places[member] = match(own, theirs.reshape(-1, length), sender=member)
+        theirs = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
+        places[member] = match(own, theirs, sender=member)
         desk.report(len(places), len(members))
         del body, theirs, own
     del shares, rows, inbox
     return (yield from _open(desk, places))
+
+
+def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
+    """The member's part of the output's key.
+
+    Raises:
+        RemoteProtocolError: it is not the one that it committed to.
+    """
+    part = body[:KEY_BYTES]
+    if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
+        raise RemoteProtocolError(f"{member} showed another key part than it committed to")
+    return part
 
 
 def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
