@@ -12,6 +12,7 @@ from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.interface import IntersectionAgreement
 from protocols.psi.script import ScriptedRole
+from protocols.psi.vole import output as outputs
 from protocols.psi.vole import store as stores
 from protocols.psi.vole.backend import VoleIntersection
 from protocols.psi.vole.dealing import HubShare, MemberShare, VoleStocking, deal
@@ -60,12 +61,12 @@ def test_products_are_those_of_the_field() -> None:
 
 def test_what_the_dealer_hands_out_is_a_vector_ole() -> None:
     hubs, members = deal(20)
-    hub, member = HubShare.of(hubs), MemberShare.of(members)
+    hub, member = HubShare.of(hubs), MemberShare.of(members, dealer="d")
     store = random_elements(fresh_key(), b"store", vector_elements(20))
     assert len(hub.c) == len(store)
     sent = hub.masked(store, head=b"head")
     assert sent[:4] == b"head"
-    unmasked = member.unmasked(from_bytes(sent[4:]))
+    unmasked = member.unmasked("hub", sent[4:])
     assert (unmasked == (hub.c ^ member.delta.times(store))).all()
 
 
@@ -97,23 +98,26 @@ def test_dependent_rows_are_refused() -> None:
         Encoder(one, cells_for(2)).encode(random_elements(fresh_key(), b"test", 2))
 
 
-def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 3 dense bits and few cells encoding fails often enough to be counted."""
-    monkeypatch.setattr(stores, "DENSE", 3)
-    count, cells, tries = 14, 14, 3000
+@pytest.mark.parametrize("dense", [3, 4])
+def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch, dense: int) -> None:
+    """With few dense bits and cells encoding fails often enough to be counted.
+
+    One bit fewer or more would double or halve the number, which both limits tell apart.
+    """
+    monkeypatch.setattr(stores, "DENSE", dense)
+    count, cells, tries = 14, 18, 6000
     failed = 0
     for _ in range(tries):
         rows = Rows.of(digest_ids(IDS[:count], fresh_key()), cells)
         try:
             stores._solve(
-                np.zeros((cells + 3, 2), np.uint64), rows, np.zeros((count, 2), np.uint64),
+                np.zeros((cells + dense, 2), np.uint64), rows, np.zeros((count, 2), np.uint64),
                 np.arange(count),
             )  # fmt: skip
         except DependentRowsError:
             failed += 1
-    expected = (expected_dependent_sets(count, cells) - 1) / 2**3
-    deviation = math.sqrt(expected / tries)
-    assert expected / 3 < failed / tries < expected + 4 * deviation
+    expected = tries * (expected_dependent_sets(count, cells) - 1) / 2**dense
+    assert abs(failed - 0.95 * expected) < 4 * math.sqrt(expected)
 
 
 @pytest.mark.parametrize("count", [1, 3, 30, 1000, 20_000])
@@ -135,6 +139,17 @@ def test_tags_that_begin_alike_are_told_apart() -> None:
     assert match(own, theirs, sender="p").tolist() == [1, -1, 0]
     with pytest.raises(RemoteProtocolError, match="p sent a tag twice"):
         match(own, theirs[[0, 0]], sender="p")
+
+
+def test_tags_are_matched_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = hash_values(random_elements(fresh_key(), b"test", 900), fresh_key(), 9)
+    own, theirs = tags[:600], tags[300:][::-1]
+    at_once = match(own, theirs, sender="p")
+    monkeypatch.setattr(outputs, "_MATCHED", 100)
+    assert match(own, theirs, sender="p").tolist() == at_once.tolist()
+    assert at_once.tolist() == [-1] * 300 + list(range(599, 299, -1))
+    with pytest.raises(RemoteProtocolError, match="p sent a tag twice"):
+        match(own, np.concatenate([theirs, theirs[:1]]), sender="p")
 
 
 def test_the_hash_depends_on_all_of_its_input() -> None:

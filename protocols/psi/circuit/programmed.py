@@ -24,7 +24,7 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 
-from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.errors import LocalProtocolError
 from protocols.psi.circuit.bits import WORD, Words, random_words
 from protocols.psi.circuit.dealer import dealer_script
 from protocols.psi.circuit.hashing import bins_for
@@ -34,13 +34,13 @@ from protocols.psi.circuit.stocking import Stocking
 from protocols.psi.script import Script, Turn
 from protocols.psi.sizes import agreed_size
 from protocols.psi.supply import Supply
-from protocols.psi.vole.dealing import HubShare, MemberShare, deal
-from protocols.psi.vole.field import ELEMENT_BYTES, Elements, from_bytes
+from protocols.psi.vole.dealing import HubShare, MemberShare, deal, ordered_size
+from protocols.psi.vole.field import Elements
 from protocols.psi.vole.messages import (
     DEAL,
     hub_dealt_bytes,
     member_dealt_bytes,
-    vector_elements,
+    vector_bytes,
 )
 from protocols.psi.vole.output import hash_elements
 from protocols.psi.vole.store import (
@@ -110,10 +110,9 @@ class Programmed:
             if supply
             else desk.read(inbox, dealer, Kind.CORRELATED, member_dealt_bytes())
         )
-        share = MemberShare.of(dealt)
-        length = ELEMENT_BYTES * vector_elements(hub_size)
-        vector = from_bytes(desk.read(inbox, hub, Kind.VECTOR, length))
-        values = decode(share.unmasked(vector), rows)
+        share = MemberShare.of(dealt, dealer=dealer)
+        vector = desk.read(inbox, hub, Kind.VECTOR, vector_bytes(hub_size))
+        values = decode(share.unmasked(hub, vector), rows)
         values ^= share.delta.times(targets_of(digests))
         tags_B = random_words(fresh_key(), b"bins", bins_for(hub_size))
         programmed = tags_B[meeting.bins_of]
@@ -167,15 +166,10 @@ def _deal(desk: Desk, hub: str, members: Sequence[str]) -> Generator[Turn, Inbox
     """The dealer's answer to the hub's order.
 
     Raises:
-        RemoteProtocolError: of more than was agreed.
+        RemoteProtocolError: of another size than was agreed.
     """
     inbox = yield Turn((), [hub])
-    (size,) = DEAL.unpack(desk.read(inbox, hub, Kind.CORRELATE, DEAL.size))
-    if size > desk.agreement.maximum_ids:
-        raise RemoteProtocolError(
-            f"{hub} orders a vector for {size} IDs, the parties agreed on at most "
-            f"{desk.agreement.maximum_ids}"
-        )
+    size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.CORRELATE, DEAL.size))
     bodies, hubs = {}, b""
     for member in members:
         of_hub, bodies[member] = deal(size)

@@ -52,7 +52,7 @@ from protocols.psi.vole.dealing import (
     dealt_to_hub,
     dealt_to_member,
 )
-from protocols.psi.vole.field import ELEMENT_BYTES, Elements, from_bytes
+from protocols.psi.vole.field import Elements
 from protocols.psi.vole.messages import (
     COMMIT,
     DEAL,
@@ -62,7 +62,7 @@ from protocols.psi.vole.messages import (
     hub_dealt_bytes,
     member_dealt_bytes,
     tag_bytes,
-    vector_elements,
+    vector_bytes,
 )
 from protocols.psi.vole.output import Tags, hub_tags, match, member_tags
 from protocols.psi.vole.store import (
@@ -204,16 +204,27 @@ def _hub_script(
     for member, (commitment, announced) in commits.items():
         length = tag_bytes(size, announced)
         body = desk.read(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
-        part, theirs = body[:KEY_BYTES], np.frombuffer(body, np.uint8, offset=KEY_BYTES)
-        if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
-            raise RemoteProtocolError(f"{member} showed another key part than it committed to")
+        part = _shown(member, body, commitment)
         output = _output_key(agreement, member, parts[member], part)
         own = hub_tags(shares[member].c, rows, output, length)
-        places[member] = match(own, theirs.reshape(-1, length), sender=member)
+        theirs = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
+        places[member] = match(own, theirs, sender=member)
         desk.report(len(places), len(members))
         del body, theirs, own
     del shares, rows, inbox
     return (yield from _open(desk, places))
+
+
+def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
+    """The member's part of the output's key.
+
+    Raises:
+        RemoteProtocolError: it is not the one that it committed to.
+    """
+    part = body[:KEY_BYTES]
+    if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
+        raise RemoteProtocolError(f"{member} showed another key part than it committed to")
+    return part
 
 
 def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
@@ -253,10 +264,9 @@ def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | 
     digests = digest_ids(ids, key)
     inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
     dealt = supply.take(member_dealt_bytes()) if supply else dealt_to_member(desk, inbox)
-    share = MemberShare.of(dealt)
-    length = KEY_BYTES + ELEMENT_BYTES * vector_elements(hub_size)
-    body = desk.read(inbox, hub, Kind.VECTOR, length)
-    store = share.unmasked(from_bytes(memoryview(body)[KEY_BYTES:]))
+    share = MemberShare.of(dealt, dealer=agreement.dealer)
+    body = desk.read(inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(hub_size))
+    store = share.unmasked(hub, memoryview(body)[KEY_BYTES:])
     output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
     del inbox, body
     length = tag_bytes(hub_size, size)

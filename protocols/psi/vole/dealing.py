@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from protocols.errors import RemoteProtocolError
 from protocols.psi.desk import Inbox
+from protocols.psi.interface import IntersectionAgreement
 from protocols.psi.result import Opened
 from protocols.psi.script import Script, Turn
 from protocols.psi.sizes import agreed_size
@@ -26,6 +27,7 @@ from protocols.psi.vole.field import (
 )
 from protocols.psi.vole.messages import (
     DEAL,
+    DEALING_BYTES,
     Desk,
     Kind,
     hub_dealt_bytes,
@@ -36,7 +38,7 @@ from protocols.randomness import KEY_BYTES, fresh_key
 
 __all__ = [
     "HubShare", "MemberShare", "VoleStocking", "deal", "dealer_script", "dealt_to_hub",
-    "dealt_to_member",
+    "dealt_to_member", "ordered_size",
 ]  # fmt: skip
 
 
@@ -45,51 +47,100 @@ class HubShare:
     """A and C of one member, shape (m, 2).
 
     Attributes:
+        dealing: names what was dealt at once, and tells nothing.
         seed: which A is expanded from each time that it is asked for; it is long, and used once.
     """
 
+    dealing: bytes
     seed: bytes = field(repr=False)
     c: Elements = field(repr=False)
 
     @classmethod
     def of(cls, dealt: bytes | memoryview) -> "HubShare":
         """Read what the dealer sent."""
-        content = memoryview(dealt)
-        return cls(bytes(content[:KEY_BYTES]), from_bytes(content[KEY_BYTES:]))
+        dealing, seed, c = _parts(dealt)
+        return cls(dealing, seed, from_bytes(c))
 
     def masked(self, store: Elements, *, head: bytes = b"") -> bytes:
         """What the hub sends for a store P, behind `head`: A + P."""
         vector = store.copy()
         add_random(vector, self.seed, b"a")
-        return b"".join((head, vector.data.cast("B")))
+        return b"".join((head, self.dealing, vector.data.cast("B")))
 
 
 @dataclass(frozen=True)
 class MemberShare:
     """What B is expanded from, and what multiplies by Delta."""
 
+    dealing: bytes
     seed: bytes = field(repr=False)
     delta: Multiplier = field(repr=False)
 
     @classmethod
-    def of(cls, dealt: bytes) -> "MemberShare":
-        """Read what the dealer sent."""
-        return cls(dealt[:KEY_BYTES], Multiplier(dealt[KEY_BYTES:]))
+    def of(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
+        """Read what the dealer sent.
 
-    def unmasked(self, vector: Elements) -> Elements:
-        """K = B + (A + P) Delta."""
-        store = self.delta.times(vector)
+        Raises:
+            RemoteProtocolError: a Delta of zero, under which the hub could try out guessed IDs.
+        """
+        dealing, seed, delta = _parts(dealt)
+        if not any(delta):
+            raise RemoteProtocolError(
+                f"{dealer} dealt a Delta of zero, which hides no ID; it does not follow the "
+                "protocol: have another party deal"
+            )
+        return cls(dealing, seed, Multiplier(bytes(delta)))
+
+    def unmasked(self, hub: str, sent: bytes | memoryview) -> Elements:
+        """K = B + (A + P) Delta.
+
+        Raises:
+            RemoteProtocolError: the hub masked with what was dealt another time.
+        """
+        content = memoryview(sent)
+        if content[:DEALING_BYTES] != self.dealing:
+            raise RemoteProtocolError(
+                f"{hub} uses what was dealt another time, so that no ID would be found; "
+                "deal again to all parties, under a new session"
+            )
+        store = self.delta.times(from_bytes(content[DEALING_BYTES:]))
         add_random(store, self.seed, b"b")
         return store
 
 
+def _parts(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
+    """The name of the dealing, the seed, and the rest."""
+    content, end = memoryview(dealt), DEALING_BYTES + KEY_BYTES
+    return bytes(content[:DEALING_BYTES]), bytes(content[DEALING_BYTES:end]), content[end:]
+
+
 def deal(hub_size: int) -> tuple[bytes, bytes]:
     """Make one vector OLE; return what the hub gets, and what the member gets."""
-    seed_a, seed_b, delta = fresh_key(), fresh_key(), fresh_key()[:ELEMENT_BYTES]
+    dealing, seed_a, seed_b = fresh_key()[:DEALING_BYTES], fresh_key(), fresh_key()
+    delta = bytes(ELEMENT_BYTES)
+    while not any(delta):
+        delta = fresh_key()[:ELEMENT_BYTES]
     count = vector_elements(hub_size)
     c = Multiplier(delta).times(random_elements(seed_a, b"a", count))
     add_random(c, seed_b, b"b")
-    return seed_a + to_bytes(c), seed_b + delta
+    return dealing + seed_a + to_bytes(c), dealing + seed_b + delta
+
+
+def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
+    """For how many IDs the hub orders.
+
+    Raises:
+        RemoteProtocolError: for others than were agreed.
+    """
+    (size,) = DEAL.unpack(order)
+    sizes = agreement.sizes
+    most = agreed_size(agreement, hub) if sizes else agreement.maximum_ids
+    if size > most or (sizes and size != most):
+        raise RemoteProtocolError(
+            f"{hub} orders a vector for {size} IDs, the parties agreed on "
+            f"{'' if sizes else 'at most '}{most}"
+        )
+    return int(size)
 
 
 def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
@@ -99,14 +150,7 @@ def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
         RemoteProtocolError: of more than was agreed.
     """
     inbox = yield Turn((), [hub])
-    (size,) = DEAL.unpack(desk.read(inbox, hub, Kind.DEAL, DEAL.size))
-    sizes = desk.agreement.sizes
-    most = agreed_size(desk.agreement, hub) if sizes else desk.agreement.maximum_ids
-    if size > most or (sizes and size != most):
-        raise RemoteProtocolError(
-            f"{hub} orders a vector for {size} IDs, the parties agreed on "
-            f"{'' if sizes else 'at most '}{most}"
-        )
+    size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.DEAL, DEAL.size))
     bodies, to_hub = {}, []
     for member in members:
         hubs, bodies[member] = deal(size)

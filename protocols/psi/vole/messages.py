@@ -4,8 +4,9 @@ Run by: all parties of `protocols.psi.vole.backend`.
 
 HELLO: the key of the hash, the hub's size. COMMIT: SHA-256 of the member's part of the output's
 key, the member's size. DEAL: for how many IDs the hub orders. DEALT: what the dealer made.
-VECTOR: the hub's part of the output's key, its masked store. TAGS: the member's part, one tag for
-each of its IDs. ROWS: where in that list the common IDs are, 4 bytes each. DONE, REFUSAL: empty.
+VECTOR: the hub's part of the output's key, the name of the dealing, its masked store. TAGS: the
+member's part, one tag for each of its IDs. ROWS: where in that list the common IDs are, 4 bytes
+each. DONE, REFUSAL: empty.
 """
 
 import math
@@ -22,18 +23,22 @@ from protocols.randomness import KEY_BYTES
 __all__ = [
     "COMMIT",
     "DEAL",
+    "DEALING_BYTES",
     "HELLO",
     "Desk",
     "Kind",
     "hub_dealt_bytes",
     "member_dealt_bytes",
     "tag_bytes",
+    "vector_bytes",
     "vector_elements",
 ]  # fmt: skip
 
 HELLO = struct.Struct(f">{KEY_BYTES}sI")
 COMMIT = struct.Struct(f">{KEY_BYTES}sI")
 DEAL = struct.Struct(">I")
+
+DEALING_BYTES = 16
 
 _VERSION = 140
 _FALSE_MATCH_BITS = 40
@@ -74,14 +79,19 @@ def vector_elements(hub_size: int) -> int:
     return cells_for(hub_size) + DENSE
 
 
+def vector_bytes(hub_size: int) -> int:
+    """What the hub sends a member: the name of the dealing, and its masked store."""
+    return DEALING_BYTES + ELEMENT_BYTES * vector_elements(hub_size)
+
+
 def hub_dealt_bytes(hub_size: int) -> int:
-    """What the dealer sends the hub for one member: a seed, and C."""
-    return KEY_BYTES + ELEMENT_BYTES * vector_elements(hub_size)
+    """What the dealer sends the hub for one member: the name of the dealing, a seed, and C."""
+    return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES * vector_elements(hub_size)
 
 
 def member_dealt_bytes() -> int:
-    """What the dealer sends a member: a seed, and Delta."""
-    return KEY_BYTES + ELEMENT_BYTES
+    """What the dealer sends a member: the name of the dealing, a seed, and Delta."""
+    return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES
 
 
 def tag_bytes(hub_size: int, member_size: int) -> int:
