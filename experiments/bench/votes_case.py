@@ -7,6 +7,7 @@ memory of all parties in one process. The rows of a block are the same in every 
 depends on them.
 """
 
+import itertools
 import json
 import resource
 import sys
@@ -33,6 +34,8 @@ __all__ = ["main"]
 Matrix = NDArray[np.float64]
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+
+_LONG_ENOUGH_S = 0.2
 
 
 class _Clock:
@@ -98,27 +101,43 @@ def _audited(
     return clock.of("active", receiver.request, told)
 
 
-def _clear(described: SumOfProducts, labels: Matrix, rows: Mapping[str, Matrix]) -> _Clock:
+def _clear(
+    described: SumOfProducts, labels: Matrix, rows: Mapping[str, Matrix]
+) -> Mapping[str, float]:
     """The same sums where the passives see the labels and only mask their products."""
-    clock, agreed = _Clock(), described.products
+    agreed, step = described.products, itertools.count()
     masked = MaskedSum(agreed.blocks_sum)
     receiver, combiner = masked.receiver(), masked.combiner()
     passives = {name: masked.contributor(name) for name in agreed.contributors}
     converse({agreed.receiver: receiver, agreed.combiner: combiner, **passives})
-    for block in range(described.blocks):
-        people = len(described.people_of(block))
-        bound = StepBinding.of(agreed.session, block, rows=b"all", message=b"labels")
-        products = {
-            name: clock.of("product", np.matmul, rows[name][:people], labels) for name in passives
-        }
-        answers = {
-            name: clock.of("masks", role.contribute, products[name], bound)
-            for name, role in passives.items()
-        }
-        combined = clock.of("others", combiner.combine, answers)
-        shape = people, agreed.columns
-        clock.of("others", receiver.decode, combined, shape, bound)
-    return clock
+    sizes = [len(described.people_of(block)) for block in range(described.blocks)]
+
+    def multiply(clock: _Clock) -> None:
+        for people in sizes:
+            for matrix in rows.values():
+                clock.of("product", np.matmul, matrix[:people], labels)
+
+    def add(clock: _Clock) -> None:
+        for people in sizes:
+            bound = StepBinding.of(agreed.session, next(step), rows=b"all", message=b"labels")
+            products = np.zeros((people, agreed.columns))
+            answers = {
+                name: clock.of("masks", role.contribute, products, bound)
+                for name, role in passives.items()
+            }
+            combined = clock.of("others", combiner.combine, answers)
+            clock.of("others", receiver.decode, combined, products.shape, bound)
+
+    return _mean(multiply) | _mean(add)
+
+
+def _mean(turn: Callable[[_Clock], None]) -> dict[str, float]:
+    """Seconds of one turn, by who spent them; of many, where a coarse clock would stand still."""
+    clock, turns, began = _Clock(), 0, time.perf_counter()
+    while not turns or time.perf_counter() - began < _LONG_ENOUGH_S:
+        turn(clock)
+        turns += 1
+    return {who: seconds / turns for who, seconds in clock.spent.items()}
 
 
 def _measure(
@@ -140,7 +159,7 @@ def _measure(
     rows = {name: rng.dirichlet(np.ones(labelled), some) for name in agreed.contributors}
     clock, up, down = _encrypted(described, labels, rows)
     peak = _peak_memory()
-    clear = _clear(described, labels, rows).spent
+    clear = _clear(described, labels, rows)
     one = agreed.contributors[0]
     return {
         "passive_seconds": clock.spent[one],

@@ -1,13 +1,8 @@
 """The bench of sums of products: its row, whose bytes are those of the agreement."""
 
-import pytest
-
 from experiments.bench import BENCHES, votes
 from protocols.products import SumOfProducts
 from tests.contracts.product_parties import agreement
-
-# A clock that moves by milliseconds may stand still while so few rows are measured.
-pytestmark = pytest.mark.flaky(reruns=8, only_rerun="RuntimeError: the clock did not move")
 
 
 def test_a_row_of_a_small_size() -> None:
