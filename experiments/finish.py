@@ -14,6 +14,7 @@ from experiments.reconstructions import (
     write_examples,
 )
 from secure_apfed.config import AttackChoice
+from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.runs import RunFolder, load_recording
@@ -28,6 +29,7 @@ def mount_attacks(
     *,
     seed: int | None = None,
     device: str = "cpu",
+    data: VerticalData | None = None,
 ) -> tuple[AttackResult, ...]:
     """Mount attacks on a finished run and write attacks.json; return the results of all.
 
@@ -38,12 +40,13 @@ def mount_attacks(
         choices: names and options; the config's unless given.
         seed: of the attacks; the run's unless given.
         device: where their networks compute.
+        data: of the run, where it is loaded already.
 
     Raises:
         ConfigError: an unknown attack or option.
         CheckpointError: the folder is no finished run, or attacks.json holds something else.
     """
-    recording = load_recording(folder)
+    recording = load_recording(folder, data=data)
     make_private(folder)
     config = recording.config
     chosen = tuple(config.attacks if choices is None else choices)

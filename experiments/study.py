@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +29,7 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoi
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import VerticalData, load_data
+from secure_apfed.data.settings import DataSettings
 from secure_apfed.errors import ApfedError, CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
@@ -89,7 +91,7 @@ class Point:
 
     def data(self, seed: int) -> VerticalData:
         """What a run of which figures are kept trains on."""
-        data = load_data(self.config.data, seed=seed)
+        data = _loaded(self.config.data.model_dump_json(), seed)
         return centralise(data) if self.centralised else data
 
 
@@ -169,15 +171,26 @@ def finish(trial: Trial) -> FinishedRun:
             return _read_figures(trial)
         folder = RunFolder(trial.path)
         if not folder.result.exists():
-            run(trial.config, trial.path, resume=resumable(trial.path, trial.config))
+            resume = resumable(trial.path, trial.config)
+            run(trial.config, trial.path, data=_data_of(trial.config), resume=resume)
         if not (trial.path / "attacks.json").exists():
-            mount_attacks(trial.path)
+            mount_attacks(trial.path, data=_data_of(trial.config))
     return replace(read_finished_run(trial.path), solo=_solo(trial))
 
 
 def _keep_alone(config: Config, path: Path) -> None:
     with fits_kept_by(fits_beside(path.parent)):
-        keep_solo(config, path)
+        keep_solo(config, path, data=_data_of(config))
+
+
+def _data_of(config: Config) -> VerticalData:
+    """The tables of a run; the runs of a study on the same data and seed share them."""
+    return _loaded(config.data.model_dump_json(), config.seed)
+
+
+@lru_cache(maxsize=2)
+def _loaded(settings: str, seed: int) -> VerticalData:
+    return load_data(DataSettings.model_validate_json(settings), seed=seed)
 
 
 class _KeptFigures(Written):
