@@ -11,11 +11,13 @@ Fashion-MNIST in batches of 128, when passives encrypt at the same time: one con
 combine and decode over the step; `share` is its `ratio` once more, 0.05 for 5 %.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
+from experiments.bench.machine import clock_step
 from experiments.bench.optional import why_no_crypten
 from experiments.bench.paillier import PackedPaillier, why_not
 from experiments.bench.rows import (
@@ -48,6 +50,7 @@ _OTHER_PASSIVES = (2, 8, 16, 64)
 _OTHER_SHAPES = ((128, 64), (256, 1024), (256, 15_360))
 _STEP_SHAPE = (128, 64)
 _TURN = 0.01
+_FINE, _STEPS = 1e-4, 50
 _TUTORIAL = "tutorial"
 _PAILLIER = "phe-packed/m4"
 
@@ -110,7 +113,7 @@ def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str
     seconds: dict[str, list[float]] = {name: [] for name in paths}
     for repetition in range(-1, repetitions):
         for name, path in paths.items():
-            spent = _turn(path)
+            spent = sum(_turn(path))
             if repetition >= 0:
                 seconds[name].append(spent)
     for name, case in case_of.items():
@@ -124,13 +127,22 @@ def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str
         )
 
 
-def _turn(path: SumPath) -> float:
-    """The fastest run of a turn; short paths run several times, so that caches are warm."""
-    runs: list[float] = []
-    while sum(runs) < _TURN:
+def _turn(path: SumPath) -> tuple[float, float, float]:
+    """Seconds to contribute, combine and decode: those of the fastest run of a turn.
+
+    Short paths run several times, so that caches are warm. Where the clock moves too coarsely to
+    tell one run, they run longer, and the mean stands for all.
+    """
+    enough = _TURN if (coarse := clock_step()) < _FINE else _STEPS * coarse
+    runs: list[tuple[float, float, float]] = []
+    began = time.perf_counter()
+    while not runs or time.perf_counter() - began < enough:
         path.prepare()
-        runs.append(sum(path.run()))
-    return min(runs)
+        runs.append(path.run())
+    if enough == _TURN:
+        return min(runs, key=sum)
+    contribute, combine, decode = (sum(part) / len(runs) for part in zip(*runs, strict=True))
+    return contribute, combine, decode
 
 
 def _sized(shape: Shape) -> str:
@@ -142,8 +154,7 @@ def _sizes(shape: Shape, case_of: Mapping[str, str]) -> Iterator[Row]:
     values = _values(_PASSIVES, shape)
     for name, case in case_of.items():
         path = OurPath(name, values)
-        path.prepare()
-        spent = sum(path.run())
+        spent = sum(_turn(path))
         more = _size(path, shape)
         yield Row(case=case, seconds=spent, bytes=path.contribution_bytes, more=more)
 
@@ -157,8 +168,7 @@ def _shares(repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
     for repetition in range(-1, repetitions):
         steps.append(interleave({"step": step}, repetitions=1, warm_up=0)["step"][0])
         for name, path in paths.items():
-            path.prepare()
-            contribute, combine, decode = path.run()
+            contribute, combine, decode = _turn(path)
             if repetition >= 0:
                 costs[name].append(contribute / _PASSIVES + combine + decode)
     for name, spent in costs.items():
