@@ -59,6 +59,22 @@ def test_ten_million_are_measured_by_name_and_without_rivals(
 
 
 @pytest.mark.slow
+def test_a_peer_that_fails_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(case: str, size: int) -> dict[str, float]:
+        if case.startswith("spu"):
+            raise RuntimeError(f"{case}/{size} failed: a long story\nit waited in vain")
+        return {"seconds": 2.0}
+
+    monkeypatch.setattr(psi, "_run", run)
+    monkeypatch.setattr(psi, "_why_missing", lambda case: "")
+    rows = {row.case: row.as_json() for row in psi.measure(100, 2)}
+    assert rows["spu-rr22/100"]["reason"] == "it waited in vain"
+    assert (rows["vole/100"]["seconds"], rows["vole/100"]["speedup_vs_rr22"]) == (2.0, None)
+    monkeypatch.setattr(psi, "_PEERS", {})
+    with pytest.raises(RuntimeError, match="spu-rr22/100 failed"):  # our own must not fail
+        list(psi.measure(100, 1))
+
+
 def test_absent_peers_are_rows_with_the_reason() -> None:
     rows = {row.case: row.as_json() for row in psi.measure(100, 1)}
     for case, module in (("openmined/100", "private_set_intersection"), ("spu-rr22/100", "spu")):
