@@ -25,7 +25,7 @@ from secure_apfed.runs import RunFolder
 __all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]
 
 HEADER = (
-    "run", "method", "data", "accuracy %", "gain, points", "epsilon", "worst attacks", "date",
+    "run", "method", "data", "accuracy %", "gain, points", "epsilon", "worst attacks", "date, UTC",
     "state",
 )  # fmt: skip
 TARGETS = ("labels", "features", "membership")

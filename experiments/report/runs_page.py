@@ -46,15 +46,19 @@ def _row(run: ListedRun, targets: Sequence[str], start: Path) -> dict[str, Any]:
     config, gain, alone = run.config, run.gain, run.alone
     figures: dict[str, tuple[str, str, float | None]] = {
         "accuracy": _figure(run.accuracy, words.percent),
-        "gain": _figure(
-            gain, lambda share: f"{100 * share:+.1f}", "" if alone is None else alone.best.title
+        "gain, points": _figure(
+            gain,
+            lambda share: f"{100 * share:+.1f}".replace("-", "\u2212"),
+            "" if alone is None else alone.best.title,
         ),
         "epsilon": _figure(run.epsilon, words.epsilon),
     }
     for target in targets:
         leak = run.leaks.get(target)
         note = "" if leak is None else f"{words.plain(leak.metric)}, {words.plain(leak.attack)}"
-        figures[target] = _figure(None if leak is None else leak.advantage, words.signed, note)
+        figures[f"attack on {target}"] = _figure(
+            None if leak is None else leak.advantage, words.signed, note
+        )
     figures["sent"] = _figure(run.wire_bytes, words.size)
     return {
         "name": run.name,

@@ -87,7 +87,7 @@ def test_a_finished_run_tells_what_it_reached(top: Path) -> None:
     assert dict(zip(HEADER, run.cells(), strict=True)) == {
         "run": "guarded", "method": "apfed_c", "data": "digits, 4 parties", "accuracy %": "70.0",
         "gain, points": "+5.0", "epsilon": "7.98", "worst attacks": "labels +0.30",
-        "date": "2025-03-01 12:00", "state": "finished",
+        "date, UTC": "2025-03-01 12:00", "state": "finished",
     }  # fmt: skip
 
 
