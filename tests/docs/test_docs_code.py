@@ -91,10 +91,12 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_start_page_runs_as_printed(
     started: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(started)
+    monkeypatch.setenv("COLUMNS", "160")
     lines = [line for block in blocks(START, "sh") for line in block.splitlines()]
     calls = [line.split("#")[0].split() for line in lines if line.startswith("secure-apfed")]
     for program, *arguments in calls:
