@@ -1,5 +1,6 @@
 # make run    install everything pinned into .venv, then the main job on the embedded data sets
 # make test   the same installation, then lint, types and the fast tests
+# make site   the documentation as a site, in build/site
 # make help   every target
 #
 # PYTHON       the interpreter that makes .venv; 3.11 or newer
@@ -20,11 +21,11 @@ AGAIN := --reruns 1 -r fERs
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow lint clean
+.PHONY: help setup run test test-slow lint site clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' $(firstword $(MAKEFILE_LIST))
-	@echo "make setup | run | test | test-slow | lint | clean"
+	@echo "make setup | run | test | test-slow | lint | site | clean"
 
 setup: $(STAMP)
 
@@ -35,7 +36,7 @@ $(STAMP): pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation --editable '.[experiments,dev]'
+	$(PIP) --no-build-isolation --editable '.[experiments,docs,dev]'
 	$(PIP) --no-deps crypten
 	@touch $@
 
@@ -46,6 +47,9 @@ lint: setup
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+
+site: setup
+	$(BIN)/python -m mkdocs build --strict
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(AGAIN)

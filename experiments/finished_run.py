@@ -5,6 +5,7 @@ only plain files of bounded size and of the types named here are read
 (`secure_apfed.folder_files`), and files that the run noted digests of are as it left them.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,17 @@ class FinishedRun:
     outcome: Outcome
     attacks: tuple[AttackResult, ...] | None
     solo: SoloRecord | None = None
+
+    @property
+    def epsilon(self) -> float:
+        """Of one row's releases where representations are sent or nobody is asked, else of a
+        person's contributions at the passive where they cost most; inf: nothing is promised.
+        """
+        facts = self.config.facts
+        if facts.representations_from is not None or not facts.has_passives:
+            return self.outcome.privacy.epsilon_x
+        spent = self.outcome.contributions.values()
+        return max((account.epsilon for account in spent), default=math.inf)
 
 
 def read_finished_run(path: Path) -> FinishedRun:

@@ -27,6 +27,7 @@ from secure_apfed.commands import (
     certs,
     encoder,
     leakage,
+    listing,
     model,
     party,
     plan,
@@ -76,6 +77,7 @@ app.command()(relay.relay)
 app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
 app.command()(table.table)
+app.command()(listing.runs)
 app.command()(model.predict)
 app.command()(model.export)
 

@@ -30,6 +30,7 @@ LAYERS = ("protocols", "secure_apfed", "attacks", "experiments")
 COMPOSITION_ROOT = (
     "secure_apfed.cli",
     "secure_apfed.commands.leakage",
+    "secure_apfed.commands.listing",
     "secure_apfed.commands.plan",
     "secure_apfed.commands.table",
 )

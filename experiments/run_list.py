@@ -1,0 +1,243 @@
+"""Runs at a glance: each run folder below a folder as one row, in whatever state it is.
+
+Read by: `secure-apfed runs`. Folders may have been sent by somebody else: they are read as
+`experiments.finished_run` reads them, links are not followed, and what cannot be read is a row
+that says why.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from attacks.interface import AttackResult
+from experiments.finished_run import FinishedRun, read_finished_run
+from experiments.solo import SoloRecord, read_solo, solo_file
+from secure_apfed.config import Config
+from secure_apfed.data import DataSettings
+from secure_apfed.errors import ApfedError, DataError
+from secure_apfed.folder_files import count_lines
+from secure_apfed.runs import RunFolder
+
+__all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]
+
+HEADER = (
+    "run", "method", "data", "accuracy %", "gain, points", "epsilon", "worst attacks", "date, UTC",
+    "state",
+)  # fmt: skip
+TARGETS = ("labels", "features", "membership")
+"""What attacks are after, in the order in which they are told."""
+
+
+class State(StrEnum):
+    """How far a run came."""
+
+    FINISHED = "finished"
+    UNFINISHED = "unfinished"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """The highest advantage that any attack had on one target; of many it is above 0 by chance."""
+
+    target: str
+    advantage: float
+    metric: str
+    attack: str
+
+    @classmethod
+    def worst(cls, attacks: tuple[AttackResult, ...], target: str) -> "Leak | None":
+        """Of those on this target; None where none applied."""
+        applied = [
+            (one.advantage, one)
+            for one in attacks
+            if one.target == target and one.advantage is not None
+        ]
+        if not applied:
+            return None
+        advantage, worst = max(applied, key=lambda each: each[0])
+        return cls(
+            target=target, advantage=advantage, metric=str(worst.metric), attack=worst.setting
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """One run folder.
+
+    Attributes:
+        path: of the folder; name: the same below the folder that was listed.
+        state, reason: how far it came; why it is broken, or how much of it is done.
+        date: of the last change of the file that tells how far it came, in UTC; a copy of the
+            folder may have another.
+        config: what was asked; None where that cannot be read.
+        accuracy: share of the test rows, of the method's own inference.
+        alone: what the active would do alone; None where nobody measured it.
+        epsilon: see `FinishedRun.epsilon`; inf: nothing is promised.
+        leaks: by target, where attacks applied.
+        attacked: whether any attack was mounted; without, no leaks say nothing.
+        report: whether it has a page of its own.
+    """
+
+    path: Path
+    name: str
+    state: State
+    reason: str = ""
+    date: datetime
+    config: Config | None = None
+    accuracy: float | None = None
+    alone: SoloRecord | None = None
+    epsilon: float | None = None
+    wire_bytes: int | None = None
+    leaks: Mapping[str, Leak]
+    attacked: bool = False
+    report: bool = False
+
+    @property
+    def gain(self) -> float | None:
+        """Share of the test rows above the best solo baseline; one run shows no help."""
+        if self.accuracy is None or self.alone is None:
+            return None
+        return self.accuracy - self.alone.best.test
+
+    @property
+    def data(self) -> str:
+        """Which data, cut how, and how many rows have a label."""
+        return "" if self.config is None else _data_in_words(self.config.data)
+
+    def cells(self) -> tuple[str, ...]:
+        """Texts in the order of `HEADER`."""
+        gain, config = self.gain, self.config
+        return (
+            self.name,
+            "" if config is None else config.method,
+            self.data,
+            "" if self.accuracy is None else f"{100 * self.accuracy:.1f}",
+            "" if gain is None else f"{100 * gain:+.1f}",
+            "" if self.epsilon is None else f"{self.epsilon:.3g}",
+            ", ".join(f"{leak.target} {leak.advantage:+.2f}" for leak in self.leaks.values())
+            or ("" if self.attacked or self.state is not State.FINISHED else "none mounted"),
+            self.date.strftime("%Y-%m-%d %H:%M"),
+            f"{self.state}: {self.reason}" if self.reason else str(self.state),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; shares are of 1, and what is not known is null."""
+        config, best = self.config, None if self.alone is None else self.alone.best
+        return {
+            "folder": self.path, "name": self.name, "state": self.state, "reason": self.reason,
+            "date": self.date.isoformat(timespec="seconds"),
+            "method": None if config is None else config.method,
+            "dataset": None if config is None else config.data.dataset,
+            "seed": None if config is None else config.seed,
+            "accuracy": self.accuracy,
+            "best_alone": None if best is None else {"name": best.name, "accuracy": best.test},
+            "gain": self.gain, "epsilon": self.epsilon, "wire_bytes": self.wire_bytes,
+            "attacked": self.attacked,
+            "worst_attacks": {target: asdict(leak) for target, leak in self.leaks.items()},
+        }  # fmt: skip
+
+
+def list_runs(top: Path) -> list[ListedRun]:
+    """Read every run folder below `top`, `top` itself too; the newest comes first.
+
+    Figures that a study keeps without run folders are not among them.
+
+    Raises:
+        DataError: there is no such folder.
+    """
+    if not top.is_dir():
+        raise DataError(f"{top}: there is no such folder; give the one that run folders lie below")
+    found = [_read(path, top) for path in _run_folders(top)]
+    return sorted(found, key=lambda run: run.date, reverse=True)
+
+
+def settings_in(config: Config) -> dict[str, str]:
+    """The settings that are not defaults, as text by dotted key."""
+    given = config.model_dump(mode="json", exclude_defaults=True)
+    return dict(_flat(given, ""))
+
+
+def _run_folders(top: Path) -> Iterator[Path]:
+    """Yield what is a run folder or cannot be entered; nothing inside of a run folder is."""
+    closed: list[Path] = []
+    for place, below, files in os.walk(top, onerror=lambda e: closed.append(Path(e.filename))):
+        begun = "config.yaml" in files and ("contract.json" in files or "parties" in below)
+        if begun or "result.json" in files:
+            below.clear()
+            yield Path(place)
+    yield from closed
+
+
+def _read(path: Path, top: Path) -> ListedRun:
+    folder = RunFolder(path)
+    row = ListedRun(
+        path=path,
+        name=path.relative_to(top).as_posix() if path != top else path.resolve().name,
+        state=State.BROKEN,
+        date=_date(folder),
+        leaks={},
+    )
+    try:
+        if not os.access(path, os.R_OK | os.X_OK):
+            return replace(row, reason="the folder may not be entered; ask its owner")
+        if folder.result.is_file():
+            return _finished(row, read_finished_run(path))
+        config = folder.load_config()
+        done = count_lines(folder.metrics) if folder.metrics.is_file() else 0
+        told = f"{done} of {config.train.epochs} epochs; continue it with --resume"
+        return replace(row, state=State.UNFINISHED, reason=told, config=config)
+    except (ApfedError, OSError) as error:
+        return replace(row, reason=str(error).replace(f"{path}{os.sep}", ""))
+
+
+def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
+    attacks = run.attacks or ()
+    leaks = {target: Leak.worst(attacks, target) for target in TARGETS}
+    return replace(
+        row,
+        state=State.FINISHED,
+        config=run.config,
+        accuracy=next(iter(run.outcome.accuracy.values())),
+        alone=run.solo or _beside(row.path, run.config),
+        epsilon=run.epsilon,
+        wire_bytes=run.outcome.wire_bytes,
+        leaks={target: leak for target, leak in leaks.items() if leak is not None},
+        attacked=run.attacks is not None,
+        report=(row.path / "report.html").is_file(),
+    )
+
+
+def _beside(path: Path, config: Config) -> SoloRecord | None:
+    """The baselines that runs of a study share, beside their folders."""
+    shared = solo_file(config, path.parent)
+    return read_solo(config, shared) if shared.is_file() else None
+
+
+def _date(folder: RunFolder) -> datetime:
+    """When the run last wrote what tells how far it came, else when its folder was changed."""
+    files = (folder.result, folder.metrics, folder.config)
+    there = (file for file in files if os.access(file, os.F_OK))
+    return datetime.fromtimestamp(next(there, folder.path).stat().st_mtime, UTC)
+
+
+def _data_in_words(data: DataSettings) -> str:
+    parted = "parties with people of their own" if data.horizontal else "parties"
+    told = [data.dataset, f"{data.view_count} {parted}"]
+    if isinstance(data.labelled, int):
+        told.append(f"{data.labelled} labelled")
+    elif data.labelled is not None:
+        told.append(f"{100 * data.labelled:g} % labelled")
+    return ", ".join(told)
+
+
+def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, str(value)

@@ -1,0 +1,49 @@
+"""The documents of the repository, and the blocks and lines of them that claim to work."""
+
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["DOCS", "DOCUMENTS", "ROOT", "blocks", "command_lines", "text_of"]
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+DOCUMENTS = tuple(
+    sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
+)
+
+_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+_SHELLS = ("sh", "bash", "console")
+_INLINE = re.compile(r"`((?:secure-apfed|python -m experiments) [^`|]+)`")
+
+
+def text_of(document: str) -> str:
+    return (ROOT / document).read_text(encoding="utf-8")
+
+
+def blocks(document: str, *languages: str) -> list[str]:
+    """The contents of its fenced blocks in these languages, those of lists and methods dedented."""
+    found = _BLOCK.findall(text_of(document))
+    return [textwrap.dedent(content) for _, language, content in found if language in languages]
+
+
+def command_lines(document: str, program: str) -> Iterator[tuple[list[str], bool]]:
+    """Yield the arguments of each call of our program, and whether it stands in a block.
+
+    A call in a sentence may leave arguments out. Optional parts in brackets are taken as given.
+    """
+    for block in blocks(document, *_SHELLS):
+        for line in block.replace("\\\n", " ").splitlines():
+            call = line.strip().removeprefix("$ ")
+            if call.startswith(f"{program} "):
+                yield _arguments(call, program), True
+    for call in _INLINE.findall(text_of(document)):
+        if call.startswith(f"{program} "):
+            yield _arguments(call, program), False
+
+
+def _arguments(call: str, program: str) -> list[str]:
+    optional = re.sub(r"\[(--[^\]]+)\]", r"\1", call.removeprefix(program))
+    return shlex.split(optional, comments=True)

@@ -1,0 +1,241 @@
+"""`secure-apfed runs`: each folder is a row, broken ones with the reason; the page is whole."""
+
+import json
+import math
+import os
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.run_list import HEADER, ListedRun, State, list_runs, settings_in
+from experiments.solo import FILE, SoloRecord, settings_digest, solo_file
+from secure_apfed.cli import execute
+from secure_apfed.config import Config
+from secure_apfed.errors import DataError
+from secure_apfed.runs.folder import own_subfolder
+from secure_apfed.solo.choice import BaselineResult
+from tests.experiments.run_folder import attack_result, config_of, write_run
+
+DAY = datetime(2025, 3, 1, 12, tzinfo=UTC)
+
+
+def write_solo(path: Path, config: Config, test: float) -> None:
+    best = BaselineResult(name="ridge", title="ridge regression", validation=0.6, test=test)
+    record = SoloRecord(settings=settings_digest(config), baselines=(best,))
+    path.write_text(record.model_dump_json())
+
+
+def dated(path: Path, day: int) -> None:
+    seconds = DAY.timestamp() + 86_400 * day
+    os.utime(path, (seconds, seconds))
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """A run with all there is, one in a study, one that has just begun, and three broken ones."""
+    top = tmp_path / "runs"
+    config = config_of(guard="{mechanism: gaussian, epsilon: 8.0}")
+    attacks = [attack_result(), attack_result(adversary="passive-2", advantage=0.3),
+               attack_result(attack="inverse_network", target="features", applicable=False,
+                             advantage=None, metric=None, reason="nothing was sent")]  # fmt: skip
+    guarded = write_run(
+        top / "guarded", config, accuracy={"apfed_c": 0.7}, epsilon=7.98, attacks=attacks
+    )
+    write_solo(guarded / FILE, config, 0.65)
+    (guarded / "report.html").write_text("")
+    in_study = config_of("single_view")
+    study = write_run(top / "study" / "alone", in_study, accuracy={"single_view": 0.5})
+    write_solo(solo_file(in_study, study.parent), in_study, 0.52)
+    begun = write_run(top / "begun", config, accuracy={"apfed_c": 0.7})
+    (begun / "result.json").unlink()
+    for name, file in (
+        ("cut", "result.json"),
+        ("unset", "config.yaml"),
+        ("misread", "attacks.json"),
+    ):
+        broken = write_run(top / name, config, accuracy={"apfed_c": 0.7}, attacks=attacks)
+        (broken / file).write_text('{"half": ')
+    (top / "not-a-run").mkdir()
+    (top / "not-a-run" / "config.yaml").write_text("name: mine")
+    for day, name in enumerate(("guarded", "study/alone", "cut", "unset", "misread")):
+        dated(top / name / "result.json", day)
+    dated(begun / "metrics.jsonl", 9)
+    return top
+
+
+def by_name(top: Path) -> dict[str, ListedRun]:
+    return {run.name: run for run in list_runs(top)}
+
+
+def test_every_run_folder_is_a_row_and_the_newest_comes_first(top: Path) -> None:
+    names = [run.name for run in list_runs(top)]
+    assert names == ["begun", "misread", "unset", "cut", "study/alone", "guarded"]
+
+
+def test_a_finished_run_tells_what_it_reached(top: Path) -> None:
+    run = by_name(top)["guarded"]
+    assert run.state is State.FINISHED
+    assert run.gain == pytest.approx(0.05)
+    assert run.epsilon == 7.98
+    assert run.leaks["labels"].advantage == 0.3
+    assert "passive-2" in run.leaks["labels"].attack
+    assert set(run.leaks) == {"labels"}
+    assert dict(zip(HEADER, run.cells(), strict=True)) == {
+        "run": "guarded", "method": "apfed_c", "data": "digits, 4 parties", "accuracy %": "70.0",
+        "gain, points": "+5.0", "epsilon": "7.98", "worst attacks": "labels +0.30",
+        "date, UTC": "2025-03-01 12:00", "state": "finished",
+    }  # fmt: skip
+
+
+def test_runs_of_a_study_are_held_against_the_baselines_beside_them(top: Path) -> None:
+    run = by_name(top)["study/alone"]
+    assert run.gain == pytest.approx(-0.02)
+    assert run.epsilon is not None
+    assert math.isinf(run.epsilon)
+    assert "none mounted" in run.cells()
+
+
+def test_a_run_that_has_begun_says_how_much_is_done(top: Path) -> None:
+    run = by_name(top)["begun"]
+    assert run.state is State.UNFINISHED
+    assert run.reason.startswith("6 of 6 epochs")
+    assert run.accuracy is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cut", "result.json: is not JSON"),
+        ("unset", "config.yaml"),
+        ("misread", "attacks.json: is"),
+    ],
+)
+def test_a_broken_folder_is_a_row_that_names_the_file(top: Path, name: str, said: str) -> None:
+    run = by_name(top)[name]
+    assert run.state is State.BROKEN
+    assert run.reason.startswith(said)
+    assert str(top) not in run.reason
+
+
+def test_a_folder_that_may_not_be_entered_is_a_row(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, scandir, access = top / "guarded", os.scandir, os.access
+
+    def refuse(path: Any) -> Any:
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(
+        os,
+        "access",
+        lambda path, mode: not Path(path).is_relative_to(closed) and access(path, mode),
+    )
+    assert "may not be entered" in by_name(top)["guarded"].reason
+
+
+def test_links_are_not_followed(top: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "elsewhere" / "run", config_of(), accuracy={"apfed_c": 0.5})
+    (top / "link").symlink_to(tmp_path / "elsewhere")
+    assert "link/run" not in by_name(top)
+
+
+def test_a_run_folder_itself_can_be_named(top: Path) -> None:
+    assert [run.name for run in list_runs(top / "guarded")] == ["guarded"]
+
+
+def test_no_such_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        list_runs(tmp_path / "missing")
+
+
+def test_settings_are_dotted_and_leave_defaults_out() -> None:
+    settings = settings_in(config_of(guard="{mechanism: gaussian, epsilon: 8.0}"))
+    assert settings["guard.epsilon"] == "8.0"
+    assert settings["data.overlap"] == "0.8"
+    assert "data.test_fraction" not in settings
+
+
+def test_the_command_prints_a_table_one_object_or_a_note(
+    top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    assert execute(["runs", str(top)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"guarded +apfed_c +digits, 4 parties +70\.0 +\+5\.0 +7\.98", out)
+    assert "broken: result.json: is not JSON" in out
+    assert execute(["runs", str(top), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in told["runs"]}
+    assert rows["guarded"]["best_alone"] == {"name": "ridge", "accuracy": 0.65}
+    assert rows["guarded"]["worst_attacks"]["labels"]["advantage"] == 0.3
+    assert rows["study/alone"]["epsilon"] == "inf"
+    assert rows["cut"]["accuracy"] is None
+    assert execute(["runs", str(own_subfolder(tmp_path / "empty"))]) == 0
+    assert "no run folder" in capsys.readouterr().err
+
+
+class _Page(HTMLParser):
+    """Collects addresses, rows and scripts, and checks that tags are balanced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.rows: list[dict[str, str | None]] = []
+        self.open: list[str] = []
+        self.data: dict[str, str] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.links += [value or "" for key, value in attrs if key in ("src", "href")]
+        if "data-at" in given:
+            self.rows.append(given)
+        if tag not in ("meta", "img", "br", "link", "input"):
+            self.open.append(tag if tag != "script" else given.get("id") or "script")
+
+    def handle_endtag(self, tag: str) -> None:
+        opened = self.open.pop()
+        assert tag in (opened, "script")
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.data[self.open[-1]] = self.data.get(self.open[-1], "") + data
+
+
+def page_of(top: Path, path: Path) -> _Page:
+    assert execute(["runs", str(top), "--html", str(path)]) == 0
+    parser = _Page()
+    parser.feed(path.read_text(encoding="utf-8"))
+    assert parser.open == []
+    return parser
+
+
+def test_the_page_holds_every_row_and_links_to_reports_alone(top: Path, tmp_path: Path) -> None:
+    page = page_of(top, tmp_path / "page.html")
+    assert page.links == ["runs/guarded/report.html"]
+    assert [row["data-state"] for row in page.rows] == [str(run.state) for run in list_runs(top)]
+    settings = json.loads(page.data["settings"])
+    assert settings[-1]["guard.epsilon"] == "8.0"
+    assert settings[2] == {}
+
+
+def test_names_that_look_like_markup_stay_text(top: Path, tmp_path: Path) -> None:
+    evil = "<script>alert(1)<"
+    strange = config_of(data="{dataset: digits, views: 4, folder: '</script><b>'}")
+    write_run(top / evil, strange, accuracy={"apfed_c": 0.5})
+    (top / evil / "report.html").write_text("")
+    page = page_of(top, tmp_path / "page.html")
+    assert "runs/%3Cscript%3Ealert%281%29%3C/report.html" in page.links
+    assert "alert" not in page.data["script"]
+    assert "</script>" in json.dumps(json.loads(page.data["settings"]))
+
+
+def test_a_page_of_no_runs_says_so(tmp_path: Path) -> None:
+    page_of(own_subfolder(tmp_path / "empty"), tmp_path / "page.html")
+    assert "No run folder lies there" in (tmp_path / "page.html").read_text(encoding="utf-8")
