@@ -227,6 +227,9 @@ def _as_json(
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "method": result.method, "accuracy": dict(result.accuracy),
+        "measure": result.measure, "measures": {
+            name: dict(values) for name, values in result.measures.items()
+        }, "threshold": result.threshold,
         "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
         "attacks": [attack.as_json() for attack in results],
         "contributions": {name: dict(one) for name, one in result.contributions.items()},
@@ -240,16 +243,26 @@ def _show_result(
     page: Path | None,
 ) -> None:  # fmt: skip
     from attacks.run import headlines
+    from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.privacy_rows import cross_check_rows, privacy_rows, told
 
     rows = [
         (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
     ]
+    measure = MEASURES[result.measure]
+    if measure is not ACCURACY:
+        rows = [
+            *((f"{measure.title}, {name}", measure.text(value))
+              for name, value in result.scores.items()),
+            *rows,
+        ]  # fmt: skip
+    if result.threshold is not None:
+        rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
     if solo is not None:
         alone = solo.best
         rows += [
-            (f"best alone, {alone.title}", f"{100 * alone.test:.2f} %"),
-            ("help", solo.sentence(next(iter(result.accuracy.values())))),
+            (f"best alone, {alone.title}", solo.judged_by.text(alone.test)),
+            ("help", solo.sentence(next(iter(result.scores.values())))),
         ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
     rows += [*privacy_rows(result.privacy), *cross_check_rows(result.privacy)]
