@@ -28,11 +28,11 @@ __all__ = [
 ]  # fmt: skip
 
 READING = (
-    "Gain: accuracy (or the measure that was asked for) minus that of the best solo baseline on the "
-    "same seeds, so that more is better, in hundredths; mean and 95 % Student interval; the baseline is chosen by cross-validation over the active's labelled rows, so test "
-    "rows only measure. Beside it: the gain over the baseline that the test rows would have "
-    "chosen. Epsilon: of one person's vote at one passive, with the labeller held fixed, at delta "
-    "1e-5 (randomised answers: 0)."
+    "Gain: accuracy (or another measure, if asked for) minus that of the best solo baseline on the "
+    "same seeds, turned so that more is better; mean and 95 % Student interval. The baseline is "
+    "chosen by cross-validation over the active's labelled rows, so test rows only measure. Beside "
+    "it: the gain over the baseline that the test rows would have chosen. Epsilon: of one person's "
+    "vote at one passive, with the labeller held fixed, at delta 1e-5 (randomised answers: 0)."
 )
 
 SEEDS, QUICK_SEEDS = 10, 3
@@ -269,7 +269,7 @@ def run_gains(
             folder=folder,
             figures_only=True,
             alone=_judged(case.alone, measure),
-        )  # fmt: skip
+        )
         for case in cases
         if not absent[case.name]
     }

@@ -122,13 +122,14 @@ def _label_ends(
     """Write each curve's name at its end, moved apart where the ends are close."""
     if not ends:
         return
+    scale = 100 if measure.share else 1
     low, high = axes.get_ylim()
     gap = 0.075 * (high - low)
     past = -math.inf
     for value, name, color in sorted(ends):
         past = max(value, past + gap)
         axes.annotate(
-            f"{name}, {measure.text(value / 100 if measure.share else value)}", (epoch, value), xytext=(8, past), color=color,
+            f"{name}, {measure.text(value / scale)}", (epoch, value), xytext=(8, past), color=color,
             textcoords=("offset points", "data"), va="center", annotation_clip=False,
         )  # fmt: skip
 
