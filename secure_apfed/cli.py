@@ -238,26 +238,30 @@ def _as_json(
     }  # fmt: skip
 
 
+def _reached(result: "RunResult") -> list[tuple[str, str]]:
+    from secure_apfed.measures import ACCURACY, MEASURES
+
+    measure = MEASURES[result.measure]
+    rows = [
+        (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
+    ]
+    if measure is not ACCURACY:
+        told = [(f"{measure.title}, {name}", measure.text(value))
+                for name, value in result.scores.items()]  # fmt: skip
+        rows = [*told, *rows]
+    if result.threshold is not None:
+        rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
+    return rows
+
+
 def _show_result(
     result: "RunResult", results: "Sequence[AttackResult]", solo: "SoloRecord | None",
     page: Path | None,
 ) -> None:  # fmt: skip
     from attacks.run import headlines
-    from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.privacy_rows import cross_check_rows, privacy_rows, told
 
-    rows = [
-        (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
-    ]
-    measure = MEASURES[result.measure]
-    if measure is not ACCURACY:
-        rows = [
-            *((f"{measure.title}, {name}", measure.text(value))
-              for name, value in result.scores.items()),
-            *rows,
-        ]  # fmt: skip
-    if result.threshold is not None:
-        rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
+    rows = _reached(result)
     if solo is not None:
         alone = solo.best
         rows += [

@@ -137,32 +137,22 @@ def _label_ends(
 def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
     if reference is None or not run.facts.method.has_passives:
         return None
-    measure = run.outcome.judged_by
-    counted = measure is ACCURACY
+    measure, alone = run.outcome.judged_by, reference.outcome
+    counted, scale = measure is ACCURACY, 100 if measure.share else 1
+    title = f"{reference.facts.method.title} (the active alone)"
     rows = [
         (run.title_of(variant), value, run.outcome.test_rows, OURS)
         for variant, value in run.outcome.scores.items()
     ]
     rows += [
-        (
-            f"{reference.facts.method.title} (the active alone)",
-            value,
-            reference.outcome.test_rows,
-            OTHER,
-        )
-        for value in scores_of(
-            measure.name, reference.outcome.accuracy, reference.outcome.measures
-        ).values()
+        (title, value, alone.test_rows, OTHER)
+        for value in scores_of(measure.name, alone.accuracy, alone.measures).values()
     ]
-    scale = 100 if measure.share else 1
     figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, (_, value, tested, color) in enumerate(rows):
-        low, high = value, value
-        if tested and counted:
-            interval = binomtest(round(value * tested), tested).proportion_ci(method="wilson")
-            low, high = interval.low, interval.high
-        axes.plot([scale * low, scale * high], [place, place], color=color, linewidth=2.5)
+        ends = _wilson(value, tested) if tested and counted else (value, value)
+        axes.plot([scale * end for end in ends], [place, place], color=color, linewidth=2.5)
         axes.plot(scale * value, place, "o", color=color, markersize=8)
         axes.annotate(
             measure.text(value), (scale * value, place), xytext=(0, 8),
@@ -171,15 +161,16 @@ def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
     _name_rows(axes, [name for name, *_ in rows])
     axes.set(xlabel=f"test {measure.title}{', per cent' if measure.share else ''}")
     axes.margins(x=0.1)
+    drawn = "The lines are 95 % intervals (Wilson) for the number of test rows; they"
     return figure, (
-        "One run with one seed each. "
-        + (
-            "The lines are 95 % intervals (Wilson) for the number of test rows; they"
-            if counted
-            else "The points have no intervals here, and"
-        )
-        + " do not contain the spread over seeds."
+        f"One run with one seed each. {drawn if counted else 'The points'} do not contain the "
+        "spread over seeds."
     )
+
+
+def _wilson(share: float, tested: int) -> tuple[float, float]:
+    interval = binomtest(round(share * tested), tested).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def _attacks(results: Sequence[AttackResult]) -> Drawn:

@@ -75,16 +75,10 @@ __all__ = [
 ]
 
 APFED = MethodFacts(
-    title="APFed",
-    predicts_alone=True,
-    representations_from="active",
-    sums_gradients=True,
-    trains_privately=True,
-    takes_pairwise=True,
-    stops_early=True,
-    weighs_classes=True,
+    title="APFed", predicts_alone=True, representations_from="active", sums_gradients=True,
+    trains_privately=True, takes_pairwise=True, stops_early=True, weighs_classes=True,
     simulated=True,
-)
+)  # fmt: skip
 APFED_R = replace(APFED, title="APFed-R", own_objective=ReconstructionSettings())
 APFED_C = replace(APFED, title="APFed-C", own_objective=ContrastiveSettings())
 

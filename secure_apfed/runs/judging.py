@@ -7,6 +7,7 @@ that the run may train on.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class Judged:
     """What a model is found to be worth.
 
     Attributes:
+        measure: that the run is judged by.
         said: of test rows, by inference variant.
         accuracy: by variant; NaN where it was asked for no row.
         measures: by variant and name: the run's measure, or all where the model is finished.
@@ -43,11 +45,20 @@ class Judged:
         ranges: how its scores of training rows are spread, where it is finished and may be told.
     """
 
+    measure: str
     said: Mapping[str, Scored]
     accuracy: Mapping[str, float]
     measures: Mapping[str, Mapping[str, float]]
     threshold: float | None = None
     ranges: ScoreRanges | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What `RunResult` and `Outcome` say of it."""
+        return {
+            "measure": self.measure, "accuracy": dict(self.accuracy), "measures": self.measures,
+            "threshold": self.threshold,
+        }  # fmt: skip
 
 
 class Judge:
@@ -77,6 +88,7 @@ class Judge:
         }
         ours = MEASURES[self._config.measure]
         return Judged(
+            measure=ours.name,
             said=said,
             accuracy={name: ACCURACY.of(scored) for name, scored in said.items()},
             measures={

@@ -111,10 +111,7 @@ def _play(
         writer.cross_check(privacy.accountants)
     return RunResult(
         method=config.method,
-        accuracy=judged.accuracy,
-        measure=config.measure,
-        measures=judged.measures,
-        threshold=judged.threshold,
+        **judged.told,
         wire_bytes=session.transcript.wire_bytes,
         privacy=privacy,
         contributions={name: one.account() for name, one in session.contributions.items()},

@@ -155,10 +155,7 @@ class RunWriter:
         aligned = session.alignment.get(session.active)
         outcome = Outcome(
             method=self._config.method,
-            accuracy=dict(judged.accuracy),
-            measure=self._config.measure,
-            measures=judged.measures,
-            threshold=judged.threshold,
+            **judged.told,
             wire_bytes=transcript.wire_bytes,
             privacy=Privacy.of(privacy),
             contributions={
