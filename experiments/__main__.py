@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 
 from experiments.bench import BENCHES, Measured, run_bench, run_benches
-from experiments.gains import HEADER as GAIN_HEADER
-from experiments.gains import QUICK, QUICK_SEEDS, SEEDS, cases_like, run_gains, stored_of
+from experiments.gains import QUICK, QUICK_SEEDS, SEEDS, cases_like, header_of, run_gains, stored_of
 from experiments.gains import READING as GAIN_READING
 from experiments.main_job import HEADER, READING, run_main_job
 from experiments.performance import cells, write_performance
@@ -23,8 +22,10 @@ from experiments.sweep import READING as SWEEP_READING
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed import progress_bars, terminal
 from secure_apfed.errors import ApfedError
+from secure_apfed.measures import ACCURACY, MEASURES, Measure, names_of
 from secure_apfed.parties import Compute
 from secure_apfed.plain_json import to_json
+from secure_apfed.settings import unknown_name
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = [
@@ -125,24 +126,36 @@ def gains(
     store: Annotated[
         Path | None, typer.Option(help="Write what `secure-apfed plan` reads to this file, too.")
     ] = None,
+    measure: Annotated[
+        str, typer.Option(help=f"Of classes: {', '.join(names_of('classification'))}.")
+    ] = ACCURACY.name,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Three cases, three seeds.")] = False,
 ) -> None:
     """What help adds to the best that the active does alone, case by case; stopped ones go on."""
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
+    judged_by = _measure(measure)
+    if store is not None and judged_by is not ACCURACY:
+        raise typer.BadParameter("--store is for accuracy, which `secure-apfed plan` tells")
     cases = cases_like(only or (QUICK if quick else ("*",)))
     with progress_bars.counting("runs", quiet=as_json) as on_done:
         rows = run_gains(
             output, cases, seeds=seeds or (QUICK_SEEDS if quick else SEEDS), jobs=jobs,
-            on_done=on_done,
+            on_done=on_done, measure=judged_by,
         )  # fmt: skip
     if store is not None:
         write_text(store, to_json(stored_of(rows), indent=1))
     if as_json:
         terminal.print_json({"rows": [row.as_json() for row in rows]})
         return
-    terminal.show_rows("What help is worth", GAIN_HEADER, [row.cells() for row in rows])
+    terminal.show_rows("What help is worth", header_of(judged_by), [row.cells() for row in rows])
     Console().print(GAIN_READING, highlight=False)
+
+
+def _measure(name: str) -> Measure:
+    if name not in names_of("classification"):
+        raise typer.BadParameter(unknown_name(name, names_of("classification")))
+    return MEASURES[name]
 
 
 @app.command()

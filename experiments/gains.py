@@ -19,19 +19,20 @@ from experiments.summary import Gain
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.plain_json import to_json
 
 __all__ = [
     "CASES", "EPSILONS", "HEADER", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase",
-    "GainRow", "cases_like", "run_gains", "stored_of",
+    "GainRow", "cases_like", "header_of", "run_gains", "stored_of",
 ]  # fmt: skip
 
 READING = (
-    "Gain: accuracy minus that of the best solo baseline on the same seeds, mean and 95 % Student "
-    "interval; the baseline is chosen by cross-validation over the active's labelled rows, so test "
-    "rows only measure. Beside it: the gain over the baseline that the test rows would have "
-    "chosen. Epsilon: of one person's vote at one passive, with the labeller held fixed, at delta "
-    "1e-5 (randomised answers: 0)."
+    "Gain: accuracy (or another measure, if asked for) minus that of the best solo baseline on the "
+    "same seeds, turned so that more is better; mean and 95 % Student interval. The baseline is "
+    "chosen by cross-validation over the active's labelled rows, so test rows only measure. Beside "
+    "it: the gain over the baseline that the test rows would have chosen. Epsilon: of one person's "
+    "vote at one passive, with the labeller held fixed, at delta 1e-5 (randomised answers: 0)."
 )
 
 SEEDS, QUICK_SEEDS = 10, 3
@@ -199,7 +200,7 @@ class GainRow:
     missing: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; accuracies and gains in points."""
+        """Plain values; measures and gains in hundredths."""
         told: dict[str, Any] = {"case": self.case.name, "seeds": self.seeds}
         if self.gain is None:
             return {**told, "missing": self.missing}
@@ -207,7 +208,8 @@ class GainRow:
         return {
             **told,
             "solo": 100 * gain.solo,
-            "accuracy": 100 * gain.accuracy,
+            "measure": gain.measure.name,
+            "accuracy" if gain.measure is ACCURACY else "reached": 100 * gain.reached,
             "gain": 100 * chosen.mean,
             "low": 100 * chosen.low,
             "high": 100 * chosen.high,
@@ -227,7 +229,7 @@ class GainRow:
         return (
             self.case.name,
             f"{100 * gain.solo:.1f} ({gain.baseline})",
-            f"{100 * gain.accuracy:.1f}",
+            f"{100 * gain.reached:.1f}",
             gain.over_chosen.text(scale=100, form="+.1f"),
             f"{gain.over_hindsight.text(scale=100, form='+.1f')} ({gain.hindsight})",
             "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.3g}",
@@ -241,15 +243,33 @@ HEADER = (
 )  # fmt: skip
 
 
+def header_of(measure: Measure) -> tuple[str, ...]:
+    """What stands above the columns where runs are judged by this measure."""
+    if measure is ACCURACY:
+        return HEADER
+    case, _, _, _, *others = HEADER
+    told = f"{measure.title} x 100"
+    return (case, f"best solo, {told}", told, "gain, hundredths", *others)
+
+
 def run_gains(
     folder: Path, cases: Sequence[GainCase], *, seeds: int, jobs: int,
-    on_done: OnDone = lambda done, total: None,
+    on_done: OnDone = lambda done, total: None, measure: Measure = ACCURACY,
 ) -> list[GainRow]:  # fmt: skip
-    """Run what is missing; return and write a row for each case."""
+    """Run what is missing; return and write a row for each case.
+
+    Raises:
+        CheckpointError: the folder holds runs that were judged by another measure.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     absent = {case.name: _absent(case) for case in cases}
     points = {
-        case.name: Point(config=case.config, folder=folder, figures_only=True, alone=case.alone)
+        case.name: Point(
+            config=_judged(case.config, measure),
+            folder=folder,
+            figures_only=True,
+            alone=_judged(case.alone, measure),
+        )
         for case in cases
         if not absent[case.name]
     }
@@ -272,7 +292,7 @@ def run_gains(
             )
         )
     write_text(folder / "gains.json", to_json({"rows": [row.as_json() for row in rows]}))
-    write_text(folder / "gains.md", markdown(HEADER, [row.cells() for row in rows]))
+    write_text(folder / "gains.md", markdown(header_of(measure), [row.cells() for row in rows]))
     _draw(folder / "gains.png", rows)
     return rows
 
@@ -291,6 +311,10 @@ def stored_of(rows: Sequence[GainRow]) -> list[dict[str, Any]]:
             "gain": 100 * over.mean, "low": 100 * over.low, "high": 100 * over.high,
         })  # fmt: skip
     return stored
+
+
+def _judged(config: Config, measure: Measure) -> Config:
+    return config.model_copy(update={"measure": measure.name})
 
 
 def _absent(case: GainCase) -> str:
@@ -326,7 +350,7 @@ def _draw(path: Path, rows: Sequence[GainRow]) -> None:
         axes.axhline(0, color=OTHER, linestyle=":", linewidth=1.2)
         axes.set(
             xscale="log", xlabel="epsilon of one person's vote at one passive, labeller held fixed",
-            ylabel="points over the best solo baseline",
+            ylabel="hundredths over the best solo baseline",
         )  # fmt: skip
         axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
         axes.minorticks_off()

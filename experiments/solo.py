@@ -17,6 +17,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
+from secure_apfed.measures import ACCURACY, MEASURES, Measure
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import own_subfolder, read_sealed, write_atomically, write_sealed
 from secure_apfed.runs.record import Written
@@ -32,23 +33,29 @@ FILE = "solo.json"
 
 
 class SoloRecord(Written):
-    """The file: the digest of what it was measured on, and each baseline's accuracy."""
+    """The file: the digest of what it was measured on, the measure, and each baseline's."""
 
     settings: str
     baselines: tuple[BaselineResult, ...]
+    measure: str = ACCURACY.name
+
+    @property
+    def judged_by(self) -> Measure:
+        """The measure of the baselines."""
+        return MEASURES[self.measure]
 
     @property
     def best(self) -> BaselineResult:
         """The one that the active's own labels choose."""
-        return best(self.baselines)
+        return best(self.baselines, measure=self.judged_by)
 
-    def sentence(self, accuracy: float) -> str:
-        """How a run of this accuracy stands beside it; one run shows no more than that."""
-        alone = self.best
+    def sentence(self, reached: float) -> str:
+        """How a run of this value stands beside it; one run shows no more than that."""
+        alone, measure = self.best, self.judged_by
         return (
-            f"{100 * (accuracy - alone.test):+.1f} points against {alone.title}, the best that the "
-            f"active does alone by its own labels ({100 * alone.test:.1f} %); one run shows no "
-            "gain, only several seeds do"
+            f"{measure.gain_text(reached, alone.test)} in {measure.title} against {alone.title}, "
+            f"the best that the active does alone by its own labels ({measure.text(alone.test)}); "
+            "one run shows no gain, only several seeds do"
         )
 
 
@@ -58,7 +65,9 @@ def settings_digest(config: Config) -> str:
         "data": config.data.model_dump(mode="json"),
         "seed": config.seed,
         "model": config.model.model_dump(mode="json"),
-        "train": config.train.model_dump(mode="json"),
+        # No baseline weighs classes.
+        "train": config.train.model_dump(mode="json", exclude={"class_weights"}),
+        **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
     }
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
 
@@ -88,9 +97,12 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
     )
     with _one_thread():
         found = compare(
-            task, table.features[own.test_rows], table.labels[own.test_rows], baselines=BASELINES
-        )
-    record = SoloRecord(settings=settings_digest(config), baselines=tuple(found))
+            task, table.features[own.test_rows], table.labels[own.test_rows],
+            baselines=BASELINES, measure=MEASURES[config.measure],
+        )  # fmt: skip
+    record = SoloRecord(
+        settings=settings_digest(config), baselines=tuple(found), measure=config.measure
+    )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
     return record

@@ -207,6 +207,8 @@ def _keep_figures(trial: Trial) -> None:
     outcome = Outcome(
         method=result.method,
         accuracy=result.accuracy,
+        measure=result.measure,
+        measures=result.measures,
         wire_bytes=result.wire_bytes,
         privacy=Privacy.model_validate(asdict(result.privacy)),
         seconds=time.monotonic() - began,
@@ -262,18 +264,18 @@ def _attempt(trial: Trial, *, keep_going: bool) -> tuple[str, FinishedRun | Fail
 
 
 def figures_of(run: FinishedRun) -> Figures:
-    """The accuracy of each way of inference, of each solo baseline, and each attack that applied.
+    """The run's measure of each way of inference and solo baseline, and each attack that applied.
 
-    target: "task", "solo" or that of the attack; baseline: of a solo baseline its accuracy on
+    target: "task", "solo" or that of the attack; baseline: of a solo baseline the measure on
     held-out labels; name: the way of inference, the method's own first, or
     the attack's setting; metric, score: what it reached in what; baseline, advantage: of an attack.
     """
-    for name, accuracy in run.outcome.accuracy.items():
-        yield {"target": "task", "name": name, "metric": "accuracy", "score": accuracy}
+    for name, reached in run.outcome.scores.items():
+        yield {"target": "task", "name": name, "metric": run.outcome.measure, "score": reached}
     for one in run.solo.baselines if run.solo else ():
         yield {
-            "target": "solo", "name": one.name, "metric": "accuracy", "score": one.test,
-            "baseline": one.validation,
+            "target": "solo", "name": one.name, "metric": run.solo.measure if run.solo else "",
+            "score": one.test, "baseline": one.validation,
         }  # fmt: skip
     for attack in run.attacks or ():
         if attack.advantage is None or not math.isfinite(attack.advantage):

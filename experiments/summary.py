@@ -15,6 +15,7 @@ from scipy.stats import bootstrap, sem, t
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.facts import MethodFacts
+from secure_apfed.measures import ACCURACY, MEASURES, Measure
 
 __all__ = ["Gain", "Interval", "Leakage", "Row", "Setting", "Summary", "accuracy_of"]
 
@@ -166,11 +167,12 @@ class Leakage:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What help was worth: accuracy minus that of the best solo baseline, paired by seed.
+    """What help was worth: how much better than the best solo baseline, paired by seed.
 
     Attributes:
         baseline: the one that held-out labels of the active choose, by their mean over the seeds.
-        solo, accuracy: means, of it and of the run.
+        measure: that both are judged by; where lower is better, a gain is what it fell by.
+        solo, reached: means, of it and of the run.
         over_chosen: the gain over it.
         hindsight: the baseline with the best mean on the test rows, which nobody could choose.
         over_hindsight: the gain over that one, which is never above the other by its mean.
@@ -178,10 +180,11 @@ class Gain:
 
     baseline: str
     solo: float
-    accuracy: float
+    reached: float
     over_chosen: Interval
     hindsight: str
     over_hindsight: Interval
+    measure: Measure = ACCURACY
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> "Gain | None":
@@ -189,24 +192,34 @@ class Gain:
         alone = rows[rows["target"] == "solo"]
         if alone.empty:
             return None
+        measure = MEASURES[str(alone["metric"].iloc[0])]
+        sign = 1.0 if measure.higher_is_better else -1.0
         tests = alone.pivot_table(index="seed", columns="name", values="score", sort=False)
-        held_out = alone.groupby("name", sort=False)["baseline"].mean().fillna(-1.0)
-        chosen, best = str(held_out.idxmax()), str(tests.mean().idxmax())
+        held_out = sign * alone.groupby("name", sort=False)["baseline"].mean()
+        chosen = str(held_out.fillna(-math.inf).idxmax())
+        best = str((sign * tests.mean()).idxmax())
         reached = accuracy_of(rows)
         return cls(
             baseline=chosen,
             solo=float(tests[chosen].mean()),
-            accuracy=float(reached.mean()),
-            over_chosen=Interval.paired((reached - tests[chosen]).tolist()),
+            reached=float(reached.mean()),
+            measure=measure,
+            over_chosen=Interval.paired((sign * (reached - tests[chosen])).tolist()),
             hindsight=best,
-            over_hindsight=Interval.paired((reached - tests[best]).tolist()),
+            over_hindsight=Interval.paired((sign * (reached - tests[best])).tolist()),
         )
+
+    def text(self, gain: Interval) -> str:
+        """A gain with its unit: points of a share, else of the measure as it is."""
+        if self.measure.share:
+            return f"{gain.text(scale=100, form='+.1f')} points"
+        return f"{gain.text(form='+.3f')} {self.measure.title}"
 
     @property
     def sentence(self) -> str:
         """Whether help paid, in one sentence."""
         gain = self.over_chosen
-        told = f"{gain.text(scale=100, form='+.1f')} points over {self.baseline}, the best alone"
+        told = f"{self.text(gain)} over {self.baseline}, the best alone"
         if math.isnan(gain.low):
             return f"One seed: {told}, which shows nothing yet."
         if gain.low > 0:
@@ -277,5 +290,5 @@ class Summary:
 
 
 def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
-    """The accuracy of the method's own inference in each run of a point, by seed."""
+    """The measure of the method's own inference in each run of a point, by seed."""
     return rows[rows["target"] == "task"].groupby("seed", sort=False)["score"].first()

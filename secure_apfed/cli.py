@@ -229,12 +229,31 @@ def _as_json(
 ) -> dict[str, Any]:  # fmt: skip
     return {
         "method": result.method, "accuracy": dict(result.accuracy),
+        "measure": result.measure, "measures": {
+            name: dict(values) for name, values in result.measures.items()
+        }, "threshold": result.threshold,
         "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
         "attacks": [attack.as_json() for attack in results],
         "contributions": {name: dict(one) for name, one in result.contributions.items()},
         "solo": None if solo is None else solo.model_dump(mode="json"),
         "folder": result.folder, "report": page,
     }  # fmt: skip
+
+
+def _reached(result: "RunResult") -> list[tuple[str, str]]:
+    from secure_apfed.measures import ACCURACY, MEASURES
+
+    measure = MEASURES[result.measure]
+    rows = [
+        (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
+    ]
+    if measure is not ACCURACY:
+        told = [(f"{measure.title}, {name}", measure.text(value))
+                for name, value in result.scores.items()]  # fmt: skip
+        rows = [*told, *rows]
+    if result.threshold is not None:
+        rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
+    return rows
 
 
 def _show_result(
@@ -244,14 +263,12 @@ def _show_result(
     from attacks.run import headlines
     from secure_apfed.privacy_rows import cross_check_rows, privacy_rows, told
 
-    rows = [
-        (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
-    ]
+    rows = _reached(result)
     if solo is not None:
         alone = solo.best
         rows += [
-            (f"best alone, {alone.title}", f"{100 * alone.test:.2f} %"),
-            ("help", solo.sentence(next(iter(result.accuracy.values())))),
+            (f"best alone, {alone.title}", solo.judged_by.text(alone.test)),
+            ("help", solo.sentence(next(iter(result.scores.values())))),
         ]
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB"))
     rows += [*privacy_rows(result.privacy), *cross_check_rows(result.privacy)]

@@ -98,7 +98,9 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         assert network is not None
         encoding = data.active.encoding
         assert isinstance(encoding, ColumnEncoding)
-        self.model_ = SoloModel(network, data.classes, encoding, {})
+        self.model_ = SoloModel(
+            network, data.classes, encoding, {}, threshold=self.result_.threshold
+        )
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -115,8 +117,8 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return normed
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The likeliest label of each row, (N,)."""
-        best_N = self.predict_proba(X).argmax(1)
+        """The label of each row, (N,): the likeliest, or as `settings["threshold"]` decides."""
+        best_N = self.model_.decide(torch.from_numpy(self.predict_proba(X))).numpy()
         labels: NDArray[Any] = self.classes_[best_N]
         return labels
 

@@ -64,6 +64,7 @@ class MethodFacts:
         takes_labels_of_passives: takes `data.labels_at`: passives may hold labels, too.
         takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
         stops_early: takes `train.patience`: the active can tell the loss of held-out rows.
+        weighs_classes: takes `train.class_weights`: the active descends on its own labels.
         simulated: takes `secure_apfed.simulation`: its accuracy can be had without its messages.
         own_objective: of every passive that contributes; None: each says its own.
     """
@@ -83,6 +84,7 @@ class MethodFacts:
     takes_labels_of_passives: bool = False
     takes_pairwise: bool = False
     stops_early: bool = False
+    weighs_classes: bool = False
     simulated: bool = False
     own_objective: ObjectiveSettings | None = None
 

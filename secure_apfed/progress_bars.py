@@ -82,7 +82,11 @@ class _Bar:
 
 def figures(progress: "Progress") -> str:
     """Loss, accuracy, epsilon and bytes in a line."""
-    accuracy = "" if progress.accuracy is None else f"  accuracy {100 * progress.accuracy:.1f} %"
+    from secure_apfed.measures import MEASURES
+
+    measure = MEASURES[progress.measure]
+    told = progress.accuracy if progress.score is None else progress.score
+    accuracy = "" if told is None else f"  {measure.title} {measure.text(told)}"
     epsilon = "inf" if math.isinf(progress.epsilon) else f"{progress.epsilon:.3g}"
     megabytes = progress.wire_bytes / 1e6
     return f"loss {progress.loss:.4f}{accuracy}  epsilon_x {epsilon}  {megabytes:.1f} MB sent"

@@ -25,6 +25,7 @@ from experiments.leaks.sessions import VICTIM
 from experiments.summary import Row, Setting
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
+from secure_apfed.measures import ACCURACY
 
 __all__ = ["chosen_labels", "labels_config", "poisoned_votes", "repeated_votes", "vote_membership"]
 
@@ -257,4 +258,4 @@ def _accuracy(
         run.vote_by(VICTIM, PoisonedVotes(honest=honest, way=way, seed=seed))
     run.learn()
     agreement = {name: one.others or 0.0 for name, one in run.learner.agreement.items()}
-    return 100 * run.learner.student.accuracy(run.data.test_rows), agreement
+    return 100 * ACCURACY.of(run.learner.student.scored(run.data.test_rows)), agreement

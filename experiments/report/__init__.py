@@ -5,6 +5,7 @@ from pathlib import Path
 from experiments.report.audited import audit_of
 from experiments.report.contents import privacy_document
 from experiments.report.folder import ReportedRun, read_run
+from experiments.report.measured import measured_of
 from experiments.report.page import render
 from experiments.report.pictures import write_pictures
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -32,7 +33,7 @@ def write_report(folder: Path, *, show_originals: bool = False) -> Path:
     pictures = write_pictures(run, reference, folder / "pictures")
     page = folder / "report.html"
     audited = audit_of(run)
-    content = render(run, reference, pictures, audited).encode()
+    content = render(run, reference, pictures, audited, measured_of(run)).encode()
     write_atomically(page, content, private=show_originals)
     document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"
     write_atomically(folder / "privacy.json", document)

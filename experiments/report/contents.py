@@ -18,6 +18,7 @@ from protocols.psi import SET_INTERSECTIONS
 from secure_apfed.data import find_dataset
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
+from secure_apfed.measures import ACCURACY
 from secure_apfed.runs.record import AgreementOf
 from secure_apfed.settings import Settings
 
@@ -113,6 +114,10 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
     """Yield the figures of the summary; `reference` is a run of the active alone."""
     outcome = run.outcome
     tested = f"of {words.count(outcome.test_rows)} test rows" if outcome.test_rows else "of tests"
+    measure = outcome.judged_by
+    if measure is not ACCURACY:
+        for variant, value in outcome.scores.items():
+            yield Tile(f"{run.title_of(variant)} {measure.title}", measure.text(value), tested)
     for variant, share in outcome.accuracy.items():
         yield Tile(f"{run.title_of(variant)} accuracy", words.percent(share), tested)
     if reference is not None and run.facts.method.has_passives:
@@ -121,7 +126,8 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
         yield Tile(f"{title} accuracy", words.percent(share), "the active alone")
     if run.solo is not None:
         alone = run.solo.best
-        yield Tile("best alone", words.percent(alone.test), f"{alone.title}, by its own labels")
+        told = run.solo.judged_by.text(alone.test)
+        yield Tile("best alone", told, f"{alone.title}, by its own labels")
     yield _epsilon_tile(run)
     # One for each metric: advantages in different metrics do not compare.
     worst: dict[str, float] = {}

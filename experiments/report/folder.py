@@ -14,6 +14,7 @@ from secure_apfed.exchange import Flow
 from secure_apfed.folder_files import count_lines, read_json, read_json_lines
 from secure_apfed.labellers import LABELLERS
 from secure_apfed.runs import RunFolder
+from secure_apfed.runs.outcome import scores_of
 from secure_apfed.runs.record import Epsilon, Written
 
 __all__ = ["EpochMetrics", "ReportedRun", "read_run"]
@@ -26,9 +27,14 @@ class EpochMetrics(Written):
     step: int
     loss: float
     accuracy: Mapping[str, float] | None = None
+    measures: Mapping[str, Mapping[str, float]] | None = None
     epsilon: Epsilon = math.inf
     wire_bytes: int = 0
     seconds: float = 0.0
+
+    def scores(self, measure: str) -> dict[str, float]:
+        """One measure by inference variant; empty where the epoch was not evaluated."""
+        return scores_of(measure, self.accuracy or {}, self.measures or {})
 
 
 class _Participant(Written):

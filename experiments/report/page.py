@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from experiments.report import contents, words
 from experiments.report.audited import Audited
 from experiments.report.folder import ReportedRun
+from experiments.report.measured import MeasuredModel
 from experiments.report.pictures import Picture
 from secure_apfed.config.file import dump_config
 
@@ -20,6 +21,7 @@ def render(
     reference: ReportedRun | None,
     pictures: Sequence[Picture],
     audited: Audited | None,
+    measured: MeasuredModel | None = None,
 ) -> str:
     """Return the page.
 
@@ -28,12 +30,15 @@ def render(
         reference: a run of the active alone on the same data, or None; the page then says so.
         pictures: to show, as `write_pictures` returned them.
         audited: what an audit of its guard found; None: there is no guard.
+        measured: what its model is worth by all measures; None: no scores were kept.
     """
     return fill(
         "report.html.jinja",
         run=run,
         headline=contents.headline_of(run),
-        accuracy=next(iter(run.outcome.accuracy.values())),
+        reached=next(iter(run.outcome.scores.values())),
+        measure=run.outcome.judged_by,
+        measured=measured,
         warnings=contents.warnings_of(run),
         tiles=contents.tiles_of(run, reference),
         pictures=[inside(picture) for picture in pictures],

@@ -23,7 +23,9 @@ from experiments.reconstructions import Reconstruction, key_of
 from experiments.report.folder import ReportedRun
 from experiments.report.picture_style import ATTACK, FAINT, OTHER, OURS, STYLE
 from experiments.report.words import attack_title, plain, signed
+from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.folder import own_subfolder
+from secure_apfed.runs.outcome import scores_of
 
 __all__ = ["Picture", "write_pictures"]
 
@@ -60,7 +62,7 @@ def write_pictures(
     made: list[Picture] = []
     drawings: tuple[tuple[str, str, Callable[[], Drawn]], ...] = (
         ("learning", "Learning", lambda: _learning(run)),
-        ("accuracy", "Accuracy against SingleVL", lambda: _accuracy(run, reference)),
+        ("accuracy", "Against SingleVL", lambda: _accuracy(run, reference)),
         ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
         ("roc", "Who trained the model", lambda: _roc(run)),
         ("rebuilt", "What attacks rebuilt", lambda: _rebuilt(run)),
@@ -88,36 +90,46 @@ def _learning(run: ReportedRun) -> Drawn:
     left.plot(epochs, [row.loss for row in run.epochs], color=OURS, marker=marker, markersize=3.5)
     left.set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
     left.set_ylim(bottom=0)
-    measured = [(row.epoch, row.accuracy) for row in run.epochs if row.accuracy]
+    measure = run.outcome.judged_by
+    scale = 100 if measure.share else 1
+    measured = [(row.epoch, row.scores(measure.name)) for row in run.epochs if row.accuracy]
     ends: list[tuple[float, str, str]] = []
     for at, variant in enumerate(run.outcome.accuracy):
-        points = [(epoch, 100 * values[variant]) for epoch, values in measured if variant in values]
+        points = [
+            (epoch, scale * values[variant]) for epoch, values in measured if variant in values
+        ]
         if points:
             color = OURS if at == 0 else OTHER
             right.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=3.5)
             ends.append((points[-1][1], run.title_of(variant), color))
-    right.set(title="Test accuracy", xlabel="epoch", ylabel="per cent of test rows")
-    _label_ends(right, epochs[-1], ends)
+    right.set(
+        title=f"Test {measure.title}", xlabel="epoch",
+        ylabel="per cent of test rows" if measure.share else measure.title,
+    )  # fmt: skip
+    _label_ends(right, epochs[-1], ends, measure)
     for axes in (left, right):
         axes.xaxis.get_major_locator().set_params(integer=True)
     figure.align_labels()
     return figure, (
-        "The active's task loss on the rows that it trains on, and its accuracy on rows that no "
-        "training step saw."
+        f"The active's task loss on the rows that it trains on, and its {measure.title} on rows "
+        "that no training step saw."
     )
 
 
-def _label_ends(axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]]) -> None:
+def _label_ends(
+    axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]], measure: Measure
+) -> None:
     """Write each curve's name at its end, moved apart where the ends are close."""
     if not ends:
         return
+    scale = 100 if measure.share else 1
     low, high = axes.get_ylim()
     gap = 0.075 * (high - low)
     past = -math.inf
     for value, name, color in sorted(ends):
         past = max(value, past + gap)
         axes.annotate(
-            f"{name}, {value:.1f} %", (epoch, value), xytext=(8, past), color=color,
+            f"{name}, {measure.text(value / scale)}", (epoch, value), xytext=(8, past), color=color,
             textcoords=("offset points", "data"), va="center", annotation_clip=False,
         )  # fmt: skip
 
@@ -125,39 +137,40 @@ def _label_ends(axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]]) 
 def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
     if reference is None or not run.facts.method.has_passives:
         return None
+    measure, alone = run.outcome.judged_by, reference.outcome
+    counted, scale = measure is ACCURACY, 100 if measure.share else 1
+    title = f"{reference.facts.method.title} (the active alone)"
     rows = [
         (run.title_of(variant), value, run.outcome.test_rows, OURS)
-        for variant, value in run.outcome.accuracy.items()
+        for variant, value in run.outcome.scores.items()
     ]
     rows += [
-        (
-            f"{reference.facts.method.title} (the active alone)",
-            value,
-            reference.outcome.test_rows,
-            OTHER,
-        )
-        for value in reference.outcome.accuracy.values()
+        (title, value, alone.test_rows, OTHER)
+        for value in scores_of(measure.name, alone.accuracy, alone.measures).values()
     ]
     figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, (_, value, tested, color) in enumerate(rows):
-        low, high = value, value
-        if tested:
-            interval = binomtest(round(value * tested), tested).proportion_ci(method="wilson")
-            low, high = interval.low, interval.high
-        axes.plot([100 * low, 100 * high], [place, place], color=color, linewidth=2.5)
-        axes.plot(100 * value, place, "o", color=color, markersize=8)
+        ends = _wilson(value, tested) if tested and counted else (value, value)
+        axes.plot([scale * end for end in ends], [place, place], color=color, linewidth=2.5)
+        axes.plot(scale * value, place, "o", color=color, markersize=8)
         axes.annotate(
-            f"{100 * value:.1f} %", (100 * value, place), xytext=(0, 8),
+            measure.text(value), (scale * value, place), xytext=(0, 8),
             textcoords="offset points", ha="center", color=color,
         )  # fmt: skip
     _name_rows(axes, [name for name, *_ in rows])
-    axes.set(xlabel="test accuracy, per cent")
+    axes.set(xlabel=f"test {measure.title}{', per cent' if measure.share else ''}")
     axes.margins(x=0.1)
+    drawn = "The lines are 95 % intervals (Wilson) for the number of test rows; they"
     return figure, (
-        "One run with one seed each. The lines are 95 % intervals (Wilson) for the number of test "
-        "rows; they do not contain the spread over seeds."
+        f"One run with one seed each. {drawn if counted else 'The points'} do not contain the "
+        "spread over seeds."
     )
+
+
+def _wilson(share: float, tested: int) -> tuple[float, float]:
+    interval = binomtest(round(share * tested), tested).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def _attacks(results: Sequence[AttackResult]) -> Drawn:

@@ -14,6 +14,7 @@ from experiments.study import Point
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text, load_settings_text, read_text
 from secure_apfed.errors import ConfigError
+from secure_apfed.measures import ACCURACY
 from secure_apfed.names import RunName
 from secure_apfed.settings import Settings
 
@@ -203,4 +204,9 @@ def _config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Confi
         # The settings are of the study, not of a command line.
         message = str(error).replace("--set: ", "")
         raise ConfigError(f"study {tradeoff.name}, {label}: {message}") from None
+    if config.measure != ACCURACY.name:
+        raise ConfigError(
+            f"study {tradeoff.name}, {label}: measure: a trade-off is of accuracy, got "
+            f"{config.measure}; leave it out"
+        )
     return config.model_copy(update={"name": name})

@@ -29,7 +29,11 @@ def predict(
     if output is not None:
         predictions.write(output)
     if as_json:
-        shown = predictions.as_json() if output is None else {"rows": len(predictions.ids)}
+        shown = (
+            predictions.as_json()
+            if output is None
+            else {"rows": len(predictions.ids), "stability": predictions.stability}
+        )
         terminal.print_json({**shown, "output": output})
     elif output is None:
         rows = [
@@ -40,6 +44,11 @@ def predict(
         terminal.show_rows("Predictions", ("id", "class", *classes), rows)
     else:
         terminal.show_note(f"{len(predictions.ids)} rows written to {output}")
+    if not as_json and predictions.stability is not None:
+        terminal.show_note(
+            f"score stability index against the training rows: {predictions.stability:.3f} (below "
+            "0.1: alike; above 0.25: these rows are scored otherwise)"
+        )
 
 
 def export(

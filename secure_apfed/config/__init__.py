@@ -12,6 +12,7 @@ from pydantic import field_validator, model_validator
 from secure_apfed.defences import DEFENCES, check_defences
 from secure_apfed.facts import MethodFacts, Teacher
 from secure_apfed.labellers import LABELLERS
+from secure_apfed.measures import THRESHOLDS, find_measure, names_of
 from secure_apfed.methods import METHODS
 from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
@@ -174,6 +175,42 @@ class Config(RunSettings):
             raise ValueError(
                 f"train.patience: {self.labels.mechanism} answers labels as the epochs go on, and "
                 "losses before and after do not compare; use randomised_response"
+            )
+        return self
+
+    @field_validator("measure")
+    @classmethod
+    def _is_a_measure(cls, name: str) -> str:
+        measure = find_measure(name)
+        if measure.task != "classification":
+            raise ValueError(
+                f"{name} is a measure of {measure.task}, and runs classify; use "
+                f"{', '.join(names_of('classification'))}"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _imbalance_fits(self) -> "Config":
+        weighed = self.train.class_weights != "none"
+        if weighed and not self.facts.weighs_classes:
+            raise ValueError(
+                f"train.class_weights: method {self.method} learns by no steps on the active's own "
+                "labels; leave it out, or use "
+                f"{_methods(lambda facts: facts.weighs_classes)}"
+            )
+        if self.threshold is not None and not self.facts.predicts_alone:
+            raise ValueError(
+                f"threshold: in method {self.method} the active does not predict alone, and has no "
+                f"model to decide by; use {_methods(lambda facts: facts.predicts_alone)}"
+            )
+        chosen = isinstance(self.threshold, str)
+        if isinstance(self.threshold, str) and self.threshold not in THRESHOLDS:
+            raise ValueError(f"threshold: {unknown_name(self.threshold, THRESHOLDS)}")
+        if self.dp_sgd is not None and (weighed or chosen):
+            raise ValueError(
+                f"{'train.class_weights' if weighed else 'threshold'}: it would tell how many "
+                "labels there are of each class without the noise of dp_sgd; leave one of the two "
+                "out" + ("" if weighed else ", or give the threshold as a number")
             )
         return self
 

@@ -8,7 +8,7 @@ Letters: N rows of a table, B batch, A of its rows that are sent, D numbers of a
 K classes, F features.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from secure_apfed.defences import RepresentationChain
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import Trainer
 from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
+from secure_apfed.measures import Scored, balanced_weights, scored_by
 from secure_apfed.privacy.clip import onto_ball
 from secure_apfed.settings.training import TrainSettings
 
@@ -30,7 +31,6 @@ __all__ = [
     "Batch",
     "PassiveTrainer",
     "Weights",
-    "accuracy_of",
     "example_gradients",
     "joint_loss",
     "passive_gradients",
@@ -68,12 +68,17 @@ class ActiveNetworks(nn.Module):
         return scores_BK, projected_B[sent]
 
 
-def task_loss(scores_BK: Tensor, labels_B: Tensor) -> Tensor:
-    """Mean cross-entropy of the rows that have a label; 0 where none of the batch has."""
+def task_loss(scores_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy of the rows that have a label; 0 where none of the batch has.
+
+    With weights of classes each row's is multiplied by that of its class.
+    """
     labelled_B = labels_B != UNLABELLED
-    if bool(labelled_B.all()):
+    if weights_K is None and bool(labelled_B.all()):
         return F.cross_entropy(scores_BK, labels_B)
-    total = F.cross_entropy(scores_BK, labels_B, ignore_index=UNLABELLED, reduction="sum")
+    total = F.cross_entropy(
+        scores_BK, labels_B, weight=weights_K, ignore_index=UNLABELLED, reduction="sum"
+    )
     return total / labelled_B.sum().clamp(min=1)
 
 
@@ -119,6 +124,14 @@ class ActiveTrainer(Trainer):
         super().__init__(owner, modules, train=train, compute=compute, seed=seed)
         self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
         self._private = PrivateGradient(owner, modules, private) if private else None
+        self._weighs = train.class_weights == "balanced"
+        self._weights_K: Tensor | None = None
+
+    def weigh_classes(self, rows: Tensor, classes: int) -> None:
+        """Count all classes alike, by the labels of these rows of its table, if it is set to."""
+        if self._weighs:
+            weights_K = balanced_weights(self.labels_N[rows.to(self.labels_N.device)], classes)
+            self._weights_K = self.compute.place(weights_K)
 
     def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
         """Compute one batch.
@@ -140,7 +153,7 @@ class ActiveTrainer(Trainer):
             picked = _EVERY if len(aligned) == len(rows_B) else aligned.to(here_B.device)
         with self.forward_pass(step):
             scores_BK, h_A = self.networks(self.features_N[here_B], picked)
-        loss = task_loss(scores_BK.to(dtype), self.labels_N[here_B])
+        loss = task_loss(scores_BK.to(dtype), self.labels_N[here_B], self._weights_K)
         if h_A is not None:
             h_A, penalty = self._defences(h_A.to(dtype), self.features_N[here_B[picked]], step)
             loss = loss if penalty is None else loss + penalty
@@ -177,11 +190,11 @@ class ActiveTrainer(Trainer):
         """Train on these labels of its table from now on."""
         self.labels_N = self.compute.place(labels_N)
 
-    def accuracy(self, rows: Tensor) -> float:
-        """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""
+    def scored(self, rows: Tensor) -> Scored:
+        """What the model says of `rows` of its own table, alone (Eq. 11)."""
         self.set_training(False)
         try:
-            return accuracy_of(self._predict, rows, self.labels_N)
+            return scored_by(self._predict, rows, self.labels_N)
         finally:
             self.set_training(True)
 
@@ -191,12 +204,16 @@ class ActiveTrainer(Trainer):
         self.set_training(False)
         try:
             total = sum(
-                float(task_loss(self._predict(rows_B).float(), self.labels_N[rows_B]) * len(rows_B))
+                float(self._loss(rows_B) * len(rows_B))
                 for rows_B in rows.to(self.labels_N.device).split(_EVALUATION_ROWS)
             )
         finally:
             self.set_training(True)
         return total / len(rows)
+
+    def _loss(self, rows_B: Tensor) -> Tensor:
+        weights_K = None if self._weights_K is None else self._weights_K.float()
+        return task_loss(self._predict(rows_B).float(), self.labels_N[rows_B], weights_K)
 
     def _predict(self, rows_B: Tensor) -> Tensor:
         with self.forward_pass("predict"):
@@ -279,12 +296,3 @@ def passive_gradients(
 
     own, row_BD = grad(loss, argnums=(0, 1))(weights, z_BD)
     return own, row_BD * len(z_BD)
-
-
-@torch.no_grad()
-def accuracy_of(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> float:
-    """Share of `rows` whose highest score is the label's; NaN where there are no rows."""
-    correct = 0
-    for rows_B in rows.to(labels_N.device).split(_EVALUATION_ROWS):
-        correct += int((predict(rows_B).argmax(1) == labels_N[rows_B]).sum())
-    return correct / len(rows) if len(rows) else float("nan")

@@ -68,9 +68,8 @@ class Distilled(FittedOnce):
         return torch.cat([own_BD, self.compute.place(released_BD)], dim=1)
 
     def together(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
-        """Which of these rows all parties label correctly, (B,)."""
+        """Scores (B, K) that all parties give these rows."""
         codes_BD = self.parts["joint"].codes(self.beside_own(rows_B, released_BD))
         with torch.no_grad():
-            scores_BK = self.heads["together"].head(codes_BD)
-        right_B: Tensor = scores_BK.argmax(1) == self.labels_N[rows_B]
-        return right_B
+            scores_BK: Tensor = self.heads["together"].head(codes_BD)
+        return scores_BK

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from secure_apfed.data import OwnData
 from secure_apfed.labellers.softmax import minimiser, with_constant
-from secure_apfed.learning.apfed import ActiveNetworks, accuracy_of
+from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.autoencoder import Autoencoder, Resembled, fit_autoencoder
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.votes import last_layer
+from secure_apfed.measures import Scored, scored_by
 from secure_apfed.settings.teaching import DistillationSettings
 
 __all__ = ["FittedOnce", "fit_classifier"]
@@ -84,13 +85,11 @@ class FittedOnce:
         """It takes no steps."""
         raise AssertionError(f"{self._owner}: step {step} of a student that is fitted in one go")
 
-    def accuracy(self, rows: Tensor) -> float:
-        """Share of `rows` of the table that it labels correctly, alone."""
-        with torch.no_grad():
-            return accuracy_of(
-                lambda rows_B: self.networks(self.features_N[rows_B], None)[0], rows,
-                self.labels_N,
-            )  # fmt: skip
+    def scored(self, rows: Tensor) -> Scored:
+        """What it says of `rows` of the table, alone."""
+        return scored_by(
+            lambda rows_B: self.networks(self.features_N[rows_B], None)[0], rows, self.labels_N
+        )
 
     def _modules(self) -> dict[str, nn.Module]:
         return {**self.parts, **{name: one.head for name, one in self.heads.items()}}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from secure_apfed.data import OwnData
 from secure_apfed.labellers import Labeller
-from secure_apfed.learning.apfed import ActiveNetworks, accuracy_of
+from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.votes import (
     SoftTrainer,
@@ -25,6 +25,7 @@ from secure_apfed.learning.votes import (
     likely_labels,
     reliability_of,
 )
+from secure_apfed.measures import Scored, scored_by
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import Baseline, SoloTask
@@ -95,11 +96,11 @@ class Student:
         """Descend once on what is said of these rows of the table; return the loss."""
         return self.trainer.learn(step, rows_B, self._targets_NK[rows_B])
 
-    def accuracy(self, rows: Tensor) -> float:
-        """Share of `rows` of the table that it labels correctly."""
+    def scored(self, rows: Tensor) -> Scored:
+        """What it says of `rows` of the table."""
         self.trainer.set_training(False)
         try:
-            return accuracy_of(self.trainer.predict, rows, self._labels_N)
+            return scored_by(self.trainer.predict, rows, self._labels_N)
         finally:
             self.trainer.set_training(True)
 

@@ -24,6 +24,7 @@ from secure_apfed.exchange import Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.autoencoder import Autoencoder, fit_autoencoder, new_autoencoder
 from secure_apfed.learning.distilling import Distilled
+from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.imputation import ImputationHelper, ReleaseLearner
@@ -52,23 +53,24 @@ class ApcVflLearner(ReleaseLearner):
         released = await self.gather(links, course)
         self.student.teach(torch.cat([torch.from_numpy(one) for one in released], dim=1))
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Accuracy alone; at the end also with all parties, on the aligned test rows."""
-        accuracies = await super().evaluate(links, next_step=next_step, final=final)
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What is said alone; at the end also with all parties, of the aligned test rows."""
+        said = await super().evaluate(links, next_step=next_step, final=final)
         if final:
             together = await self._together(links, next_step)
-            accuracies |= {} if together != together else {f"{self._headline}_together": together}
-        return accuracies
+            said |= {f"{self._headline}_together": together} if len(together.truth) else {}
+        return said
 
-    async def _together(self, links: Links, next_step: int) -> float:
+    async def _together(self, links: Links, next_step: int) -> Scored:
         """Releases of test rows, which the ledgers count."""
-        correct, asked = 0, 0
+        labels_N = self.student.labels_N.cpu()
+        truth, scores = [labels_N[:0]], [torch.empty(0, self._classes)]
         for index, rows_B in enumerate(self.parts_of(positions_of(self._aligned, self._test_rows))):
             released = await self.ask(links, next_step + index, rows_B)
             beside_BD = torch.cat([torch.from_numpy(one) for one in released], dim=1)
-            correct += int(self.student.together(self._aligned[rows_B], beside_BD).sum())
-            asked += len(rows_B)
-        return correct / asked if asked else math.nan
+            scores.append(self.student.together(self._aligned[rows_B], beside_BD).double().cpu())
+            truth.append(labels_N[self._aligned[rows_B]])
+        return Scored.of_network(torch.cat(truth), torch.cat(scores))
 
 
 class ApcVfl(Method):

@@ -18,6 +18,7 @@ from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.defences import gradient_chain, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
+from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import (
     answers_log,
     guard_for,
@@ -74,15 +75,10 @@ __all__ = [
 ]
 
 APFED = MethodFacts(
-    title="APFed",
-    predicts_alone=True,
-    representations_from="active",
-    sums_gradients=True,
-    trains_privately=True,
-    takes_pairwise=True,
-    stops_early=True,
+    title="APFed", predicts_alone=True, representations_from="active", sums_gradients=True,
+    trains_privately=True, takes_pairwise=True, stops_early=True, weighs_classes=True,
     simulated=True,
-)
+)  # fmt: skip
 APFED_R = replace(APFED, title="APFed-R", own_objective=ReconstructionSettings())
 APFED_C = replace(APFED, title="APFed-C", own_objective=ContrastiveSettings())
 
@@ -94,6 +90,7 @@ class ApfedLearner(Learner):
         party: the active, set up; test_rows: of its table.
         ledgers, training, guarantee, rounding: see `Learner`.
         train_rows: of its table, aligned or not.
+        classes: K.
         headline: what its accuracy is called.
         only: rows of its table beside which it trains on none; None: it may train on all.
         spreads: whether its labels are spread over h at the end (`train.spread_labels`).
@@ -110,6 +107,7 @@ class ApfedLearner(Learner):
         rounding: float | None,
         train_rows: Tensor,
         test_rows: Tensor,
+        classes: int,
         only: Tensor | None = None,
         spreads: bool = False,
     ) -> None:
@@ -117,7 +115,8 @@ class ApfedLearner(Learner):
         self.name, self.party, self._only, self._spreads = party.name, party, only, spreads
         self.ledgers, self.training, self.guarantee = ledgers, training, guarantee
         self.rounding, self.training_rows = rounding, rows_among(train_rows, self._only)
-        self._headline, self._test_rows = headline, test_rows
+        self._headline, self._test_rows, self._classes = headline, test_rows, classes
+        party.weigh_classes(self.training_rows, classes)
 
     @property
     def opened(self) -> Tensor | None:
@@ -149,9 +148,9 @@ class ApfedLearner(Learner):
         if self._spreads:
             self.party.spread_labels(self.training_rows)
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Accuracy of the active alone; needs no exchange."""
-        return {self._headline: self.party.accuracy(self._test_rows)}
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What the active says alone; needs no exchange."""
+        return {self._headline: self.party.scored(self._test_rows)}
 
     def rows_with_label(self) -> Tensor:
         return self.party.with_label(self.training_rows)
@@ -163,6 +162,7 @@ class ApfedLearner(Learner):
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
         self.party.relabel(labels_N)
         self.training_rows = rows_among(train_rows, self._only)
+        self.party.weigh_classes(self.training_rows, self._classes)
 
     def solo(self) -> ActiveNetworks | None:
         """The active's own networks: that is the point of the method."""
@@ -416,7 +416,7 @@ class SingleView(Method):
     headline = "single_view"
     facts = MethodFacts(
         title="SingleVL", predicts_alone=True, has_passives=False, trains_privately=True,
-        stops_early=True, simulated=True,
+        stops_early=True, weighs_classes=True, simulated=True,
     )  # fmt: skip
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
@@ -442,6 +442,7 @@ def _learner(
         rounding=secure_sum.rounding() if secure_sum else None,
         train_rows=own.train_rows,
         test_rows=own.test_rows,
+        classes=len(own.classes),
         only=rows if secure_sum and not own.config.train.use_unaligned else None,
         spreads=own.config.train.spread_labels,
     )

@@ -23,6 +23,7 @@ from secure_apfed.exchange import Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.averaging import LinearViews, SequenceViews, Stages
 from secure_apfed.learning.multiview import Floats, Pull, ViewModel, joint_weights
+from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import answers_log, refused_sums
 from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import Agreed, Helper, Learner, Method, Own
@@ -37,7 +38,7 @@ from secure_apfed.methods.summing import OpenedSums, SummingHelper
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
 from secure_apfed.models import encoder_and_head
 from secure_apfed.models.recurrent import SequenceEncoder
-from secure_apfed.parties import ActiveNetworks, Compute, accuracy_of
+from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.parties.averaging import AveragingActive, AveragingPassive
 from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.run import RunSettings
@@ -85,12 +86,12 @@ class AveragingLearner(Learner):
         self.party.average(step, np.asarray(opened_RW.double().numpy()))
         return loss
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Accuracy of the active alone; needs no exchange."""
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What the active says alone; needs no exchange."""
         networks, own, compute = self.solo().eval(), self._own, self._compute
         features_N, labels_N = compute.place(own.rows.features), own.rows.labels
         assert labels_N is not None
-        alone = accuracy_of(
+        alone = scored_by(
             lambda rows_B: networks(features_N[rows_B], None)[0],
             own.test_rows,
             labels_N.to(compute.device),

@@ -29,6 +29,7 @@ from secure_apfed.labellers import Spreading, hard, make_labeller
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.student import Student, by_labeller, side_by_side, with_prior
 from secure_apfed.learning.votes import Votes
+from secure_apfed.measures import Scored
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import Course, Learner, Own
 from secure_apfed.methods.students import student_of, train_student
@@ -122,8 +123,8 @@ class JointTeacherLearner(TvflLearner):
         votes = Votes(totals=estimate_UK, variance=variance_U, voters=1)
         return with_prior(votes, self.student, by_labeller(Spreading()), seed=self._seed)
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """At the end the student's accuracy, alone, and the teacher's with all parties present."""
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """At the end what the student says alone, and the teacher with all parties present."""
         if not final:
             return {}
         self.party.trainer.set_training(False)
@@ -131,8 +132,8 @@ class JointTeacherLearner(TvflLearner):
             together = await self._together(links, next_step)
         finally:
             self.party.trainer.set_training(True)
-        alone = {self._headline: self.student.accuracy(self._test_rows)}
-        return alone if together != together else {**alone, f"{self._headline}_together": together}
+        said = {self._headline: self.student.scored(self._test_rows)}
+        return {**said, f"{self._headline}_together": together} if len(together.truth) else said
 
     def solo(self) -> ActiveNetworks | None:
         """The student."""

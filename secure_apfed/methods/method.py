@@ -20,6 +20,7 @@ from secure_apfed.data import OwnData, PartyTable
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.agreement import Agreement
+from secure_apfed.measures import Scored
 from secure_apfed.models import Shape
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
@@ -336,8 +337,8 @@ class Learner(Role, ABC):
         """One training step; return the task loss."""
 
     @abstractmethod
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Test accuracy by inference variant; `final` includes what needs an exchange."""
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What is said of test rows, by inference variant; `final`: also what needs an exchange."""
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
         """Train on other labels of these rows from now on; asked where it predicts alone."""

@@ -24,6 +24,7 @@ from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.learning.multiview import Floats, Pull, ViewModel, start
+from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import answers_log, guard_for, refused_sums
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.apfed import ApfedAggregator
@@ -38,7 +39,7 @@ from secure_apfed.methods.terms import (
     settings_of,
 )
 from secure_apfed.models import encoder_and_head
-from secure_apfed.parties import ActiveNetworks, Compute, accuracy_of
+from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.parties.pseudo_labels import PseudoLabelActive, PseudoLabelPassive
 from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.run import RunSettings
@@ -97,12 +98,12 @@ class PseudoLabelLearner(Learner):
         self.party.learn(rows_B)
         return self.party.average(rows_B, await self._open(links, step, rows_B, request))
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Accuracy of the active alone; at the end of all parties together, too."""
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What the active says alone; at the end all parties together, too."""
         networks, own, compute = self.solo(), self._own, self._compute
         features_N, labels_N = compute.place(own.rows.features), own.rows.labels
         assert labels_N is not None
-        alone = accuracy_of(
+        alone = scored_by(
             lambda rows_B: networks(features_N[rows_B], None)[0],
             own.test_rows,
             labels_N.to(compute.device),
@@ -112,13 +113,13 @@ class PseudoLabelLearner(Learner):
         together = await self._together(links, next_step, labels_N)
         return {self._headline: alone, f"{self._headline}_together": together}
 
-    async def _together(self, links: Links, step: int, labels_N: Tensor) -> float:
+    async def _together(self, links: Links, step: int, labels_N: Tensor) -> Scored:
         rows_B = self._test_positions
+        truth_B = labels_N[self._aligned[rows_B]]
         if len(rows_B) < self.smallest_batch:
-            return math.nan
+            return Scored.of_network(truth_B[:0], np.empty((0, self.party.common_NC.shape[1])))
         opened_BC = await self._open(links, step, rows_B, self.party.question(rows_B))
-        guessed_B = torch.from_numpy(self.party.joint(rows_B, opened_BC)).argmax(1)
-        return float((guessed_B == labels_N[self._aligned[rows_B]]).double().mean())
+        return Scored.of_network(truth_B, self.party.joint(rows_B, opened_BC))
 
     async def _open(self, links: Links, step: int, rows_B: Tensor, request: bytes) -> Floats:
         classes = self.party.common_NC.shape[1]

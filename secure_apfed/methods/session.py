@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from secure_apfed.contract import AGGREGATOR, Contract, PartyRole
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import InMemory, Kind, Links, Script, Transcript
+from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.alignment import align_as_active, align_as_passive, deal, needs_dealer
 from secure_apfed.methods.entering import enter, roles_of, standing
@@ -368,7 +369,8 @@ class Simulation(Session):
 
     def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
         """Test accuracy by inference variant; see `Learner`."""
-        return self.play(self.learner.evaluate(self.links, next_step=next_step, final=final))
+        said = self.play(self.learner.evaluate(self.links, next_step=next_step, final=final))
+        return {name: ACCURACY.of(scored) for name, scored in said.items()}
 
 
 def _register(helping: dict[str, Entered]) -> Callable[[Entered], None]:

@@ -24,6 +24,7 @@ from secure_apfed.defences import representation_chain
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind, Links
 from secure_apfed.facts import MethodFacts
+from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import answers_log, refused_sums, surroundings_of
 from secure_apfed.methods.apfed import ApfedAggregator
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own
@@ -55,8 +56,8 @@ class SplitNnLearner(TvflLearner):
 
     headline = "split_nn"
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """At the end the accuracy with all parties, on the aligned test rows."""
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """At the end what all parties say together of the aligned test rows."""
         if not final:
             return {}
         self.party.trainer.set_training(False)

@@ -13,6 +13,7 @@ from torch import Tensor
 from secure_apfed.exchange import Links
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.student import Student
+from secure_apfed.measures import Scored
 from secure_apfed.methods.method import Course, Learner, Own
 from secure_apfed.models import encoder_and_head
 from secure_apfed.parties import ActiveNetworks, Compute
@@ -35,7 +36,7 @@ class Pupil(Protocol):
 
     def learn(self, step: int, rows_B: Tensor) -> float: ...
 
-    def accuracy(self, rows: Tensor) -> float: ...
+    def scored(self, rows: Tensor) -> Scored: ...
 
     def tensors(self) -> dict[str, Tensor]: ...
 
@@ -57,6 +58,7 @@ class StudentLearner(Learner):
         self.student: Pupil = student
         self.training_rows = student.rows_U
         self._headline, self._test_rows = headline, own.test_rows
+        self._classes = len(own.classes)
         self._taught = False
 
     @abstractmethod
@@ -80,9 +82,9 @@ class StudentLearner(Learner):
         """One step of the student; sends nothing."""
         return self.student.learn(step, rows_B)
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Accuracy of the active alone; needs no exchange."""
-        return {self._headline: self.student.accuracy(self._test_rows)}
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What the active says alone; needs no exchange."""
+        return {self._headline: self.student.scored(self._test_rows)}
 
     def solo(self) -> ActiveNetworks | None:
         """The student."""

@@ -18,6 +18,7 @@ from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.defences import gradient_chain, label_code, representation_chain
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
+from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import answers_log, guard_for, ledger_for, surroundings_of
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.method import (
@@ -37,7 +38,7 @@ from secure_apfed.methods.terms import (
     settings_of,
 )
 from secure_apfed.models import ModelSettings, Shape, family_for, output_shape
-from secure_apfed.parties import Compute, TvflActive, TvflPassive, accuracy_of
+from secure_apfed.parties import Compute, TvflActive, TvflPassive
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.seeds import seeded
 from secure_apfed.settings.run import RunSettings
@@ -88,7 +89,7 @@ class TvflLearner(Learner):
         self.smallest_batch = own.config.rules.minimum_batch
         self.training_rows = positions_of(aligned, own.labelled_rows)
         self._aligned, self._seed = aligned, own.seed
-        self._test_rows = own.test_rows
+        self._test_rows, self._classes = own.test_rows, len(own.classes)
         self._aligned_test_rows = positions_of(aligned, own.test_rows)
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
@@ -105,21 +106,21 @@ class TvflLearner(Learner):
             links.send(name, Kind.REQUEST, step, request)
         return [await links.receive(name, Kind.REPRESENTATIONS, step=step) for name in passives]
 
-    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, float]:
-        """Accuracy by fill; at the end also with all parties, on the aligned test rows.
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """What is said by fill; at the end also with all parties, of the aligned test rows.
 
         The full inference sends representations of test rows, which the ledgers count.
         """
         self.party.trainer.set_training(False)
         try:
-            accuracies = {name: self._alone(name) for name in FILLS}
+            said = {name: self._alone(name) for name in FILLS}
             if final:
-                accuracies = {"tvfl": await self._together(links, next_step), **accuracies}
+                said = {"tvfl": await self._together(links, next_step), **said}
         finally:
             self.party.trainer.set_training(True)
-        return accuracies
+        return said
 
-    def _alone(self, name: str) -> float:
+    def _alone(self, name: str) -> Scored:
         party, trainer = self.party, self.party.trainer
         shapes = {
             passive: terms.representation.shape
@@ -135,16 +136,16 @@ class TvflLearner(Learner):
                 }
                 return trainer.predict(own_BD, parts)
 
-        return accuracy_of(predict, self._test_rows, trainer.labels_N)
+        return scored_by(predict, self._test_rows, trainer.labels_N)
 
-    async def _together(self, links: Links, next_step: int) -> float:
-        correct, asked, labels_N = 0, 0, self.party.trainer.labels_N
+    async def _together(self, links: Links, next_step: int) -> Scored:
+        labels_N = self.party.trainer.labels_N.cpu()
+        truth, scores = [labels_N[:0]], [torch.empty(0, self._classes)]
         for index, rows_B in enumerate(self.parts_of(self._aligned_test_rows)):
-            scores_BK = (await self.joint(links, next_step + index, rows_B)).scores
-            own_B = self._aligned[rows_B].to(labels_N.device)
-            correct += int((scores_BK.argmax(1) == labels_N[own_B]).sum())
-            asked += len(rows_B)
-        return correct / asked if asked else math.nan
+            told = await self.joint(links, next_step + index, rows_B)
+            scores.append(told.scores.detach().double().cpu())
+            truth.append(labels_N[self._aligned[rows_B].cpu()])
+        return Scored.of_network(torch.cat(truth), torch.cat(scores))
 
     async def loss_on(self, links: Links, course: Course, rows: Tensor) -> float:
         """The loss of the joint model, for which every passive represents these positions."""

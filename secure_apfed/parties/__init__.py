@@ -1,6 +1,6 @@
 """The parties: they hold secrets and data, read messages and write payloads."""
 
-from secure_apfed.learning.apfed import ActiveNetworks, accuracy_of
+from secure_apfed.learning.apfed import ActiveNetworks
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
 from secure_apfed.learning.release import ContributionNoise
@@ -29,5 +29,4 @@ __all__ = [
     "TvflPassive",
     "VotesActive",
     "VotingParty",
-    "accuracy_of",
 ]

@@ -27,6 +27,7 @@ from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.private_gradient import PrivateUpdates
 from secure_apfed.learning.release import Releases
 from secure_apfed.learning.spread import spread_labels
+from secure_apfed.measures import ACCURACY, Scored
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import RefusedSums, bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
@@ -207,6 +208,10 @@ class ActiveParty(Party):
         """Train on these labels of its table from now on."""
         self.trainer.relabel(labels_N)
 
+    def weigh_classes(self, rows: Tensor, classes: int) -> None:
+        """Count all classes alike in its loss, by the labels of these rows, if it is set to."""
+        self.trainer.weigh_classes(rows, classes)
+
     def spread_labels(self, rows: Tensor) -> None:
         """Spread its labels over h of these rows of its table, and refit its head to them."""
         spread_labels(self.trainer, rows, Spreading())
@@ -221,7 +226,11 @@ class ActiveParty(Party):
 
     def accuracy(self, rows: Tensor) -> float:
         """Share of `rows` of its own table that the model labels correctly, alone (Eq. 11)."""
-        return self.trainer.accuracy(rows)
+        return ACCURACY.of(self.scored(rows))
+
+    def scored(self, rows: Tensor) -> Scored:
+        """What the model says of `rows` of its own table, alone."""
+        return self.trainer.scored(rows)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.trainer.tensors() | prefixed("guard", self._releases.tensors())

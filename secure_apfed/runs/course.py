@@ -20,6 +20,7 @@ from secure_apfed.learning.descent import prefixed
 from secure_apfed.methods import Learner, PartyState, Session
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.privacy import PrivacySpent
+from secure_apfed.runs.judging import Judge, Judged
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.spending import guarantee_text, spent_in, worst_of
 from secure_apfed.runs.training_labels import TrainingLabels
@@ -46,10 +47,11 @@ class Course:
             are back, so that all begin a new session with them.
 
     Attributes:
-        accuracy: on the test rows, by inference variant, of the last evaluation.
+        judged: the last evaluation; None before the first.
 
     Raises:
-        ConfigError: fewer rows to train on than a batch needs.
+        ConfigError: fewer rows to train on than a batch needs, or a threshold between classes that
+            are not two.
     """
 
     def __init__(
@@ -72,7 +74,8 @@ class Course:
         self._steps = self._of_epoch = 0
         self._loss = 0.0
         self._held_out: list[float] = list(notes.get("held_out", ()))
-        self.accuracy: dict[str, float] = {}
+        self._judge = Judge(config, session, labels)
+        self.judged: Judged | None = None
         self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
         self._before: float = notes.get("seconds", 0.0)
         self._began = time.monotonic()
@@ -90,15 +93,16 @@ class Course:
         self.session.transcript.begin_epoch(self._epoch)  # a method may send before its first one
         self._keep()
         await learner.learn(links, self)
-        if not self.accuracy:
-            self.accuracy = await learner.evaluate(links, next_step=self._step, final=True)
+        if self.judged is None:
+            await self._evaluate(learner, links, final=True)
+        assert self.judged is not None
         # First the result, then the end: until then everybody can go on.
         if self._writer:
             self._before_result()
             self._writer.finish(
                 self.session,
                 data=self._labels.held,
-                accuracy=self.accuracy,
+                judged=self.judged,
                 privacy=self.privacy(),
                 guarantee=guarantee_text(self._config, self.session, self._labels.mechanism),
                 seconds=self.seconds,
@@ -173,7 +177,7 @@ class Course:
         last = self.is_last(self._epoch - 1)
         evaluated = last or self._epoch % config.evaluate_every == 0
         if evaluated:
-            self.accuracy = await learner.evaluate(links, next_step=self._step, final=last)
+            await self._evaluate(learner, links, final=last)
             self._tell(self._epoch)
         if self._writer:
             self._writer.record(self._metrics(evaluated=evaluated))
@@ -188,6 +192,10 @@ class Course:
             await self._save(links)
             if not last:
                 self._let_in(links)
+
+    async def _evaluate(self, learner: Learner, links: Links, *, final: bool) -> None:
+        said = await learner.evaluate(links, next_step=self._step, final=final)
+        self.judged = self._judge.judge(said, final=final)
 
     async def _save(self, links: Links) -> None:
         """Let all that help save what they are, then save what the active is."""
@@ -232,7 +240,9 @@ class Course:
             "loss": self._mean_loss,
             # Of rows that nobody learns from; null without patience.
             "held_out_loss": self._held_out[-1] if self._held_out else None,
-            "accuracy": self.accuracy if evaluated else None,
+            "accuracy": self.judged.accuracy if evaluated and self.judged else None,
+            # By variant: the run's measure, and at the end all measures.
+            "measures": self.judged.measures if evaluated and self.judged else None,
             "epsilon": spent.epsilon_x,
             "epsilon_y": spent.epsilon_y,
             "epsilon_model": spent.epsilon_model,
@@ -266,6 +276,7 @@ class Course:
             )
 
     def _tell(self, epoch: int) -> None:
+        judged, own, measure = self.judged, self.session.headline, self._config.measure
         self._on_progress(
             Progress(
                 epoch=epoch,
@@ -273,7 +284,9 @@ class Course:
                 step=self._step,
                 steps=self._steps,
                 loss=self._mean_loss,
-                accuracy=self.accuracy.get(self.session.headline),
+                accuracy=judged.accuracy.get(own) if judged else None,
+                measure=measure,
+                score=judged.measures.get(own, {}).get(measure) if judged else None,
                 epsilon=self.privacy().epsilon_x,
                 wire_bytes=self.session.transcript.wire_bytes,
             )

@@ -63,6 +63,7 @@ class RunFolder:
         self.alignment = path / "alignment.safetensors"
         self.transcript = path / "transcript.msgpack"
         self.flows = path / "transcript.json"
+        self.scored = path / "test-scores.safetensors"
         self.result = path / "result.json"
         self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"
@@ -127,7 +128,8 @@ class RunFolder:
         """What a run writes before its result, where it writes it at all."""
         return (
             self.config, self.contract, self.seeds, self.versions, self.metrics, self.model,
-            self.card, self.encoders, self.alignment, self.transcript, self.flows, *self.logs(),
+            self.card, self.encoders, self.alignment, self.transcript, self.flows, self.scored,
+            *self.logs(),
         )  # fmt: skip
 
     def logs(self) -> tuple[Path, ...]:

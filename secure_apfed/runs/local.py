@@ -108,7 +108,7 @@ def _play(
     timeout_s: float,
 ) -> None:
     """Start the parties and wait for them; where the active has a result, the others may fail."""
-    shown = _Shown(led, config.train.epochs, on_progress)
+    shown = _Shown(led, config, on_progress)
     with _started(files, resume=resume, on_status=on_status) as processes:
         _wait(processes, config.data.active_name, led, shown, timeout_s)
     failed = _failures(processes)
@@ -314,9 +314,10 @@ class _Shown:
     """The epochs that the active has written, told as they come."""
 
     def __init__(
-        self, led: RunFolder, epochs: int, on_progress: Callable[[Progress], None]
+        self, led: RunFolder, config: Config, on_progress: Callable[[Progress], None]
     ) -> None:
-        self._path, self._epochs, self._on_progress = led.metrics, epochs, on_progress
+        self._path, self._on_progress = led.metrics, on_progress
+        self._epochs, self._measure = config.train.epochs, config.measure
         self._read = 0
 
     def look(self) -> None:
@@ -341,6 +342,10 @@ class _Shown:
                 steps=line["step"] * self._epochs // line["epoch"],
                 loss=line["loss"],
                 accuracy=next(iter((line["accuracy"] or {}).values()), None),
+                measure=self._measure,
+                score=next(
+                    (own.get(self._measure) for own in (line["measures"] or {}).values()), None
+                ),
                 epsilon=float(line["epsilon"]),
                 wire_bytes=line["wire_bytes"],
             )
@@ -382,7 +387,7 @@ def _why(one: _Process) -> str:
 
 def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     """Put the parties' results together as one run's."""
-    for name in ("contract", "seeds", "versions", "metrics", "model", "accountants"):
+    for name in ("contract", "seeds", "versions", "metrics", "model", "accountants", "scored"):
         source: Path = getattr(led, name)
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
@@ -411,6 +416,9 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     return RunResult(
         method=config.method,
         accuracy=outcome.accuracy,
+        measure=outcome.measure,
+        measures=outcome.measures,
+        threshold=outcome.threshold,
         wire_bytes=outcome.wire_bytes,
         privacy=read_outcome(run).privacy.spent(),
         folder=run.path,

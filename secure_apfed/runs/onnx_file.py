@@ -54,7 +54,7 @@ def write_onnx(model: SoloModel, path: Path) -> None:
         encoding, network, io_map=[(_FEATURES, _FEATURES)],
         prefix2="network/",
     )  # fmt: skip
-    _name_outputs(onnx.helper, joined, model.classes)
+    _name_outputs(onnx.helper, joined, model)
     onnx.helper.set_model_props(joined, {"classes": "\n".join(model.classes)})
     onnx.checker.check_model(joined, full_check=True)
     write_atomically(path, joined.SerializeToString())
@@ -182,20 +182,36 @@ class _Graph:
         self.node("Div", [cut, most], _FEATURES)
 
 
-def _name_outputs(helper: Any, model: Any, classes: tuple[str, ...]) -> None:
+def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
     """Add the label of each row, and give both outputs their names."""
-    graph = model.graph
+    graph = joined.graph
     net = graph.output[0].name
-    texts = [name.encode() for name in classes]
+    texts = [name.encode() for name in model.classes]
     names = helper.make_tensor("network/classes", _TEXT, [len(texts)], texts)
     graph.initializer.append(names)
     graph.node.extend([
         helper.make_node("Identity", [net], [_PROBABILITIES]),
-        helper.make_node("ArgMax", [net], ["network/best"], axis=1, keepdims=0),
+        *_decided(helper, graph, net, model.threshold),
         helper.make_node("Gather", ["network/classes", "network/best"], [_LABEL]),
     ])  # fmt: skip
     del graph.output[:]
     graph.output.extend([
         helper.make_tensor_value_info(_LABEL, _TEXT, ["rows"]),
-        helper.make_tensor_value_info(_PROBABILITIES, _FLOAT, ["rows", len(classes)]),
+        helper.make_tensor_value_info(_PROBABILITIES, _FLOAT, ["rows", len(texts)]),
     ])  # fmt: skip
+
+
+def _decided(helper: Any, graph: Any, net: str, threshold: float | None) -> list[Any]:
+    """The place of the class that each row is given, as `SoloModel.decide`."""
+    if threshold is None:
+        return [helper.make_node("ArgMax", [net], ["network/best"], axis=1, keepdims=0)]
+    graph.initializer.extend([
+        helper.make_tensor("network/second", _INT64, [], [1]),
+        helper.make_tensor("network/threshold", _FLOAT, [], [threshold]),
+    ])  # fmt: skip
+    share, over = "network/share", "network/over"
+    return [
+        helper.make_node("Gather", [net, "network/second"], [share], axis=1),
+        helper.make_node("GreaterOrEqual", [share, "network/threshold"], [over]),
+        helper.make_node("Cast", [over], ["network/best"], to=_INT64),
+    ]

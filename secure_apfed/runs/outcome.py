@@ -1,14 +1,16 @@
 """What a run tells: how far it is, and what it gave."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from secure_apfed.measures import ACCURACY
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.recording import Recording, no_recording
 
-__all__ = ["Progress", "RunResult"]
+__all__ = ["Progress", "RunResult", "scores_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,7 @@ class Progress:
         epoch, step: that are done, of epochs and steps.
         loss: running mean of the task loss in this epoch.
         accuracy: last test accuracy of the headline variant.
+        measure, score: that the run is judged by, and its last value of that variant.
         epsilon: epsilon_x spent; 0 where nothing was released, infinite without a guard.
         wire_bytes: on all links so far.
     """
@@ -31,6 +34,8 @@ class Progress:
     accuracy: float | None
     epsilon: float
     wire_bytes: int
+    measure: str = ACCURACY.name
+    score: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,8 @@ class RunResult:
 
     Attributes:
         accuracy: on the test rows, by inference variant.
+        measure: that the run is judged by; measures: all on the test rows, by variant and name.
+        threshold: that the active's model decides at; None: it takes the likeliest class.
         privacy: what was spent by the party that spent most.
         contributions: by passive that adds noise of its own, what that cost it, in plain values.
         recorded: what the experimenter holds, where one process played all parties.
@@ -51,6 +58,14 @@ class RunResult:
     folder: Path | None
     contributions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     recorded: Recording | None = None
+    measure: str = ACCURACY.name
+    measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    threshold: float | None = None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The measure that the run is judged by, by inference variant; see `scores_of`."""
+        return scores_of(self.measure, self.accuracy, self.measures)
 
     @property
     def recording(self) -> Recording:
@@ -62,3 +77,12 @@ class RunResult:
         if self.recorded is None:
             raise no_recording(self.folder)
         return self.recorded
+
+
+def scores_of(
+    measure: str, accuracy: Mapping[str, float], measures: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """One measure of each inference variant; NaN where its test rows do not define it."""
+    if measure == ACCURACY.name:
+        return dict(accuracy)
+    return {name: measures.get(name, {}).get(measure, math.nan) for name in accuracy}

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from secure_apfed.data import load_features
 from secure_apfed.errors import DataError
+from secure_apfed.measures import stability_index
 from secure_apfed.plain_csv import to_csv
-from secure_apfed.runs import RunFolder, load_model
+from secure_apfed.runs import RunFolder, SoloModel, load_model
 
 __all__ = ["Predictions", "predict_file"]
 
@@ -33,15 +34,20 @@ class Predictions:
         ids: names of the rows, or their numbers from 0.
         classes: K names.
         probabilities: (N, K), each row sums to 1.
+        decided: (N,), places in `classes` of what each row is given.
+        stability: how far the scores are spread otherwise than those of the training rows, see
+            `secure_apfed.measures.stability_index`; None: nobody kept those.
     """
 
     ids: tuple[str, ...]
     classes: tuple[str, ...]
     probabilities: Tensor
+    decided: Tensor
+    stability: float | None = None
 
     def rows(self) -> Iterator[tuple[str, str, tuple[float, ...]]]:
         """Yield (id, predicted class, probabilities)."""
-        best_N = self.probabilities.argmax(1).tolist()
+        best_N = self.decided.tolist()
         for name, best, row in zip(self.ids, best_N, self.probabilities.tolist(), strict=True):
             yield name, self.classes[best], tuple(row)
 
@@ -49,6 +55,7 @@ class Predictions:
         """Return plain values."""
         return {
             "classes": list(self.classes),
+            "stability": self.stability,
             "predictions": [
                 {"id": name, "class": best, "probabilities": list(row)}
                 for name, best, row in self.rows()
@@ -92,7 +99,20 @@ def predict_file(
     model = load_model(folder)
     named = _trained_ids(folder) if id_columns is None else tuple(id_columns)
     ids, features = load_features(path, model.encoding, id_columns=named)
-    return Predictions(ids=ids, classes=model.classes, probabilities=model.predict(features))
+    shares_NK = model.predict(features)
+    return Predictions(
+        ids=ids,
+        classes=model.classes,
+        probabilities=shares_NK,
+        decided=model.decide(shares_NK),
+        stability=_stability(model, shares_NK),
+    )
+
+
+def _stability(model: SoloModel, shares_NK: Tensor) -> float | None:
+    if model.ranges is None or not len(shares_NK):
+        return None
+    return stability_index(model.ranges, shares_NK.double().numpy())
 
 
 def _trained_ids(folder: Path) -> tuple[str, ...]:

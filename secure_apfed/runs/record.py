@@ -12,9 +12,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
+from secure_apfed.measures import ACCURACY, Measure, find_measure
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.outcome import scores_of
 
 __all__ = [
     "AgreementOf", "Attendance", "Contributions", "Count", "Epsilon", "Outcome", "Privacy",
@@ -105,6 +108,26 @@ class Outcome(Written):
     apart: bool = False
     contributions: Mapping[str, Contributions] = {}
     agreement: Mapping[str, AgreementOf] = {}
+    measure: str = ACCURACY.name
+    measures: Mapping[str, Mapping[str, float]] = {}
+    threshold: float | None = None
+
+    @property
+    def judged_by(self) -> Measure:
+        """The measure that the run is judged by.
+
+        Raises:
+            CheckpointError: this version has no such measure.
+        """
+        try:
+            return find_measure(self.measure)
+        except ValueError as error:
+            raise CheckpointError(f"result.json: measure {error}") from None
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The measure that the run is judged by, by inference variant; see `scores_of`."""
+        return scores_of(self.measure, self.accuracy, self.measures)
 
 
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:

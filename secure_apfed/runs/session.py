@@ -105,11 +105,13 @@ def _play(
     experimenter.finish()
     # Only now: whatever becomes of the other accountants, the run is finished.
     privacy = cross_checked(course.privacy(), session)
+    judged = course.judged
+    assert judged is not None
     if writer:
         writer.cross_check(privacy.accountants)
     return RunResult(
         method=config.method,
-        accuracy=course.accuracy,
+        **judged.told,
         wire_bytes=session.transcript.wire_bytes,
         privacy=privacy,
         contributions={name: one.account() for name, one in session.contributions.items()},

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from secure_apfed.data import FeatureEncoding
 from secure_apfed.errors import ModelError
 from secure_apfed.folder_files import read_bytes, read_json
+from secure_apfed.measures import ScoreRanges
 from secure_apfed.methods import METHODS
 from secure_apfed.models import ModelSettings, encoder_and_head
 from secure_apfed.parties import ActiveNetworks
@@ -35,6 +36,8 @@ class _Parts(BaseModel):
     encoding: FeatureEncoding
     model: ModelSettings
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
+    threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
+    scores_in_training: ScoreRanges | None = None
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,23 @@ class SoloModel:
         classes: names in the order of the outputs.
         encoding: turns the active's raw features into the encoder's input.
         card: everything that is known about the model, JSON-able.
+        threshold: of two classes, the probability of the second from which on it is decided for;
+            None: the likeliest class is.
+        ranges: how its scores of labelled training rows were spread; None: nobody kept it.
     """
 
     network: nn.Module = field(repr=False)
     classes: tuple[str, ...]
     encoding: FeatureEncoding = field(repr=False)
     card: dict[str, Any] = field(repr=False)
+    threshold: float | None = None
+    ranges: ScoreRanges | None = field(default=None, repr=False)
+
+    def decide(self, probabilities_NK: Tensor) -> Tensor:
+        """The places (N,) in `classes` that these probabilities decide for."""
+        if self.threshold is None:
+            return probabilities_NK.argmax(1)
+        return (probabilities_NK[:, 1] >= self.threshold).long()
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
@@ -115,7 +129,14 @@ def load_model(path: Path) -> SoloModel:
         raise ModelError(
             f"{folder.model} and {folder.card.name} do not make a model: {error}"
         ) from error
-    return SoloModel(network, parts.classes, parts.encoding, card)
+    if parts.threshold is not None and len(parts.classes) != 2:
+        raise ModelError(
+            f"{folder.card} has a threshold between {len(parts.classes)} classes; it decides "
+            "between two: restore the file from a copy"
+        )
+    return SoloModel(
+        network, parts.classes, parts.encoding, card, parts.threshold, parts.scores_in_training
+    )
 
 
 def _network(parts: _Parts, tensors: Mapping[str, Tensor]) -> nn.Module:

@@ -29,6 +29,7 @@ from secure_apfed.runs.folder import (
     signed,
     write_atomically,
 )
+from secure_apfed.runs.judging import Judged
 from secure_apfed.runs.party_folder import PartyFolder, only_here
 from secure_apfed.runs.record import (
     AgreementOf,
@@ -39,6 +40,7 @@ from secure_apfed.runs.record import (
     write_outcome,
 )
 from secure_apfed.runs.recording import Recording
+from secure_apfed.runs.scored_rows import keep_scored
 from secure_apfed.runs.solo import save_model
 
 __all__ = ["RunWriter", "versions"]
@@ -129,6 +131,8 @@ class RunWriter:
         self.folder.append_metrics(record)
         assert self._board is not None
         scalars = {**record, **{f"accuracy/{k}": v for k, v in (record["accuracy"] or {}).items()}}
+        for variant, values in (record["measures"] or {}).items():
+            scalars |= {f"{name}/{variant}": value for name, value in values.items()}
         for name, value in scalars.items():
             if isinstance(value, int | float) and name != "epoch":
                 self._board.add_scalar(name, value, record["epoch"])
@@ -138,7 +142,7 @@ class RunWriter:
         session: Session,
         *,
         data: OwnData,
-        accuracy: Mapping[str, float],
+        judged: Judged,
         privacy: PrivacySpent,
         guarantee: str,
         seconds: float,
@@ -151,7 +155,7 @@ class RunWriter:
         aligned = session.alignment.get(session.active)
         outcome = Outcome(
             method=self._config.method,
-            accuracy=dict(accuracy),
+            **judged.told,
             wire_bytes=transcript.wire_bytes,
             privacy=Privacy.of(privacy),
             contributions={
@@ -169,11 +173,14 @@ class RunWriter:
             guarantee=guarantee,
             apart=self._apart,
         )
-        card = self._card(session, data, outcome)
+        card = self._card(session, data, outcome, judged)
+        keep_scored(folder, judged.said)
         save_model(folder, session.learner.solo(), card, self._config.model)
         write_outcome(folder, outcome)
 
-    def _card(self, session: Session, data: OwnData, outcome: Outcome) -> dict[str, Any]:
+    def _card(
+        self, session: Session, data: OwnData, outcome: Outcome, judged: Judged
+    ) -> dict[str, Any]:
         """What there is to know of the model."""
         privacy = outcome.privacy
         return {
@@ -184,6 +191,10 @@ class RunWriter:
             "classes": list(data.classes),
             "encoding": data.table.encoding.model_dump(mode="json"),
             "accuracy": dict(outcome.accuracy),
+            "measures": outcome.measures,
+            "threshold": outcome.threshold,
+            "scores_in_training":
+                None if judged.ranges is None else judged.ranges.model_dump(mode="json"),
             "guarantee": outcome.guarantee,
             "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
                         "model": privacy.epsilon_model, "delta": privacy.delta,

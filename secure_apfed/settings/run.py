@@ -7,7 +7,7 @@ validates them.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from secure_apfed.data.settings import DataSettings
 from secure_apfed.defences import DefenceSettings
 from secure_apfed.exchange.transcript import TranscriptSettings
 from secure_apfed.facts import MethodFacts
+from secure_apfed.measures import ACCURACY
 from secure_apfed.models.settings import ModelSettings
 from secure_apfed.names import RunName
 from secure_apfed.privacy.settings import DpSgdSettings, GuardSettings, LabelSettings
@@ -60,6 +61,11 @@ class RunSettings(Settings, ABC):
             label the others for a student that predicts alone; apc_vfl and vfedtrans distil what
             all parties' tables tell once; split_nn and split_nn_sum predict together; mmvfl and
             v_fedmv agree on pseudo-labels; h_fedmv and s_fedmv average weights.
+        measure: what the run is judged by, of `secure_apfed.measures.MEASURES`: in the display, the
+            report, the choice of the best baseline and in studies. All measures are written.
+        threshold: of two classes, the probability of the second from which on the active's model
+            decides for it; or accuracy, balanced_accuracy or f1: chosen by that on the labelled
+            training rows, after training. null: the likelier class is taken.
         passives: settings by party name; "default" holds for those not named.
         votes: how passives label rows, where the method asks them to.
         teacher: the joint model that labels rows, where the method has one.
@@ -78,6 +84,8 @@ class RunSettings(Settings, ABC):
     seed: int = Field(0, ge=0)
     party_seeds: Literal["secret", "shared_for_comparison"] = "secret"
     method: str
+    measure: str = ACCURACY.name
+    threshold: Annotated[float, Field(gt=0, lt=1)] | str | None = None
     data: DataSettings
     model: ModelSettings = ModelSettings()
     passives: dict[str, PassiveSettings] = {"default": PassiveSettings()}

@@ -32,6 +32,8 @@ class TrainSettings(Settings):
         patience: epochs without a lower loss on held-out rows after which training ends; null: it
             ends with its last epoch. The weights are those of the epoch in which it ends.
         held_out: share of the active's labelled training rows that it learns nothing from then.
+        class_weights: "balanced" counts all classes alike in the task loss, by the labels that the
+            active trains on; "none": all rows.
         device: "auto" takes the GPU where there is one.
         precision: arithmetic of the networks; what is sent is never narrower than float32.
     """
@@ -48,6 +50,7 @@ class TrainSettings(Settings):
     evaluate_every: int = Field(1, ge=1)
     patience: int | None = Field(None, ge=1)
     held_out: float = Field(0.1, gt=0, lt=1)
+    class_weights: Literal["none", "balanced"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
 

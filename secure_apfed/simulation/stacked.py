@@ -49,6 +49,8 @@ def unstackable(config: Config) -> str:
         return "data.overlap: batches of runs then differ in how many rows are sent"
     if config.facts.sums_gradients and config.rules.minimum_spread != 0:
         return "rules.minimum_spread: whether a batch is sent depends on each run; say 0"
+    if config.train.class_weights != "none":
+        return "train.class_weights: labels of each run weigh otherwise; say none"
     return ""
 
 

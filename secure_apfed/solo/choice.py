@@ -5,6 +5,7 @@ labels the choice is often not the one that the test rows would have made, so a 
 gain should also name the baseline with the best mean over its seeds, and gain over that one.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from secure_apfed.errors import DataError
+from secure_apfed.measures import ACCURACY, Measure, Scored, probabilities_of
 from secure_apfed.solo import BASELINES
 from secure_apfed.solo.folds import held_out
 from secure_apfed.solo.interface import (
@@ -35,9 +37,9 @@ class BaselineResult:
 
     Attributes:
         name, title: of the baseline.
-        validation: accuracy on held-out labels, 0 to 1; None where none could be held out, since
-            every class has one.
-        test: accuracy on the test rows, 0 to 1.
+        validation: the measure on held-out labels; None where none could be held out, since every
+            class has one, or where they do not define it.
+        test: the measure on the test rows; accuracy unless another was asked for.
     """
 
     name: str
@@ -53,6 +55,7 @@ def compare(
     *,
     baselines: Mapping[str, Baseline] = BASELINES,
     folds: int = FOLDS,
+    measure: Measure = ACCURACY,
 ) -> list[BaselineResult]:
     """Fit every baseline on all labels for the test rows, and on parts of them for the choice.
 
@@ -65,6 +68,8 @@ def compare(
         baselines: by name, in the order in which equals are preferred.
         folds: parts of cross-validation, at least 2; fewer where a class has fewer labels, and from
             400 labels on one of them is used.
+        measure: that they are judged by; of a baseline whose scores are no probabilities, those
+            that they stand for (`secure_apfed.measures.probabilities_of`).
 
     Raises:
         DataError: test rows that do not fit the task.
@@ -79,15 +84,15 @@ def compare(
             BaselineResult(
                 name=name,
                 title=one.title,
-                validation=_validation(one, task, parts),
-                test=float(_hits(one.fit(task), x_BF, y_B).mean()),
+                validation=_validation(one, task, parts, measure),
+                test=measure.of(_scored(one.fit(task), x_BF, y_B)),
             )
             for name, one in baselines.items()
         ]
 
 
-def best(results: Iterable[BaselineResult]) -> BaselineResult:
-    """Return the result with the highest validation accuracy; the first among equals.
+def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
+    """Return the result with the best validation, by its measure; the first among equals.
 
     Raises:
         DataError: there is none.
@@ -95,21 +100,29 @@ def best(results: Iterable[BaselineResult]) -> BaselineResult:
     ranked: Sequence[BaselineResult] = tuple(results)
     if not ranked:
         raise DataError("solo: there is no baseline to choose from")
-    return max(ranked, key=lambda one: -1.0 if one.validation is None else one.validation)
+    return max(ranked, key=lambda one: measure.rank(one.validation))
 
 
-def _validation(one: Baseline, task: SoloTask, parts: list[IntArray]) -> float | None:
+def _validation(
+    one: Baseline, task: SoloTask, parts: list[IntArray], measure: Measure
+) -> float | None:
     if not parts:
         return None
-    hits = [
-        _hits(one.fit(task.without(part)), task.labelled_rows[part], task.labels[part])
+    said = [
+        _scored(one.fit(task.without(part)), task.labelled_rows[part], task.labels[part])
         for part in parts
     ]
-    return float(np.concatenate(hits).mean())
+    value = measure.of(
+        Scored(
+            truth=np.concatenate([scored.truth for scored in said]),
+            scores=np.concatenate([scored.scores for scored in said]),
+        )
+    )
+    return None if math.isnan(value) else value
 
 
-def _hits(predictor: Predictor, x_BF: FloatArray, y_B: IntArray) -> FloatArray:
-    return np.asarray(predictor.scores(x_BF).argmax(axis=1) == y_B, dtype=np.float64)
+def _scored(predictor: Predictor, x_BF: FloatArray, y_B: IntArray) -> Scored:
+    return Scored(truth=y_B, scores=probabilities_of(predictor.scores(x_BF)))
 
 
 def _test_rows(

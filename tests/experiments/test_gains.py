@@ -18,12 +18,13 @@ from secure_apfed.solo.choice import compare
 
 def rows_of(accuracies: list[float], **baselines: list[tuple[float, float]]) -> pd.DataFrame:
     rows = [
-        {"seed": seed, "target": "task", "name": "votes", "score": score}
+        {"seed": seed, "target": "task", "metric": "accuracy", "name": "votes", "score": score}
         for seed, score in enumerate(accuracies)
     ]
     for name, values in baselines.items():
         rows += [
-            {"seed": seed, "target": "solo", "name": name, "score": test, "baseline": held_out}
+            {"seed": seed, "target": "solo", "metric": "accuracy", "name": name, "score": test,
+             "baseline": held_out}
             for seed, (held_out, test) in enumerate(values)
         ]  # fmt: skip
     return pd.DataFrame(rows)

@@ -64,6 +64,7 @@ def test_predictions_are_no_formulas(tmp_path: Path) -> None:
         ids=("=HYPERLINK(1)", "-7"),
         classes=("@late", "paid"),
         probabilities=torch.tensor([[0.75, 0.25], [0.25, 0.75]]),
+        decided=torch.tensor([0, 1]),
     )
     told.write(tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:

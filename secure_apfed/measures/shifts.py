@@ -1,0 +1,120 @@
+"""What scores are worth as probabilities, and whether new rows are scored like those of training.
+
+Run by: the active, on its own rows, during training, in a report and in `predict`.
+Letters: B rows, K classes, E edges of E + 1 ranges of scores.
+"""
+
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from secure_apfed.errors import DataError
+from secure_apfed.measures.scored import FloatArray, Scored
+
+__all__ = ["CalibrationPoint", "ScoreRanges", "calibration_curve", "stability_index"]
+
+_RANGES = 10
+_LEAST_SHARE = 1e-4  # of an empty range, whose logarithm would be infinite
+
+
+class CalibrationPoint(BaseModel):
+    """Rows of one range of scores: the mean score, the share that it foretells, and how many."""
+
+    model_config = ConfigDict(frozen=True)
+
+    foretold: float
+    observed: float
+    rows: int
+
+
+def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[CalibrationPoint, ...]:
+    """Shares that were foretold and observed, in ranges with about as many rows each.
+
+    Of two classes they are of the second; of several of the likeliest class: how sure it is, and
+    how often it is right.
+
+    Raises:
+        DataError: scores of a regression.
+    """
+    from sklearn.calibration import calibration_curve as curve
+
+    if not scored.classes:
+        raise DataError("measures: a calibration curve is of probabilities, got a regression")
+    if not len(scored.truth):
+        return ()
+    if scored.classes == 2:
+        said_B, true_B = scored.scores[:, 1], scored.truth == 1
+    else:
+        said_B, true_B = scored.scores.max(axis=1), scored.scores.argmax(axis=1) == scored.truth
+    observed, foretold = curve(true_B, said_B, n_bins=ranges, strategy="quantile", pos_label=True)
+    edges = np.quantile(said_B, np.linspace(0, 1, ranges + 1))
+    counts = np.bincount(np.searchsorted(edges[1:-1], said_B), minlength=ranges)
+    return tuple(
+        CalibrationPoint(foretold=float(one), observed=float(other), rows=int(count))
+        for one, other, count in zip(foretold, observed, counts[counts > 0], strict=True)
+    )
+
+
+class ScoreRanges(BaseModel):
+    """How the scores of training rows are spread: of two classes those of the second, of several
+    those of the likeliest.
+
+    Attributes:
+        edges: rising, between the ranges.
+        shares: of the rows in each range, one more than edges.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    edges: tuple[float, ...]
+    shares: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        rising = all(one < other for one, other in pairwise(self.edges))
+        if len(self.shares) != len(self.edges) + 1 or not rising:
+            raise ValueError("ranges of scores have rising edges, and one share more than edges")
+        return self
+
+    @classmethod
+    def of(cls, probabilities_BK: FloatArray, *, ranges: int = _RANGES) -> "ScoreRanges":
+        """The ranges with about as many rows each; equal scores lie in one.
+
+        Raises:
+            DataError: no rows.
+        """
+        said_B = _said(probabilities_BK)
+        if not len(said_B):
+            raise DataError("measures: the spread of scores is of at least one row")
+        edges_E = np.unique(np.quantile(said_B, np.linspace(0, 1, ranges + 1)[1:-1]))
+        return cls(edges=tuple(edges_E.tolist()), shares=tuple(_shares(said_B, edges_E).tolist()))
+
+
+def stability_index(trained: ScoreRanges, probabilities_BK: FloatArray) -> float:
+    """How far the scores of new rows are spread otherwise: the population stability index.
+
+    The sum over the ranges of (new - trained) ln(new / trained). By a rule of thumb of credit
+    scoring (Siddiqi, Credit Risk Scorecards, 2006) below 0.1 nothing has changed, and above 0.25
+    much has. An empty range counts as a share of 0.0001.
+
+    Raises:
+        DataError: no rows.
+    """
+    said_B = _said(probabilities_BK)
+    if not len(said_B):
+        raise DataError("measures: the stability of scores is of at least one row")
+    old = np.clip(trained.shares, _LEAST_SHARE, None)
+    new = np.clip(_shares(said_B, np.asarray(trained.edges)), _LEAST_SHARE, None)
+    return float(((new - old) * np.log(new / old)).sum())
+
+
+def _said(probabilities_BK: FloatArray) -> FloatArray:
+    two = probabilities_BK.shape[1] == 2
+    return np.asarray(probabilities_BK[:, 1] if two else probabilities_BK.max(axis=1))
+
+
+def _shares(said_B: FloatArray, edges_E: FloatArray) -> FloatArray:
+    counts = np.bincount(np.searchsorted(edges_E, said_B), minlength=len(edges_E) + 1)
+    return np.asarray(counts / len(said_B))

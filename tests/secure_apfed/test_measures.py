@@ -1,0 +1,225 @@
+"""Measures against scikit-learn and against values known by hand; intervals, drift, thresholds."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+from sklearn.preprocessing import label_binarize
+
+from secure_apfed.errors import DataError
+from secure_apfed.measures import (
+    ACCURACY,
+    MEASURES,
+    Scored,
+    ScoreRanges,
+    balanced_weights,
+    best_threshold,
+    calibration_curve,
+    estimates,
+    find_measure,
+    measure_all,
+    names_of,
+    probabilities_of,
+    scored_by,
+    stability_index,
+)
+
+PAGE = (Path(__file__).parents[2] / "docs/measures.md").read_text(encoding="utf-8")
+
+
+def scored(rows: int, classes: int, *, seed: int = 0, strength: float = 1.0) -> Scored:
+    rng = np.random.default_rng(seed)
+    truth = np.arange(rows) % classes
+    logits = rng.normal(size=(rows, classes))
+    logits[np.arange(rows), truth] += strength
+    return Scored.of_network(truth, logits)
+
+
+def test_two_classes_are_measured_as_scikit_learn_does() -> None:
+    one = scored(300, 2)
+    y, p = one.truth, one.scores[:, 1]
+    assert measure_all(one) == pytest.approx({
+        "accuracy": metrics.accuracy_score(y, p > 0.5),
+        "auc": metrics.roc_auc_score(y, p),
+        "average_precision": metrics.average_precision_score(y, p),
+        "ks": np.max(np.subtract(*metrics.roc_curve(y, p)[1::-1])),
+        "gini": 2 * metrics.roc_auc_score(y, p) - 1,
+        "balanced_accuracy": metrics.balanced_accuracy_score(y, p > 0.5),
+        "f1": metrics.f1_score(y, p > 0.5),
+        "brier": metrics.brier_score_loss(y, p),
+        "log_loss": metrics.log_loss(y, p),
+    })  # fmt: skip
+
+
+def test_several_classes_are_measured_as_scikit_learn_does() -> None:
+    one = scored(300, 4)
+    y, p = one.truth, one.scores
+    found, table = measure_all(one), label_binarize(y, classes=range(4))
+    assert found["auc"] == pytest.approx(metrics.roc_auc_score(y, p, multi_class="ovr"))
+    assert found["average_precision"] == pytest.approx(metrics.average_precision_score(table, p))
+    assert found["f1"] == pytest.approx(metrics.f1_score(y, p.argmax(1), average="macro"))
+    assert found["brier"] == pytest.approx(((p - table) ** 2).sum(1).mean())
+    assert found["log_loss"] == pytest.approx(metrics.log_loss(y, p))
+
+
+def test_regressions_are_measured_by_hand() -> None:
+    one = Scored(truth=np.array([1.0, 2.0, 4.0]), scores=np.array([1.0, 3.0, 2.0]))
+    assert measure_all(one) == pytest.approx(
+        {"mae": 1.0, "rmse": math.sqrt(5 / 3), "r2": 1 - 5 / (14 / 3)}
+    )
+    with pytest.raises(DataError, match=r"auc is of classification.*of regression; take one of r2"):
+        MEASURES["auc"].of(one)
+
+
+def test_ranks_are_perfect_or_turned() -> None:
+    y = np.array([0, 0, 1, 1])
+    good = Scored.of_classes(y, np.array([0.1, 0.2, 0.3, 0.4]))
+    found = measure_all(good)
+    assert (found["auc"], found["gini"], found["ks"]) == (1, 1, 1)
+    assert found["accuracy"] == 0.5  # nobody is above one half
+    turned = Scored.of_classes(y, np.array([0.4, 0.3, 0.2, 0.1]))
+    assert measure_all(turned)["gini"] == -1
+    assert measure_all(turned)["ks"] == 0
+
+
+def test_what_rows_do_not_define_is_left_out() -> None:
+    one_class = Scored.of_classes([1, 1], [0.4, 0.9])
+    assert set(names_of("classification")) - set(measure_all(one_class)) == {
+        "auc", "average_precision", "ks", "gini",
+    }  # fmt: skip
+    assert measure_all(Scored.of_classes(np.empty(0), np.empty((0, 3)))) == {}
+    diverged = Scored.of_network([0, 1], [[math.nan, math.nan], [0.0, 1.0]])
+    assert set(measure_all(diverged)) == {"accuracy", "balanced_accuracy", "f1"}
+
+
+def test_a_class_without_rows_has_no_part_in_a_mean() -> None:
+    three = scored(90, 3)
+    kept = three.rows(np.flatnonzero(three.truth < 2))
+    by_hand = [metrics.roc_auc_score(kept.truth == one, kept.scores[:, one]) for one in (0, 1)]
+    assert MEASURES["auc"].of(kept) == pytest.approx(np.mean(by_hand))
+
+
+@pytest.mark.parametrize(("labels", "shares", "said"), [
+    ([0, 2], [0.1, 0.2], "labels lie in 0 to 1, got 0 to 2"),
+    ([0, 1], [[0.5, 0.6], [0.5, 0.5]], "take the softmax"),
+    ([0, 1], [1.5, 0.2], "take the softmax"),
+    ([0, 1, 1], [0.1, 0.2], "3 rows of truth and 2 of scores"),
+    ([0], [[[0.1]]], r"got \(1, 1, 1\)"),
+])  # fmt: skip
+def test_what_are_no_probabilities_is_refused(labels: object, shares: object, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        Scored.of_classes(labels, shares)  # type: ignore[arg-type]
+
+
+def test_a_threshold_is_between_two_classes() -> None:
+    with pytest.raises(DataError, match="between two classes, and there are 3"):
+        scored(6, 3).at(0.5)
+    one = Scored.of_classes([0, 1], [0.3, 0.4])
+    assert ACCURACY.of(one) == 0.5
+    assert ACCURACY.of(one.at(0.35)) == 1
+
+
+def test_the_chosen_threshold_is_best_and_near_one_half() -> None:
+    truth = np.array([0] * 90 + [1] * 10)
+    shares = np.concatenate([np.linspace(0.0, 0.2, 90), np.linspace(0.25, 0.4, 10)])
+    rare = Scored.of_classes(truth, shares)
+    threshold = best_threshold(rare, "f1")
+    assert MEASURES["f1"].of(rare) == 0
+    assert MEASURES["f1"].of(rare.at(threshold)) == 1
+    assert threshold == pytest.approx(0.225)
+    clear = Scored.of_classes([0, 0, 1, 1], [0.1, 0.2, 0.8, 0.9])
+    assert best_threshold(clear, "accuracy") == 0.5
+    with pytest.raises(DataError, match="labels of 1"):
+        best_threshold(Scored.of_classes([1, 1], [0.1, 0.2]), "f1")
+    with pytest.raises(DataError, match="got 'auc'"):
+        best_threshold(rare, "auc")
+
+
+def test_weights_make_all_classes_count_alike() -> None:
+    labels = torch.tensor([0] * 6 + [1] * 2 + [-1] * 5)
+    weights = balanced_weights(labels, 3)
+    assert weights.tolist() == pytest.approx([8 / 12, 2.0, 0.0])
+    assert float(weights[labels[:8]].mean()) == pytest.approx(1)
+    with pytest.raises(DataError, match="no row has a label"):
+        balanced_weights(labels[8:], 3)
+
+
+def test_intervals_hold_the_value_of_all_people() -> None:
+    """Of 40 draws of test rows about 38 intervals hold it, and half the rows widen them."""
+    truth = MEASURES["auc"].of(scored(40_000, 2, seed=99))
+    found = [estimates(scored(300, 2, seed=seed), resamples=80)["auc"] for seed in range(40)]
+    assert 33 <= sum(one.low <= truth <= one.high for one in found) <= 40
+    few = estimates(scored(75, 2))["auc"]
+    assert 1.5 < (few.high - few.low) / (found[0].high - found[0].low) < 3
+    assert estimates(scored(75, 2))["auc"] == few
+    assert math.isnan(estimates(Scored.of_classes([1], [0.7]))["accuracy"].low)
+
+
+def test_calibrated_scores_are_on_the_diagonal_and_others_are_not() -> None:
+    rng = np.random.default_rng(1)
+    foretold = rng.uniform(size=20_000)
+    truth = (rng.uniform(size=20_000) < foretold).astype(int)
+    for shares, even in ((foretold, True), (foretold**2, False)):
+        points = calibration_curve(Scored.of_classes(truth, shares))
+        assert sum(point.rows for point in points) == 20_000
+        assert (max(abs(one.foretold - one.observed) for one in points) < 0.04) is even
+    sure = Scored.of_classes([0, 1, 2, 2], np.full((4, 3), 1 / 3))
+    (point,) = calibration_curve(sure)
+    assert (point.observed, point.rows) == (0.25, 4)
+
+
+def test_the_stability_index_tells_shifted_scores() -> None:
+    rng = np.random.default_rng(2)
+    old, same, other = rng.beta(2, 5, 5000), rng.beta(2, 5, 5000), rng.beta(4, 3, 5000)
+    pairs = [np.column_stack([1 - one, one]) for one in (old, same, other)]
+    ranges = ScoreRanges.of(pairs[0])
+    assert stability_index(ranges, pairs[0]) == 0
+    assert stability_index(ranges, pairs[1]) < 0.02
+    assert stability_index(ranges, pairs[2]) > 0.25
+    by_hand = ScoreRanges(edges=(0.5,), shares=(0.75, 0.25))
+    half = np.array([[0.9, 0.1], [0.1, 0.9]])
+    expected = (0.5 - 0.75) * math.log(0.5 / 0.75) + (0.5 - 0.25) * math.log(2)
+    assert stability_index(by_hand, half) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="one share more than edges"):
+        ScoreRanges(edges=(0.5, 0.4), shares=(0.2, 0.3, 0.5))
+
+
+def test_scores_of_a_table_are_asked_in_parts() -> None:
+    table = torch.randn(9000, 3, generator=torch.Generator().manual_seed(0))
+    labels, asked = table.argmax(1), []
+
+    def predict(rows: torch.Tensor) -> torch.Tensor:
+        asked.append(len(rows))
+        return table[rows]
+
+    rows = torch.arange(0, 9000, 2)
+    assert ACCURACY.of(scored_by(predict, rows, labels)) == 1
+    assert sum(asked) == 4500
+    assert max(asked) < 4500
+    assert math.isnan(ACCURACY.of(scored_by(predict, rows[:0], labels)))
+
+
+def test_scores_of_a_regression_stand_for_probabilities() -> None:
+    shares = probabilities_of(np.array([[1.2, -0.2], [0.3, 0.1], [0.0, 0.0]]))
+    assert shares == pytest.approx(np.array([[1, 0], [0.75, 0.25], [0.5, 0.5]]))
+
+
+def test_lower_is_better_where_it_is() -> None:
+    loss = MEASURES["log_loss"]
+    assert loss.gain(0.4, 0.5) == pytest.approx(0.1)
+    assert max([0.5, None, 0.4, math.nan], key=loss.rank) == 0.4
+    assert loss.gain_text(0.4, 0.5) == "+0.100"
+    assert ACCURACY.gain_text(0.9, 0.95) == "-5.0 points"
+    with pytest.raises(ValueError, match="did you mean 'auc'"):
+        find_measure("acu")
+
+
+def test_the_page_names_all_and_its_code_runs() -> None:
+    for name in MEASURES:
+        assert f"`{name}`" in PAGE
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(code, "docs/measures.md", "exec"), {})

@@ -1,0 +1,189 @@
+"""A run's measures, threshold and class weights: written, read again, and refused where wrong."""
+
+import json
+import math
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from experiments.solo import keep_solo
+from secure_apfed.config import Config
+from secure_apfed.data import UNLABELLED, load_data
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.learning.apfed import task_loss
+from secure_apfed.measures import ACCURACY, MEASURES, measure_all, names_of
+from secure_apfed.methods import METHODS
+from secure_apfed.runs import RunFolder, load_model, run
+from secure_apfed.runs.record import read_outcome
+from secure_apfed.runs.scored_rows import read_scored
+from tests.secure_apfed.small_runs import small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
+
+ALL = set(names_of("classification"))
+
+
+def config_of(**settings: Any) -> Config:
+    train = {"epochs": 3, "batch_size": 64, "learning_rate": 0.05, "device": "cpu",
+             **settings.pop("train", {})}  # fmt: skip
+    return small_config(
+        settings.pop("method", "single_view"), train=train,
+        data=settings.pop("data", {"dataset": "breast_cancer", "active_view": 2}),
+        guard={"mechanism": "none", "noise": "reproducible_insecure"},
+        transcript={"keep": "none"}, **settings,
+    )  # fmt: skip
+
+
+def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> None:
+    result = run(config_of(measure="auc"), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    outcome, card = read_outcome(folder), json.loads(folder.card.read_text())
+    lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert [set(line["measures"]["single_view"]) for line in lines] == [{"auc"}, {"auc"}, ALL]
+    told = outcome.measures["single_view"]
+    assert dict(told) == lines[-1]["measures"]["single_view"] == card["measures"]["single_view"]
+    assert outcome.scores == result.scores == {"single_view": told["auc"]}
+    assert told["accuracy"] == outcome.accuracy["single_view"]
+    kept = read_scored(folder, "single_view", threshold=None)
+    assert kept is not None
+    assert measure_all(kept) == pytest.approx(told)
+    assert stat.S_IMODE(folder.scored.stat().st_mode) == 0o600
+
+
+def test_kept_scores_are_those_of_the_model(tmp_path: Path) -> None:
+    config = config_of()
+    run(config, tmp_path / "run")
+    data = load_data(config.data, seed=config.seed)
+    model, kept = (
+        load_model(tmp_path / "run"),
+        read_scored(RunFolder(tmp_path / "run"), "single_view", threshold=None),
+    )
+    assert kept is not None
+    told = model.predict(data.active.features[data.test_rows]).numpy()
+    assert kept.scores == pytest.approx(told, abs=1e-6)
+    assert data.active.labels is not None
+    assert kept.truth.tolist() == data.active.labels[data.test_rows].tolist()
+
+
+def test_altered_scores_are_refused(tmp_path: Path) -> None:
+    run(config_of(), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    assert read_scored(folder, "single_view", threshold=None) is not None
+    with pytest.raises(CheckpointError, match="no scores of other"):
+        read_scored(folder, "other", threshold=None)
+    folder.scored.write_bytes(folder.scored.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="not as the run left it"):
+        read_scored(folder, "single_view", threshold=None)
+
+
+def test_a_chosen_threshold_is_kept_and_decides(tmp_path: Path) -> None:
+    result = run(config_of(threshold="f1"), tmp_path / "run")
+    model = load_model(tmp_path / "run")
+    assert result.threshold is not None
+    assert model.threshold == result.threshold
+    shares = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    shares[1] = torch.tensor([1 - result.threshold - 1e-3, result.threshold + 1e-3])
+    assert model.decide(shares).tolist() == [1, 1]
+    assert model.ranges is not None
+    kept = read_scored(RunFolder(tmp_path / "run"), "single_view", threshold=result.threshold)
+    assert kept is not None
+    assert ACCURACY.of(kept) == result.accuracy["single_view"]
+
+
+def test_test_labels_choose_no_threshold() -> None:
+    config = config_of(threshold="f1")
+    data = load_data(config.data, seed=config.seed)
+    assert data.active.labels is not None
+    first = run(config, None, data=data)
+    data.active.labels[data.test_rows] = 1 - data.active.labels[data.test_rows]
+    other = run(config, None, data=data)
+    assert first.threshold == other.threshold
+    assert first.accuracy["single_view"] == pytest.approx(1 - other.accuracy["single_view"])
+
+
+def test_a_number_decides_in_every_evaluation(tmp_path: Path) -> None:
+    run(config_of(threshold=1e-9), tmp_path / "run")
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    kept = read_scored(RunFolder(tmp_path / "run"), "single_view", threshold=None)
+    assert kept is not None
+    share = float(kept.truth.mean())
+    assert [json.loads(line)["accuracy"]["single_view"] for line in lines] == [share] * 3
+
+
+def test_weights_of_classes_make_a_rare_one_found() -> None:
+    """Of 12 rare rows among 212 the unweighted model finds fewer."""
+    config = config_of()
+    data = load_data(config.data, seed=config.seed)
+    labels = data.active.labels
+    assert labels is not None
+    rare = data.train_rows[labels[data.train_rows] == 0]
+    often = data.train_rows[labels[data.train_rows] == 1]
+    few = data.__class__(
+        active=data.active, passives=data.passives, classes=data.classes,
+        train_rows=torch.cat([rare[:12], often[:200]]).sort().values, test_rows=data.test_rows,
+    )  # fmt: skip
+    found = [
+        run(config_of(train={"class_weights": weights, "epochs": 40}), None, data=few)
+        .measures["single_view"]["balanced_accuracy"]
+        for weights in ("none", "balanced")
+    ]  # fmt: skip
+    assert found[1] > found[0] + 0.02
+
+
+def test_the_weighted_loss_is_that_of_repeated_rows() -> None:
+    scores = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 0, 0, 1])
+    weights = torch.tensor([4 / 6, 2.0])
+    again = torch.tensor([0, 1, 2, 3, 3, 3])
+    repeated = task_loss(scores[again], labels[again])
+    assert float(task_loss(scores, labels, weights)) == pytest.approx(float(repeated))
+    open_rows = torch.tensor([0, 0, 0, 1, UNLABELLED])
+    more = torch.cat([scores, torch.ones(1, 2)])
+    assert float(task_loss(more, open_rows, weights)) == pytest.approx(float(repeated))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_who_does_not_weigh_classes_says_so(method: str) -> None:
+    facts = METHODS[method].facts
+    if facts.weighs_classes:
+        assert facts.predicts_alone
+        return
+    with pytest.raises(ValidationError, match=r"train\.class_weights: method|model\.network|votes"):
+        config_of(method=method, train={"class_weights": "balanced"})
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"measure": "acu"}, "did you mean 'auc'"),
+    ({"measure": "r2"}, "r2 is a measure of regression, and runs classify"),
+    ({"threshold": "auc"}, "Known are accuracy, balanced_accuracy, f1"),
+    ({"threshold": 1.0}, "less than 1"),
+    ({"threshold": "f1", "dp_sgd": {"noise_multiplier": 1.0, "clip": 1.0}}, "how many labels"),
+    ({"method": "tvfl", "threshold": 0.4}, "does not predict alone"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        config_of(**settings)
+
+
+def test_a_threshold_between_ten_classes_is_refused_before_training() -> None:
+    config = config_of(threshold=0.4, data={"dataset": "digits", "limit": 300})
+    with pytest.raises(ConfigError, match="has 10 classes and labels of 10; leave it out"):
+        run(config, None)
+
+
+def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
+    data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 12, "limit": 150}
+    config = config_of(measure="log_loss", data=data)
+    record = keep_solo(config, tmp_path / "solo.json")
+    values = [one.validation for one in record.baselines if one.validation is not None]
+    assert record.measure == "log_loss"
+    assert record.best.validation == min(values) != max(values)
+    assert "in log loss against" in record.sentence(0.1)
+    assert record.sentence(record.best.test - 0.125).startswith("+0.125")
+    assert MEASURES["log_loss"].rank(math.inf) == -math.inf
+    assert all(np.isfinite(one.test) for one in record.baselines)
