@@ -118,7 +118,8 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The label of each row, (N,): the likeliest, or as `settings["threshold"]` decides."""
-        best_N = self.model_.decide(torch.from_numpy(self.predict_proba(X))).numpy()
+        shares_NK = torch.from_numpy(self.predict_proba(X))
+        best_N = self.model_.decide(shares_NK).numpy()
         labels: NDArray[Any] = self.classes_[best_N]
         return labels
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,21 @@ ROWS = pd.DataFrame({
     "age": [30.0, np.nan, 51.5, 40.0], "städt": ["Köln", "no", "elsewhere", "KÖLN"],
     "debt": [1_000_001.5, 999_998.0, np.nan, 1e6],
 })  # fmt: skip
+
+
+def test_a_threshold_decides_in_the_graph(tmp_path: Path) -> None:
+    network = {"network": "mlp", "hidden": [8], "representation": 4}
+    config = trained(tmp_path / "run", "breast_cancer", network, "float32")
+    model = load_model(tmp_path / "run")
+    features = load_data(config.data, seed=0).active.features
+    shares_NK = model.predict(features)
+    model = replace(model, threshold=float(shares_NK[:, 1].quantile(0.3)))
+    write_onnx(model, tmp_path / "model.onnx")
+    label_N, _ = said(tmp_path / "model.onnx", model, raw_of(model, features))
+    decided = [model.classes[at] for at in model.decide(shares_NK).tolist()]
+    likeliest = [model.classes[at] for at in shares_NK.argmax(1).tolist()]
+    assert np.mean(label_N == np.array(decided)) > 0.99  # a row may lie on the threshold
+    assert np.mean(label_N == np.array(likeliest)) < 0.95
 
 
 def test_categories_and_empty_cells_are_those_of_the_encoding(tmp_path: Path) -> None:

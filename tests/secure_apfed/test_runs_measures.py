@@ -11,12 +11,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from experiments.report import write_report
 from experiments.solo import keep_solo
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.learning.apfed import task_loss
-from secure_apfed.measures import ACCURACY, MEASURES, measure_all, names_of
+from secure_apfed.measures import ACCURACY, MEASURES, measure_all, names_of, stability_index
 from secure_apfed.methods import METHODS
 from secure_apfed.runs import RunFolder, load_model, run
 from secure_apfed.runs.record import read_outcome
@@ -187,3 +188,29 @@ def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
     assert record.sentence(record.best.test - 0.125).startswith("+0.125")
     assert MEASURES["log_loss"].rank(math.inf) == -math.inf
     assert all(np.isfinite(one.test) for one in record.baselines)
+
+
+def test_the_report_has_all_measures_with_intervals(tmp_path: Path) -> None:
+    run(config_of(measure="ks", threshold=0.4), tmp_path / "run")
+    page = write_report(tmp_path / "run").read_text()
+    assert "<h2>KS</h2>" in page
+    assert "decided for the second class from a probability of 0.400 on" in page
+    for name in ALL:
+        assert f"<tr><td>{MEASURES[name].title}</td>" in page
+    assert page.count(" to 0.") > 3
+    (tmp_path / "run/test-scores.safetensors").unlink()
+    sums = tmp_path / "run/SHA256SUMS"
+    kept = [line for line in sums.read_text().splitlines() if "test-scores" not in line]
+    sums.write_text("\n".join(kept) + "\n")
+    assert "All measures" not in write_report(tmp_path / "run").read_text()
+
+
+def test_new_rows_are_compared_with_those_of_training(tmp_path: Path) -> None:
+    config = config_of()
+    run(config, tmp_path / "run")
+    model = load_model(tmp_path / "run")
+    assert model.ranges is not None
+    features = load_data(config.data, seed=config.seed).active.features
+    same = stability_index(model.ranges, model.predict(features).double().numpy())
+    moved = stability_index(model.ranges, model.predict(features + 2).double().numpy())
+    assert same < 0.1 < moved
