@@ -25,6 +25,7 @@ from secure_apfed.commands import (
     RunFolder,
     audit_log,
     certs,
+    contributions,
     encoder,
     leakage,
     model,
@@ -76,6 +77,7 @@ app.command()(relay.relay)
 app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
 app.command()(table.table)
+app.command()(contributions.contributions)
 app.command()(model.predict)
 app.command()(model.export)
 
