@@ -25,6 +25,7 @@ from secure_apfed.commands import (
     RunFolder,
     audit_log,
     certs,
+    contributions,
     encoder,
     leakage,
     listing,
@@ -78,6 +79,7 @@ app.command()(leakage.attack)
 app.command()(leakage.tradeoff)
 app.command()(table.table)
 app.command()(listing.runs)
+app.command()(contributions.contributions)
 app.command()(model.predict)
 app.command()(model.export)
 

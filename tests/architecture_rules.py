@@ -29,6 +29,7 @@ LAYERS = ("protocols", "secure_apfed", "attacks", "experiments")
 # The command line: its main module, and those that only it imports.
 COMPOSITION_ROOT = (
     "secure_apfed.cli",
+    "secure_apfed.commands.contributions",
     "secure_apfed.commands.leakage",
     "secure_apfed.commands.listing",
     "secure_apfed.commands.plan",

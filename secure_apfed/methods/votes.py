@@ -66,6 +66,7 @@ __all__ = [
     "VotesHelper",
     "VotesLearner",
     "VotesMethod",
+    "belief_of",
     "open_votes_facts",
     "passive_labeller",
 ]
@@ -163,7 +164,7 @@ class VotesMethod(Method):
             contract,
             student=student,
             positions_U=positions_in(rows, student.rows_U),
-            believed=_belief(own.config),
+            believed=belief_of(own.config),
             seed=own.seed,
             shown=self.facts.sends_labels,
         )
@@ -202,7 +203,7 @@ def passive_labeller(own: Own) -> Labeller:
     )
 
 
-def _belief(config: RunSettings) -> Belief:
+def belief_of(config: RunSettings) -> Belief:
     """What the active believes before it reads votes; it needs no noise against itself."""
     votes = config.votes
     if votes.prior in BASELINES:

@@ -22,8 +22,12 @@ from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
 from secure_apfed.methods.method import Helper, Learner, batches_of
 from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
+from secure_apfed.runs.training_labels import TrainingLabels
 
 __all__ = ["Simulated", "begin", "finish", "passives_of", "simulate", "train", "why_not"]
+
+_NO_KEY = bytes(32)
+"""No mechanism draws anything here: labels that may be learnt from stay, the others are hidden."""
 
 Step: TypeAlias = Callable[[int, Tensor], object]
 """One training step of all parties, from its number and rows as `Learner.step` has them."""
@@ -102,6 +106,11 @@ def begin(
         raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
     if config.facts.has_passives:
         alignment = alignment or _aligned(data)
+    held = data.own(data.active.name)
+    assert held is not None
+    labels = TrainingLabels(config, held, key=_NO_KEY)
+    labels.answer(None)
+    data = data.with_own(labels.data())
     with warnings.catch_warnings():
         # A plain sum is unsafe by name; here nothing is sent at all.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)

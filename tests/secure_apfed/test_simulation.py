@@ -15,6 +15,7 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.methods import METHODS, Simulation, Start
 from secure_apfed.methods.method import batches_of
 from secure_apfed.runs import run
+from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.simulation import simulate, simulate_many, why_not
 from secure_apfed.simulation.stacked import simulate_stacked
 from secure_apfed.simulation.together import begin, train
@@ -93,6 +94,11 @@ def weights_of(session: Simulation) -> dict[str, Tensor]:
 
 def trained_by_messages(config: Config, *, alignment: Any) -> Simulation:
     data = load_data(config.data, seed=config.seed)
+    held = data.own(data.active.name)
+    assert held is not None
+    labels = TrainingLabels(config, held, key=bytes(32))
+    labels.answer(None)
+    data = data.with_own(labels.data())
     start = Start(config=config, data=data, alignment=alignment)
     session, step = Simulation(METHODS[config.method], start), 0
     session.transcript.begin_epoch(0)
@@ -130,9 +136,11 @@ def test_in_single_precision_50_steps_stay_close() -> None:
     assert apart(weights_of(together), weights_of(sent)) < 1e-4
 
 
+@pytest.mark.parametrize("labelled", [None, 30])
 @pytest.mark.parametrize("method", ["apfed_c", "apfed_r", "single_view", "tvfl"])
-def test_accuracy_is_that_of_a_run(method: str) -> None:
-    config = config_of(method, {})
+def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
+    """Also where few rows have a label: those of the others are not learnt from."""
+    config = config_of(method, {"data": {"labelled": labelled}, "train": {"epochs": 8}})
     simulated = simulate(config)
     played = run(config, None)
     # Where rows stand in the alignment is a secret order of the run, by which TVFL cuts batches.
