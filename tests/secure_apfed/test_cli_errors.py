@@ -91,7 +91,7 @@ def test_debug_shows_the_traceback_wherever_it_stands(
         (["predict", "--model", "absent", "--data", "x.csv"], 3, "CheckpointError", "absent"),
         (["data", "fetch", "digit"], 2, "ConfigError", "did you mean 'digits'?"),
         (["run"], 2, "UsageError", "Missing argument"),
-        (["runs"], 2, "UsageError", "No such command"),
+        (["rnu"], 2, "UsageError", "No such command"),
         (["doctor", "--hurry"], 2, "UsageError", "No such option"),
     ],
 )

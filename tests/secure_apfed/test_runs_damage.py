@@ -25,7 +25,7 @@ guard: {mechanism: gaussian, epsilon: 8.0}
 """
 OF_ALL = {"config.yaml", "contract.json", "seeds.json", "versions.json", "metrics.jsonl",
           "model.json", "alignment.safetensors", "transcript.msgpack", "transcript.json",
-          "result.json"}  # fmt: skip
+          "result.json", "test-scores.safetensors"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
