@@ -208,8 +208,8 @@ class GainRow:
         return {
             **told,
             "solo": 100 * gain.solo,
-            "measure": gain.measure.name,
-            "accuracy" if gain.measure is ACCURACY else "reached": 100 * gain.reached,
+            "measure": gain.measure,
+            "accuracy" if gain.measure == ACCURACY.name else "reached": 100 * gain.reached,
             "gain": 100 * chosen.mean,
             "low": 100 * chosen.low,
             "high": 100 * chosen.high,

@@ -15,7 +15,7 @@ from scipy.stats import bootstrap, sem, t
 
 from protocols.errors import RemoteProtocolError
 from secure_apfed.facts import MethodFacts
-from secure_apfed.measures import ACCURACY, MEASURES, Measure
+from secure_apfed.measures import ACCURACY, MEASURES
 
 __all__ = ["Gain", "Interval", "Leakage", "Row", "Setting", "Summary", "accuracy_of"]
 
@@ -184,7 +184,7 @@ class Gain:
     over_chosen: Interval
     hindsight: str
     over_hindsight: Interval
-    measure: Measure = ACCURACY
+    measure: str = ACCURACY.name
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> "Gain | None":
@@ -203,7 +203,7 @@ class Gain:
             baseline=chosen,
             solo=float(tests[chosen].mean()),
             reached=float(reached.mean()),
-            measure=measure,
+            measure=measure.name,
             over_chosen=Interval.paired((sign * (reached - tests[chosen])).tolist()),
             hindsight=best,
             over_hindsight=Interval.paired((sign * (reached - tests[best])).tolist()),
@@ -211,9 +211,10 @@ class Gain:
 
     def text(self, gain: Interval) -> str:
         """A gain with its unit: points of a share, else of the measure as it is."""
-        if self.measure.share:
+        measure = MEASURES[self.measure]
+        if measure.share:
             return f"{gain.text(scale=100, form='+.1f')} points"
-        return f"{gain.text(form='+.3f')} {self.measure.title}"
+        return f"{gain.text(form='+.3f')} {measure.title}"
 
     @property
     def sentence(self) -> str:

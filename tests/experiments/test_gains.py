@@ -1,6 +1,8 @@
 """Gains: paired by seed against a baseline that no test row chose; solo baselines are kept once."""
 
+import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -141,3 +143,13 @@ def test_a_plan_finds_the_nearest_stored_case() -> None:
     other: Config = GainCase(method="imputation", data="digits", labelled=30).config
     assert nearest_gain(other, stored) is None
     assert all(one.seeds >= 5 for one in load_gains())
+
+
+def test_a_gain_in_a_loss_is_what_it_fell_by() -> None:
+    rows = rows_of([0.4, 0.41], near=[(0.5, 0.5), (0.5, 0.52)], far=[(0.9, 0.9), (0.9, 0.9)])
+    gain = Gain.of(rows.assign(metric="log_loss"))
+    assert gain is not None
+    assert (gain.baseline, gain.hindsight, gain.measure) == ("near", "near", "log_loss")
+    assert gain.over_chosen.mean == pytest.approx(0.105)
+    assert "log loss over near, the best alone" in gain.sentence
+    json.dumps(asdict(gain))
