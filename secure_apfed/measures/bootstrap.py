@@ -15,7 +15,7 @@ from secure_apfed.measures.table import measure_all
 
 __all__ = ["RESAMPLES", "Estimate", "estimates"]
 
-RESAMPLES = 200
+RESAMPLES = 60
 _CONFIDENCE = 0.95
 
 
