@@ -166,6 +166,11 @@ class Config(RunSettings):
                 "on rows that were held out; leave it out, or use "
                 f"{_methods(lambda facts: facts.stops_early)}"
             )
+        if self.train.keep_best and not self.facts.predicts_alone:
+            raise ValueError(
+                f"train.keep_best: the active goes back to the networks of an earlier epoch; in "
+                f"method {self.method} it needs the other parties' of the same; leave it out"
+            )
         if self.dp_sgd is not None:
             raise ValueError(
                 "train.patience: when training ends would tell of the held-out rows without the "

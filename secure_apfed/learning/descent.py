@@ -11,9 +11,11 @@ from secure_apfed.errors import ModelError
 from secure_apfed.learning.compute import Compute
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["Descent", "Trainer", "make_optimizer", "prefixed", "without_prefix"]
+__all__ = [
+    "Descent", "Trainer", "make_optimizer", "prefixed", "rate_after", "take_rate", "without_prefix",
+]  # fmt: skip
 
-_MOMENTS = "moments"
+_MOMENTS, _DONE = "moments", "steps done"
 
 
 def _sgd(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
@@ -31,7 +33,13 @@ def _adam(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimiz
     )
 
 
-_OPTIMIZERS = {"sgd": _sgd, "adam": _adam}
+def _adamw(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters, lr=train.learning_rate, weight_decay=train.weight_decay, fused=True
+    )
+
+
+_OPTIMIZERS = {"sgd": _sgd, "adam": _adam, "adamw": _adamw}
 
 
 def make_optimizer(parameters: list[Tensor], train: TrainSettings) -> torch.optim.Optimizer:
@@ -39,8 +47,25 @@ def make_optimizer(parameters: list[Tensor], train: TrainSettings) -> torch.opti
     return _OPTIMIZERS[train.optimizer](parameters, train)
 
 
+def rate_after(train: TrainSettings, done: int) -> float:
+    """The learning rate of a party's next step, after so many of its own."""
+    warm, rate = train.warmup_steps, train.learning_rate
+    if done < warm:
+        return rate * (done + 1) / warm
+    if train.schedule_steps is None:
+        return rate
+    passed = min(1.0, (done - warm) / (train.schedule_steps - warm))
+    return rate * (1 + math.cos(math.pi * passed)) / 2
+
+
+def take_rate(optimizer: torch.optim.Optimizer, train: TrainSettings, done: int) -> None:
+    """Let the next step of an optimizer, after `done` others, have its learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate_after(train, done)
+
+
 class Descent:
-    """SGD with momentum, or Adam; the L2 terms of Eqs. (6) and (7) are its weight decay.
+    """One of the optimizers; the L2 terms of Eqs. (6) and (7) are its weight decay.
 
     Args:
         owner: the party, named when its training diverges.
@@ -62,6 +87,7 @@ class Descent:
             )
         self._norm_bound = train.max_gradient_norm or math.inf
         self._optimizer = make_optimizer(self._parameters, train)
+        self._train, self._done = train, 0
 
     def begin(self) -> None:
         """Forget the gradients of the last step."""
@@ -80,10 +106,12 @@ class Descent:
                     f"{self._owner}: training diverged, its gradient is not finite; lower "
                     "train.learning_rate or train.max_gradient_norm"
                 )
+        take_rate(self._optimizer, self._train, self._done)
         self._optimizer.step()
+        self._done += 1
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters, buffers and the optimizer's moments by name."""
+        """Parameters, buffers and the optimizer's moments by name, and how many steps it took."""
         states = {name: module.state_dict() for name, module in self._modules.items()}
         moments = {
             f"{index}.{name}": value
@@ -95,11 +123,12 @@ class Descent:
             key: value
             for name, state in {**states, _MOMENTS: moments}.items()
             for key, value in prefixed(name, state).items()
-        }
+        } | {_DONE: torch.tensor(self._done)}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for name, module in self._modules.items():
             module.load_state_dict(without_prefix(name, tensors))
+        self._done = int(tensors[_DONE])
         moments: dict[int, dict[str, Tensor]] = {}
         for key, value in without_prefix(_MOMENTS, tensors).items():
             index, _, name = key.partition(".")

@@ -16,7 +16,7 @@ from protocols.errors import RunStoppedError
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links
-from secure_apfed.learning.descent import prefixed
+from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.methods import Learner, PartyState, Session
 from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
 from secure_apfed.privacy import PrivacySpent
@@ -76,6 +76,7 @@ class Course:
         self._held_out: list[float] = list(notes.get("held_out", ()))
         self._judge = Judge(config, session, labels)
         self.judged: Judged | None = None
+        self._best = without_prefix("best", state.tensors) if state else {}
         self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
         self._before: float = notes.get("seconds", 0.0)
         self._began = time.monotonic()
@@ -140,6 +141,13 @@ class Course:
                 "train.learning_rate, or raise train.held_out"
             )
         self._held_out.append(loss)
+        networks = learner.solo()
+        if not self._config.train.keep_best or networks is None:
+            return
+        if _first_least(self._held_out) == len(self._held_out) - 1:
+            self._best = {name: one.clone() for name, one in networks.state_dict().items()}
+        if self.is_last(self._epoch):
+            networks.load_state_dict(self._best)
 
     def epochs(self) -> Iterator[int]:
         """See `Course`; the transcript is told of each."""
@@ -224,7 +232,7 @@ class Course:
         """Save what the active is; the answers to labels are part of it."""
         self.session.entered.keep(
             self._step,
-            tensors=prefixed("labels", self._labels.tensors()),
+            tensors=prefixed("labels", self._labels.tensors()) | prefixed("best", self._best),
             epoch=self._epoch,
             seconds=self.seconds,
             contracts=self._contracts,

@@ -20,8 +20,13 @@ class TrainSettings(Settings):
         epochs: passes over the active's training rows.
         batch_size: the active's rows in one step.
         optimizer: of every module of every party; autoencoders of `distilled` have their own.
-        learning_rate: of either; momentum: of SGD alone. Adam's moments decay as its authors say.
-        weight_decay: the L2 terms of Eqs. (6) and (7), on every module.
+        learning_rate: of each; momentum: of SGD alone. Adam's moments decay as its authors say.
+        weight_decay: the L2 terms of Eqs. (6) and (7), on every module; under adamw each step
+            shrinks the weights by it instead (Loshchilov and Hutter 2019).
+        schedule: "cosine" lowers each party's learning rate from full to 0 over `schedule_steps`
+            of its own steps, and leaves it there (Loshchilov and Hutter 2017, without restarts).
+        schedule_steps: those, warm-up included; needed under cosine, null otherwise.
+        warmup_steps: over which the learning rate rises in equal parts before that.
         max_gradient_norm: L2 bound of a party's parameter gradient in one step; null: none, as
             in the paper. Guarded representations are noisy and long: then a bound keeps a
             passive's training from diverging.
@@ -30,7 +35,9 @@ class TrainSettings(Settings):
             its training rows, and the last layer of its head is fitted to them; for few labels.
         evaluate_every: epochs between two test evaluations; the last is always evaluated.
         patience: epochs without a lower loss on held-out rows after which training ends; null: it
-            ends with its last epoch. The weights are those of the epoch in which it ends.
+            ends with its last epoch.
+        keep_best: whether the active's networks are in the end those of the epoch with the least
+            loss on held-out rows, in place of the epoch in which training ends.
         held_out: share of the active's labelled training rows that it learns nothing from then.
         class_weights: "balanced" counts all classes alike in the task loss, by the labels that the
             active trains on; "none": all rows.
@@ -40,19 +47,46 @@ class TrainSettings(Settings):
 
     epochs: int = Field(300, ge=1)
     batch_size: int = Field(128, ge=2)
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: float = Field(1e-3, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-4, ge=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    schedule_steps: int | None = Field(None, ge=1)
+    warmup_steps: int = Field(0, ge=0)
     max_gradient_norm: float | None = Field(None, gt=0)
     use_unaligned: bool = True
     spread_labels: bool = False
     evaluate_every: int = Field(1, ge=1)
     patience: int | None = Field(None, ge=1)
+    keep_best: bool = False
     held_out: float = Field(0.1, gt=0, lt=1)
     class_weights: Literal["none", "balanced"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> Self:
+        if (self.schedule == "cosine") is (self.schedule_steps is None):
+            raise ValueError(
+                f"schedule_steps: cosine falls over so many steps and constant takes none; got "
+                f"{self.schedule_steps} for {self.schedule}"
+            )
+        if self.schedule_steps is not None and self.warmup_steps >= self.schedule_steps:
+            raise ValueError(
+                f"warmup_steps: {self.warmup_steps} leave none of {self.schedule_steps} "
+                "schedule_steps to fall in; take fewer"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_of_held_out_rows(self) -> Self:
+        if self.keep_best and self.patience is None:
+            raise ValueError(
+                "keep_best: the best epoch is told by held-out rows; say how long to wait for a "
+                "better one, as patience: 10"
+            )
+        return self
 
 
 class PassiveSettings(Settings):

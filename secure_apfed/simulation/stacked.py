@@ -20,7 +20,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.compute import Compute
-from secure_apfed.learning.descent import make_optimizer
+from secure_apfed.learning.descent import make_optimizer, take_rate
 from secure_apfed.methods import Simulation
 from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
 from secure_apfed.methods.method import batches_of
@@ -151,6 +151,7 @@ class _Stack:
         losses_R.sum().backward()
         if self._train.max_gradient_norm is not None:
             self._bound(self._train.max_gradient_norm)
+        take_rate(self._optimizer, self._train, step)
         self._optimizer.step()
 
     def _bound(self, most: float) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from pydantic import ValidationError
 
 from secure_apfed.config import Config
@@ -13,7 +14,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import METHODS, freshly_brought, open_session
 from secure_apfed.methods.method import batches_of, held_out_of
-from secure_apfed.runs import run
+from secure_apfed.runs import RunResult, run
 from secure_apfed.runs.training_labels import answered_labels
 from tests.secure_apfed.small_runs import interrupted, small_config
 
@@ -88,6 +89,52 @@ def test_a_run_that_was_broken_off_ends_where_it_would_have(tmp_path: Path) -> N
     again = run(config, tmp_path / "broken", resume=True)
     assert losses_of(tmp_path / "whole") == losses_of(tmp_path / "broken")
     assert again.accuracy == whole.accuracy
+
+
+def held_out_loss(result: RunResult, config: Config) -> float:
+    """Of the model that a run kept, on the rows that it learnt nothing from."""
+    data = load_data(config.data, seed=config.seed)
+    rows = held_out_of(open_session(config, data).learner, config)
+    model, labels_N = result.recording.model, data.active.labels
+    assert model is not None
+    assert labels_N is not None
+    with torch.no_grad():
+        scores_BK = model(data.active.features[rows])
+    return float(F.cross_entropy(scores_BK, labels_N[rows]))
+
+
+def test_the_best_epochs_networks_are_kept(tmp_path: Path) -> None:
+    config = config_of("apfed_c", keep_best=True)
+    best = run(config, tmp_path / "best")
+    losses = losses_of(tmp_path / "best")
+    assert losses[-1] > min(losses)
+    assert held_out_loss(best, config) == pytest.approx(min(losses), rel=1e-5)
+    ends = config_of("apfed_c")
+    last = run(ends, tmp_path / "last")
+    assert losses_of(tmp_path / "last") == losses
+    assert held_out_loss(last, ends) == pytest.approx(losses[-1], rel=1e-5)
+
+
+def test_a_run_that_was_broken_off_keeps_the_same_best_and_the_same_rates(tmp_path: Path) -> None:
+    """Also where the best epoch lies before the break."""
+    schedule = {
+        "optimizer": "adamw", "learning_rate": 0.05, "schedule": "cosine", "schedule_steps": 60,
+        "warmup_steps": 5,
+    }  # fmt: skip
+    config = config_of("apfed_c", keep_best=True, epochs=8, patience=7, **schedule)
+    whole = run(config, tmp_path / "whole")
+    interrupted(config, tmp_path / "broken", at_step=17)
+    again = run(config, tmp_path / "broken", resume=True)
+    losses = losses_of(tmp_path / "whole")
+    assert losses == losses_of(tmp_path / "broken")
+    assert losses.index(min(losses)) < 5 < len(losses) - 1
+    assert held_out_loss(again, config) == held_out_loss(whole, config)
+    assert held_out_loss(again, config) == pytest.approx(min(losses), rel=1e-5)
+
+
+def test_the_best_of_networks_of_several_parties_is_refused() -> None:
+    with pytest.raises(ValidationError, match="needs the other parties' of the same"):
+        config_of("tvfl", keep_best=True)
 
 
 def test_what_has_no_loss_of_its_own_is_refused() -> None:

@@ -1,11 +1,14 @@
 """Descent: SGD as the papers have it, a bound on the gradient, state by name."""
 
+from typing import Any
+
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.learning.descent import Descent
+from secure_apfed.learning.descent import Descent, rate_after
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
 
@@ -66,19 +69,67 @@ def test_a_diverged_gradient_is_named_and_changes_nothing() -> None:
     assert torch.equal(vector(parts), before)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_state_goes_through_names(optimizer: str) -> None:
-    train = TrainSettings.model_validate({"learning_rate": 0.1, "optimizer": optimizer})
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("schedule", [{}, {"schedule": "cosine", "schedule_steps": 4}])
+def test_state_goes_through_names(optimizer: str, schedule: dict[str, Any]) -> None:
+    """With the place in a schedule: who goes on has the rates of who never stopped."""
+    train = TrainSettings.model_validate(
+        {"learning_rate": 0.1, "optimizer": optimizer, "warmup_steps": 2, **schedule}
+    )
     one, other = modules(), modules(1)
     first, second = Descent("ann", one, train), Descent("ann", other, train)
     descend(first, one)
     second.load_tensors(first.tensors())
-    moment = {"sgd": "momentum_buffer", "adam": "exp_avg_sq"}[optimizer]
+    moment = {"sgd": "momentum_buffer", "adam": "exp_avg_sq", "adamw": "exp_avg_sq"}[optimizer]
     assert {"encoder.weight", "head.bias", f"moments.0.{moment}"} <= first.tensors().keys()
     for _ in range(2):
         descend(first, one)
         descend(second, other)
     assert torch.equal(vector(one), vector(other))
+
+
+def test_adamw_shrinks_the_weights_beside_its_step() -> None:
+    train = TrainSettings(optimizer="adamw", learning_rate=0.01, weight_decay=0.1)
+    ours, theirs = modules(), modules()
+    descent = Descent("ann", ours, train)
+    adamw = torch.optim.AdamW(nn.ModuleDict(theirs).parameters(), lr=0.01, weight_decay=0.1)
+    for _ in range(4):
+        descend(descent, ours)
+        adamw.zero_grad()
+        theirs["head"](theirs["encoder"](torch.ones(4, 3))).square().mean().backward()
+        adamw.step()
+    assert torch.allclose(vector(ours), vector(theirs), atol=1e-6)
+
+
+def test_rates_rise_and_fall_as_torchs_schedulers_have_them() -> None:
+    train = TrainSettings(learning_rate=0.4, schedule="cosine", schedule_steps=12, warmup_steps=4)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
+    falling = []
+    for _ in range(9):
+        falling.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        cosine.step()
+    found = [rate_after(train, done) for done in range(15)]
+    assert found[:4] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert found[4:13] == pytest.approx(falling, abs=1e-12)
+    assert found[12:] == [0.0, 0.0, 0.0]
+    warm = TrainSettings(learning_rate=0.4, warmup_steps=2)
+    assert [rate_after(warm, done) for done in range(4)] == pytest.approx([0.2, 0.4, 0.4, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"schedule": "cosine"}, "got None for cosine"),
+        ({"schedule_steps": 5}, "got 5 for constant"),
+        ({"schedule": "cosine", "schedule_steps": 5, "warmup_steps": 5}, "leave none of 5"),
+        ({"keep_best": True}, "told by held-out rows"),
+    ],
+)
+def test_a_schedule_without_an_end_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        TrainSettings.model_validate(settings)
 
 
 def test_adam_is_that_of_torch_with_the_l2_terms() -> None:

@@ -38,6 +38,14 @@ CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "few aligned": ("apfed_r", {"data": {"overlap": 0.02}}),
     "bounded": ("apfed_c", {"train": {"max_gradient_norm": 0.05}}),
     "adam": ("apfed_c", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
+    "adamw, warmed up": (
+        "apfed_c",
+        {"train": {"optimizer": "adamw", "weight_decay": 0.1, "warmup_steps": 4}},
+    ),
+    "cosine": (
+        "apfed_r",
+        {"train": {"schedule": "cosine", "schedule_steps": 9, "warmup_steps": 2}},
+    ),
     "adam, typical": ("tvfl", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
     "spread labels": ("apfed_c", {"train": {"spread_labels": True}, "data": {"labelled": 30}}),
     "whole maps": ("apfed_r", {"model": {"projection": "none"}}),
@@ -154,6 +162,10 @@ STACKED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "reconstruction": ("apfed_r", {"train": {"max_gradient_norm": 0.05}}),
     "alone": ("single_view", {"train": {"optimizer": "adam", "learning_rate": 1e-3}}),
     "some labels": ("apfed_c", {"data": {"labelled": 30}}),
+    "cosine": (
+        "apfed_c",
+        {"train": {"optimizer": "adamw", "schedule": "cosine", "schedule_steps": 9}},
+    ),
     "typical": ("tvfl", {}),
     "convolutions": ("apfed_c", {"model": {"network": "conv_mnist"}}),
 }
