@@ -54,8 +54,8 @@ class Truth:
     """What the scorer compares with.
 
     Attributes:
-        classes: K.
-        labels: (A,) int64 by alignment position.
+        classes: K; 0 where labels are numbers.
+        labels: (A,) int64 by alignment position, or such numbers.
         trained: (T,) int64 alignment positions of the training rows, ascending; those that the
             victim holds.
         features: party -> (A, ...) by alignment position; NaN where it does not hold the person.
@@ -101,7 +101,9 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
 
 
 def class_priors(truth: Truth) -> tuple[float, ...]:
-    """Return the share of each class among the training rows of `truth`."""
+    """Return the share of each class among the training rows of `truth`; none of numbers."""
+    if not truth.classes:
+        return ()
     counts_K = torch.bincount(truth.labels[truth.trained], minlength=truth.classes)
     return tuple((counts_K / counts_K.sum()).tolist())
 

@@ -28,6 +28,7 @@ from attacks.recorded import (
 from attacks.scoring import not_applicable, score
 from attacks.view import AdversaryView, Budget, Knowledge, Played
 from secure_apfed.runs import Recording
+from secure_apfed.tasks import TASKS
 
 __all__ = ["Trial"]
 
@@ -67,6 +68,10 @@ class Trial:
         """Attack and score, or say why not."""
         attack = self.attack
         view = self.view(self.ignorance())
+        other_task = TASKS[self.recording.config.task].not_attacked.get(attack.target)
+        if other_task is not None:
+            reason = f"task is {self.recording.config.task}: {other_task}"
+            return not_applicable(attack, view, reason, self.seed)
         outcome: str | tuple[AttackResult, Guess]
         try:
             knowledge, truth = self.known()

@@ -5,6 +5,7 @@ Read by: `secure-apfed runs`. Folders may have been sent by somebody else: they 
 that says why.
 """
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,7 @@ from secure_apfed.data import DataSettings
 from secure_apfed.errors import ApfedError, DataError
 from secure_apfed.folder_files import count_lines
 from secure_apfed.runs import RunFolder
+from secure_apfed.runs.record import Outcome
 
 __all__ = ["HEADER", "TARGETS", "Leak", "ListedRun", "State", "list_runs", "settings_in"]
 
@@ -75,7 +77,8 @@ class ListedRun:
         date: of the last change of the file that tells how far it came, in UTC; a copy of the
             folder may have another.
         config: what was asked; None where that cannot be read.
-        accuracy: share of the test rows, of the method's own inference.
+        accuracy: share of the test rows, of the method's own inference; None also where the task is
+            no classification.
         alone: what the active would do alone; None where nobody measured it.
         epsilon: see `FinishedRun.epsilon`; inf: nothing is promised.
         leaks: by target, where attacks applied.
@@ -202,7 +205,7 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
         row,
         state=State.FINISHED,
         config=run.config,
-        accuracy=next(iter(run.outcome.accuracy.values())),
+        accuracy=_accuracy(run.outcome),
         alone=run.solo or _beside(row.path, run.config),
         epsilon=run.epsilon,
         wire_bytes=run.outcome.wire_bytes,
@@ -210,6 +213,12 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
         attacked=run.attacks is not None,
         report=(row.path / "report.html").is_file(),
     )
+
+
+def _accuracy(outcome: Outcome) -> float | None:
+    """Of the method's own inference; None where nothing is classified."""
+    share = next(iter(outcome.accuracy.values()))
+    return None if math.isnan(share) else share
 
 
 def _beside(path: Path, config: Config) -> SoloRecord | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from secure_apfed.config import Config
-from secure_apfed.data import VerticalData, load_data
+from secure_apfed.data import OwnData, VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.measures import ACCURACY, MEASURES, Measure
@@ -24,6 +24,7 @@ from secure_apfed.runs.record import Written
 from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.solo.choice import BaselineResult, best, compare
 from secure_apfed.solo.kept import FitStore
+from secure_apfed.solo.numbers import compare_numbers
 
 __all__ = [
     "FILE", "SoloRecord", "fits_beside", "keep_solo", "read_solo", "settings_digest", "solo_file",
@@ -65,8 +66,8 @@ def settings_digest(config: Config) -> str:
         "data": config.data.model_dump(mode="json"),
         "seed": config.seed,
         "model": config.model.model_dump(mode="json"),
-        # No baseline weighs classes.
-        "train": config.train.model_dump(mode="json", exclude={"class_weights"}),
+        # No baseline weighs classes, or takes another loss.
+        "train": config.train.model_dump(mode="json", exclude={"class_weights", "loss"}),
         **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
     }
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
@@ -83,6 +84,31 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
         return read_solo(config, path)
     own = (data or load_data(config.data, seed=config.seed)).own(config.data.active_name)
     assert own is not None
+    with _one_thread():
+        found = _numbers(config, own) if own.targets else _classes(config, own)
+    record = SoloRecord(
+        settings=settings_digest(config), baselines=tuple(found), measure=config.measure
+    )
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomically(path, to_json(record.model_dump(mode="json")).encode())
+    return record
+
+
+def _numbers(config: Config, own: OwnData) -> list[BaselineResult]:
+    """Regressions of the labelled rows, in the unit of the labels."""
+    table, targets = own.table, own.targets
+    assert table.labels is not None
+    assert targets is not None
+    parts = [
+        (table.features[rows], targets.decode(table.labels[rows]))
+        for rows in (own.labelled_rows, own.test_rows)
+    ]
+    return compare_numbers(
+        *parts[0], *parts[1], measure=MEASURES[config.measure], seed=config.seed
+    )
+
+
+def _classes(config: Config, own: OwnData) -> list[BaselineResult]:
     table, rows = own.table, own.train_rows
     assert table.labels is not None
     labelled = torch.isin(rows, own.labelled_rows).nonzero().flatten()
@@ -95,17 +121,10 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
         model=config.model,
         train=config.train,
     )
-    with _one_thread():
-        found = compare(
-            task, table.features[own.test_rows], table.labels[own.test_rows],
-            baselines=BASELINES, measure=MEASURES[config.measure],
-        )  # fmt: skip
-    record = SoloRecord(
-        settings=settings_digest(config), baselines=tuple(found), measure=config.measure
-    )
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomically(path, to_json(record.model_dump(mode="json")).encode())
-    return record
+    return compare(
+        task, table.features[own.test_rows], table.labels[own.test_rows],
+        baselines=BASELINES, measure=MEASURES[config.measure],
+    )  # fmt: skip
 
 
 @contextmanager

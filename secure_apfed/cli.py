@@ -247,8 +247,9 @@ def _reached(result: "RunResult") -> list[tuple[str, str]]:
 
     measure = MEASURES[result.measure]
     rows = [
-        (f"accuracy, {name}", f"{100 * value:.2f} %") for name, value in result.accuracy.items()
-    ]
+        (f"accuracy, {name}", f"{100 * value:.2f} %")
+        for name, value in result.accuracy.items() if measure.task == ACCURACY.task
+    ]  # fmt: skip
     if measure is not ACCURACY:
         told = [(f"{measure.title}, {name}", measure.text(value))
                 for name, value in result.scores.items()]  # fmt: skip

@@ -24,9 +24,10 @@ from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.column_encoding import fit_columns
 from secure_apfed.data.frames import is_numeric
-from secure_apfed.errors import DataError
+from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.methods import METHODS
 from secure_apfed.runs import RunResult, SoloModel, run
+from secure_apfed.tasks import Classification
 
 __all__ = ["VerticalClassifier"]
 
@@ -130,6 +131,12 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _config(self) -> Config:
         alone = not self.passives
+        task = (self.settings or {}).get("task", Classification.name)
+        if task != Classification.name:
+            raise ConfigError(
+                f"VerticalClassifier: task {task!r} is no classification; leave it out, or run it "
+                "from settings (secure_apfed.runs.run)"
+            )
         settings: dict[str, Any] = {
             "name": "estimator",
             **({"method": _alone()} if alone else {}),

@@ -65,6 +65,7 @@ class MethodFacts:
         takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
         stops_early: takes `train.patience`: the active can tell the loss of held-out rows.
         weighs_classes: takes `train.class_weights`: the active descends on its own labels.
+        tasks: that the active's model may learn, keys of `secure_apfed.tasks.TASKS`.
         simulated: takes `secure_apfed.simulation`: its accuracy can be had without its messages.
         own_objective: of every passive that contributes; None: each says its own.
     """
@@ -85,6 +86,7 @@ class MethodFacts:
     takes_pairwise: bool = False
     stops_early: bool = False
     weighs_classes: bool = False
+    tasks: tuple[str, ...] = ("classification",)
     simulated: bool = False
     own_objective: ObjectiveSettings | None = None
 

@@ -19,8 +19,10 @@ from secure_apfed.data import find_dataset
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
 from secure_apfed.measures import ACCURACY
+from secure_apfed.runs.outcome import scores_of
 from secure_apfed.runs.record import AgreementOf
 from secure_apfed.settings import Settings
+from secure_apfed.tasks import TASKS, Classification
 
 __all__ = [
     "Learned", "Tile", "accounting_of", "agreement_of", "alignment_leaks_of", "coalitions_of",
@@ -118,12 +120,18 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
     if measure is not ACCURACY:
         for variant, value in outcome.scores.items():
             yield Tile(f"{run.title_of(variant)} {measure.title}", measure.text(value), tested)
-    for variant, share in outcome.accuracy.items():
+    classifies = run.config.task == Classification.name
+    for variant, share in outcome.accuracy.items() if classifies else ():
         yield Tile(f"{run.title_of(variant)} accuracy", words.percent(share), tested)
     if reference is not None and run.facts.method.has_passives:
-        share = next(iter(reference.outcome.accuracy.values()))
-        title = reference.facts.method.title
-        yield Tile(f"{title} accuracy", words.percent(share), "the active alone")
+        title, others = reference.facts.method.title, reference.outcome
+        if classifies:
+            share = next(iter(others.accuracy.values()))
+            yield Tile(f"{title} accuracy", words.percent(share), "the active alone")
+        else:
+            told = scores_of(measure.name, others.accuracy, others.measures)
+            value = measure.text(next(iter(told.values())))
+            yield Tile(f"{title} {measure.title}", value, "the active alone")
     if run.solo is not None:
         alone = run.solo.best
         told = run.solo.judged_by.text(alone.test)
@@ -302,6 +310,7 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
         "tested": outcome.test_rows, "aligned": outcome.aligned_rows,
     }  # fmt: skip
     yield "method", run.facts.method.title
+    yield "task", TASKS[config.task].title
     parted = "parties with people of their own" if data.horizontal else "views"
     yield "data", f"{title}, {data.view_count} {parted}"
     yield "parties", ", ".join(run.roles)

@@ -54,7 +54,7 @@ def measured_of(run: ReportedRun) -> MeasuredModel | None:
             )
             for name, one in estimates(scored).items()
         ),
-        calibration=calibration_curve(scored),
+        calibration=calibration_curve(scored) if scored.classes else (),
         binary=scored.classes == 2,
         threshold=scored.threshold,
     )  # fmt: skip

@@ -37,11 +37,10 @@ def predict(
         terminal.print_json({**shown, "output": output})
     elif output is None:
         rows = [
-            (name, best, *(f"{share:.4f}" for share in shares))
-            for name, best, shares in predictions.rows()
+            tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row)
+            for row in predictions.cells()
         ]
-        classes = (f"p({name})" for name in predictions.classes)
-        terminal.show_rows("Predictions", ("id", "class", *classes), rows)
+        terminal.show_rows("Predictions", predictions.columns(), rows)
     else:
         terminal.show_note(f"{len(predictions.ids)} rows written to {output}")
     if not as_json and predictions.stability is not None:

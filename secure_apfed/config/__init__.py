@@ -5,14 +5,16 @@ that is to train (`secure_apfed.methods.METHODS`): what it does not take is refu
 does. Reading YAML, with errors that name the line, is `secure_apfed.config.file`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pydantic import field_validator, model_validator
 
+from secure_apfed.config.tasks import check_task
 from secure_apfed.defences import DEFENCES, check_defences
 from secure_apfed.facts import MethodFacts, Teacher
 from secure_apfed.labellers import LABELLERS
-from secure_apfed.measures import THRESHOLDS, find_measure, names_of
+from secure_apfed.measures import THRESHOLDS, find_measure
 from secure_apfed.methods import METHODS
 from secure_apfed.names import check_parties
 from secure_apfed.privacy import MultiStageResponse
@@ -27,6 +29,7 @@ from secure_apfed.settings.teaching import (
 )
 from secure_apfed.settings.training import PassiveSettings
 from secure_apfed.settings.votes import VotesSettings
+from secure_apfed.tasks import TASKS
 
 __all__ = ["AttackChoice", "Config"]
 
@@ -183,16 +186,29 @@ class Config(RunSettings):
             )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _judged_by_its_task(cls, settings: Any) -> Any:
+        """The measure is the task's own, unless the settings say another."""
+        task = TASKS.get(str(settings.get("task"))) if isinstance(settings, Mapping) else None
+        return settings if task is None else {"measure": task.headline, **settings}
+
+    @field_validator("task")
+    @classmethod
+    def _is_a_task(cls, name: str) -> str:
+        if name not in TASKS:
+            raise ValueError(unknown_name(name, TASKS))
+        return name
+
     @field_validator("measure")
     @classmethod
     def _is_a_measure(cls, name: str) -> str:
-        measure = find_measure(name)
-        if measure.task != "classification":
-            raise ValueError(
-                f"{name} is a measure of {measure.task}, and runs classify; use "
-                f"{', '.join(names_of('classification'))}"
-            )
-        return name
+        return find_measure(name).name
+
+    @model_validator(mode="after")
+    def _task_fits(self) -> "Config":
+        check_task(self)
+        return self
 
     @model_validator(mode="after")
     def _imbalance_fits(self) -> "Config":

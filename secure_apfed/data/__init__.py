@@ -13,6 +13,7 @@ from secure_apfed.data.presets import PRESETS, preset
 from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.data.tables import load_own_tables
+from secure_apfed.data.targets import TargetScale
 from secure_apfed.data.views import View, ViewColumns
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "PartyTable",
     "Progress",
     "RawFeatures",
+    "TargetScale",
     "VerticalData",
     "View",
     "ViewColumns",

@@ -42,7 +42,7 @@ def describe(dataset: DataSet) -> dict[str, str]:
         "name": dataset.name,
         "title": dataset.title,
         "shape": dataset.shape,
-        "classes": str(len(dataset.classes)),
+        "classes": "numbers" if dataset.numeric_labels else str(len(dataset.classes)),
         "views": str(dataset.views),
         "split": "official" if dataset.split else "seeded",
         "licence": dataset.licence,

@@ -26,6 +26,7 @@ from secure_apfed.data.readers import DataSet, ImagePool, Pool, TablePool
 from secure_apfed.data.records import UNLABELLED, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings
 from secure_apfed.data.tables import load_tables
+from secure_apfed.data.targets import TargetScale
 from secure_apfed.data.views import View, ViewColumns, fit_views, locate_views
 
 __all__ = ["load_data"]
@@ -49,11 +50,13 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     dataset = find_dataset(settings.dataset)
     pool = dataset.read(dataset, settings.folder)
     drawn = draw_people(
-        pool.labels, rows=settings.rows, rows_per_class=settings.rows_per_class, seed=seed
+        _classes_of(pool), rows=settings.rows, rows_per_class=settings.rows_per_class, seed=seed
     )
     pool = pool if drawn is None else pool.at(drawn)
     ids = person_ids(len(pool.labels), seed=seed)
-    people = _People(pool.labels, *_split(pool, settings, seed), settings, seed)
+    classes_N = _classes_of(pool)
+    people = _People(classes_N, *_split(pool, classes_N, settings, seed), settings, seed)
+    targets = people.scale_of(pool.labels) if settings.labels_are_numbers else None
     views = (
         _ImageViews(pool, settings)
         if isinstance(pool, ImagePool)
@@ -68,6 +71,8 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         features, located = views.encode(name, rows, encoding)
         labels_N = people.labels(name, rows) if settings.holds_labels(name) else None
         labels = None if labels_N is None else torch.from_numpy(labels_N)
+        if labels_N is not None and targets is not None:
+            labels = targets.encode(pool.labels[rows], party=name)
         tables.append(
             PartyTable(name, tuple(ids[rows].tolist()), features, labels, encoding, located)
         )
@@ -81,13 +86,22 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         labelled=labelled,
         labels_at=settings.labels_at,
         horizontal=settings.horizontal,
+        targets=targets,
     )
 
 
-def _split(pool: Pool, settings: DataSettings, seed: int) -> tuple[Rows, Rows]:
+def _classes_of(pool: Pool) -> Rows:
+    """The classes by which rows are drawn; where labels are numbers, all are of one."""
+    numbers = np.issubdtype(pool.labels.dtype, np.floating)
+    return np.zeros(len(pool.labels), np.int64) if numbers else pool.labels
+
+
+def _split(
+    pool: Pool, labels_N: Rows, settings: DataSettings, seed: int
+) -> tuple[Rows, Rows]:
     if pool.official_train is None:
-        return split_rows(pool.labels, settings.test_fraction, seed=seed, split=settings.split)
-    rows = np.arange(len(pool.labels), dtype=np.int64)
+        return split_rows(labels_N, settings.test_fraction, seed=seed, split=settings.split)
+    rows = np.arange(len(labels_N), dtype=np.int64)
     return rows[: pool.official_train], rows[pool.official_train :]
 
 
@@ -140,6 +154,13 @@ class _People:
         test = torch.from_numpy(np.flatnonzero(is_test))
         known = None if labelled is None else torch.from_numpy(train[labelled])
         return torch.from_numpy(train), test, known
+
+    def scale_of(self, numbers_N: NDArray[np.float64]) -> TargetScale:
+        """Of the pool's labels, which are numbers, those of the active's labelled training rows."""
+        active = self._settings.active_name
+        train, _, labelled = self.active_split()
+        known = (train if labelled is None else labelled).numpy()
+        return TargetScale.of(numbers_N[self.rows(active)][known], party=active)
 
     def _is_active(self, party: str) -> bool:
         return party == self._settings.active_name

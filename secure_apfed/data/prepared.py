@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 
 from secure_apfed.data.encoding import parse_encoding
 from secure_apfed.data.records import OwnData, PartyTable
+from secure_apfed.data.targets import TargetScale
 from secure_apfed.data.views import View
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.folder_files import read_bytes
@@ -34,6 +35,7 @@ def pack_own(data: OwnData) -> bytes:
         "name": table.name,
         "ids": table.ids,
         "classes": data.classes,
+        "targets": None if data.targets is None else data.targets.model_dump(),
         "encoding": table.encoding.model_dump(mode="json"),
         "views": {name: (one.first, one.end, one.sequence) for name, one in table.views.items()},
     }
@@ -69,6 +71,7 @@ def read_own(path: Path, name: str) -> OwnData:
             test_rows=tensors["test_rows"],
             classes=tuple(about["classes"]),
             labelled=tensors.get("labelled"),
+            targets=TargetScale.model_validate(scale) if (scale := about.get("targets")) else None,
         )
     except (
         CheckpointError, SafetensorError, KeyError, ValueError, TypeError, AttributeError

@@ -22,7 +22,8 @@ from secure_apfed.errors import DataError
 
 __all__ = [
     "DataSet", "ImagePool", "Pool", "Reader", "TablePool", "check_labels", "file_content",
-    "file_path", "read_breast_cancer", "read_cifar", "read_credit_card", "read_digits",
+    "file_path", "read_breast_cancer", "read_cifar", "read_credit_card", "read_diabetes",
+    "read_digits",
     "read_handwritten", "read_idx", "read_wine",
 ]  # fmt: skip
 
@@ -52,10 +53,13 @@ class ImagePool:
 
 @dataclass(frozen=True, eq=False)
 class TablePool:
-    """Raw columns of N people and their labels (N,); `categorical` names columns to one-hot."""
+    """Raw columns of N people and their labels (N,); `categorical` names columns to one-hot.
+
+    Labels are float64 where the set's are numbers to predict.
+    """
 
     frame: pd.DataFrame
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     categorical: tuple[str, ...] = ()
     official_train: int | None = None
 
@@ -78,7 +82,7 @@ class DataSet:
         name: its key.
         title, source, licence, citation: for people.
         how: how it is had, in one sentence.
-        classes: names in the order of the labels.
+        classes: names in the order of the labels; empty where labels are numbers to predict.
         views: the number of parties with features unless the run says otherwise.
         read: (this entry, data folder or None) -> the pool.
         height: rows of an image; None for tables.
@@ -108,6 +112,11 @@ class DataSet:
     files: tuple[DataFile, ...] = ()
     subfolders: tuple[str, ...] = ()
     downloads: tuple[Download, ...] = ()
+
+    @property
+    def numeric_labels(self) -> bool:
+        """Whether labels are numbers to predict."""
+        return not self.classes
 
 
 Reader: TypeAlias = Callable[[DataSet, Path | None], Pool]
@@ -142,6 +151,14 @@ def read_wine(dataset: DataSet, folder: Path | None) -> TablePool:
 
     bunch = _once(load_wine, as_frame=True)
     return TablePool(bunch.data.copy(), bunch.target.to_numpy(np.int64, copy=True))
+
+
+def read_diabetes(dataset: DataSet, folder: Path | None) -> TablePool:
+    """Diabetes of scikit-learn: 442 people, 10 columns, and how far the disease came in a year."""
+    from sklearn.datasets import load_diabetes
+
+    bunch = _once(load_diabetes, as_frame=True)
+    return TablePool(bunch.data.copy(), bunch.target.to_numpy(np.float64, copy=True))
 
 
 def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from secure_apfed.data.encoding import FeatureEncoding
+from secure_apfed.data.targets import UNLABELLED, TargetScale
 from secure_apfed.data.views import View, check_views
 from secure_apfed.errors import DataError
 from secure_apfed.names import check_parties
 
 __all__ = ["UNLABELLED", "OwnData", "PartyTable", "VerticalData", "check_distinct"]
-
-UNLABELLED = -100
-"""In place of a label that is not known, or that training may not know."""
 
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
@@ -30,7 +28,8 @@ class PartyTable:
         name: the party.
         ids: distinct, in the party's own order.
         features: float32 (N, columns) or (N, channels, height, width).
-        labels: int64 (N,), at a party that holds labels; `UNLABELLED` where it does not know it.
+        labels: int64 (N,), at a party that holds labels, or float32 where they are numbers to
+            predict, standardised; `UNLABELLED` where it does not know it.
         encoding: how raw columns or images became the features, for prediction later.
         views: by name, which features are which view, one after another; empty for images.
 
@@ -84,8 +83,9 @@ class OwnData:
         table: its rows.
         train_rows, test_rows: of the table, at a party with labels; empty elsewhere. All rows of a
             passive with labels are training rows.
-        classes: names of the labels, at a party that has them.
+        classes: names of the labels, at a party that has them; empty where labels are numbers.
         labelled: those of the training rows whose labels may be learnt from; None: all of them.
+        targets: how labels that are numbers were standardised; None: they are classes.
     """
 
     table: PartyTable
@@ -93,6 +93,7 @@ class OwnData:
     test_rows: torch.Tensor = field(default_factory=lambda: _NO_ROWS, repr=False)
     classes: tuple[str, ...] = ()
     labelled: torch.Tensor | None = field(default=None, repr=False)
+    targets: TargetScale | None = None
 
     @classmethod
     def of_passive(cls, table: PartyTable, classes: tuple[str, ...]) -> "OwnData":
@@ -128,6 +129,7 @@ class VerticalData:
         labelled: those of the training rows whose labels may be learnt from; None: all of them.
         labels_at: passives that hold labels, too.
         horizontal: every party holds all features of other people, and labels; nothing is aligned.
+        targets: how labels that are numbers were standardised; None: they are classes.
 
     Raises:
         DataError: labels missing, at the wrong party, outside the classes or all of one
@@ -143,6 +145,7 @@ class VerticalData:
     labelled: torch.Tensor | None = field(default=None, repr=False)
     labels_at: tuple[str, ...] = ()
     horizontal: bool = False
+    targets: TargetScale | None = None
 
     @property
     def labelled_rows(self) -> torch.Tensor:
@@ -159,7 +162,7 @@ class VerticalData:
         if name == self.active.name:
             return OwnData(
                 table=self.active, train_rows=self.train_rows, test_rows=self.test_rows,
-                classes=self.classes, labelled=self.labelled,
+                classes=self.classes, labelled=self.labelled, targets=self.targets,
             )  # fmt: skip
         held = (OwnData.of_passive(one, self.classes) for one in self.passives if one.name == name)
         return next(held, None)
@@ -231,6 +234,9 @@ class VerticalData:
         labels_N = self.active.labels
         if labels_N is None:
             raise DataError(f"{self.active.name} is the active and needs labels, it has none")
+        if self.targets is not None:
+            self._check_targets(labels_N)
+            return
         wrong = (labels_N < 0) | (labels_N >= len(self.classes))
         needed = torch.zeros_like(wrong)
         needed[torch.cat([self.labelled_rows, self.test_rows])] = True
@@ -246,6 +252,19 @@ class VerticalData:
                 f"{self.active.name}: the {len(self.labelled_rows)} labelled training rows are all "
                 "of one class, so there is nothing to learn; add rows of another class, or raise "
                 "data.limit or data.labelled"
+            )
+
+    def _check_targets(self, labels_N: torch.Tensor) -> None:
+        needed = labels_N[torch.cat([self.labelled_rows, self.test_rows])]
+        if not labels_N.is_floating_point() or self.classes:
+            raise DataError(
+                f"{self.active.name}: labels that are numbers are float32 and have no classes, got "
+                f"{labels_N.dtype} and {len(self.classes)} classes"
+            )
+        if not bool((needed.isfinite() & (needed != UNLABELLED)).all()):
+            raise DataError(
+                f"{self.active.name}: a labelled training row or a test row has no number as its "
+                "label; leave these rows out"
             )
 
 

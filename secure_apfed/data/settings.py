@@ -88,6 +88,8 @@ class DataSettings(Settings):
         active: which of `parties` is the active.
         id_column: columns that name a row in every party's file, unless the party differs.
         label_column: the column of labels, at whoever holds any.
+        numeric_labels: whether the labels of own tables are numbers to predict (`task: regression`)
+            and no classes; of a built-in set the catalogue says so. Splits read no label then.
         classes: the labels in the order of the network's outputs; null infers them from the
             active's, which other parties with labels cannot.
     """
@@ -115,7 +117,15 @@ class DataSettings(Settings):
     active: PartyName = "active"
     id_column: str | tuple[str, ...] = "id"
     label_column: str = "label"
+    numeric_labels: bool = False
     classes: tuple[str, ...] | None = Field(None, min_length=2)
+
+    @property
+    def labels_are_numbers(self) -> bool:
+        """Whether there are no classes, but numbers to predict."""
+        if self.dataset == TABLES:
+            return self.numeric_labels
+        return find_dataset(self.dataset).numeric_labels
 
     @property
     def active_name(self) -> str:
@@ -156,7 +166,23 @@ class DataSettings(Settings):
         else:
             self._check_built_in()
         self._check_partition()
+        if self.labels_are_numbers:
+            self._check_numbers()
         return self
+
+    def _check_numbers(self) -> None:
+        """What is cut by classes, or known to several parties, needs classes."""
+        by_class = [key for key in ("classes", "rows_per_class") if getattr(self, key) is not None]
+        if by_class:
+            raise ValueError(
+                f"{' and '.join(by_class)}: the labels of {self.dataset} are numbers and no "
+                "classes; leave it out"
+            )
+        if self.horizontal or self.labels_at:
+            raise ValueError(
+                f"{'partition' if self.horizontal else 'labels_at'}: labels that are numbers are "
+                "the active's alone; take partition: vertical without labels_at"
+            )
 
     def _check_own_tables(self) -> None:
         given = [key for key in _OF_BUILT_IN if getattr(self, key) is not None]
@@ -178,8 +204,8 @@ class DataSettings(Settings):
             )
 
     def _check_built_in(self) -> None:
-        given = [key for key in ("parties", "classes", "view_columns")
-                 if getattr(self, key) is not None]  # fmt: skip
+        given = [key for key in ("parties", "classes", "view_columns", "numeric_labels")
+                 if getattr(self, key) not in (None, False)]  # fmt: skip
         if given:
             raise ValueError(
                 f"{' and '.join(given)} belong to dataset: {TABLES}, not to {self.dataset}"

@@ -20,6 +20,7 @@ from secure_apfed.data.partition import choose_labelled, generator, passive_labe
 from secure_apfed.data.raw_tables import RawTable, party_path, read_raw
 from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings
+from secure_apfed.data.targets import TargetScale, read_numbers
 from secure_apfed.data.views import View, ViewColumns, fit_views, locate_views
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.folder_files import read_json
@@ -50,6 +51,7 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
         labelled=own.labelled,
         labels_at=settings.labels_at,
         horizontal=settings.horizontal,
+        targets=own.targets,
     )
 
 
@@ -64,36 +66,54 @@ def load_active(settings: DataSettings, *, seed: int) -> OwnData:
     """
     name = settings.active
     raw = read_raw(settings, name)
-    classes = settings.classes or _infer_classes(raw.labels)
-    labels = _number(raw.labels, classes, party=name)
-    _check_two(raw.labels, party=name)
-    known = np.flatnonzero(labels != UNLABELLED)
+    labels, groups, classes = _labels_of(settings, raw, party=name)
+    known = np.flatnonzero(groups != UNLABELLED)
     train, test = (
         known[rows]
         for rows in split_rows(
-            labels[known], settings.test_fraction, seed=seed, split=settings.split
+            groups[known], settings.test_fraction, seed=seed, split=settings.split
         )
     )
-    train = np.sort(np.concatenate([train, np.flatnonzero(labels == UNLABELLED)]))
+    train = np.sort(np.concatenate([train, np.flatnonzero(groups == UNLABELLED)]))
     if settings.limit is not None:
         train = generator(seed, "limit").permutation(train)[: settings.limit]
     kept = np.sort(np.concatenate([train, test]))
     is_train = np.isin(kept, train)
     if len(kept) < len(labels):
-        raw, labels = raw.at(kept), labels[kept]
+        raw, labels, groups = raw.at(kept), labels[kept], groups[kept]
     train_rows = np.flatnonzero(is_train)
     encoding, views = _encoding_of(settings, name, raw, rows=train_rows)
     features = encoding.encode(raw.features, source=name)
     labelled = choose_labelled(
-        labels[train_rows], settings.labelled, seed=seed, choice=settings.labelled_choice
+        groups[train_rows], settings.labelled, seed=seed, choice=settings.labelled_choice
     )
+    learnt = train_rows if labelled is None else train_rows[labelled]
+    targets = TargetScale.of(labels[learnt], party=name) if settings.labels_are_numbers else None
+    told = targets.encode(labels, party=name) if targets else torch.from_numpy(labels)
     return OwnData(
-        table=PartyTable(name, raw.ids, features, torch.from_numpy(labels), encoding, views),
+        table=PartyTable(name, raw.ids, features, told, encoding, views),
         train_rows=torch.from_numpy(train_rows),
         test_rows=torch.from_numpy(np.flatnonzero(~is_train)),
         classes=classes,
         labelled=None if labelled is None else torch.from_numpy(train_rows[labelled]),
+        targets=targets,
     )
+
+
+def _labels_of(
+    settings: DataSettings, raw: RawTable, *, party: str
+) -> tuple[NDArray[Any], NDArray[np.int64], tuple[str, ...]]:
+    """Labels as they are learnt, the classes by which rows are drawn, and the names of classes.
+
+    Numbers have no classes: all rows that have one are drawn alike.
+    """
+    if settings.labels_are_numbers:
+        numbers = read_numbers(raw.labels, party=party, column=settings.label_column)
+        return numbers, np.where(np.isnan(numbers), UNLABELLED, 0), ()
+    classes = settings.classes or _infer_classes(raw.labels)
+    labels = _number(raw.labels, classes, party=party)
+    _check_two(raw.labels, party=party)
+    return labels, labels, classes
 
 
 def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from secure_apfed.data import UNLABELLED
 from secure_apfed.defences import RepresentationChain
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import Trainer
 from secure_apfed.learning.private_gradient import PrivateGradient, PrivateUpdates
-from secure_apfed.measures import Scored, balanced_weights, scored_by
+from secure_apfed.measures import Scored, balanced_weights
 from secure_apfed.privacy.clip import onto_ball
 from secure_apfed.settings.training import TrainSettings
+from secure_apfed.tasks import Classification, Task, scored_rows
 
 __all__ = [
     "ActiveNetworks",
@@ -34,7 +34,6 @@ __all__ = [
     "example_gradients",
     "joint_loss",
     "passive_gradients",
-    "task_loss",
 ]
 
 Weights = Mapping[str, Tensor]
@@ -68,20 +67,6 @@ class ActiveNetworks(nn.Module):
         return scores_BK, projected_B[sent]
 
 
-def task_loss(scores_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of the rows that have a label; 0 where none of the batch has.
-
-    With weights of classes each row's is multiplied by that of its class.
-    """
-    labelled_B = labels_B != UNLABELLED
-    if weights_K is None and bool(labelled_B.all()):
-        return F.cross_entropy(scores_BK, labels_B)
-    total = F.cross_entropy(
-        scores_BK, labels_B, weight=weights_K, ignore_index=UNLABELLED, reduction="sum"
-    )
-    return total / labelled_B.sum().clamp(min=1)
-
-
 def joint_loss(task: Tensor, z_A: Tensor, gradient_A: Tensor) -> Tensor:
     """A scalar whose gradient is Eq. (9)'s: that of the task, and `gradient_A` through z."""
     return task + (gradient_A * z_A).sum()
@@ -104,7 +89,10 @@ class Batch:
 
 
 class ActiveTrainer(Trainer):
-    """The active's batches and updates; representations go through `defences` before the guard."""
+    """The active's batches and updates; representations go through `defences` before the guard.
+
+    `task` says what it learns; None: classes.
+    """
 
     def __init__(
         self,
@@ -118,8 +106,10 @@ class ActiveTrainer(Trainer):
         seed: int,
         defences: RepresentationChain | None = None,
         private: PrivateUpdates | None = None,
+        task: Task | None = None,
     ) -> None:
         self.networks, self._defences = networks, defences or RepresentationChain()
+        self.task = task or Classification()
         modules = {**dict(networks.named_children()), "defences": self._defences}
         super().__init__(owner, modules, train=train, compute=compute, seed=seed)
         self.features_N, self.labels_N = compute.place(features_N), compute.place(labels_N)
@@ -153,7 +143,9 @@ class ActiveTrainer(Trainer):
             picked = _EVERY if len(aligned) == len(rows_B) else aligned.to(here_B.device)
         with self.forward_pass(step):
             scores_BK, h_A = self.networks(self.features_N[here_B], picked)
-        loss = task_loss(scores_BK.to(dtype), self.labels_N[here_B], self._weights_K)
+        loss = self.task.loss(
+            scores_BK.to(dtype), self.labels_N[here_B], self.features_N[here_B], self._weights_K
+        )
         if h_A is not None:
             h_A, penalty = self._defences(h_A.to(dtype), self.features_N[here_B[picked]], step)
             loss = loss if penalty is None else loss + penalty
@@ -194,7 +186,9 @@ class ActiveTrainer(Trainer):
         """What the model says of `rows` of its own table, alone (Eq. 11)."""
         self.set_training(False)
         try:
-            return scored_by(self._predict, rows, self.labels_N)
+            return scored_rows(
+                self.task, self._predict, rows, labels_N=self.labels_N, features_N=self.features_N
+            )
         finally:
             self.set_training(True)
 
@@ -213,7 +207,9 @@ class ActiveTrainer(Trainer):
 
     def _loss(self, rows_B: Tensor) -> Tensor:
         weights_K = None if self._weights_K is None else self._weights_K.float()
-        return task_loss(self._predict(rows_B).float(), self.labels_N[rows_B], weights_K)
+        return self.task.loss(
+            self._predict(rows_B).float(), self.labels_N[rows_B], self.features_N[rows_B], weights_K
+        )
 
     def _predict(self, rows_B: Tensor) -> Tensor:
         with self.forward_pass("predict"):

@@ -59,7 +59,7 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
 
 class ScoreRanges(BaseModel):
     """How the scores of training rows are spread: of two classes those of the second, of several
-    those of the likeliest.
+    those of the likeliest; of a regression the predictions.
 
     Attributes:
         edges: rising, between the ranges.
@@ -111,6 +111,8 @@ def stability_index(trained: ScoreRanges, probabilities_BK: FloatArray) -> float
 
 
 def _said(probabilities_BK: FloatArray) -> FloatArray:
+    if probabilities_BK.ndim == 1:
+        return probabilities_BK
     two = probabilities_BK.shape[1] == 2
     return np.asarray(probabilities_BK[:, 1] if two else probabilities_BK.max(axis=1))
 

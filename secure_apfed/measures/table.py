@@ -198,7 +198,7 @@ def task_of(scored: Scored) -> Task:
     return "classification" if scored.classes else "regression"
 
 
-def names_of(task: Task) -> tuple[str, ...]:
+def names_of(task: str) -> tuple[str, ...]:
     """The measures of one task."""
     return tuple(name for name, one in MEASURES.items() if one.task == task)
 

@@ -50,10 +50,12 @@ from secure_apfed.methods.sum_noise import (
 from secure_apfed.methods.terms import (
     check_passives,
     model_of,
+    outputs_of,
     passive_terms,
     projection_size,
     representation_terms,
     require_own_terms,
+    task_of,
 )
 from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives import ContrastiveSettings, ReconstructionSettings, make_objective
@@ -77,7 +79,7 @@ __all__ = [
 APFED = MethodFacts(
     title="APFed", predicts_alone=True, representations_from="active", sums_gradients=True,
     trains_privately=True, takes_pairwise=True, stops_early=True, weighs_classes=True,
-    simulated=True,
+    simulated=True, tasks=("classification", "regression"),
 )  # fmt: skip
 APFED_R = replace(APFED, title="APFed-R", own_objective=ReconstructionSettings())
 APFED_C = replace(APFED, title="APFed-C", own_objective=ContrastiveSettings())
@@ -417,6 +419,7 @@ class SingleView(Method):
     facts = MethodFacts(
         title="SingleVL", predicts_alone=True, has_passives=False, trains_privately=True,
         stops_early=True, weighs_classes=True, simulated=True,
+        tasks=("classification", "regression"),
     )  # fmt: skip
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
@@ -463,7 +466,7 @@ def _active_networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, 
         encoder = family.encoder(own.features, model)
     shape = output_shape(encoder, own.features)
     with seeded(seed, own.name, "head"):
-        head = family.head(math.prod(shape), len(own.classes), model)
+        head = family.head(math.prod(shape), outputs_of(own), model)
     if projection is None:
         return ActiveNetworks(encoder, head), shape
     with seeded(seed, own.name, "projection"):
@@ -496,4 +499,5 @@ def _active_party(
         seed=own.seed,
         private=updates,
         defences=representation_chain(config.defences, surroundings_of(own, shape)),
+        task=task_of(own),
     )

@@ -15,6 +15,7 @@ from secure_apfed.privacy import RepresentationGuard
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.teaching import HEAD
 from secure_apfed.settings.training import PassiveSettings
+from secure_apfed.tasks import TASKS, Task
 
 __all__ = [
     "Asked",
@@ -25,12 +26,14 @@ __all__ = [
     "make_sum",
     "model_of",
     "objective_of",
+    "outputs_of",
     "passive_terms",
     "projection_size",
     "representation_terms",
     "require_own_terms",
     "sent_terms",
     "settings_of",
+    "task_of",
 ]
 
 _ROWS_AT_ONCE = 4096
@@ -62,6 +65,20 @@ def asked_of(config: RunSettings) -> Asked:
 def settings_of(config: RunSettings, passive: str) -> PassiveSettings:
     """The settings of one passive: its own, or the default ones."""
     return config.passives.get(passive, config.passives.get("default", PassiveSettings()))
+
+
+def task_of(own: Own) -> Task:
+    """What the active learns, by its settings and its labels.
+
+    Raises:
+        DataError: the task is of other labels.
+    """
+    return TASKS[own.config.task].of(own.held.targets, loss=own.config.train.loss)
+
+
+def outputs_of(own: Own) -> int:
+    """Numbers that the head of the active's model gives."""
+    return task_of(own).outputs(len(own.classes), own.features)
 
 
 def check_passives(config: RunSettings, names: Sequence[str]) -> None:

@@ -32,6 +32,7 @@ from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import RefusedSums, bind_step
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 from secure_apfed.settings.training import TrainSettings
+from secure_apfed.tasks import Task
 
 __all__ = ["ActiveParty"]
 
@@ -56,6 +57,7 @@ class ActiveParty(Party):
         refused: where it notes a sum that it refuses; None: nowhere.
         private: what makes its updates private; None: nothing does.
         defences: what its representations go through before the guard.
+        task: what it learns; None: classes.
 
     Attributes:
         bind: what a contribution must answer, from session, step, rows and payload.
@@ -80,6 +82,7 @@ class ActiveParty(Party):
         seed: int,
         private: PrivateUpdates | None = None,
         defences: RepresentationChain | None = None,
+        task: Task | None = None,
     ) -> None:
         super().__init__(name, contract)
         assert table.labels is not None
@@ -91,7 +94,7 @@ class ActiveParty(Party):
         self._position_N[alignment] = torch.arange(len(alignment))
         self.trainer = ActiveTrainer(
             self.name, networks, features_N=table.features, labels_N=table.labels, train=train,
-            compute=compute, seed=seed, defences=defences, private=private,
+            compute=compute, seed=seed, defences=defences, private=private, task=task,
         )  # fmt: skip
         self._batch: Batch | None = None
         self._pending: _Pending | None = None

@@ -168,5 +168,8 @@ def _random_table(data: VerticalData, like: PartyTable, ids: Sequence[str]) -> P
     for view in like.views.values():
         if view.sequence is not None:
             features[:, view.first] = view.sequence[0]  # all steps are in use
-    labels_N = None if like.labels is None else torch.arange(len(ids)) % len(data.classes)
+    labels_N = None
+    if like.labels is not None:
+        classes = torch.arange(len(ids)) % (len(data.classes) or 2)
+        labels_N = classes.to(like.labels.dtype)
     return replace(like, ids=tuple(ids), features=features, labels=labels_N)

@@ -200,7 +200,10 @@ def table_digest(data: OwnData) -> str:
         split = {"train": data.train_rows, "test": data.test_rows}
         if data.labelled is not None:
             split["labelled"] = data.labelled
-        labels = [data.table.labels.numpy().astype("<i8").tobytes(), save_tensors(split)]
+        kind = "<f4" if data.targets else "<i8"
+        labels = [data.table.labels.numpy().astype(kind).tobytes(), save_tensors(split)]
+    if data.targets is not None:
+        labels.append(data.targets.model_dump_json().encode())
     return hashlib.sha256(msgpack.packb([data.table.ids, *labels])).hexdigest()
 
 

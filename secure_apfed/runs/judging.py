@@ -23,11 +23,12 @@ from secure_apfed.measures import (
     ScoreRanges,
     best_threshold,
     measure_all,
-    scored_by,
 )
 from secure_apfed.methods import Session
+from secure_apfed.methods.terms import task_of
 from secure_apfed.runs.solo import predictor_of
 from secure_apfed.runs.training_labels import TrainingLabels
+from secure_apfed.tasks import scored_rows
 
 __all__ = ["Judge", "Judged"]
 
@@ -39,7 +40,7 @@ class Judged:
     Attributes:
         measure: that the run is judged by.
         said: of test rows, by inference variant.
-        accuracy: by variant; NaN where it was asked for no row.
+        accuracy: by variant; NaN where it was asked for no row, or nothing is classified.
         measures: by variant and name: the run's measure, or all where the model is finished.
         threshold: that the active's model decides at; None: it takes the likeliest class.
         ranges: how its scores of training rows are spread, where it is finished and may be told.
@@ -90,7 +91,7 @@ class Judge:
         return Judged(
             measure=ours.name,
             said=said,
-            accuracy={name: ACCURACY.of(scored) for name, scored in said.items()},
+            accuracy={name: _accuracy(scored) for name, scored in said.items()},
             measures={
                 name: measure_all(scored) if final else _defined(ours, scored)
                 for name, scored in said.items()
@@ -120,7 +121,14 @@ class Judge:
             scores_BK: Tensor = network(features_N[rows_B].to(dtype))
             return scores_BK
 
-        return scored_by(predict, data.labelled_rows, labels_N)
+        task = task_of(self._session.entered.own)
+        return scored_rows(
+            task, predict, data.labelled_rows, labels_N=labels_N, features_N=features_N
+        )
+
+
+def _accuracy(scored: Scored) -> float:
+    return ACCURACY.of(scored) if scored.classes else math.nan
 
 
 def _defined(measure: Measure, scored: Scored) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 The encoding is part of the graph: each raw column is an input of its own, (N, 1), numbers as
 float64 and categories as texts; images are one input, (N, C, H, W), whole. Outputs:
-`output_label` (N,), texts, and `output_probability` (N, K). An empty number is NaN: where the model
+`output_label` (N,), texts, and `output_probability` (N, K); of a regression `output_prediction`
+(N,), in the unit of the labels. An empty number is NaN: where the model
 was trained with `missing: mean` it counts as the mean; otherwise its row's probabilities are NaN,
 since a graph can refuse nothing. An unknown category is a row of zeros, as in training.
 """
@@ -29,6 +30,7 @@ _OPSET = 20
 _FLOAT, _INT64, _TEXT, _DOUBLE = 1, 7, 8, 11  # ONNX's numbers of element types
 _FEATURES = "encoding/features"  # no column of a table may have such a name
 _LABEL, _PROBABILITIES = "output_label", "output_probability"
+_PREDICTION = "output_prediction"
 _INSIDE = ("encoding/", "network/")
 
 
@@ -55,7 +57,8 @@ def write_onnx(model: SoloModel, path: Path) -> None:
         prefix2="network/",
     )  # fmt: skip
     _name_outputs(onnx.helper, joined, model)
-    onnx.helper.set_model_props(joined, {"classes": "\n".join(model.classes)})
+    about = {"classes": "\n".join(model.classes)} if model.classes else {}
+    onnx.helper.set_model_props(joined, {**about, "task": model.task.name})
     onnx.checker.check_model(joined, full_check=True)
     write_atomically(path, joined.SerializeToString())
 
@@ -64,7 +67,7 @@ def _check_names(model: SoloModel) -> None:
     if not isinstance(model.encoding, ColumnEncoding):
         return
     for column in model.encoding.columns:
-        if column.name in (_LABEL, _PROBABILITIES) or column.name.startswith(_INSIDE):
+        if column.name in (_LABEL, _PROBABILITIES, _PREDICTION) or column.name.startswith(_INSIDE):
             raise ModelError(
                 f"column {column.name!r} has a name that an ONNX graph of ours needs for itself; "
                 "rename it in the table, and train again"
@@ -76,12 +79,12 @@ class _Predicting(nn.Module):
 
     def __init__(self, model: SoloModel) -> None:
         super().__init__()
-        self.network = model.network
+        self.network, self.task = model.network, model.task
         self.eval()
 
     def forward(self, features_N: Tensor) -> Tensor:
-        scores_NK: Tensor = self.network(features_N.to(next(self.network.parameters()).dtype))
-        return scores_NK.softmax(1).float()
+        placed_N = features_N.to(next(self.network.parameters()).dtype)
+        return self.task.told(self.network(placed_N), placed_N).float()
 
 
 def _network(model: SoloModel) -> Any:
@@ -91,7 +94,7 @@ def _network(model: SoloModel) -> Any:
         program = torch.onnx.export(
             _Predicting(model), (torch.zeros(2, *model.encoding.shape),), dynamo=True,
             opset_version=_OPSET, dynamic_shapes=({0: rows},), input_names=[_FEATURES],
-            output_names=["probabilities"], verbose=False,
+            output_names=["told"], verbose=False,
         )  # fmt: skip
     assert program is not None
     return program.model_proto
@@ -183,9 +186,14 @@ class _Graph:
 
 
 def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
-    """Add the label of each row, and give both outputs their names."""
+    """Add the label of each row where rows have classes, and give outputs their names."""
     graph = joined.graph
     net = graph.output[0].name
+    if not model.classes:
+        graph.node.append(helper.make_node("Identity", [net], [_PREDICTION]))
+        del graph.output[:]
+        graph.output.append(helper.make_tensor_value_info(_PREDICTION, _FLOAT, ["rows"]))
+        return
     texts = [name.encode() for name in model.classes]
     names = helper.make_tensor("network/classes", _TEXT, [len(texts)], texts)
     graph.initializer.append(names)

@@ -3,6 +3,7 @@
 Run by: the active, long after training; nothing is sent to anybody.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from secure_apfed.measures import stability_index
 from secure_apfed.plain_csv import to_csv
 from secure_apfed.runs import RunFolder, SoloModel, load_model
 
-__all__ = ["Predictions", "predict_file"]
+__all__ = ["Predicted", "PredictedNumbers", "Predictions", "predict_file"]
 
 _WRITERS = {
     ".csv": lambda frame, path: path.write_text(to_csv(frame), encoding="utf-8", newline=""),
@@ -27,23 +28,58 @@ _WRITERS = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Predictions:
-    """What the model says of each row.
+class Predicted(ABC):
+    """What a model says of each row of a file, whatever its task.
 
     Attributes:
         ids: names of the rows, or their numbers from 0.
-        classes: K names.
-        probabilities: (N, K), each row sums to 1.
-        decided: (N,), places in `classes` of what each row is given.
         stability: how far the scores are spread otherwise than those of the training rows, see
             `secure_apfed.measures.stability_index`; None: nobody kept those.
     """
 
     ids: tuple[str, ...]
+    stability: float | None = None
+
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that are written."""
+
+    @abstractmethod
+    def cells(self) -> Iterator[tuple[str | float, ...]]:
+        """The cells of each row, in their order."""
+
+    @abstractmethod
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+
+    def write(self, path: Path) -> None:
+        """Write one line a row: id, class and the probability of every class, or id and number.
+
+        In CSV a text that a spreadsheet would take for a formula stands behind an apostrophe.
+
+        Raises:
+            DataError: the file's name ends in nothing that can be written.
+        """
+        if path.suffix not in _WRITERS:
+            raise DataError(f"{path}: expected a name that ends in {', '.join(_WRITERS)}")
+        told = [dict(zip(self.columns(), row, strict=True)) for row in self.cells()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _WRITERS[path.suffix](pd.DataFrame(told), path)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Predictions(Predicted):
+    """Of a classification.
+
+    Attributes:
+        classes: K names.
+        probabilities: (N, K), each row sums to 1.
+        decided: (N,), places in `classes` of what each row is given.
+    """
+
     classes: tuple[str, ...]
     probabilities: Tensor
     decided: Tensor
-    stability: float | None = None
 
     def rows(self) -> Iterator[tuple[str, str, tuple[float, ...]]]:
         """Yield (id, predicted class, probabilities)."""
@@ -51,8 +87,14 @@ class Predictions:
         for name, best, row in zip(self.ids, best_N, self.probabilities.tolist(), strict=True):
             yield name, self.classes[best], tuple(row)
 
+    def columns(self) -> tuple[str, ...]:
+        return ("id", "class", *(f"p({one})" for one in self.classes))
+
+    def cells(self) -> Iterator[tuple[str | float, ...]]:
+        for name, best, row in self.rows():
+            yield name, best, *row
+
     def as_json(self) -> dict[str, Any]:
-        """Return plain values."""
         return {
             "classes": list(self.classes),
             "stability": self.stability,
@@ -62,28 +104,35 @@ class Predictions:
             ],
         }
 
-    def write(self, path: Path) -> None:
-        """Write one line a row: id, class and the probability of every class.
 
-        In CSV a text that a spreadsheet would take for a formula stands behind an apostrophe.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PredictedNumbers(Predicted):
+    """One number a row.
 
-        Raises:
-            DataError: the file's name ends in nothing that can be written.
-        """
-        if path.suffix not in _WRITERS:
-            raise DataError(f"{path}: expected a name that ends in {', '.join(_WRITERS)}")
-        told = [
-            {"id": name, "class": best}
-            | {f"p({one})": share for one, share in zip(self.classes, row, strict=True)}
-            for name, best, row in self.rows()
-        ]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _WRITERS[path.suffix](pd.DataFrame(told), path)
+    Attributes:
+        what: the number's name.
+        numbers: (N,), of a regression in the unit of the labels.
+    """
+
+    what: str
+    numbers: Tensor
+
+    def columns(self) -> tuple[str, ...]:
+        return ("id", self.what)
+
+    def cells(self) -> Iterator[tuple[str | float, ...]]:
+        yield from zip(self.ids, self.numbers.tolist(), strict=True)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "stability": self.stability,
+            "predictions": [dict(zip(self.columns(), row, strict=True)) for row in self.cells()],
+        }
 
 
 def predict_file(
     folder: Path, path: Path, *, id_columns: Sequence[str] | None = None
-) -> Predictions:
+) -> Predicted:
     """Predict the rows of a file.
 
     Args:
@@ -99,20 +148,25 @@ def predict_file(
     model = load_model(folder)
     named = _trained_ids(folder) if id_columns is None else tuple(id_columns)
     ids, features = load_features(path, model.encoding, id_columns=named)
-    shares_NK = model.predict(features)
+    told = model.predict(features)
+    stability = _stability(model, told)
+    if told.ndim == 1:
+        return PredictedNumbers(
+            ids=ids, what=model.task.tells, numbers=told, stability=stability
+        )
     return Predictions(
         ids=ids,
         classes=model.classes,
-        probabilities=shares_NK,
-        decided=model.decide(shares_NK),
-        stability=_stability(model, shares_NK),
+        probabilities=told,
+        decided=model.decide(told),
+        stability=stability,
     )
 
 
-def _stability(model: SoloModel, shares_NK: Tensor) -> float | None:
-    if model.ranges is None or not len(shares_NK):
+def _stability(model: SoloModel, told: Tensor) -> float | None:
+    if model.ranges is None or not len(told):
         return None
-    return stability_index(model.ranges, shares_NK.double().numpy())
+    return stability_index(model.ranges, told.double().numpy())
 
 
 def _trained_ids(folder: Path) -> tuple[str, ...]:

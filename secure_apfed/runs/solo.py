@@ -16,14 +16,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from secure_apfed.data import FeatureEncoding
-from secure_apfed.errors import ModelError
+from secure_apfed.data import FeatureEncoding, TargetScale
+from secure_apfed.errors import DataError, ModelError
 from secure_apfed.folder_files import read_bytes, read_json
 from secure_apfed.measures import ScoreRanges
 from secure_apfed.methods import METHODS
 from secure_apfed.models import ModelSettings, encoder_and_head
 from secure_apfed.parties import ActiveNetworks
 from secure_apfed.runs.folder import RunFolder, write_atomically
+from secure_apfed.tasks import TASKS, Classification, Task
 
 __all__ = ["SoloModel", "load_model", "predictor_of", "save_model"]
 
@@ -35,7 +36,9 @@ class _Parts(BaseModel):
 
     encoding: FeatureEncoding
     model: ModelSettings
-    classes: Annotated[tuple[str, ...], Field(min_length=1)]
+    task: str = Classification.name
+    classes: tuple[str, ...]
+    targets: TargetScale | None = None
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     scores_in_training: ScoreRanges | None = None
 
@@ -45,12 +48,13 @@ class SoloModel:
     """Encoder and head, ready to predict.
 
     Attributes:
-        classes: names in the order of the outputs.
+        classes: names in the order of the outputs; empty of a regression.
         encoding: turns the active's raw features into the encoder's input.
         card: everything that is known about the model, JSON-able.
         threshold: of two classes, the probability of the second from which on it is decided for;
             None: the likeliest class is.
         ranges: how its scores of labelled training rows were spread; None: nobody kept it.
+        task: what it learnt, and what it therefore tells.
     """
 
     network: nn.Module = field(repr=False)
@@ -59,6 +63,7 @@ class SoloModel:
     card: dict[str, Any] = field(repr=False)
     threshold: float | None = None
     ranges: ScoreRanges | None = field(default=None, repr=False)
+    task: Task = field(default_factory=Classification)
 
     def decide(self, probabilities_NK: Tensor) -> Tensor:
         """The places (N,) in `classes` that these probabilities decide for."""
@@ -68,7 +73,7 @@ class SoloModel:
 
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """Class probabilities (N, K) for encoded features (N, *shape).
+        """What the task tells of encoded features (N, *shape), such as probabilities (N, K).
 
         Raises:
             ModelError: rows of another shape.
@@ -80,7 +85,7 @@ class SoloModel:
             )
         dtype = next(self.network.parameters()).dtype
         scores_NK: Tensor = self.network(features.to(dtype))
-        return scores_NK.softmax(1)
+        return self.task.told(scores_NK, features)
 
 
 def predictor_of(networks: ActiveNetworks | None) -> nn.Module | None:
@@ -122,9 +127,10 @@ def load_model(path: Path) -> SoloModel:
     parts = read_json(folder.card, _Parts)
     if not folder.model.exists():
         raise ModelError(f"{folder.model} is missing; the run did not finish")
-    stored = read_bytes(folder.model)
+    stored, task = read_bytes(folder.model), _task(parts, folder.card)
+    outputs = task.outputs(len(parts.classes), parts.encoding.shape)
     try:
-        network = _network(parts, load(stored))
+        network = _network(parts, load(stored), outputs)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"{folder.model} and {folder.card.name} do not make a model: {error}"
@@ -135,11 +141,30 @@ def load_model(path: Path) -> SoloModel:
             "between two: restore the file from a copy"
         )
     return SoloModel(
-        network, parts.classes, parts.encoding, card, parts.threshold, parts.scores_in_training
-    )
+        network, parts.classes, parts.encoding, card, parts.threshold, parts.scores_in_training,
+        task,
+    )  # fmt: skip
 
 
-def _network(parts: _Parts, tensors: Mapping[str, Tensor]) -> nn.Module:
+def _task(parts: _Parts, card: Path) -> Task:
+    """What the card says that the model learnt.
+
+    Raises:
+        ModelError: no task of ours, or one that the rest of the card does not fit.
+    """
+    if parts.task not in TASKS or (parts.targets is None) is not bool(parts.classes):
+        raise ModelError(
+            f"{card} tells of task {parts.task!r:.40}, {len(parts.classes)} classes and "
+            f"{'no' if parts.targets is None else 'a'} scale of targets, which is no model of this "
+            f"version; tasks are {', '.join(TASKS)}: restore the file from a copy"
+        )
+    try:
+        return TASKS[parts.task].of(parts.targets)
+    except DataError as error:
+        raise ModelError(f"{card}: {error}") from error
+
+
+def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.Module:
     """Encoder and head; takes no more memory than the tensors, whatever the card asks for."""
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if dtypes not in ({torch.float32}, {torch.float64}):
@@ -147,6 +172,6 @@ def _network(parts: _Parts, tensors: Mapping[str, Tensor]) -> nn.Module:
             f"parameters are all float32 or all float64, got {sorted(map(str, dtypes))}"
         )
     with torch.device("meta"):
-        encoder, head = encoder_and_head(parts.model, parts.encoding.shape, len(parts.classes))
+        encoder, head = encoder_and_head(parts.model, parts.encoding.shape, outputs)
     nn.ModuleDict({"encoder": encoder, "head": head}).load_state_dict(tensors, assign=True)
     return nn.Sequential(encoder, head).eval()

@@ -69,7 +69,8 @@ class TrainingLabels:
         # The parts depend on the seed and on nothing else, least of all on labels.
         order = shuffled(torch.arange(rows), config.seed, "label stages")
         self._parts = order.tensor_split(stages)
-        self._answers_N = torch.full((rows,), _OPEN, dtype=torch.int64)
+        assert data.table.labels is not None
+        self._answers_N = torch.full((rows,), _OPEN, dtype=data.table.labels.dtype)
         self._stage = 0
 
     def due(self, epoch: int) -> bool:
@@ -143,7 +144,9 @@ class TrainingLabels:
             return held
         assert table.labels is not None
         every, labelled = held.train_rows, held.labelled_rows
-        answered = self._answers_N != _OPEN
+        answered = torch.zeros(len(labelled), dtype=torch.bool)
+        for part in self._parts[: self._stage]:
+            answered[part] = True
         labels = torch.full_like(table.labels, UNLABELLED)
         labels[held.test_rows] = table.labels[held.test_rows]
         labels[labelled[answered]] = self._answers_N[answered]

@@ -61,7 +61,8 @@ class RunSettings(Settings, ABC):
             label the others for a student that predicts alone; apc_vfl and vfedtrans distil what
             all parties' tables tell once; split_nn and split_nn_sum predict together; mmvfl and
             v_fedmv agree on pseudo-labels; h_fedmv and s_fedmv average weights.
-        measure: what the run is judged by, of `secure_apfed.measures.MEASURES`: in the display, the
+        task: what the active's model learns, of `secure_apfed.tasks.TASKS`.
+        measure: what the run is judged by (the task's own unless given), of `secure_apfed.measures.MEASURES`: in the display, the
             report, the choice of the best baseline and in studies. All measures are written.
         threshold: of two classes, the probability of the second from which on the active's model
             decides for it; or accuracy, balanced_accuracy or f1: chosen by that on the labelled
@@ -84,6 +85,7 @@ class RunSettings(Settings, ABC):
     seed: int = Field(0, ge=0)
     party_seeds: Literal["secret", "shared_for_comparison"] = "secret"
     method: str
+    task: str = "classification"
     measure: str = ACCURACY.name
     threshold: Annotated[float, Field(gt=0, lt=1)] | str | None = None
     data: DataSettings

@@ -41,6 +41,8 @@ class TrainSettings(Settings):
         held_out: share of the active's labelled training rows that it learns nothing from then.
         class_weights: "balanced" counts all classes alike in the task loss, by the labels that the
             active trains on; "none": all rows.
+        loss: of `task: regression`, in standard deviations of the labels; huber is squared below
+            one of them and linear above. Classes take the cross-entropy.
         device: "auto" takes the GPU where there is one.
         precision: arithmetic of the networks; what is sent is never narrower than float32.
     """
@@ -62,6 +64,7 @@ class TrainSettings(Settings):
     keep_best: bool = False
     held_out: float = Field(0.1, gt=0, lt=1)
     class_weights: Literal["none", "balanced"] = "none"
+    loss: Literal["squared", "absolute", "huber"] = "squared"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
 

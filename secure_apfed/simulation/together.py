@@ -23,6 +23,7 @@ from secure_apfed.methods.apfed import ApfedLearner, ApfedPassive
 from secure_apfed.methods.method import Helper, Learner, batches_of
 from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
 from secure_apfed.runs.training_labels import TrainingLabels
+from secure_apfed.tasks import Classification
 
 __all__ = ["Simulated", "begin", "finish", "passives_of", "simulate", "train", "why_not"]
 
@@ -52,6 +53,8 @@ def why_not(config: Config) -> str:
     reasons = {
         f"method {config.method} is not trained step by step as APFed and TVFL are":
             not facts.simulated,
+        f"task {config.task} is judged by its parties, and not by accuracy":
+            config.task != Classification.name,
         f"guard.mechanism {config.guard.mechanism} adds noise, which has to be accounted for":
             config.guard.mechanism != "none",
         f"labels.mechanism {config.labels.mechanism} has to be accounted for":

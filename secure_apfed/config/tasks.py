@@ -1,0 +1,68 @@
+"""Whether the settings of a run fit its task: what is about classes is refused for other tasks."""
+
+from collections.abc import Iterator
+
+from secure_apfed.measures import MEASURES, names_of
+from secure_apfed.methods import METHODS
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.tasks import TASKS, Classification, Regression
+
+__all__ = ["check_task"]
+
+
+def check_task(config: RunSettings) -> None:
+    """Refuse what does not go with the task.
+
+    Raises:
+        ValueError: names the setting, and what to write instead.
+    """
+    for problem in _problems(config):
+        raise ValueError(problem)
+
+
+def _problems(config: RunSettings) -> Iterator[str]:
+    task, numbers = TASKS[config.task], config.data.labels_are_numbers
+    if config.task not in config.facts.tasks:
+        taking = [name for name, method in METHODS.items() if config.task in method.facts.tasks]
+        yield (
+            f"task: method {config.method} learns {' or '.join(config.facts.tasks)}, not "
+            f"{config.task}; use {', '.join(taking)}"
+        )
+    if MEASURES[config.measure].task != task.name:
+        yield (
+            f"measure: {config.measure} is a measure of {MEASURES[config.measure].task}, and "
+            f"task is {config.task}; use {', '.join(names_of(task.name))}"
+        )
+    if numbers and task is not Regression:
+        yield (
+            f"task: the labels of data.dataset {config.data.dataset} are numbers and no classes; "
+            "say task: regression"
+        )
+    if task is Regression and not numbers:
+        yield (
+            f"task: regression predicts numbers, and the labels of data.dataset "
+            f"{config.data.dataset} are classes; say data.numeric_labels: true where they are "
+            "numbers in your own tables, or take another task"
+        )
+    if task is not Regression and config.train.loss != "squared":
+        yield f"train.loss: {config.train.loss} is of task: regression; leave it out"
+    if task is not Classification:
+        yield from _about_classes(config)
+
+
+def _about_classes(config: RunSettings) -> Iterator[str]:
+    only = f"and task is {config.task}; leave it out"
+    if config.labels.mechanism != "none":
+        yield f"labels.mechanism: {config.labels.mechanism} answers with classes, {only}"
+    if config.train.class_weights != "none":
+        yield f"train.class_weights: they are of classes, {only}"
+    if config.threshold is not None:
+        yield f"threshold: it decides between two classes, {only}"
+    if config.train.spread_labels:
+        yield f"train.spread_labels: classes are spread, {only}"
+    if config.dp_sgd is not None:
+        yield (
+            "dp_sgd: the model card of this task holds figures of the training rows without the "
+            f"noise of dp_sgd (task is {config.task}); leave dp_sgd out, or take task: "
+            "classification"
+        )
