@@ -4,14 +4,15 @@ Run by: the active, long after training; nothing is sent to anybody.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
-from secure_apfed.data import load_features
+from secure_apfed.data import ColumnEncoding, load_features
+from secure_apfed.data.drift import ColumnDrift, column_drift
 from secure_apfed.errors import DataError
 from secure_apfed.measures import stability_index
 from secure_apfed.plain_csv import to_csv
@@ -37,6 +38,8 @@ class Predictions:
         decided: (N,), places in `classes` of what each row is given.
         stability: how far the scores are spread otherwise than those of the training rows, see
             `secure_apfed.measures.stability_index`; None: nobody kept those.
+        drift: of each raw column, see `secure_apfed.data.drift`; none of images, which the encoding
+            keeps no figures of, nor of few rows.
     """
 
     ids: tuple[str, ...]
@@ -44,6 +47,7 @@ class Predictions:
     probabilities: Tensor
     decided: Tensor
     stability: float | None = None
+    drift: tuple[ColumnDrift, ...] = ()
 
     def rows(self) -> Iterator[tuple[str, str, tuple[float, ...]]]:
         """Yield (id, predicted class, probabilities)."""
@@ -55,12 +59,17 @@ class Predictions:
         """Return plain values."""
         return {
             "classes": list(self.classes),
-            "stability": self.stability,
+            **self.compared(),
             "predictions": [
                 {"id": name, "class": best, "probabilities": list(row)}
                 for name, best, row in self.rows()
             ],
         }
+
+    def compared(self) -> dict[str, Any]:
+        """How these rows differ from those of training, as plain values."""
+        drift = [{**asdict(one), "notable": one.notable} for one in self.drift]
+        return {"stability": self.stability, "columns": drift}
 
     def write(self, path: Path) -> None:
         """Write one line a row: id, class and the probability of every class.
@@ -106,6 +115,9 @@ def predict_file(
         probabilities=shares_NK,
         decided=model.decide(shares_NK),
         stability=_stability(model, shares_NK),
+        drift=column_drift(model.encoding, features)
+        if isinstance(model.encoding, ColumnEncoding)
+        else (),
     )
 
 
