@@ -27,6 +27,7 @@ from secure_apfed.commands import (
     certs,
     contributions,
     encoder,
+    ids,
     leakage,
     listing,
     model,
@@ -73,6 +74,7 @@ app.add_typer(audit_log.app, name="audit-log")
 app.add_typer(certs.certs_app, name="certs")
 app.command()(plan.plan)
 app.command()(encoder.check_encoder)
+app.command()(ids.check_ids)
 app.command()(party.party)
 app.command()(relay.relay)
 app.command()(leakage.attack)

@@ -8,6 +8,7 @@ __all__ = [
     "ModelError",
     "NarrowBatchWarning",
     "NoHelpWarning",
+    "SuspectColumnWarning",
 ]
 
 
@@ -33,6 +34,10 @@ class CheckpointError(ApfedError):
 
 class NarrowBatchWarning(UserWarning):
     """A batch whose representations point in one direction: the active trained on it alone."""
+
+
+class SuspectColumnWarning(UserWarning):
+    """A column that looks like an ID or like the label, among the features."""
 
 
 class NoHelpWarning(UserWarning):

@@ -3,15 +3,20 @@
 Run by: each party on its own IDs, before any protocol.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+from pydantic import field_validator
 
 from protocols.errors import LocalProtocolError
 from protocols.psi.interface import check_ids
+from secure_apfed.alignment.id_files import JOINT
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
 
@@ -22,6 +27,8 @@ _MOST_COLUMNS = 2**16 - 1
 _MOST_DIGITS = 4000
 _HUGE = 10**_MOST_DIGITS
 _ROWS_OF_A_PIECE = 2**16
+_FIELD = re.compile("(%[dmY])")
+_WHOLE = re.compile(r"[+-]?[0-9]+(\.0*)?")
 
 
 @runtime_checkable
@@ -65,11 +72,33 @@ class IdNormalisation(Settings):
         unicode_nfc: unite the ways in which Unicode writes one letter, e.g. é as one or two.
         case_fold: unite upper and lower case; off by default, many IDs differ in case.
         strip: drop white space at both ends.
+        whole_numbers: a text that is a whole number counts as that number, so that 007, 7, +7 and
+            7.0 are one ID; off by default, leading zeros may matter.
+        date_formats: such as "%d.%m.%Y": dates written so count as 2026-01-31. Each has %d, %m
+            and %Y once, with something between them that is no digit.
     """
 
     unicode_nfc: bool = True
     case_fold: bool = False
     strip: bool = True
+    whole_numbers: bool = False
+    date_formats: tuple[str, ...] = ()
+
+    @field_validator("date_formats")
+    @classmethod
+    def _are_unambiguous(cls, formats: tuple[str, ...]) -> tuple[str, ...]:
+        for form in formats:
+            parts = _FIELD.findall(form)
+            between = [text for text in _FIELD.split(form)[2:-1:2] if text]
+            plain = not re.search(r"[%\d]", _FIELD.sub("", form))
+            if sorted(parts) != ["%Y", "%d", "%m"] or len(between) != 2 or not plain:
+                raise ValueError(
+                    f"date_formats: {form!r} must have %d, %m and %Y once, and between them "
+                    "something that is no digit, as in %d.%m.%Y"
+                )
+            if form == "%Y-%d-%m":
+                raise ValueError("date_formats: %Y-%d-%m reads like 2026-01-31, which is a date")
+        return formats
 
     def text(self, text: str) -> str:
         """Return the agreed form of one text."""
@@ -78,7 +107,32 @@ class IdNormalisation(Settings):
             text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()
         if self.unicode_nfc:
             text = unicodedata.normalize("NFC", text)
-        return text.strip() if self.strip else text
+        text = text.strip() if self.strip else text
+        if self.whole_numbers or self.date_formats:
+            text = JOINT.join(map(self._value, text.split(JOINT)))
+        return text
+
+    def _value(self, text: str) -> str:
+        """The agreed form of a number or a date; other texts stay."""
+        for pattern in _patterns(self.date_formats):
+            if found := pattern.fullmatch(text):
+                try:
+                    return date(*(int(found[field]) for field in "Ymd")).isoformat()
+                except ValueError:  # such as the 31st of February
+                    continue
+        if self.whole_numbers and len(text) < _MOST_DIGITS and _WHOLE.fullmatch(text):
+            return str(int(text.partition(".")[0]))
+        return text
+
+
+@lru_cache
+def _patterns(formats: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """One of each format; what is a date already is none of them."""
+    digits = {"%d": "(?P<d>[0-9]{1,2})", "%m": "(?P<m>[0-9]{1,2})", "%Y": "(?P<Y>[0-9]{4})"}
+    return tuple(
+        re.compile("".join(digits.get(part) or re.escape(part) for part in _FIELD.split(form)))
+        for form in formats
+    )
 
 
 def encode_ids(

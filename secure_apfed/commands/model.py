@@ -32,7 +32,7 @@ def predict(
         shown = (
             predictions.as_json()
             if output is None
-            else {"rows": len(predictions.ids), "stability": predictions.stability}
+            else {"rows": len(predictions.ids), **predictions.compared()}
         )
         terminal.print_json({**shown, "output": output})
     elif output is None:
@@ -43,6 +43,9 @@ def predict(
         terminal.show_rows("Predictions", predictions.columns(), rows)
     else:
         terminal.show_note(f"{len(predictions.ids)} rows written to {output}")
+    for column in () if as_json else predictions.drift:
+        if column.notable:
+            terminal.show_note(f"column {column.name!r}: {column.notable}")
     if not as_json and predictions.stability is not None:
         terminal.show_note(
             f"score stability index against the training rows: {predictions.stability:.3f} (below "

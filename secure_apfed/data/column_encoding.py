@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from secure_apfed.data.frames import only_columns, to_numbers, to_texts
+from secure_apfed.data.cells import days_of, is_date
+from secure_apfed.data.frames import is_numeric, only_columns, to_numbers, to_texts
 from secure_apfed.errors import DataError
 from secure_apfed.settings import Settings
 
@@ -22,6 +23,7 @@ __all__ = [
     "CategoricalColumn",
     "Column",
     "ColumnEncoding",
+    "DateColumn",
     "Missing",
     "NumericColumn",
     "fit_columns",
@@ -31,10 +33,9 @@ Missing = Literal["error", "mean", "drop"]
 _CATEGORY_LIMIT = 256
 
 
-class NumericColumn(Settings):
+class _StandardisedColumn(Settings):
     """(value - mean) / scale; `scale` is the standard deviation, or 1 for a constant."""
 
-    kind: Literal["numeric"] = "numeric"
     name: str
     mean: float = 0.0
     scale: float = Field(1.0, gt=0)
@@ -46,8 +47,32 @@ class NumericColumn(Settings):
 
     def encode(self, column: "pd.Series", *, source: str) -> NDArray[np.float64]:
         """Return (N, 1); an empty cell becomes 0, the mean."""
-        standard_N = (_finite(column, source=source) - self.mean) / self.scale
+        standard_N = (self.numbers(column, source=source) - self.mean) / self.scale
         return np.nan_to_num(standard_N, nan=0.0)[:, None]
+
+    @staticmethod
+    def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+        """The finite numbers (N,) that are standardised; NaN where a cell is empty."""
+        return _finite(column, source=source)
+
+
+class NumericColumn(_StandardisedColumn):
+    """A number, standardised."""
+
+    kind: Literal["numeric"] = "numeric"
+
+
+class DateColumn(_StandardisedColumn):
+    """A date, as days since 1970-01-01, standardised."""
+
+    kind: Literal["date"] = "date"
+
+    @staticmethod
+    def numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+        """Days; a column that holds numbers is taken to hold days."""
+        if is_numeric(column):
+            return _finite(column, source=source)
+        return days_of(column, source=source)
 
 
 class CategoricalColumn(Settings):
@@ -72,7 +97,7 @@ class CategoricalColumn(Settings):
         return hot_NF
 
 
-Column = Annotated[NumericColumn | CategoricalColumn, Field(discriminator="kind")]
+Column = Annotated[NumericColumn | DateColumn | CategoricalColumn, Field(discriminator="kind")]
 
 
 class ColumnEncoding(Settings):
@@ -170,7 +195,8 @@ def fit_columns(
 ) -> ColumnEncoding:
     """Return the encoding of all columns of `frame`, with statistics of all its rows.
 
-    Numbers get their mean and population standard deviation, categories are sorted.
+    Numbers, and dates as days, get their mean and population standard deviation; categories are
+    sorted.
 
     Raises:
         DataError: empty cells under "error", a column without any value, text or infinity
@@ -191,8 +217,9 @@ def fit_columns(
     return ColumnEncoding(columns=tuple(columns), missing=missing)
 
 
-def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn:
-    numbers = _finite(column, source=source)
+def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn | DateColumn:
+    kind = DateColumn if is_date(column) else NumericColumn
+    numbers = kind.numbers(column, source=source)
     known = numbers[~np.isnan(numbers)]
     _check_any(len(known), column, source)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -203,8 +230,8 @@ def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn:
             "rescale it"
         )
     if known.min() == known.max() or deviation == 0:  # where std and mean are but rounding
-        return NumericColumn(name=str(column.name), mean=float(known[0]))
-    return NumericColumn(name=str(column.name), mean=mean, scale=deviation)
+        return kind(name=str(column.name), mean=float(known[0]))
+    return kind(name=str(column.name), mean=mean, scale=deviation)
 
 
 def _fit_categories(column: "pd.Series", *, source: str) -> CategoricalColumn:

@@ -15,8 +15,11 @@ from pyarrow import ArrowException, default_memory_pool
 from secure_apfed.alignment.id_files import PARQUET, cell_text
 from secure_apfed.errors import DataError
 
-__all__ = ["is_numeric", "is_table", "only_columns", "read_frame", "to_numbers", "to_texts"]
+__all__ = [
+    "is_numeric", "is_table", "only_columns", "place_of", "read_frame", "to_numbers", "to_texts",
+]  # fmt: skip
 
+_LINES = "lines of the file"
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -35,8 +38,11 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
         source: who or what it belongs to, for errors.
 
     Raises:
-        DataError: no such file, or not of the format that its name says.
+        DataError: no such file, or not of the format that its name says; a column with the
+            name of another, or with lists or records in its cells; a file of one column that
+            would be several.
     """
+    _refuse_workbook(path, source)
     try:
         if path.suffix.lower() in PARQUET:
             # else the packed file, and what it was unpacked to, would stay beside the frame
@@ -46,17 +52,26 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
         else:
             frame = pd.read_csv(path, dtype=dict.fromkeys(texts, str), low_memory=False)
             # pandas gives repeated names another one, so the header is read as it stands.
-            names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()
+            names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
+            frame.attrs[_LINES] = True
     except FileNotFoundError as error:
         raise DataError(f"{source}: there is no file {path}; check the path") from error
     except (OSError, EOFError) as error:
         raise DataError(f"{source}: {path} cannot be read ({error})") from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{source}: {path} is not in UTF-8 ({error.reason} 0x{error.object[error.start]:02x}); "
+            "save it in that encoding"
+        ) from error
     except (ValueError, ArrowException) as error:
         # pandas' parser errors and UnicodeDecodeError are ValueErrors.
         raise DataError(
             f"{source}: {path} is not a readable {_format(path)} file ({str(error).strip()}); "
             "save it again"
         ) from error
+    _refuse_separators(names, path, source)
+    _refuse_nested(frame, path, source)
+    names = names.dropna()
     repeated = names[names.duplicated()].unique()
     if len(repeated):
         raise DataError(
@@ -64,6 +79,54 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
             "give each a name of its own"
         )
     return frame
+
+
+def _refuse_workbook(path: Path, source: str) -> None:
+    if path.suffix.lower() in (".xls", ".xlsx", ".ods"):
+        raise DataError(
+            f"{source}: {path} is a workbook, and tables are CSV or Parquet; export its sheet as "
+            "CSV in UTF-8"
+        )
+
+
+def _refuse_separators(names: "pd.Series", path: Path, source: str) -> None:
+    """One column whose name holds what elsewhere parts columns."""
+    if len(names) != 1:
+        return
+    for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
+        if sign in str(names.iloc[0]):
+            raise DataError(
+                f"{source}: the first line of {path} has no comma, but {called}; save it with "
+                "commas between the columns"
+            )
+
+
+def _refuse_nested(frame: pd.DataFrame, path: Path, source: str) -> None:
+    for name in frame.columns:
+        if not (frame[name].dtype == object or pd.api.types.is_string_dtype(frame[name].dtype)):
+            continue
+        for cell in frame[name]:
+            if isinstance(cell, list | dict | tuple | np.ndarray):
+                raise DataError(
+                    f"{source}: column {name!r} of {path} holds lists or records, and a feature is "
+                    "one number or text; write its parts into columns of their own"
+                )
+            if isinstance(cell, str) and "\0" in cell:
+                raise DataError(
+                    f"{source}: column {name!r} of {path} holds NUL bytes, so it is no text; save "
+                    "the file again"
+                )
+
+
+def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
+    """Where a reader finds a row: the line of a CSV file, else the row from 0.
+
+    Blank lines of the file, and line breaks within cells, are not counted.
+    """
+    number = column.index[row]
+    if column.attrs.get(_LINES):
+        return f"line {number + 2}"
+    return f"row {number} (from 0)"
 
 
 def _format(path: Path) -> str:
@@ -92,7 +155,7 @@ def to_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
     if wrong.size:
         raise DataError(
             f"{source}: column {column.name!r} is numeric, but {wrong.size} cells are not numbers, "
-            f"first in row {wrong[0]} (from 0); mend them, or declare the column categorical"
+            f"first in {place_of(column, wrong[0])}; mend them, or declare the column categorical"
         )
     return numbers
 

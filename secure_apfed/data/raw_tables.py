@@ -3,6 +3,7 @@
 Run by: that party. IDs are compared as text, "007" and "7" differ.
 """
 
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +12,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from secure_apfed.alignment.id_files import JOINT
-from secure_apfed.data.frames import is_numeric, only_columns, read_frame, to_texts
+from secure_apfed.data.cells import is_date, refuse_look_alikes
+from secure_apfed.data.frames import is_numeric, only_columns, place_of, read_frame, to_texts
 from secure_apfed.data.records import check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings
+from secure_apfed.data.suspects import warn_of_ids, warn_of_labels
 from secure_apfed.errors import DataError
 
 __all__ = ["RawTable", "party_path", "read_raw"]
+
+_NAMELESS = "Unnamed: "  # as pandas calls columns without a name, and numbers them from 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +67,7 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     if absent:
         raise DataError(
             f"{name}: {party.file} lacks the columns {', '.join(absent)}; it has "
-            f"{', '.join(map(str, frame.columns))}"
+            f"{', '.join(map(str, frame.columns))}{_guess(absent[0], frame)}"
         )
     numeric, categorical = _choose(frame, party, taken=(*id_columns, *labels))
     if label_column is None and settings.label_column in (*numeric, *categorical):
@@ -76,10 +81,21 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
         raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
     label_texts = tuple(to_texts(frame[label_column])) if label_column else (None,) * len(frame)
     ids = _complete(frame, id_columns, party=name)
-    check_distinct(ids, party=name)
+    check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
     for column in {*frame.columns} - {*numeric, *categorical}:
         del frame[column]  # in place: of a long table there is no second copy
-    return RawTable(ids, only_columns(frame, (*numeric, *categorical)), categorical, label_texts)
+    features = only_columns(frame, (*numeric, *categorical))
+    warn_of_ids(features, categorical, source=name)
+    if label_column is not None:
+        warn_of_labels(features, label_texts, source=name, label=label_column)
+    return RawTable(ids, features, categorical, label_texts)
+
+
+def _guess(absent: str, frame: pd.DataFrame) -> str:
+    """A column of almost that name."""
+    names = {str(one).casefold(): str(one) for one in frame.columns}
+    near = difflib.get_close_matches(absent.casefold(), names, n=1)
+    return f"; is {absent!r} called {names[near[0]]!r}?" if near else ""
 
 
 def party_path(settings: DataSettings, file: Path) -> Path:
@@ -90,27 +106,25 @@ def party_path(settings: DataSettings, file: Path) -> Path:
 def _choose(
     frame: pd.DataFrame, party: PartySettings, *, taken: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the numeric and the categorical columns: as named, else by their types."""
+    """Return the numeric columns, dates among them, and the categorical ones: as named, else by
+    their types.
+    """
     if party.numeric is not None or party.categorical is not None:
         return party.numeric or (), party.categorical or ()
     left = [str(name) for name in frame.columns if name not in (*taken, *party.ignore)]
-    numeric = tuple(name for name in left if is_numeric(frame[name]))
+    nameless = [name for name in left if name.startswith(_NAMELESS)]
+    if nameless:
+        place = int(nameless[0].removeprefix(_NAMELESS)) + 1
+        raise DataError(
+            f"{party.file} has no name for its column {place} (from 1); name it in the first line, "
+            f"leave the column out, or put {nameless[0]!r} under ignore"
+        )
+    numeric = tuple(name for name in left if is_numeric(frame[name]) or is_date(frame[name]))
     categorical = tuple(name for name in left if name not in numeric)
     for column in categorical:
-        _refuse_mixed(frame[column], party=party)
+        # What a stray text among numbers must not silently do is to make each a category.
+        refuse_look_alikes(frame[column], source=str(party.file))
     return numeric, categorical
-
-
-def _refuse_mixed(column: "pd.Series", *, party: PartySettings) -> None:
-    """A stray text among numbers must not silently make every number a category."""
-    texts = [text for text in to_texts(column) if text is not None]
-    numbers = pd.to_numeric(pd.Series(texts, dtype=str), errors="coerce").notna()
-    if 0.5 < numbers.mean() < 1:
-        stray = int((~numbers).sum())
-        raise DataError(
-            f"{party.file}: {stray} of {len(texts)} cells of column {column.name!r} are text and "
-            "the rest are numbers; mend them, or list the column under numeric or categorical"
-        )
 
 
 def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> tuple[str, ...]:
@@ -120,8 +134,8 @@ def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> t
         texts = to_texts(frame[name])
         if None in texts:
             raise DataError(
-                f"{party}: column {name!r} is empty in {texts.count(None)} rows, first in row "
-                f"{texts.index(None)} (from 0); each row needs an ID"
+                f"{party}: column {name!r} is empty in {texts.count(None)} rows, first in "
+                f"{place_of(frame, texts.index(None))}; each row needs an ID"
             )
         parts.append([text for text in texts if text is not None])
     return tuple(map(JOINT.join, zip(*parts, strict=True)))

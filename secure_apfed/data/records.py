@@ -4,7 +4,7 @@ Letters: N rows of a table.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -268,8 +268,10 @@ class VerticalData:
             )
 
 
-def check_distinct(ids: tuple[str, ...], *, party: str) -> None:
-    """Refuse a list in which an ID occurs twice.
+def check_distinct(
+    ids: tuple[str, ...], *, party: str, place: Callable[[int], str] = "row {} (from 0)".format
+) -> None:
+    """Refuse a list in which an ID occurs twice; `place` says where a row is found.
 
     Raises:
         DataError: names the party, how many, and the rows of the first.
@@ -279,7 +281,7 @@ def check_distinct(ids: tuple[str, ...], *, party: str) -> None:
     repeated = [one for one, count in Counter(ids).items() if count > 1]
     rows = [row for row, one in enumerate(ids) if one == repeated[0]]
     raise DataError(
-        f"{party}: {len(repeated)} IDs occur more than once, the first in rows "
-        f"{', '.join(map(str, rows[:5]))} (from 0); each row needs its own ID, or name more ID "
+        f"{party}: {len(repeated)} IDs occur more than once, the first in "
+        f"{', '.join(map(place, rows[:5]))}; each row needs its own ID, or name more ID "
         "columns"
     )

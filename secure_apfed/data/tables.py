@@ -219,10 +219,15 @@ def _infer_classes(labels: tuple[str | None, ...]) -> tuple[str, ...]:
 
 def _check_two(labels: tuple[str | None, ...], *, party: str) -> None:
     known = [label for label in labels if label is not None]
+    if not known:
+        raise DataError(
+            f"{party}: its label column is empty in all {len(labels)} rows; name the column that "
+            "holds labels as label_column"
+        )
     if len(set(known)) < 2:
         raise DataError(
-            f"{party}: all {len(known)} labels are {' or '.join(set(known)) or 'empty'}; two "
-            "classes are needed"
+            f"{party}: all {len(known)} labels are {known[0]}; two classes are needed, so "
+            "add rows of another one"
         )
 
 

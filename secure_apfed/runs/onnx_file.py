@@ -1,11 +1,11 @@
 """The solo model as an ONNX file, which predicts from raw columns without this library.
 
 The encoding is part of the graph: each raw column is an input of its own, (N, 1), numbers as
-float64 and categories as texts; images are one input, (N, C, H, W), whole. Outputs:
-`output_label` (N,), texts, and `output_probability` (N, K); of a regression `output_prediction`
-(N,), in the unit of the labels. An empty number is NaN: where the model
-was trained with `missing: mean` it counts as the mean; otherwise its row's probabilities are NaN,
-since a graph can refuse nothing. An unknown category is a row of zeros, as in training.
+float64, dates as days since 1970-01-01, categories as texts; images are one input, (N, C, H, W),
+whole. Outputs: `output_label` (N,), texts, and `output_probability` (N, K); of a regression
+`output_prediction` (N,), in the unit of the labels. An empty number is NaN: where the model was
+trained with `missing: mean` it counts as the mean; otherwise its row's probabilities are NaN, since
+a graph can refuse nothing. An unknown category is a row of zeros, as in training.
 """
 
 import logging
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_apfed.data import ColumnEncoding, ImageEncoding
-from secure_apfed.data.column_encoding import CategoricalColumn, NumericColumn
+from secure_apfed.data.column_encoding import CategoricalColumn, Column
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.runs.folder import write_atomically
 from secure_apfed.runs.solo import SoloModel
@@ -149,11 +149,9 @@ class _Graph:
         self.constants.append(self._helper.make_tensor(name, kind, [len(values)], values))
         return name
 
-    def column(
-        self, at: int, column: NumericColumn | CategoricalColumn, encoding: ColumnEncoding
-    ) -> str:
+    def column(self, at: int, column: Column, encoding: ColumnEncoding) -> str:
         """One column's features, (N, number of them)."""
-        kind = _DOUBLE if isinstance(column, NumericColumn) else _TEXT
+        kind = _TEXT if isinstance(column, CategoricalColumn) else _DOUBLE
         given = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
         self.inputs.append(given)
         own = f"encoding/{at}"

@@ -5,14 +5,15 @@ Run by: the active, long after training; nothing is sent to anybody.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
-from secure_apfed.data import load_features
+from secure_apfed.data import ColumnEncoding, load_features
+from secure_apfed.data.drift import ColumnDrift, column_drift
 from secure_apfed.errors import DataError
 from secure_apfed.measures import stability_index
 from secure_apfed.plain_csv import to_csv
@@ -35,10 +36,13 @@ class Predicted(ABC):
         ids: names of the rows, or their numbers from 0.
         stability: how far the scores are spread otherwise than those of the training rows, see
             `secure_apfed.measures.stability_index`; None: nobody kept those.
+        drift: of each raw column, see `secure_apfed.data.drift`; none of images, which the encoding
+            keeps no figures of, nor of few rows.
     """
 
     ids: tuple[str, ...]
     stability: float | None = None
+    drift: tuple[ColumnDrift, ...] = ()
 
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
@@ -51,6 +55,11 @@ class Predicted(ABC):
     @abstractmethod
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
+
+    def compared(self) -> dict[str, Any]:
+        """How these rows differ from those of training, as plain values."""
+        drift = [{**asdict(one), "notable": one.notable} for one in self.drift]
+        return {"stability": self.stability, "columns": drift}
 
     def write(self, path: Path) -> None:
         """Write one line a row: id, class and the probability of every class, or id and number.
@@ -97,7 +106,7 @@ class Predictions(Predicted):
     def as_json(self) -> dict[str, Any]:
         return {
             "classes": list(self.classes),
-            "stability": self.stability,
+            **self.compared(),
             "predictions": [
                 {"id": name, "class": best, "probabilities": list(row)}
                 for name, best, row in self.rows()
@@ -125,7 +134,7 @@ class PredictedNumbers(Predicted):
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "stability": self.stability,
+            **self.compared(),
             "predictions": [dict(zip(self.columns(), row, strict=True)) for row in self.cells()],
         }
 
@@ -150,9 +159,12 @@ def predict_file(
     ids, features = load_features(path, model.encoding, id_columns=named)
     told = model.predict(features)
     stability = _stability(model, told)
+    drift = (
+        column_drift(model.encoding, features) if isinstance(model.encoding, ColumnEncoding) else ()
+    )
     if told.ndim == 1:
         return PredictedNumbers(
-            ids=ids, what=model.task.tells, numbers=told, stability=stability
+            ids=ids, what=model.task.tells, numbers=told, stability=stability, drift=drift
         )
     return Predictions(
         ids=ids,
@@ -160,6 +172,7 @@ def predict_file(
         probabilities=told,
         decided=model.decide(told),
         stability=stability,
+        drift=drift,
     )
 
 

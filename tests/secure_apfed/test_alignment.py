@@ -39,7 +39,7 @@ def pairs(rows: Mapping[str, NDArray[np.int64]]) -> list[tuple[int, ...]]:
 
 
 def match(left: IdColumn, right: IdColumn, **rules: bool) -> list[tuple[int, ...]]:
-    chosen = AlignmentSettings(minimum_rows=1, normalisation=IdNormalisation(**rules))
+    chosen = AlignmentSettings(minimum_rows=1, normalisation=IdNormalisation.model_validate(rules))
     return pairs(align({"a": left, "b": right}, hub="a", settings=chosen))
 
 
@@ -106,10 +106,44 @@ def test_each_normalisation_rule_can_be_turned() -> None:
     assert match(["e\u0301", "q"], ["\u00e9", "q"], unicode_nfc=False) == [(1, 1)]
 
 
-@settings(max_examples=40, deadline=None)
-@given(text=st.text(max_size=8), fold=st.booleans(), nfc=st.booleans(), strip=st.booleans())
-def test_normalising_twice_changes_nothing(text: str, fold: bool, nfc: bool, strip: bool) -> None:
-    rules = IdNormalisation(case_fold=fold, unicode_nfc=nfc, strip=strip)
+def test_whole_numbers_are_one_id_in_every_form() -> None:
+    rules = IdNormalisation(whole_numbers=True)
+    assert {rules.text(text) for text in ("007", " 7", "+7", "7.0", "7.", "7")} == {"7"}
+    kept = ["7.5", "7e0", "0x7", "7-", "\u0667", "", "1" * 5000]
+    assert [rules.text(text) for text in kept] == kept
+    assert (rules.text("-0"), rules.text("-07"), rules.text("007\x1f08")) == ("0", "-7", "7\x1f8")
+    assert IdNormalisation().text("007") == "007"
+
+
+def test_dates_are_one_id_in_every_agreed_form() -> None:
+    rules = IdNormalisation(date_formats=("%d.%m.%Y", "%m/%d/%Y"))
+    written = ("31.1.2026", "31.01.2026", "1/31/2026", "2026-01-31")
+    assert {rules.text(text) for text in written} == {"2026-01-31"}
+    kept = ["31.2.2026", "31-1-2026", "31.1.26", "a 31.1.2026"]
+    assert [rules.text(text) for text in kept] == kept
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["%d.%m", "%d%m%Y", "%d.%m.%y", "%d.%m.%Y %H", "%Y-%d-%m", "%d.%d.%m.%Y", "", "%d1%m2%Y"],
+)
+def test_ambiguous_formats_of_dates_are_refused(form: str) -> None:
+    with pytest.raises(ValidationError, match="date_formats"):
+        IdNormalisation(date_formats=(form,))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text(max_size=8) | st.from_regex(r"[+-]?[0-9]{1,4}[./-]?[0-9]{0,2}[./-]?[0-9]{0,4}"),
+    fold=st.booleans(), nfc=st.booleans(), strip=st.booleans(), numbers=st.booleans(),
+    dates=st.sampled_from([(), ("%d.%m.%Y",), ("%Y/%m/%d", "%m-%d-%Y")]),
+)  # fmt: skip
+def test_normalising_twice_changes_nothing(
+    text: str, fold: bool, nfc: bool, strip: bool, numbers: bool, dates: tuple[str, ...]
+) -> None:
+    rules = IdNormalisation(
+        case_fold=fold, unicode_nfc=nfc, strip=strip, whole_numbers=numbers, date_formats=dates
+    )
     assert rules.text(rules.text(text)) == rules.text(text)
 
 

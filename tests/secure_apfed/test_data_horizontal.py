@@ -26,6 +26,9 @@ from secure_apfed.data.views import ViewColumns, fit_views, locate_views
 from secure_apfed.errors import DataError
 from secure_apfed.runs import run
 
+# In these few rows the pulse tells who is sick.
+pytestmark = pytest.mark.filterwarnings("ignore::secure_apfed.errors.SuspectColumnWarning")
+
 BREAST = {"dataset": "breast_cancer", "partition": "horizontal", "clients": 3}
 
 

@@ -160,7 +160,10 @@ def test_the_mode_is_in_the_contract() -> None:
 def test_the_normalisation_of_ids_and_the_limits_are_in_the_contract() -> None:
     config = config_of(alignment={"normalisation": {"case_fold": True}, "maximum_ids": 99})
     alignment = open_session(config, vertical_data()).contract.alignment
-    rules = {"unicode_nfc": True, "case_fold": True, "strip": True}
+    rules = {
+        "unicode_nfc": True, "case_fold": True, "strip": True, "whole_numbers": False,
+        "date_formats": [],
+    }  # fmt: skip
     assert alignment["normalisation"] == rules
     assert (alignment["maximum_ids"], alignment["minimum_rows"]) == (99, 2)
 

@@ -1,0 +1,92 @@
+"""What the cells of a raw column hold: numbers, dates or texts, and texts meant as one of them.
+
+Run by: a party on its own file. Letters: N rows.
+"""
+
+import datetime
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from secure_apfed.data.frames import place_of, to_texts
+from secure_apfed.errors import DataError
+
+__all__ = ["days_of", "is_date", "refuse_look_alikes"]
+
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ][\d:.]+(Z|[+-]\d{2}:?\d{2})?)?")
+_DAY = pd.Timedelta(days=1)
+_MOSTLY = 0.5
+# What a number or a date looks like where nobody reads it as one, and what to write instead.
+_LOOK_ALIKES: Mapping[str, tuple[re.Pattern[str], str]] = {
+    "numbers with commas, or thousands apart": (
+        re.compile(r"-?\d{1,3}([,.' ]\d{3})*,\d+|-?\d{1,3}([,' ]\d{3})+(\.\d+)?|-?\d+,\d+"),
+        "1234567.5",
+    ),
+    "shares in per cent": (re.compile(r"-?\d+([.,]\d+)?\s*%"), "12.5, without the sign"),
+    "amounts with a currency": (
+        re.compile(r"(EUR|USD|GBP|[$€£])\s*-?[\d.,]+|-?[\d.,]+\s*(EUR|USD|GBP|[$€£])"),
+        "12.5, without the sign",
+    ),
+    "dates in another order": (
+        re.compile(r"\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[/.]\d{1,2}[/.]\d{1,2}"), "2026-01-31",
+    ),
+}  # fmt: skip
+
+
+def is_date(column: "pd.Series") -> bool:
+    """Whether a column holds dates: read as such, or texts in ISO 8601 alone (2026-01-31)."""
+    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+        return True
+    if pd.api.types.is_numeric_dtype(column.dtype):
+        return False
+    known = [cell for cell in column if not pd.isna(cell)]
+    return bool(known) and all(
+        isinstance(cell, datetime.date) or (isinstance(cell, str) and _ISO.fullmatch(cell.strip()))
+        for cell in known
+    )
+
+
+def days_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
+    """Return days (N,) since 1970-01-01, UTC, with fractions of a day; NaN where a cell is empty.
+
+    Raises:
+        DataError: a cell is no date in ISO 8601, or none that there is, such as 2026-02-30.
+    """
+    moments = pd.to_datetime(column, format="ISO8601", errors="coerce", utc=True)
+    wrong = np.flatnonzero(moments.isna().to_numpy() & column.notna().to_numpy())
+    if wrong.size:
+        raise DataError(
+            f"{source}: column {column.name!r} holds dates, but {wrong.size} cells are none, first "
+            f"in {place_of(column, wrong[0])}; write them as 2026-01-31"
+        )
+    days = (moments - pd.Timestamp(0, tz="UTC")) / _DAY
+    return np.asarray(days.to_numpy(dtype=np.float64, na_value=np.nan))
+
+
+def refuse_look_alikes(column: "pd.Series", *, source: str) -> None:
+    """Refuse texts that would become categories, and are mostly numbers or dates to a reader.
+
+    Raises:
+        DataError: names the column, how many cells, the first of them, and what to write.
+    """
+    texts = to_texts(column)
+    known = [(row, text.strip()) for row, text in enumerate(texts) if text is not None]
+    numbers = pd.to_numeric(pd.Series([text for _, text in known], dtype=str), errors="coerce")
+    if _MOSTLY < numbers.notna().mean() < 1:
+        stray = [row for (row, _), number in zip(known, numbers, strict=True) if np.isnan(number)]
+        raise DataError(
+            f"{source}: {len(stray)} of {len(known)} cells of column {column.name!r} are text and "
+            f"the rest are numbers, first in {place_of(column, stray[0])}; mend them, or list the "
+            "column under numeric or categorical"
+        )
+    for what, (pattern, instead) in _LOOK_ALIKES.items():
+        alike = [row for row, text in known if pattern.fullmatch(text)]
+        if len(alike) > _MOSTLY * len(known):
+            raise DataError(
+                f"{source}: {len(alike)} of {len(known)} cells of column {column.name!r} look like "
+                f"{what}, first in {place_of(column, alike[0])}; write {instead}, or list the "
+                "column under categorical or ignore"
+            )

@@ -1,0 +1,85 @@
+"""Columns that should perhaps not train a model: an ID as a feature, the label in disguise.
+
+Run by: a party on its own columns, before they are encoded. Both are guesses, so they warn.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from secure_apfed.data.frames import is_numeric
+from secure_apfed.errors import SuspectColumnWarning
+
+__all__ = ["warn_of_ids", "warn_of_labels"]
+
+_FEWEST_ROWS = 20
+_DISTINCT = 0.5
+
+
+def warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, source: str) -> None:
+    """Warn of texts that name rows, and of whole numbers that count them."""
+    if len(features) < _FEWEST_ROWS:
+        return
+    for name in features.columns:
+        column = features[name]
+        if name in categorical:
+            different = column.nunique()
+            if different > _DISTINCT * len(column):
+                _warn(source, name, f"its {len(column)} rows hold {different} different texts")
+        elif is_numeric(column) and _counts_rows(column):
+            _warn(source, name, f"its {len(column)} rows hold whole numbers without a gap")
+
+
+def _counts_rows(column: "pd.Series") -> bool:
+    values = column.dropna().to_numpy()
+    whole = len(values) == len(column) and np.issubdtype(values.dtype, np.integer)
+    return bool(
+        whole and len(np.unique(values)) == len(values) == int(values.max()) - int(values.min()) + 1
+    )
+
+
+def _warn(source: str, name: str, why: str) -> None:
+    warnings.warn(
+        f"{source}: column {name!r} looks like an ID: {why}; a model learns such rows by heart and "
+        "nothing else from it. Put it under ignore unless it is a feature",
+        SuspectColumnWarning,
+        stacklevel=2,
+    )
+
+
+def warn_of_labels(
+    features: pd.DataFrame, labels: Sequence[str | None], *, source: str, label: str
+) -> None:
+    """Warn of a column that alone tells every known label: by its values, or by cuts between them.
+
+    A column of as many values as rows tells them, too, and is taken by its order alone.
+    """
+    known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
+    if len(known) < _FEWEST_ROWS:
+        return
+    truth = pd.Series([labels[row] for row in known])
+    classes = truth.nunique()
+    for name in features.columns:
+        column = features[name].iloc[known].reset_index(drop=True)
+        if 1 < classes <= len(known) / 2 and _tells(column, truth, classes):
+            warnings.warn(
+                f"{source}: column {name!r} alone tells {label!r} of all {len(known)} rows that "
+                "have one; it may be the label in disguise, or known only after it. Put it under "
+                "ignore unless it is there when the model predicts",
+                SuspectColumnWarning,
+                stacklevel=2,
+            )
+
+
+def _tells(column: "pd.Series", truth: "pd.Series", classes: int) -> bool:
+    if column.isna().any():
+        return False
+    values = column.nunique()
+    if values <= len(column) / 2:
+        return bool((truth.groupby(column).nunique() == 1).all())
+    if not is_numeric(column):
+        return False
+    in_order = truth.iloc[column.argsort(kind="stable")].to_numpy()
+    return int((in_order[1:] != in_order[:-1]).sum()) == classes - 1

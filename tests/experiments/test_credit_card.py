@@ -1,0 +1,52 @@
+"""Credit card: lines stand beside the baseline that the active's own labels choose."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.credit_card import HEADER, LINES, CreditRow, compare_credit
+from experiments.summary import Interval
+from secure_apfed.data import load_data
+from secure_apfed.errors import DataError
+from secure_apfed.solo import BASELINES
+
+
+def test_a_row_has_a_text_for_each_column() -> None:
+    auc, ks = Interval(0.6, 0.5, 0.7), Interval(0.2, 0.1, 0.3)
+    row = CreditRow(labelled=200, model="Votes", predicts="the active alone", auc=auc, ks=ks,
+                    gain=Interval(0.01, -0.02, 0.04), wire_bytes=1.25e6)  # fmt: skip
+    assert row.cells() == (
+        "Votes", "the active alone", "0.600 [0.500, 0.700]", "0.200 [0.100, 0.300]",
+        "+0.010 [-0.020, +0.040]", "1.2",
+    )  # fmt: skip
+    assert len(row.cells()) == len(HEADER)
+
+
+@pytest.mark.parametrize("labelled", [200, None])
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.key)
+def test_lines_differ_in_nothing_but_method_and_labels(line, labelled) -> None:  # type: ignore[no-untyped-def]  # of pytest
+    config = line.config(labelled)
+    assert (config.data.dataset, config.data.labelled) == ("credit_card", labelled)
+    assert config.measure == "auc"
+    assert config.facts.predicts_alone is not line.together or config.method == "tvfl"
+
+
+@pytest.mark.slow
+def test_each_line_is_compared_with_the_baseline_that_labels_choose(tmp_path: Path) -> None:
+    try:
+        load_data(LINES[0].config(200).data, seed=0)
+    except DataError as error:
+        pytest.skip(str(error))
+    single = LINES[:1]
+    rows = compare_credit(tmp_path, seeds=[0, 1], jobs=2, lines=single, labelled=(200,))
+    assert len(rows) == 2 * len(BASELINES) + len(single)
+    references = [row for row in rows if row.gain is None]
+    assert [row.predicts for row in references] == ["the active alone"]
+    for row in rows:
+        assert 0.4 < row.auc.mean < 0.9
+        if row.gain is not None:
+            assert row.gain.mean == pytest.approx(row.auc.mean - references[0].auc.mean, abs=1e-12)
+    together = {row.model.removesuffix(" *"): row for row in rows if row.predicts.startswith("all")}
+    assert together["Gradient boosting"].auc.mean > references[0].auc.mean + 0.05
+    again = compare_credit(tmp_path, seeds=[0, 1], jobs=1, lines=single, labelled=(200,))
+    assert again == rows

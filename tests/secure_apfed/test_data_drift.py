@@ -1,0 +1,60 @@
+"""Columns of new rows beside those that the encoding was fitted to."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from secure_apfed.data.column_encoding import ColumnEncoding, fit_columns
+from secure_apfed.data.drift import FEWEST_ROWS, ColumnDrift, column_drift
+
+ROWS = 500
+
+
+def people(seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame({
+        "age": rng.normal(40, 10, ROWS),
+        "job": rng.choice(["a", "b"], ROWS),
+        "height": rng.normal(1.75, 0.1, ROWS),
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoding() -> ColumnEncoding:
+    return fit_columns(people(), categorical=["job"], source="bank")
+
+
+def drift_of(encoding: ColumnEncoding, frame: pd.DataFrame) -> dict[str, ColumnDrift]:
+    return {one.name: one for one in column_drift(encoding, encoding.encode(frame))}
+
+
+def test_other_rows_of_the_same_kind_are_not_notable(encoding: ColumnEncoding) -> None:
+    found = drift_of(encoding, people(1))
+    assert list(found) == ["age", "job", "height"]
+    assert not [one for one in found.values() if one.notable]
+    assert math.isnan(found["job"].shift)
+
+
+def test_each_change_is_told_of_its_column_alone(encoding: ColumnEncoding) -> None:
+    older = people(1).assign(age=lambda frame: frame["age"] + 10)
+    centimetres = people(1).assign(height=lambda frame: 100 * frame["height"])
+    renamed = people(1).assign(job=lambda frame: frame["job"].str.upper())
+    outlier = people(1)
+    outlier.loc[0, "age"] = 400.0
+    for frame, column, said in (
+        (older, "age", "deviations from that of training rows"),
+        (centimetres, "height", "times as wide"),
+        (renamed, "job", "100% of rows have an empty cell or an unknown category"),
+        (outlier, "age", "a row lies"),
+    ):
+        found = drift_of(encoding, frame)
+        assert said in found[column].notable
+        assert [name for name, one in found.items() if one.notable] == [column]
+    assert drift_of(encoding, older)["age"].shift == pytest.approx(1.0, abs=0.2)
+
+
+def test_few_rows_say_nothing(encoding: ColumnEncoding) -> None:
+    few = encoding.encode(people().iloc[: FEWEST_ROWS - 1])
+    assert column_drift(encoding, few) == ()
