@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from secure_apfed.exchange.linked import Linked
     from secure_apfed.exchange.resumable_link import ResumableLink
     from secure_apfed.exchange.sealed_connection import LocalEnd
+    from secure_apfed.from_frames import run_frames
     from secure_apfed.privacy import (
         GaussianGuard,
         NoGuard,
@@ -80,6 +81,7 @@ __all__ = [
     "load_model",
     "load_recording",
     "run",
+    "run_frames",
 ]
 
 _HOME: dict[str, str] = {
@@ -114,6 +116,7 @@ _HOME: dict[str, str] = {
         ("GaussianGuard", "NoGuard", "PrivacyLedger", "RepresentationGuard", "calibrate_sigma"),
         "secure_apfed.privacy",
     ),
+    "run_frames": "secure_apfed.from_frames",
     **dict.fromkeys(("load_model", "load_recording", "run"), "secure_apfed.runs"),
 }
 

@@ -34,6 +34,7 @@ from secure_apfed.commands import (
     party,
     plan,
     relay,
+    search,
     table,
 )
 from secure_apfed.errors import ApfedError
@@ -82,6 +83,7 @@ app.command()(leakage.tradeoff)
 app.command()(table.table)
 app.command()(listing.runs)
 app.command()(contributions.contributions)
+app.command()(search.search)
 app.command()(model.predict)
 app.command()(model.export)
 

@@ -33,9 +33,12 @@ COMPOSITION_ROOT = (
     "secure_apfed.commands.leakage",
     "secure_apfed.commands.listing",
     "secure_apfed.commands.plan",
+    "secure_apfed.commands.search",
     "secure_apfed.commands.table",
+    "secure_apfed.from_frames",
 )
-ENTRY_POINTS = ("secure_apfed.__main__",)
+# The package itself gives `run_frames` to others, and loads it when it is asked for.
+ENTRY_POINTS = ("secure_apfed.__main__", "secure_apfed")
 
 MODULE_LINES = 500
 FUNCTION_LINES = 40

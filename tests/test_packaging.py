@@ -24,7 +24,7 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 # Lock file -> the extras that it pins with all that they need. Those of `make setup` come first;
 # `bench` clashes with them, and NVFlare is left out of them for its size.
 LOCKS = {
-    "requirements.lock": ("mpc", "experiments", "onnx", "grpc", "docs", "dev"),
+    "requirements.lock": ("mpc", "experiments", "onnx", "search", "grpc", "docs", "dev"),
     "requirements-nvflare.lock": ("nvflare",),
     "requirements-bench.lock": ("bench", "experiments", "mpc"),
 }

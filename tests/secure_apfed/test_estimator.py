@@ -86,9 +86,12 @@ def test_a_person_that_stands_twice_is_named(bunch: Any) -> None:
 def test_the_page_s_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[2] / "docs" / "python.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, str(page), "exec"), {})
-    accuracy, scores = capsys.readouterr().out.strip().splitlines()
+    told = capsys.readouterr().out.strip().splitlines()
+    assert told[1].startswith("measure")
+    assert "a person at laboratory" in "".join(told[:-2])
+    accuracy, scores = told[-2:]
     assert accuracy.startswith("{'votes':")
     assert min(map(float, scores.strip("[]").split())) > 0.8

@@ -1,0 +1,263 @@
+"""One call from frames to a result: align, train, measure beside what the active does alone.
+
+Run by: who has all parties' frames in one process, to find out what help would be worth; parties
+that keep their frames to themselves take part in a run (`secure-apfed party`). Part of the
+composition root: `secure_apfed` gives its names to others, no module imports it.
+"""
+
+import json
+import math
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.data import ColumnEncoding
+from secure_apfed.errors import CheckpointError, ConfigError, ModelError
+from secure_apfed.measures import MEASURES, Estimate, Measure, estimates
+from secure_apfed.methods import METHODS
+from secure_apfed.party_frames import as_pandas, checked_frames, labels_by_text, write_frames
+from secure_apfed.runs import RunFolder, RunResult, SoloModel, load_model, run
+from secure_apfed.runs.scored_rows import read_scored
+
+if TYPE_CHECKING:
+    from attacks.interface import AttackResult
+    from experiments.solo import SoloRecord
+
+__all__ = ["FramesModel", "FramesResult", "run_frames"]
+
+_TABLES = "tables"
+_DRAWING = ("matplotlib", "jinja2", "adjustText")
+
+
+@dataclass(frozen=True)
+class FramesModel:
+    """The active's model: it reads frames of the active's columns, and needs nobody else.
+
+    Attributes:
+        classes_: labels as the active's frame had them, in the order of the probabilities.
+        solo: the same model on encoded features, with its card.
+    """
+
+    classes_: tuple[Any, ...]
+    solo: SoloModel = field(repr=False)
+
+    def predict_proba(self, frame: Any) -> NDArray[np.float64]:
+        """Probabilities (N, K) in the order of `classes_`; further columns are ignored.
+
+        Raises:
+            DataError: a column of training is missing, or its cells do not fit.
+        """
+        rows, encoding = as_pandas(frame, party="the input"), self.solo.encoding
+        assert isinstance(encoding, ColumnEncoding)
+        shares_NK = self.solo.predict(encoding.encode(rows)).double()
+        normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
+        return normed
+
+    def predict(self, frame: Any) -> NDArray[Any]:
+        """The label of each row (N,): the likeliest, or as the run's `threshold` decides."""
+        places_N = self.solo.decide(torch.from_numpy(self.predict_proba(frame)))
+        labels: NDArray[Any] = np.array(self.classes_)[places_N.numpy()]
+        return labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class FramesResult:
+    """What a run of frames gave.
+
+    Attributes:
+        config: of the run, complete; run: what it told, with what was sent and spent.
+        measures: of the test rows, with 95 % intervals over these rows.
+        alone: what the active does without anybody, by every solo baseline; None: not asked for.
+        attacks: results of those that the settings name.
+        who_learns: by party, what it received of each kind and can read of it; empty without the
+            extra `experiments`.
+        report: the HTML page; None without a folder or without that extra.
+    """
+
+    config: Config = field(repr=False)
+    run: RunResult = field(repr=False)
+    measures: Mapping[str, Estimate]
+    alone: "SoloRecord | None" = field(repr=False)
+    attacks: "tuple[AttackResult, ...]" = field(repr=False)
+    who_learns: Mapping[str, Sequence[Any]] = field(repr=False)
+    report: Path | None
+    _model: FramesModel | None = field(repr=False)
+
+    @property
+    def model(self) -> FramesModel:
+        """What the active keeps.
+
+        Raises:
+            ModelError: the method needs every party to predict.
+        """
+        if self._model is None:
+            alone = ", ".join(name for name, one in METHODS.items() if one.facts.predicts_alone)
+            raise ModelError(
+                f"method {self.config.method} needs every party to predict, so the active keeps no "
+                f"model of its own; train with one of {alone}"
+            )
+        return self._model
+
+    @property
+    def judged_by(self) -> Measure:
+        """The headline measure."""
+        return MEASURES[self.config.measure]
+
+    @property
+    def score(self) -> Estimate:
+        """The headline measure, with its interval."""
+        return self.measures.get(self.config.measure, Estimate(math.nan))
+
+    @property
+    def gain(self) -> float | None:
+        """How much better than the best that the active does alone, by the headline measure; None:
+        not measured. One run shows no gain, only several seeds do.
+        """
+        if self.alone is None:
+            return None
+        return self.judged_by.gain(self.score.value, self.alone.best.test)
+
+    @property
+    def epsilon(self) -> dict[str, float]:
+        """By what it protects, what was spent; infinite where nothing is promised."""
+        spent = self.run.privacy
+        passives = {name: float(one["epsilon"]) for name, one in self.run.contributions.items()}
+        return {
+            "a row's representations": spent.epsilon_x, "a label": spent.epsilon_y,
+            "a record in the model": spent.epsilon_model,
+            **{f"a person at {name}": one for name, one in passives.items()},
+        }  # fmt: skip
+
+    @property
+    def wire_bytes(self) -> int:
+        """On all links."""
+        return self.run.wire_bytes
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row for each measure: value, interval, and of the headline the best alone and gain."""
+        table = pd.DataFrame(
+            {name: (one.value, one.low, one.high) for name, one in self.measures.items()},
+            index=["value", "low", "high"],
+        ).T.rename_axis("measure")
+        if self.alone is not None:
+            own = self.config.measure
+            table.loc[own, ["best_alone", "gain"]] = [self.alone.best.test, self.gain]
+        return table
+
+
+def run_frames(
+    active: Any,
+    passives: Mapping[str, Any],
+    *,
+    label: str,
+    id: str = "id",  # noqa: A002 - the word that people use for it
+    method: str = "votes",
+    folder: Path | str | None = None,
+    baselines: bool = True,
+    **settings: Any,
+) -> FramesResult:
+    """Train with all parties' frames, and measure.
+
+    Args:
+        active: frame of pandas, polars or pyarrow, with IDs, labels and features.
+        passives: by name, frames with the same IDs and other features.
+        label: the active's column of labels; rows without one train without and test nothing.
+        id: the column of IDs in every frame, or the name of a pandas index.
+        method: a key of `secure_apfed.methods.METHODS`.
+        folder: of the run, for its model, report and accounts, and copies of the frames that
+            attacks and reports read; None: all is written to a temporary folder and removed.
+        baselines: whether to measure what the active does alone.
+        settings: further ones of a run's YAML file by section, as votes={"epsilon": 4}; of `data`
+            those that name no file, as data={"labelled": 50}.
+
+    Raises:
+        DataError: a frame does not fit; names party and column.
+        ConfigError: a setting is wrong.
+        CheckpointError: the folder holds a run already. Others as `secure_apfed.runs.run`.
+    """
+    own = settings.get("data", {}).get("active", "active")
+    frames = checked_frames(active, passives, name=own, id_column=id, label=label)
+    with ExitStack() as stack:
+        place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
+        if (place / _TABLES).exists():
+            raise CheckpointError(f"{place} holds frames of a run already; choose a new folder")
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = write_frames(frames, place / _TABLES)
+        config = _config(
+            settings, files, method=method,
+            data={"active": own, "folder": str(place / _TABLES), "id_column": id,
+                  "label_column": label},
+        )  # fmt: skip
+        with warnings.catch_warnings():
+            # All parties are this process: a plain sum hides nothing from whoever has it all.
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)
+            found = run(config, place)
+        return _result(
+            config, place, found, labels_by_text(frames[own], label), baselines=baselines,
+            keeps=folder is not None,
+        )  # fmt: skip
+
+
+def _config(
+    settings: Mapping[str, Any], files: Mapping[str, str], *, method: str, data: Mapping[str, str]
+) -> Config:
+    given = {"name": "frames", **settings, "method": method}
+    ours = {"dataset", "parties", "folder", "id_column", "label_column"}
+    if named := sorted(ours & set(given.get("data", {}))):
+        raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
+    facts = METHODS[method].facts if method in METHODS else None
+    if facts and facts.representations_from is None:  # then a guard has nothing to protect
+        given.setdefault("guard", {"mechanism": "none"})
+    given["data"] = {
+        "dataset": _TABLES, **data, **given.get("data", {}),
+        "parties": {name: {"file": file, "missing": "mean"} for name, file in files.items()},
+    }  # fmt: skip
+    return load_config_text(json.dumps(given, default=str), source="run_frames")
+
+
+def _result(
+    config: Config, folder: Path, found: RunResult, labels: Mapping[str, Any], *,
+    baselines: bool, keeps: bool,
+) -> FramesResult:  # fmt: skip
+    """What the finished run's folder says."""
+    from experiments.finish import mount_attacks
+    from experiments.solo import FILE, keep_solo
+
+    variant = next(iter(found.accuracy))
+    scored = read_scored(RunFolder(folder), variant, threshold=found.threshold)
+    attacks = mount_attacks(folder) if config.attacks else ()
+    alone = keep_solo(config, folder / FILE) if baselines else None
+    who_learns, page = _reported(folder, draws=keeps)
+    model = None
+    if config.facts.predicts_alone:
+        solo = load_model(folder)
+        model = FramesModel(tuple(labels.get(one, one) for one in solo.classes), solo)
+    return FramesResult(
+        config=config, run=found, measures={} if scored is None else estimates(scored),
+        alone=alone, attacks=attacks, who_learns=who_learns, report=page, _model=model,
+    )  # fmt: skip
+
+
+def _reported(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
+    """Who learns what, and the page; nothing without the extra that makes them."""
+    try:
+        from experiments.report import read_run, write_report
+        from experiments.report.contents import learned_by
+    except ModuleNotFoundError as error:
+        if error.name not in _DRAWING:
+            raise
+        return {}, None
+    page = write_report(folder) if draws else None
+    return learned_by(read_run(folder)), page

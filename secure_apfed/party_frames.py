@@ -1,0 +1,158 @@
+"""Frames of all parties, of any library that narwhals reads, checked and written as their files.
+
+Run by: who has all parties' frames in one process. What is wrong is told by party and column,
+never by a person's ID; the files are what a run with `dataset: tables` reads.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import narwhals.stable.v2 as nw
+import numpy as np
+import pandas as pd
+
+from secure_apfed.alignment.id_files import cell_text
+from secure_apfed.data.frames import to_texts
+from secure_apfed.errors import DataError
+from secure_apfed.runs.folder import make_private
+
+__all__ = ["as_pandas", "checked_frames", "labels_by_text", "write_frames"]
+
+# What pandas infers of a column of IDs, in words; IDs of other kinds are refused.
+_ID_KINDS = {
+    "string": "text", "integer": "whole numbers", "datetime64": "dates", "datetime": "dates",
+    "date": "dates", "categorical": "categories",
+}  # fmt: skip
+
+
+def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
+    """The same rows as a pandas frame with columns named by text; the caller's is left alone.
+
+    Raises:
+        DataError: no frame of a library that narwhals reads, or two columns of one name.
+    """
+    try:
+        rows: pd.DataFrame = nw.from_native(frame, eager_only=True).to_pandas()
+    except TypeError as error:
+        lazy = "; collect a lazy frame first" if hasattr(frame, "collect") else ""
+        raise DataError(
+            f"{party}: expected a frame of pandas, polars or pyarrow, got "
+            f"{type(frame).__name__}{lazy}"
+        ) from error
+    except ValueError as error:  # narwhals' DuplicateError is one
+        raise DataError(
+            f"{party}: its frame has several columns of one name; give each a name of its own"
+        ) from error
+    named: pd.DataFrame = rows.set_axis([str(column) for column in rows.columns], axis=1)
+    if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
+        named = named.reset_index() if str(frame.index.name) not in named.columns else named
+    return named
+
+
+def checked_frames(
+    active: Any, passives: Mapping[str, Any], *, name: str, id_column: str, label: str
+) -> dict[str, pd.DataFrame]:
+    """By party, the active's first, a pandas frame whose IDs and labels can be used.
+
+    Args:
+        active: the frame with the labels.
+        passives: by name, frames without labels.
+        name: of the active.
+        id_column: in all of them, a column or the index's name.
+        label: the active's column of labels.
+
+    Raises:
+        DataError: names the party, the column, what was expected, and what to do.
+    """
+    if name in passives:
+        raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
+    frames = {one: as_pandas(frame, party=one) for one, frame in {name: active, **passives}.items()}
+    kinds = {one: _id_kind(frame, id_column, party=one) for one, frame in frames.items()}
+    for one, kind in kinds.items():
+        if kind != kinds[name]:
+            raise DataError(
+                f"{one}: its column {id_column!r} holds {kind}, and that of {name} "
+                f"{kinds[name]}, so that no ID may match; convert one, as with .astype"
+            )
+    for one in passives:
+        if label in frames[one].columns:
+            raise DataError(
+                f"{one}: its column {label!r} is called like the labels of {name}, which a "
+                "passive must not train on; drop it or rename it"
+            )
+    _check_labels(frames[name], label, party=name)
+    return frames
+
+
+def labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
+    """The labels as the frame has them, by the texts that name classes in a run."""
+    return {cell_text(one): one for one in frame[label].dropna().unique().tolist()}
+
+
+def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> dict[str, str]:
+    """Write each as a Parquet file that its owner alone may read; return their names by party.
+
+    Raises:
+        DataError: a column whose cells are of several kinds, such as texts and numbers.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
+    names = {}
+    for place, (party, frame) in enumerate(frames.items()):
+        names[party] = f"party-{place}.parquet"
+        for column in frame.columns:
+            kind = pd.api.types.infer_dtype(frame[column], skipna=True)
+            if kind.startswith("mixed"):
+                raise DataError(
+                    f"{party}: column {column!r} holds cells of several kinds ({kind}); make them "
+                    "all numbers or all text, as with .astype(str), or drop the column"
+                )
+        frame.to_parquet(folder / names[party], index=False)
+    return names
+
+
+def _id_kind(frame: pd.DataFrame, column: str, *, party: str) -> str:
+    """What its IDs are, in words; complete and distinct ones."""
+    if not len(frame):
+        raise DataError(f"{party}: its frame has no rows")
+    if column not in frame.columns:
+        raise DataError(
+            f"{party}: it has no column {column!r} of IDs; its columns are "
+            f"{', '.join(frame.columns[:10])}: name another as id, or add it"
+        )
+    empty = np.flatnonzero(frame[column].isna())
+    if len(empty):
+        raise DataError(
+            f"{party}: column {column!r} is empty in {len(empty)} rows, first in row {empty[0]} "
+            "(from 0); each row needs an ID"
+        )
+    found = pd.api.types.infer_dtype(frame[column])
+    if found not in _ID_KINDS:
+        raise DataError(
+            f"{party}: column {column!r} holds {found} values, and IDs are text, whole numbers or "
+            "dates; convert it, as with .astype(str)"
+        )
+    texts = pd.Series(to_texts(frame[column]))
+    again = texts.duplicated(keep=False)
+    if again.any():
+        first = np.flatnonzero(texts == texts[again].iloc[0])
+        raise DataError(
+            f"{party}: {texts[again].nunique()} IDs of column {column!r} occur more than once, the "
+            f"first in rows {', '.join(map(str, first[:5]))} (from 0); keep one row of each"
+        )
+    return _ID_KINDS[found]
+
+
+def _check_labels(frame: pd.DataFrame, label: str, *, party: str) -> None:
+    if label not in frame.columns:
+        raise DataError(
+            f"{party}: it has no column {label!r} of labels; its columns are "
+            f"{', '.join(frame.columns[:10])}: name another as label"
+        )
+    found = frame[label].dropna().unique()
+    if len(found) < 2:
+        what = f"of one class, {found[0]!r}" if len(found) else "empty"
+        raise DataError(
+            f"{party}: all labels of column {label!r} are {what}; two classes are needed"
+        )

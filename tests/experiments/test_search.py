@@ -1,0 +1,185 @@
+"""A search: what it may vary, what its trials cost together, and that a stopped one goes on."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from experiments import search as package
+from experiments.search import Charge, SearchSpace, bound_of, load_space
+from experiments.search import trials as played
+from experiments.search.trials import search
+from secure_apfed.cli import execute
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.privacy.gdp import gdp_epsilon
+from secure_apfed.runs import run
+
+CONFIGS = Path(package.__file__).parent.parent / "configs"
+SPACE = {"model.random_features": {"low": 50, "high": 200}}
+
+
+def config_of(**changes: Any) -> Config:
+    settings = {
+        "name": "search",
+        "method": "votes",
+        "data": {"dataset": "digits", "views": 4, "labelled": 60, "limit": 300},
+        "model": {"network": "random_features"},
+        "train": {"epochs": 1},
+        "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+        "votes": {"prior": "labeller", "epsilon": 4},
+        "transcript": {"keep": "none"},
+    }
+    return Config.model_validate({**settings, **changes})
+
+
+def space_of(space: dict[str, Any] = SPACE, **more: Any) -> SearchSpace:
+    return SearchSpace.model_validate({"space": space, **more})
+
+
+PASSIVES = [f"passive-{at}" for at in (1, 2, 3)]
+APFED: dict[str, Any] = {
+    "method": "apfed_c",
+    "votes": {},
+    "model": {"hidden": [16], "representation": 8, "projection": 8, "dropout": 0.0},
+    "train": {"epochs": 2, "batch_size": 64, "learning_rate": 0.05},
+    "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 1.0},
+    "guard": {"mechanism": "gaussian", "epsilon": 3, "noise": "reproducible_insecure"},
+}
+
+
+def test_gaussian_releases_compose_by_their_mu_and_all_else_adds() -> None:
+    one = Charge(delta=1e-5, mu=0.3, label=1.0, record=2.0, passives={"a": 4.0}, added_delta=1e-6)
+    other = Charge(delta=1e-5, mu=0.4, label=0.5, passives={"a": 1.0, "b": 3.0}, added_delta=1e-6)
+    both = one.and_then(other)
+    assert both.mu == pytest.approx(0.5)
+    assert both.epsilons == {
+        "a row's representations": gdp_epsilon(both.mu, 1e-5),
+        "a label": 1.5,
+        "a record in the model": 2.0,
+        "a person at a": 5.0,
+        "a person at b": 3.0,
+    }
+    assert both.added_delta == pytest.approx(2e-6)
+    enough = one.at_least(other)
+    assert (enough.mu, enough.label, enough.passives) == (0.4, 1.0, {"a": 4.0, "b": 3.0})
+    assert Charge(**one.as_json()) == one
+
+
+def test_the_bound_holds_what_the_ledger_of_the_run_tells() -> None:
+    config = config_of(**APFED)
+    bound = bound_of(config, PASSIVES)
+    spent = run(config, None).privacy
+    assert 0 < spent.mu <= bound.mu
+    assert bound.epsilons["a row's representations"] == pytest.approx(3, rel=0.01)
+    silent = config.model_copy(update={"guard": config_of().guard})
+    assert bound_of(silent, PASSIVES).promised() == ()
+
+
+def test_trials_and_the_final_run_are_charged_together(tmp_path: Path) -> None:
+    config = config_of()
+    found = search(config, space_of(), tmp_path, trials=2)
+    assert [one.state for one in found.trials] == ["finished", "finished"]
+    # Whole votes take discrete draws, whose ledger is a little below what is asked.
+    assert found.spent.passives == pytest.approx(dict.fromkeys(PASSIVES, 8.0), rel=1e-4)
+    assert found.total.passives == pytest.approx(dict.fromkeys(PASSIVES, 12.0), rel=1e-4)
+    assert found.final is not None
+    best = found.trials[found.best]
+    assert best.value == max(one.value or 0.0 for one in found.trials)
+    assert found.config.model.random_features == int(best.drawn["model.random_features"])
+    assert load_config(tmp_path / "best.yaml") == found.config
+    told = json.loads((tmp_path / "search.json").read_text())
+    assert told["epsilon_in_all"]["a person at passive-1"] == pytest.approx(12.0, rel=1e-4)
+    assert "charged" in (tmp_path / "search.md").read_text()
+
+
+def test_one_that_was_stopped_goes_on_and_stays_charged(tmp_path: Path) -> None:
+    config, whole = config_of(), search(config_of(), space_of(), tmp_path / "whole", trials=3)
+    parts = tmp_path / "parts"
+    search(config, space_of(), parts, trials=1, final=False)
+    killed = played._Search(config, space_of(), parts, share=0.3, budget=None)
+
+    def die(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(played, "run", die)
+        with pytest.raises(KeyboardInterrupt):
+            killed.go_on(2, lambda done, total: None)
+    found = search(config, space_of(), parts, trials=3, final=False)
+    assert [one.state for one in found.trials] == ["finished", "stopped", "finished"]
+    assert found.spent.passives["passive-1"] == pytest.approx(12.0, rel=1e-4)
+    assert found.trials[0].drawn == whole.trials[0].drawn
+    with pytest.raises(CheckpointError, match="other settings"):
+        search(config.model_copy(update={"seed": 1}), space_of(), parts, trials=3)
+
+
+def test_what_would_exceed_the_budget_is_refused_before_it_begins(tmp_path: Path) -> None:
+    found = search(config_of(), space_of(), tmp_path, trials=4, budget=13.0, final=False)
+    assert [one.state for one in found.trials] == ["finished", "finished", "refused", "refused"]
+    assert "would be 16, the budget is 13" in found.trials[2].why
+    assert max(found.total.passives.values()) <= 13.0
+    with pytest.raises(ConfigError, match="promises no epsilon"):
+        search(config_of(votes={}), space_of(), tmp_path / "none", trials=1, budget=1.0)
+
+
+def test_trials_on_public_data_cost_the_parties_nothing(tmp_path: Path) -> None:
+    public = {"dataset": "handwritten", "labelled": 60, "limit": 300}
+    config = config_of(data={"dataset": "digits", "views": 6, "labelled": 60, "limit": 300})
+    found = search(config, space_of(public=public), tmp_path, trials=2, budget=4.0, final=False)
+    assert found.public == "handwritten"
+    assert {one.charge for one in found.trials} == {None}
+    assert found.spent.passives == {}
+    assert set(found.total.passives.values()) == {4.0}
+    assert found.config.data == config.data
+    assert "no row of the parties' was used" in found.notes[0]
+
+
+def test_a_trial_that_fails_is_told_and_keeps_its_charge(tmp_path: Path) -> None:
+    space = space_of({"train.learning_rate": {"choices": [0.05, 1e30]}})
+    found = search(config_of(**APFED), space, tmp_path, trials=6, final=False)
+    failed = [one for one in found.trials if one.state == "failed"]
+    assert failed
+    assert all(one.why and one.charge is not None for one in failed)
+    assert found.config.train.learning_rate == 0.05
+    hopeless = space_of({"train.learning_rate": {"choices": [-1.0, -2.0]}})
+    with pytest.raises(ConfigError, match=r"no trial of 1 could be judged: .*learning_rate"):
+        search(config_of(**APFED), hopeless, tmp_path / "never", trials=1)
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        ({}, "at least 1 item"),
+        ({"seed": {"low": 0, "high": 3}}, "cannot be compared"),
+        ({"data.limit": {"low": 10, "high": 30}}, "cannot be compared"),
+        ({"guard.delta": {"low": 1e-6, "high": 1e-5}}, "cannot be compared"),
+        ({"train.epochs": {"low": 3, "high": 3}}, "low is below high"),
+        ({"train.epochs": {"low": 0, "high": 3, "log": True}}, "low is above 0"),
+        ({"train.epochs": {"low": 1, "high": math.inf}}, "finite"),
+        ({"train.epochs": {"choices": [3]}}, "at least 2 items"),
+    ],
+)
+def test_what_may_not_vary_is_refused(space: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        space_of(space)
+
+
+def test_the_command_says_what_all_of_it_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["search", str(CONFIGS / "search-digits.yaml"), "--space",
+                 str(CONFIGS / "search-digits-space.yaml"), "--trials", "1", "--json", "--no-final",
+                 "--set", "data.limit=300", "--output", str(tmp_path / "out")]  # fmt: skip
+    assert load_space(CONFIGS / "search-digits-space.yaml").public is None
+    assert execute(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["trials"][0]["charge"]["a person at passive-1"] == pytest.approx(4, rel=1e-4)
+    assert told["epsilon_in_all"]["a person at passive-1"] == pytest.approx(8, rel=1e-4)
+    missing = [*arguments[:3], str(tmp_path / "none.yaml"), *arguments[4:]]
+    assert execute(missing) == 2

@@ -1,0 +1,197 @@
+"""One call from frames to a result; what does not fit is told by party and column."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import load_breast_cancer
+
+from secure_apfed import run_frames
+from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, DataError, ModelError
+from secure_apfed.from_frames import FramesResult
+from secure_apfed.party_frames import as_pandas, checked_frames
+
+BRIEF: dict[str, Any] = {
+    "data": {"labelled": 40, "limit": 200},
+    "model": {"network": "random_features"},
+    "train": {"epochs": 1},
+    "votes": {"epsilon": 8.0, "prior": "labeller"},
+    "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+}
+
+
+def parties() -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
+    people = load_breast_cancer(as_frame=True).frame.rename_axis("id").reset_index()
+    people["id"] = "p" + people["id"].astype(str)
+    people["target"] = people["target"].map({0: "ill", 1: "well"})
+    shuffled = people.sample(500, random_state=0)
+    own = people[["id", *people.columns[1:11], "target"]]
+    return own, {
+        "lab": shuffled[["id", *people.columns[11:21]]],
+        "scan": shuffled[["id", *people.columns[21:31]]],
+    }
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> FramesResult:
+    own, passives = parties()
+    folder = tmp_path_factory.mktemp("frames") / "run"
+    attacks = [{"name": "vote_regression"}]
+    return run_frames(own, passives, label="target", folder=folder, attacks=attacks, **BRIEF)
+
+
+def test_the_result_says_all_of_it(result: FramesResult) -> None:
+    assert result.alone is not None
+    assert result.gain == pytest.approx(result.score.value - result.alone.best.test)
+    assert result.score.low < result.score.value < result.score.high
+    assert result.epsilon["a person at lab"] == pytest.approx(8, abs=0.1)
+    assert result.epsilon["a row's representations"] == 0
+    assert result.wire_bytes == result.run.wire_bytes > 10_000
+    assert any("lab" in party for party in result.who_learns)
+    assert {attack.attack for attack in result.attacks} == {"vote_regression"}
+    assert result.report is not None
+    assert "scan" in result.report.read_text("utf-8")
+    table = result.to_frame()
+    assert {"accuracy", "auc", "ks", "brier"} <= set(table.index)
+    assert table["gain"].dropna().to_dict() == {"accuracy": pytest.approx(result.gain)}
+    assert (table["low"] <= table["value"]).all()
+    assert (table["value"] <= table["high"]).all()
+
+
+def test_the_model_reads_frames_and_gives_labels_as_they_were(result: FramesResult) -> None:
+    own, _ = parties()
+    shares = result.model.predict_proba(own)
+    assert shares.shape == (len(own), 2)
+    assert shares.sum(1) == pytest.approx(np.ones(len(own)))
+    assert result.model.classes_ == ("ill", "well")
+    assert (result.model.predict(own) == own["target"]).mean() > 0.85
+    with pytest.raises(DataError, match=r"columns are missing: mean radius"):
+        result.model.predict(own.drop(columns="mean radius"))
+
+
+def test_copies_of_frames_are_their_owner_s_alone(result: FramesResult) -> None:
+    assert result.report is not None
+    folder = result.report.parent
+    assert {path.stat().st_mode & 0o077 for path in (folder / "tables").iterdir()} <= {0o044, 0}
+    assert (folder / "tables").stat().st_mode & 0o077 == 0
+    own, passives = parties()
+    with pytest.raises(CheckpointError, match="choose a new folder"):
+        run_frames(own, passives, label="target", folder=folder, **BRIEF)
+
+
+def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    own, passives = parties()
+    found = run_frames(own, passives, label="target", baselines=False, **BRIEF)
+    assert (found.report, found.gain, list(tmp_path.iterdir())) == (None, None, [])
+    assert found.who_learns
+    assert "gain" not in found.to_frame().columns
+    assert len(found.model.predict(own)) == len(own)
+
+
+def test_who_needs_all_to_predict_keeps_no_model() -> None:
+    own, passives = parties()
+    found = run_frames(
+        own, passives, label="target", method="split_nn_sum", baselines=False,
+        guard={"mechanism": "none"}, data={"limit": 100},
+        model={"hidden": [8], "representation": 4}, train={"epochs": 1},
+        secure_sum={"scheme": "plain", "masks": "pairwise"},
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="split_nn_sum needs every party to predict"):
+        found.model.predict(own)
+
+
+@pytest.mark.parametrize("library", ["polars", "pyarrow"])
+def test_frames_of_other_libraries_are_the_same(library: str) -> None:
+    module: Any = pytest.importorskip(library)
+    own, _ = parties()
+    convert: Callable[[pd.DataFrame], Any] = (
+        module.from_pandas if library == "polars" else module.Table.from_pandas
+    )
+    back = as_pandas(convert(own.reset_index(drop=True)), party="active")
+    pd.testing.assert_frame_equal(back, own.reset_index(drop=True), check_dtype=False)
+
+
+def test_polars_frames_train_and_predict() -> None:
+    polars: Any = pytest.importorskip("polars")
+    own, passives = parties()
+    theirs = {name: polars.from_pandas(frame) for name, frame in passives.items()}
+    mine = polars.from_pandas(own)
+    found = run_frames(mine, theirs, label="target", baselines=False, **BRIEF)
+    assert (found.model.predict(mine) == own["target"].to_numpy()).mean() > 0.85
+    with pytest.raises(DataError, match=r"active: expected a frame .* collect a lazy frame first"):
+        run_frames(mine.lazy(), theirs, label="target")
+
+
+def test_ids_may_be_the_index_s() -> None:
+    own, passives = parties()
+    indexed = {name: frame.set_index("id") for name, frame in passives.items()}
+    found = checked_frames(own, indexed, name="active", id_column="id", label="target")
+    pd.testing.assert_series_equal(found["lab"]["id"], passives["lab"]["id"].reset_index(drop=True))
+
+
+Spoil = Callable[[dict[str, pd.DataFrame]], Mapping[str, Any]]
+
+
+def changed(party: str, **columns: Any) -> Spoil:
+    return lambda frames: {**frames, party: frames[party].assign(**columns)}
+
+
+BAD: list[tuple[Spoil, str]] = [
+    (lambda f: {**f, "lab": f["lab"].drop(columns="id")}, "lab: it has no column 'id' of IDs"),
+    (lambda f: {**f, "lab": f["lab"].iloc[[0, 1, 0]]},
+     r"lab: 1 IDs of column 'id' occur more than once, the first in rows 0, 2"),
+    (lambda f: {**f, "lab": f["lab"].iloc[:0]}, "lab: its frame has no rows"),
+    (lambda f: {**f, "lab": f["lab"].assign(id=range(len(f["lab"])))},
+     "lab: its column 'id' holds whole numbers, and that of active text"),
+    (lambda f: {**f, "lab": f["lab"].assign(id=np.arange(len(f["lab"])) / 2)},
+     "lab: column 'id' holds floating values"),
+    (lambda f: {**f, "scan": f["scan"].assign(
+        id=f["scan"]["id"].where(f["scan"].index != f["scan"].index[0]))},
+     "scan: column 'id' is empty in 1 rows, first in row 0"),
+    (lambda f: {**f, "active": f["active"].drop(columns="target")},
+     "active: it has no column 'target' of labels"),
+    (changed("active", target="well"), "column 'target' are of one class, 'well'"),
+    (changed("active", target=None), "column 'target' are empty"),
+    (changed("scan", target="well"), "scan: its column 'target' is called like the labels"),
+    (lambda f: {**f, "scan": f["scan"].assign(odd=["x", *range(len(f["scan"]) - 1)])},
+     "scan: column 'odd' holds cells of several kinds"),
+    (lambda f: {**f, "lab": {"id": [1]}}, "lab: expected a frame of pandas, polars or pyarrow"),
+    (lambda f: {**f, "lab": pd.concat([f["lab"], f["lab"]], axis=1)},
+     "lab: its frame has several columns of one name"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "says"), BAD, ids=[says[:40] for _, says in BAD])
+def test_a_bad_frame_is_told_by_party_and_column(spoil: Spoil, says: str) -> None:
+    own, passives = parties()
+    frames = spoil({"active": own, **passives})
+    theirs = {name: frame for name, frame in frames.items() if name != "active"}
+    with pytest.raises(DataError, match=says):
+        run_frames(frames["active"], theirs, label="target", **BRIEF)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [({"votse": {}}, "votse"), ({"method": "vots"}, "did you mean 'votes'"),
+     ({"data": {"id_column": "x"}}, "data.id_column: the frames say this"),
+     ({"method": "tvfl"}, "guard")],
+)  # fmt: skip
+def test_a_wrong_setting_is_told(settings: dict[str, Any], says: str) -> None:
+    own, passives = parties()
+    with pytest.raises(ConfigError, match=says):
+        run_frames(own, passives, label="target", **settings)
+
+
+def test_a_passive_called_like_the_active_is_refused() -> None:
+    own, passives = parties()
+    with pytest.raises(ApfedError, match="rename the passive"):
+        run_frames(own, {**passives, "active": passives["lab"]}, label="target")
+
+
+def test_the_name_is_a_function_beside_its_module() -> None:
+    assert importlib.import_module("secure_apfed.from_frames").run_frames is run_frames
