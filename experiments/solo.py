@@ -103,9 +103,7 @@ def _numbers(config: Config, own: OwnData) -> list[BaselineResult]:
         (table.features[rows], targets.decode(table.labels[rows]))
         for rows in (own.labelled_rows, own.test_rows)
     ]
-    return compare_numbers(
-        *parts[0], *parts[1], measure=MEASURES[config.measure], seed=config.seed
-    )
+    return compare_numbers(*parts[0], *parts[1], measure=MEASURES[config.measure], seed=config.seed)
 
 
 def _classes(config: Config, own: OwnData) -> list[BaselineResult]:

@@ -124,14 +124,10 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
     for variant, share in outcome.accuracy.items() if classifies else ():
         yield Tile(f"{run.title_of(variant)} accuracy", words.percent(share), tested)
     if reference is not None and run.facts.method.has_passives:
-        title, others = reference.facts.method.title, reference.outcome
-        if classifies:
-            share = next(iter(others.accuracy.values()))
-            yield Tile(f"{title} accuracy", words.percent(share), "the active alone")
-        else:
-            told = scores_of(measure.name, others.accuracy, others.measures)
-            value = measure.text(next(iter(told.values())))
-            yield Tile(f"{title} {measure.title}", value, "the active alone")
+        judged, other = ACCURACY if classifies else measure, reference.outcome
+        reached = scores_of(judged.name, other.accuracy, other.measures)
+        title = f"{reference.facts.method.title} {judged.title}"
+        yield Tile(title, judged.text(next(iter(reached.values()))), "the active alone")
     if run.solo is not None:
         alone = run.solo.best
         told = run.solo.judged_by.text(alone.test)

@@ -5,8 +5,7 @@ that is to train (`secure_apfed.methods.METHODS`): what it does not take is refu
 does. Reading YAML, with errors that name the line, is `secure_apfed.config.file`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from pydantic import field_validator, model_validator
 
@@ -54,6 +53,14 @@ class Config(RunSettings):
     def _are_names(cls, passives: dict[str, PassiveSettings]) -> dict[str, PassiveSettings]:
         check_parties(name for name in passives if name != "default")
         return passives
+
+    @model_validator(mode="after")
+    def _task_fits(self) -> "Config":
+        if "measure" not in self.model_fields_set:
+            # Nothing else sets a field of frozen settings: a default that depends on another.
+            object.__setattr__(self, "measure", TASKS[self.task].headline)
+        check_task(self)
+        return self
 
     @model_validator(mode="after")
     def _defences_apply(self) -> "Config":
@@ -186,13 +193,6 @@ class Config(RunSettings):
             )
         return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _judged_by_its_task(cls, settings: Any) -> Any:
-        """The measure is the task's own, unless the settings say another."""
-        task = TASKS.get(str(settings.get("task"))) if isinstance(settings, Mapping) else None
-        return settings if task is None else {"measure": task.headline, **settings}
-
     @field_validator("task")
     @classmethod
     def _is_a_task(cls, name: str) -> str:
@@ -204,11 +204,6 @@ class Config(RunSettings):
     @classmethod
     def _is_a_measure(cls, name: str) -> str:
         return find_measure(name).name
-
-    @model_validator(mode="after")
-    def _task_fits(self) -> "Config":
-        check_task(self)
-        return self
 
     @model_validator(mode="after")
     def _imbalance_fits(self) -> "Config":

@@ -4,6 +4,8 @@ Run by: whoever simulates all parties in one process. Each built-in set becomes 
 their own rows in their own order, so that alignment is never assumed.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -53,8 +55,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         _classes_of(pool), rows=settings.rows, rows_per_class=settings.rows_per_class, seed=seed
     )
     pool = pool if drawn is None else pool.at(drawn)
-    ids = person_ids(len(pool.labels), seed=seed)
-    classes_N = _classes_of(pool)
+    ids, classes_N = person_ids(len(pool.labels), seed=seed), _classes_of(pool)
     people = _People(classes_N, *_split(pool, classes_N, settings, seed), settings, seed)
     targets = people.scale_of(pool.labels) if settings.labels_are_numbers else None
     views = (
@@ -69,25 +70,19 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         if encoding is None or not settings.horizontal:
             encoding = views.fit(name, people.fitted_to(name, rows))
         features, located = views.encode(name, rows, encoding)
-        labels_N = people.labels(name, rows) if settings.holds_labels(name) else None
-        labels = None if labels_N is None else torch.from_numpy(labels_N)
-        if labels_N is not None and targets is not None:
-            labels = targets.encode(pool.labels[rows], party=name)
+        labels = None
+        if settings.holds_labels(name):
+            labels = torch.from_numpy(people.labels(name, rows))
+            labels = labels if targets is None else targets.encode(pool.labels[rows], party=name)
         tables.append(
             PartyTable(name, tuple(ids[rows].tolist()), features, labels, encoding, located)
         )
     train_rows, test_rows, labelled = people.active_split()
     return VerticalData(
-        active=tables[0],
-        passives=tuple(tables[1:]),
-        classes=dataset.classes,
-        train_rows=train_rows,
-        test_rows=test_rows,
-        labelled=labelled,
-        labels_at=settings.labels_at,
-        horizontal=settings.horizontal,
-        targets=targets,
-    )
+        active=tables[0], passives=tuple(tables[1:]), classes=dataset.classes, targets=targets,
+        train_rows=train_rows, test_rows=test_rows, labelled=labelled,
+        labels_at=settings.labels_at, horizontal=settings.horizontal,
+    )  # fmt: skip
 
 
 def _classes_of(pool: Pool) -> Rows:
@@ -96,9 +91,7 @@ def _classes_of(pool: Pool) -> Rows:
     return np.zeros(len(pool.labels), np.int64) if numbers else pool.labels
 
 
-def _split(
-    pool: Pool, labels_N: Rows, settings: DataSettings, seed: int
-) -> tuple[Rows, Rows]:
+def _split(pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> tuple[Rows, Rows]:
     if pool.official_train is None:
         return split_rows(labels_N, settings.test_fraction, seed=seed, split=settings.split)
     rows = np.arange(len(labels_N), dtype=np.int64)
@@ -155,7 +148,7 @@ class _People:
         known = None if labelled is None else torch.from_numpy(train[labelled])
         return torch.from_numpy(train), test, known
 
-    def scale_of(self, numbers_N: NDArray[np.float64]) -> TargetScale:
+    def scale_of(self, numbers_N: NDArray[Any]) -> TargetScale:
         """Of the pool's labels, which are numbers, those of the active's labelled training rows."""
         active = self._settings.active_name
         train, _, labelled = self.active_split()

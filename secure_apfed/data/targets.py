@@ -6,7 +6,7 @@ and tell of their labels; they lie in the active's model card, so that predictio
 
 import math
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ class TargetScale(BaseModel):
     scale: float = Field(gt=0, allow_inf_nan=False)
 
     @classmethod
-    def of(cls, targets_n: NDArray[np.float64], *, party: str) -> Self:
+    def of(cls, targets_n: NDArray[Any], *, party: str) -> Self:
         """Mean and standard deviation of the labelled training rows.
 
         Raises:
@@ -48,7 +48,7 @@ class TargetScale(BaseModel):
             )
         return cls(mean=mean, scale=scale)
 
-    def encode(self, targets_N: NDArray[np.float64], *, party: str) -> Tensor:
+    def encode(self, targets_N: NDArray[Any], *, party: str) -> Tensor:
         """Standardise, float32 (N,); NaN, where there is no target, becomes `UNLABELLED`.
 
         Raises:
@@ -59,8 +59,8 @@ class TargetScale(BaseModel):
         if far.size:
             raise DataError(
                 f"{party}: the label of row {far[0]} (from 0), {targets_N[far[0]]:g}, lies "
-                f"{abs(z_N[far[0]]):.0f} standard deviations from the mean of the labelled training "
-                f"rows; at most {_FARTHEST:g} are taken: mend it, or predict its logarithm"
+                f"{abs(z_N[far[0]]):.0f} standard deviations from the mean of the labelled "
+                f"training rows; at most {_FARTHEST:g} are taken: mend it, or predict its logarithm"
             )
         return torch.from_numpy(np.where(np.isnan(z_N), UNLABELLED, z_N).astype(np.float32))
 

@@ -15,20 +15,19 @@ from torch import Tensor
 from protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
 from protocols.sums import SecureSum, SumCombiner
 from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
-from secure_apfed.defences import gradient_chain, representation_chain
+from secure_apfed.defences import gradient_chain
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.facts import MethodFacts
 from secure_apfed.measures import Scored
 from secure_apfed.methods.accounts import (
     answers_log,
     guard_for,
-    ledger_for,
     private_updates,
-    refused_sums,
     surroundings_of,
     update_ledgers,
     whole_training,
 )
+from secure_apfed.methods.actives import active_networks, active_party
 from secure_apfed.methods.ahead import waiting_of, worker_for
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.method import (
@@ -50,18 +49,15 @@ from secure_apfed.methods.sum_noise import (
 from secure_apfed.methods.terms import (
     check_passives,
     model_of,
-    outputs_of,
     passive_terms,
     projection_size,
     representation_terms,
     require_own_terms,
-    task_of,
 )
-from secure_apfed.models import Shape, family_for, output_shape, projection_to
 from secure_apfed.objectives import ContrastiveSettings, ReconstructionSettings, make_objective
-from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty, PrivateUpdates
+from secure_apfed.parties import ActiveNetworks, ActiveParty, Compute, PassiveParty
 from secure_apfed.parties.rules import StepGate, read_sum, write_sum
-from secure_apfed.privacy import PrivacyLedger, RepresentationGuard, WholeTraining
+from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.privacy.guarantee import NOTHING_RELEASED
 from secure_apfed.seeds import seeded
 
@@ -348,7 +344,7 @@ class Apfed(Method):
             return None
         check_passives(own.config, own.passives)
         projected = projection_size(own.config, own.passives)
-        _, shape = _active_networks(own, projected)
+        _, shape = active_networks(own, projected)
         guard = guard_for(own)
         return representation_terms(own.config, shape, guard, projected=projected is not None)
 
@@ -432,7 +428,7 @@ def _learner(
     """The active's role; without a sum it trains alone, and nothing is released."""
     guard = guard_for(own)
     updates = private_updates(own, guard)
-    party = _active_party(own, contract, guard, updates, rows, secure_sum)
+    party = active_party(own, contract, guard, updates, rows, secure_sum)
     training = whole_training(own.config, party.ledger, updates)
     released = {party.name: party.ledger} if secure_sum else {}
     guarantee = guard.statement() if secure_sum else NOTHING_RELEASED
@@ -456,48 +452,3 @@ def _sum_of_contract(own: Own, contract: Contract) -> tuple[SecureSum, NoisePlan
     names = tuple(contract.passives)
     shape = contract.passives[names[0]].representation.shape
     return sum_and_noise(own.config, contract.session, contract.active, names, shape)
-
-
-def _active_networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, Shape]:
-    """The active's networks at their reproducible start, and the shape of one row of z."""
-    model, seed = own.config.model, own.seed
-    family = family_for(model, own.features)
-    with seeded(seed, own.name, "encoder"):
-        encoder = family.encoder(own.features, model)
-    shape = output_shape(encoder, own.features)
-    with seeded(seed, own.name, "head"):
-        head = family.head(math.prod(shape), outputs_of(own), model)
-    if projection is None:
-        return ActiveNetworks(encoder, head), shape
-    with seeded(seed, own.name, "projection"):
-        return ActiveNetworks(encoder, head, projection_to(projection, shape)), (projection,)
-
-
-def _active_party(
-    own: Own,
-    contract: Contract,
-    guard: RepresentationGuard,
-    updates: PrivateUpdates | None,
-    rows: Tensor,
-    secure_sum: SecureSum | None,
-) -> ActiveParty:
-    config = own.config
-    projection = projection_size(config, own.passives) if secure_sum else None
-    networks, shape = _active_networks(own, projection)
-    return ActiveParty(
-        own.name,
-        contract,
-        table=own.rows,
-        alignment=rows,
-        networks=networks,
-        guard=guard,
-        ledger=ledger_for(own, guard, aligned=len(rows)),
-        receiver=secure_sum.receiver() if secure_sum else None,
-        refused=refused_sums(own),
-        train=config.train,
-        compute=Compute.of(config.train),
-        seed=own.seed,
-        private=updates,
-        defences=representation_chain(config.defences, surroundings_of(own, shape)),
-        task=task_of(own),
-    )

@@ -139,9 +139,7 @@ class PredictedNumbers(Predicted):
         }
 
 
-def predict_file(
-    folder: Path, path: Path, *, id_columns: Sequence[str] | None = None
-) -> Predicted:
+def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None = None) -> Predicted:
     """Predict the rows of a file.
 
     Args:

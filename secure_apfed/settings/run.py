@@ -62,8 +62,9 @@ class RunSettings(Settings, ABC):
             all parties' tables tell once; split_nn and split_nn_sum predict together; mmvfl and
             v_fedmv agree on pseudo-labels; h_fedmv and s_fedmv average weights.
         task: what the active's model learns, of `secure_apfed.tasks.TASKS`.
-        measure: what the run is judged by (the task's own unless given), of `secure_apfed.measures.MEASURES`: in the display, the
-            report, the choice of the best baseline and in studies. All measures are written.
+        measure: what the run is judged by, of `secure_apfed.measures.MEASURES`, in the display, the
+            report, the choice of the best baseline and in studies; the task's own unless given. All
+            measures are written.
         threshold: of two classes, the probability of the second from which on the active's model
             decides for it; or accuracy, balanced_accuracy or f1: chosen by that on the labelled
             training rows, after training. null: the likelier class is taken.

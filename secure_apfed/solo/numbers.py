@@ -99,8 +99,10 @@ def compare_numbers(
     """Fit every regression on all labelled rows for the test rows, and in folds for the choice.
 
     Args:
-        features_nF, targets_n: of the labelled rows, in the unit of the labels; rows of any shape.
-        test_features_BF, test_targets_B: likewise.
+        features_nF: of the labelled rows, of any shape.
+        targets_n: their labels, in their unit.
+        test_features_BF: of the rows that only measure.
+        test_targets_B: their labels.
         measure: of regression.
         seed: of folds and of what the regressions draw.
 

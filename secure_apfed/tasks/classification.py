@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from secure_apfed.data.targets import UNLABELLED, TargetScale
+from secure_apfed.errors import DataError
 from secure_apfed.measures import ACCURACY, Scored
 from secure_apfed.models import Shape
 from secure_apfed.tasks.interface import Task
@@ -23,6 +24,16 @@ class Classification(Task):
 
     @classmethod
     def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        """See `Task`.
+
+        Raises:
+            DataError: labels that are numbers.
+        """
+        if targets is not None:
+            raise DataError(
+                "task: classification tells classes, and these labels are numbers; say task: "
+                "regression"
+            )
         return cls()
 
     def outputs(self, classes: int, features: Shape) -> int:

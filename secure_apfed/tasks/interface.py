@@ -85,7 +85,8 @@ def scored_rows(
         task: of the model.
         predict: rows of the table to outputs (B, K) of a network.
         rows: positions in the table; may be none.
-        labels_N, features_N: of the table.
+        labels_N: of the table.
+        features_N: of the table, as the encoder reads them.
     """
     here = rows.to(labels_N.device)
     parts = [predict(rows_B).double().cpu() for rows_B in here.split(_EVALUATION_ROWS)]
