@@ -326,7 +326,7 @@ def test_below_the_minimum_nothing_is_sent_and_the_active_learns_alone(batch: li
     assert active.party.update(None) == pytest.approx(loss.item(), abs=1e-12)
     after = active.party.tensors()
     changed = {key.split(".")[0] for key in state if not torch.equal(after[key], state[key])}
-    assert changed == {"encoder", "head"}
+    assert changed == {"encoder", "head", "steps done"}
 
 
 def test_the_minimum_is_the_contracts() -> None:
