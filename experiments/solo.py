@@ -23,6 +23,7 @@ from secure_apfed.runs.folder import own_subfolder, read_sealed, write_atomicall
 from secure_apfed.runs.record import Written
 from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.solo.choice import BaselineResult, best, compare
+from secure_apfed.solo.detectors import DETECTORS, compare_detectors
 from secure_apfed.solo.kept import FitStore
 from secure_apfed.solo.numbers import compare_numbers
 
@@ -50,12 +51,19 @@ class SoloRecord(Written):
         """The one that the active's own labels choose."""
         return best(self.baselines, measure=self.judged_by)
 
+    @property
+    def chosen(self) -> str:
+        """By what the best was: without labels there is only what favours it."""
+        if all(one.name in DETECTORS for one in self.baselines):
+            return "by the test rows, in its favour"
+        return "by its own labels"
+
     def sentence(self, reached: float) -> str:
         """How a run of this value stands beside it; one run shows no more than that."""
         alone, measure = self.best, self.judged_by
         return (
             f"{measure.gain_text(reached, alone.test)} in {measure.title} against {alone.title}, "
-            f"the best that the active does alone by its own labels ({measure.text(alone.test)}); "
+            f"the best that the active does alone {self.chosen} ({measure.text(alone.test)}); "
             "one run shows no gain, only several seeds do"
         )
 
@@ -85,13 +93,26 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
     own = (data or load_data(config.data, seed=config.seed)).own(config.data.active_name)
     assert own is not None
     with _one_thread():
-        found = _numbers(config, own) if own.targets else _classes(config, own)
+        if config.data.anomaly is not None:
+            found = _anomalies(config, own)
+        else:
+            found = _numbers(config, own) if own.targets else _classes(config, own)
     record = SoloRecord(
         settings=settings_digest(config), baselines=tuple(found), measure=config.measure
     )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
     return record
+
+
+def _anomalies(config: Config, own: OwnData) -> list[BaselineResult]:
+    """Detectors of the training rows; no label chooses among them."""
+    table, test = own.table, own.test_rows
+    assert table.labels is not None
+    return compare_detectors(
+        table.features[own.train_rows], table.features[test], table.labels[test],
+        measure=MEASURES[config.measure], seed=config.seed,
+    )  # fmt: skip
 
 
 def _numbers(config: Config, own: OwnData) -> list[BaselineResult]:

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 `doctor` found something missing, 2 usage or configuration
 files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.
 """
 
+import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -252,7 +253,7 @@ def _reached(result: "RunResult") -> list[tuple[str, str]]:
     measure = MEASURES[result.measure]
     rows = [
         (f"accuracy, {name}", f"{100 * value:.2f} %")
-        for name, value in result.accuracy.items() if measure.task == ACCURACY.task
+        for name, value in result.accuracy.items() if not math.isnan(value)
     ]  # fmt: skip
     if measure is not ACCURACY:
         told = [(f"{measure.title}, {name}", measure.text(value))

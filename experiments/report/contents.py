@@ -131,7 +131,7 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
     if run.solo is not None:
         alone = run.solo.best
         told = run.solo.judged_by.text(alone.test)
-        yield Tile("best alone", told, f"{alone.title}, by its own labels")
+        yield Tile("best alone", told, f"{alone.title}, {run.solo.chosen}")
     yield _epsilon_tile(run)
     # One for each metric: advantages in different metrics do not compare.
     worst: dict[str, float] = {}

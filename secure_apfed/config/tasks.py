@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from secure_apfed.measures import MEASURES, names_of
 from secure_apfed.methods import METHODS
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.tasks import TASKS, Classification, Regression
+from secure_apfed.tasks import TASKS, Anomaly, Classification, Regression
 
 __all__ = ["check_task"]
 
@@ -28,9 +28,9 @@ def _problems(config: RunSettings) -> Iterator[str]:
             f"task: method {config.method} learns {' or '.join(config.facts.tasks)}, not "
             f"{config.task}; use {', '.join(taking)}"
         )
-    if MEASURES[config.measure].task != task.name:
+    if task.name not in (measured := MEASURES[config.measure].tasks):
         yield (
-            f"measure: {config.measure} is a measure of {MEASURES[config.measure].task}, and "
+            f"measure: {config.measure} is a measure of {' and '.join(measured)}, and "
             f"task is {config.task}; use {', '.join(names_of(task.name))}"
         )
     if numbers and task is not Regression:
@@ -43,6 +43,11 @@ def _problems(config: RunSettings) -> Iterator[str]:
             f"task: regression predicts numbers, and the labels of data.dataset "
             f"{config.data.dataset} are classes; say data.numeric_labels: true where they are "
             "numbers in your own tables, or take another task"
+        )
+    if (task is Anomaly) is not (config.data.anomaly is not None):
+        yield (
+            "task: anomaly trains on normal rows, and data.anomaly names the class of the others; "
+            "give both, as data: {dataset: digits, anomaly: '9'}, or neither"
         )
     if task is not Regression and config.train.loss != "squared":
         yield f"train.loss: {config.train.loss} is of task: regression; leave it out"

@@ -56,6 +56,8 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     )
     pool = pool if drawn is None else pool.at(drawn)
     ids, classes_N = person_ids(len(pool.labels), seed=seed), _classes_of(pool)
+    if settings.anomaly is not None:
+        classes_N = (classes_N == dataset.classes.index(settings.anomaly)).astype(np.int64)
     people = _People(classes_N, *_split(pool, classes_N, settings, seed), settings, seed)
     targets = people.scale_of(pool.labels) if settings.labels_are_numbers else None
     views = (
@@ -79,7 +81,8 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         )
     train_rows, test_rows, labelled = people.active_split()
     return VerticalData(
-        active=tables[0], passives=tuple(tables[1:]), classes=dataset.classes, targets=targets,
+        active=tables[0], passives=tuple(tables[1:]), targets=targets,
+        classes=settings.class_names(dataset.classes), one_class=settings.anomaly is not None,
         train_rows=train_rows, test_rows=test_rows, labelled=labelled,
         labels_at=settings.labels_at, horizontal=settings.horizontal,
     )  # fmt: skip
@@ -92,10 +95,12 @@ def _classes_of(pool: Pool) -> Rows:
 
 
 def _split(pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> tuple[Rows, Rows]:
-    if pool.official_train is None:
-        return split_rows(labels_N, settings.test_fraction, seed=seed, split=settings.split)
+    """Training and test rows; of training rows no anomaly is one."""
     rows = np.arange(len(labels_N), dtype=np.int64)
-    return rows[: pool.official_train], rows[pool.official_train :]
+    train, test = rows[: pool.official_train], rows[pool.official_train :]
+    if pool.official_train is None:
+        train, test = split_rows(labels_N, settings.test_fraction, seed=seed, split=settings.split)
+    return (train if settings.anomaly is None else train[labels_N[train] == 0]), test
 
 
 class _People:

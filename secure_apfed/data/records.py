@@ -130,6 +130,7 @@ class VerticalData:
         labels_at: passives that hold labels, too.
         horizontal: every party holds all features of other people, and labels; nothing is aligned.
         targets: how labels that are numbers were standardised; None: they are classes.
+        one_class: training rows are all of the first class, and nothing is learnt from labels.
 
     Raises:
         DataError: labels missing, at the wrong party, outside the classes or all of one
@@ -146,6 +147,7 @@ class VerticalData:
     labels_at: tuple[str, ...] = ()
     horizontal: bool = False
     targets: TargetScale | None = None
+    one_class: bool = False
 
     @property
     def labelled_rows(self) -> torch.Tensor:
@@ -247,7 +249,7 @@ class VerticalData:
                 f"{len(self.classes)} classes, first {int(labels_N[wrong][0])}; "
                 f"expected 0 to {len(self.classes) - 1}"
             )
-        if len(set(labels_N[self.labelled_rows].tolist())) < 2:
+        if not self.one_class and len(set(labels_N[self.labelled_rows].tolist())) < 2:
             raise DataError(
                 f"{self.active.name}: the {len(self.labelled_rows)} labelled training rows are all "
                 "of one class, so there is nothing to learn; add rows of another class, or raise "

@@ -14,7 +14,10 @@ from secure_apfed.errors import ConfigError
 from secure_apfed.names import ByParty, Name, PartyName
 from secure_apfed.settings import Settings
 
-__all__ = ["DataSettings", "PartySettings"]
+__all__ = ["ANOMALY_CLASSES", "DataSettings", "PartySettings"]
+
+ANOMALY_CLASSES = ("normal", "anomaly")
+"""Of a run whose training rows are normal alone."""
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 _CLIENTS = 4
@@ -90,6 +93,8 @@ class DataSettings(Settings):
         label_column: the column of labels, at whoever holds any.
         numeric_labels: whether the labels of own tables are numbers to predict (`task: regression`)
             and no classes; of a built-in set the catalogue says so. Splits read no label then.
+        anomaly: the label whose rows are anomalies (`task: anomaly`); the active trains on the
+            others and on rows without a label, and test rows are of both.
         classes: the labels in the order of the network's outputs; null infers them from the
             active's, which other parties with labels cannot.
     """
@@ -118,6 +123,7 @@ class DataSettings(Settings):
     id_column: str | tuple[str, ...] = "id"
     label_column: str = "label"
     numeric_labels: bool = False
+    anomaly: str | None = None
     classes: tuple[str, ...] | None = Field(None, min_length=2)
 
     @property
@@ -126,6 +132,10 @@ class DataSettings(Settings):
         if self.dataset == TABLES:
             return self.numeric_labels
         return find_dataset(self.dataset).numeric_labels
+
+    def class_names(self, known: tuple[str, ...]) -> tuple[str, ...]:
+        """Of the run: those that are known, or normal rows and anomalies."""
+        return known if self.anomaly is None else ANOMALY_CLASSES
 
     @property
     def active_name(self) -> str:
@@ -168,7 +178,26 @@ class DataSettings(Settings):
         self._check_partition()
         if self.labels_are_numbers:
             self._check_numbers()
+        if self.anomaly is not None:
+            self._check_anomaly()
         return self
+
+    def _check_anomaly(self) -> None:
+        """Nothing is learnt from labels, and the classes are two."""
+        given = [key for key in ("classes", "labelled") if getattr(self, key) is not None]
+        if given or self.labels_are_numbers:
+            raise ValueError(
+                f"anomaly: the classes are {' and '.join(ANOMALY_CLASSES)}, and no label is learnt "
+                f"from; leave {' and '.join(given) or 'numeric_labels'} out"
+            )
+        if self.horizontal or self.labels_at:
+            raise ValueError(
+                f"anomaly: the active alone knows it; leave "
+                f"{'partition' if self.horizontal else 'labels_at'} out"
+            )
+        known = () if self.dataset == TABLES else find_dataset(self.dataset).classes
+        if known and self.anomaly not in known:
+            raise ValueError(f"anomaly: {self.dataset} has the classes {', '.join(known)}")
 
     def _check_numbers(self) -> None:
         """What is cut by classes, or known to several parties, needs classes."""

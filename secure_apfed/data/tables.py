@@ -52,6 +52,7 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
         labels_at=settings.labels_at,
         horizontal=settings.horizontal,
         targets=own.targets,
+        one_class=settings.anomaly is not None,
     )
 
 
@@ -74,6 +75,8 @@ def load_active(settings: DataSettings, *, seed: int) -> OwnData:
             groups[known], settings.test_fraction, seed=seed, split=settings.split
         )
     )
+    if settings.anomaly is not None:
+        train = train[groups[train] == 0]
     train = np.sort(np.concatenate([train, np.flatnonzero(groups == UNLABELLED)]))
     if settings.limit is not None:
         train = generator(seed, "limit").permutation(train)[: settings.limit]
@@ -110,9 +113,12 @@ def _labels_of(
     if settings.labels_are_numbers:
         numbers = read_numbers(raw.labels, party=party, column=settings.label_column)
         return numbers, np.where(np.isnan(numbers), UNLABELLED, 0), ()
+    _check_two(raw.labels, party=party)
+    if settings.anomaly is not None:
+        told = _anomalies(raw.labels, settings.anomaly, party=party)
+        return told, told, settings.class_names(())
     classes = settings.classes or _infer_classes(raw.labels)
     labels = _number(raw.labels, classes, party=party)
-    _check_two(raw.labels, party=party)
     return labels, labels, classes
 
 
@@ -209,6 +215,17 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
             f"or none; look at {', '.join(wrong[:5])}: put them under ignore, or into one view"
         )
     return own
+
+
+def _anomalies(labels: tuple[str | None, ...], anomaly: str, *, party: str) -> NDArray[np.int64]:
+    """1 of anomalies, 0 of others."""
+    if anomaly not in labels:
+        found = sorted({label for label in labels if label is not None})
+        raise DataError(
+            f"{party}: no label is {anomaly!r}, which data.anomaly names; labels are "
+            f"{', '.join(found[:5])}"
+        )
+    return np.array([UNLABELLED if one is None else one == anomaly for one in labels], np.int64)
 
 
 def _infer_classes(labels: tuple[str | None, ...]) -> tuple[str, ...]:

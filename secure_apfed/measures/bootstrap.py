@@ -51,7 +51,7 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
 
 
 def _groups(scored: Scored) -> list[NDArray[np.int64]]:
-    if not scored.classes:
+    if np.issubdtype(scored.truth.dtype, np.floating):
         return [np.arange(len(scored.truth))]
     return [np.flatnonzero(scored.truth == one) for one in np.unique(scored.truth)]
 

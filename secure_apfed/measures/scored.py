@@ -27,8 +27,10 @@ class Scored:
     """Rows with their truth, and what a model says of them.
 
     Attributes:
-        truth: (B,), classes 0 to K - 1, or the targets of a regression.
-        scores: (B, K), probabilities of each class; of a regression (B,), the predictions.
+        truth: (B,), classes 0 to K - 1; floating, the targets of a regression; where scores are of
+            anomalies, whole: 1 is one.
+        scores: (B, K), probabilities of each class; of a regression (B,), the predictions; of
+            anomalies (B,), higher for what is stranger.
         threshold: of two classes, the probability of the second from which on it is decided for;
             None: the likeliest class is.
 
@@ -92,7 +94,7 @@ class Scored:
 
     @property
     def classes(self) -> int:
-        """K; 0 of a regression."""
+        """K; 0 of a regression, and of anomalies."""
         return self.scores.shape[1] if self.scores.ndim == 2 else 0
 
     @cached_property

@@ -36,12 +36,12 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
     how often it is right.
 
     Raises:
-        DataError: scores of a regression.
+        DataError: scores that are no probabilities.
     """
     from sklearn.calibration import calibration_curve as curve
 
     if not scored.classes:
-        raise DataError("measures: a calibration curve is of probabilities, got a regression")
+        raise DataError("measures: a calibration curve is of probabilities, got one number a row")
     if not len(scored.truth):
         return ()
     if scored.classes == 2:
@@ -59,7 +59,7 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
 
 class ScoreRanges(BaseModel):
     """How the scores of training rows are spread: of two classes those of the second, of several
-    those of the likeliest; of a regression the predictions.
+    those of the likeliest; of a task without classes what it tells.
 
     Attributes:
         edges: rising, between the ranges.

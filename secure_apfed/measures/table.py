@@ -9,13 +9,14 @@ row, and all that reads scores which are not finite.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from secure_apfed.errors import DataError
 from secure_apfed.measures.scored import FloatArray, Scored
@@ -25,7 +26,7 @@ __all__ = [
     "ACCURACY", "MEASURES", "Measure", "Task", "find_measure", "measure_all", "names_of", "task_of",
 ]  # fmt: skip
 
-Task: TypeAlias = Literal["classification", "regression"]
+Task: TypeAlias = Literal["classification", "regression", "anomaly"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class Measure:
     higher_is_better: bool = True
     share: bool = False
     decides: bool = False
-    task: Task = "classification"
+    tasks: tuple[Task, ...] = ("classification",)
 
     def of(self, scored: Scored) -> float:
         """Its value; NaN where the rows do not define it.
@@ -56,10 +57,10 @@ class Measure:
             DataError: rows of another task.
         """
         task = task_of(scored)
-        if task != self.task:
+        if task not in self.tasks:
             raise DataError(
-                f"measures: {self.name} is of {self.task}, and these scores are of {task}; take "
-                f"one of {', '.join(names_of(task))}"
+                f"measures: {self.name} is of {' and '.join(self.tasks)}, and these scores are "
+                f"of {task}; take one of {', '.join(names_of(task))}"
             )
         if not len(scored.truth):
             return math.nan
@@ -100,17 +101,18 @@ def _metrics() -> Any:
 @lru_cache(maxsize=1)  # three measures read the same curves
 def _rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
     """The shares of false and of true alarms by threshold, for each class in question."""
-    return tuple(
-        _metrics().roc_curve(scored.truth == one, scored.scores[:, one])[:2]
-        for one in _ranked(scored)
-    )
+    return tuple(_metrics().roc_curve(alarm_B, said_B)[:2] for alarm_B, said_B in _ranked(scored))
 
 
-def _ranked(scored: Scored) -> list[int]:
-    """The second of two classes, each of several; a class that has no row, or all, has no rank."""
-    classes = (1,) if scored.classes == 2 else range(scored.classes)
-    counts = np.bincount(scored.truth, minlength=scored.classes)
-    return [one for one in classes if 0 < counts[one] < len(scored.truth)]
+def _ranked(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
+    """Whether rows are of a class, and the scores that say so: of anomalies, of the second of two
+    classes, and of each of several. A class that has no row, or all, has no rank.
+    """
+    said_BK = scored.scores if scored.classes else np.column_stack([scored.scores] * 2)
+    for one in range(scored.classes) if scored.classes > 2 else (1,):
+        alarm_B = scored.truth == one
+        if 0 < alarm_B.sum() < len(alarm_B):
+            yield alarm_B, said_BK[:, one]
 
 
 def _mean(found: list[float]) -> float:
@@ -127,7 +129,7 @@ def _ks(scored: Scored) -> float:
 
 def _average_precision(scored: Scored) -> float:
     rank = _metrics().average_precision_score
-    return _mean([rank(scored.truth == one, scored.scores[:, one]) for one in _ranked(scored)])
+    return _mean([rank(alarm_B, said_B) for alarm_B, said_B in _ranked(scored)])
 
 
 def _f1(scored: Scored) -> float:
@@ -162,25 +164,28 @@ def _r2(scored: Scored) -> float:
     return float(_metrics().r2_score(scored.truth, scored.scores))
 
 
+_RANKED: tuple[Task, ...] = ("classification", "anomaly")
+_NUMBERS: tuple[Task, ...] = ("regression",)
+
 # fmt: off
 _ALL = (
     Measure(name="accuracy", title="accuracy", share=True, decides=True,
             function=lambda scored: _metrics().accuracy_score(scored.truth, scored.decided)),
-    Measure(name="auc", title="AUC", function=_auc),
-    Measure(name="average_precision", title="average precision",
+    Measure(name="auc", title="AUC", tasks=_RANKED, function=_auc),
+    Measure(name="average_precision", title="average precision", tasks=_RANKED,
             function=_average_precision),
-    Measure(name="ks", title="KS", function=_ks),
-    Measure(name="gini", title="Gini",
+    Measure(name="ks", title="KS", tasks=_RANKED, function=_ks),
+    Measure(name="gini", title="Gini", tasks=_RANKED,
             function=lambda scored: 2 * _auc(scored) - 1),
     Measure(name="balanced_accuracy", title="balanced accuracy", share=True, decides=True,
             function=_balanced),
     Measure(name="f1", title="F1", decides=True, function=_f1),
     Measure(name="brier", title="Brier score", higher_is_better=False, function=_brier),
     Measure(name="log_loss", title="log loss", higher_is_better=False, function=_log_loss),
-    Measure(name="r2", title="R2", task="regression", function=_r2),
-    Measure(name="mae", title="MAE", task="regression", higher_is_better=False,
+    Measure(name="r2", title="R2", tasks=_NUMBERS, function=_r2),
+    Measure(name="mae", title="MAE", tasks=_NUMBERS, higher_is_better=False,
             function=lambda scored: _metrics().mean_absolute_error(scored.truth, scored.scores)),
-    Measure(name="rmse", title="RMSE", task="regression", higher_is_better=False,
+    Measure(name="rmse", title="RMSE", tasks=_NUMBERS, higher_is_better=False,
             function=lambda scored: math.sqrt(
                 _metrics().mean_squared_error(scored.truth, scored.scores))),
 )
@@ -195,12 +200,14 @@ ACCURACY = MEASURES["accuracy"]
 
 def task_of(scored: Scored) -> Task:
     """What these scores are of."""
-    return "classification" if scored.classes else "regression"
+    if scored.classes:
+        return "classification"
+    return "regression" if np.issubdtype(scored.truth.dtype, np.floating) else "anomaly"
 
 
 def names_of(task: str) -> tuple[str, ...]:
     """The measures of one task."""
-    return tuple(name for name, one in MEASURES.items() if one.task == task)
+    return tuple(name for name, one in MEASURES.items() if task in one.tasks)
 
 
 def find_measure(name: str) -> Measure:

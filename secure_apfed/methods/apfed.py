@@ -75,7 +75,7 @@ __all__ = [
 APFED = MethodFacts(
     title="APFed", predicts_alone=True, representations_from="active", sums_gradients=True,
     trains_privately=True, takes_pairwise=True, stops_early=True, weighs_classes=True,
-    simulated=True, tasks=("classification", "regression"),
+    simulated=True, tasks=("classification", "regression", "anomaly"),
 )  # fmt: skip
 APFED_R = replace(APFED, title="APFed-R", own_objective=ReconstructionSettings())
 APFED_C = replace(APFED, title="APFed-C", own_objective=ContrastiveSettings())
@@ -415,7 +415,7 @@ class SingleView(Method):
     facts = MethodFacts(
         title="SingleVL", predicts_alone=True, has_passives=False, trains_privately=True,
         stops_early=True, weighs_classes=True, simulated=True,
-        tasks=("classification", "regression"),
+        tasks=("classification", "regression", "anomaly"),
     )  # fmt: skip
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:

@@ -40,7 +40,7 @@ def read_scored(folder: RunFolder, variant: str, *, threshold: float | None) -> 
         tensors = load(read_bytes(folder.scored))
         truth, scores = tensors[f"{variant}/truth"], tensors[f"{variant}/scores"]
         if scores.ndim == 1:
-            return Scored(truth=truth.double().numpy(), scores=scores.double().numpy())
+            return Scored(truth=truth.numpy(), scores=scores.double().numpy())
         return Scored.of_classes(truth.numpy(), scores.numpy()).at(threshold)
     except (KeyError, OverflowError, SafetensorError, DataError) as error:
         raise CheckpointError(

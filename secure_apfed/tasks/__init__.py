@@ -6,13 +6,14 @@ Which methods take a task is a fact of theirs (`MethodFacts.tasks`). See docs/ta
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from secure_apfed.tasks.anomaly import Anomaly
 from secure_apfed.tasks.classification import Classification, task_loss
 from secure_apfed.tasks.interface import Task, scored_rows
 from secure_apfed.tasks.regression import Regression
 
-__all__ = ["TASKS", "Classification", "Regression", "Task", "scored_rows", "task_loss"]
+__all__ = ["TASKS", "Anomaly", "Classification", "Regression", "Task", "scored_rows", "task_loss"]
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
-    {task.name: task for task in (Classification, Regression)}
+    {task.name: task for task in (Classification, Regression, Anomaly)}
 )
 """By name, as `task` of a run's settings has them."""
