@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from secure_apfed.config import Config
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods.terms import make_sum, settings_of
+from secure_apfed.tasks import Classification
 
 __all__ = ["Players", "players_of"]
 
@@ -34,6 +35,11 @@ def players_of(config: Config, active: str, passives: Sequence[str]) -> Players:
         raise ConfigError(
             f"method {config.method}: contributions are of passives that add gradients or votes "
             "to a model which predicts alone; take apfed_c, votes or one of their kin"
+        )
+    if config.task != Classification.name:
+        raise ConfigError(
+            f"task: contributions are told in cross-entropy and accuracy, and task is "
+            f"{config.task}; take {Classification.name}"
         )
     names = tuple(name for name in passives if settings_of(config, name).weight > 0)
     minimum = _minimum(config, active, names)

@@ -144,6 +144,8 @@ def held_back(data: VerticalData, share: float, *, seed: int) -> VerticalData:
     assert data.active.labels is not None
     labelled = data.labelled_rows
     labels_n = data.active.labels[labelled].numpy()
+    if data.targets is not None:  # numbers are drawn alike
+        labels_n = np.zeros(len(labels_n), np.int64)
     learnt, classes = round((1 - share) * len(labelled)), len(np.unique(labels_n))
     if not classes <= learnt < len(labelled):
         raise ConfigError(

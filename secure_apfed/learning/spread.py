@@ -45,7 +45,7 @@ def spread_labels(trainer: ActiveTrainer, rows_U: Tensor, labeller: Labeller) ->
     fitted = nn.Linear(phi_UD.shape[1], classes, bias=False, dtype=torch.float64)
     fit_linear(
         fitted, phi_UD[torch.from_numpy(said_V)].numpy(), targets_UK[said_V],
-        labelled_n=np.searchsorted(said_V, labelled_n), labels_n=labels_n,
+        labelled_n=np.searchsorted(said_V, labelled_n),
     )  # fmt: skip
     with torch.no_grad():
         linear.weight.copy_(fitted.weight[:, :-1] / size)

@@ -2,8 +2,8 @@
 
 Run by: the active, where labels come from votes, a joint teacher or imputed representations. Random
 features under a linear head are fitted in one go; every other network descends. Labelled rows keep
-their own labels. Letters: N rows of the active's table, U rows to learn from, n labelled rows, K
-classes.
+their own labels. Of a regression, classes are ranges of targets (`learning.bins`). Letters: N rows
+of the active's table, U rows to learn from, n labelled rows, K classes, T numbers to learn of one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,12 +11,14 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from secure_apfed.data import OwnData
 from secure_apfed.labellers import Labeller
 from secure_apfed.learning.apfed import ActiveNetworks
+from secure_apfed.learning.bins import Bins
 from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.votes import (
     SoftTrainer,
@@ -25,10 +27,11 @@ from secure_apfed.learning.votes import (
     likely_labels,
     reliability_of,
 )
-from secure_apfed.measures import Scored, scored_by
+from secure_apfed.measures import Scored
 from secure_apfed.models import RandomFeatures
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import Baseline, SoloTask
+from secure_apfed.tasks import LOSSES, Classification, Regression, Task, scored_rows
 
 __all__ = ["Belief", "Student", "by_baseline", "by_labeller", "side_by_side", "with_prior"]
 
@@ -45,28 +48,36 @@ class Student:
         rows_U: of its table, to learn from.
         networks: at their start; classes: K.
         train, compute, seed: how a network that descends trains.
+        task: what it learns.
 
     Attributes:
-        labelled: (n,), places of labelled rows among `rows_U`; labels: (n,), of those.
+        labelled: (n,), places of labelled rows among `rows_U`; labels: (n,), classes of those.
     """
 
     def __init__(
         self, owner: str, *, data: OwnData, rows_U: Tensor, networks: ActiveNetworks, classes: int,
-        train: TrainSettings, compute: Compute, seed: int,
+        train: TrainSettings, compute: Compute, seed: int, task: Task | None = None,
     ) -> None:  # fmt: skip
         assert data.table.labels is not None
         features_N = data.table.features
         if isinstance(networks.encoder, RandomFeatures):
             networks.encoder.fit(features_N[data.train_rows])
+        self._task = task or Classification()
+        loss = self._task.error if isinstance(self._task, Regression) else None
         self.trainer = SoftTrainer(
-            owner, networks, features_N=features_N, train=train, compute=compute, seed=seed
-        )
+            owner, networks, features_N=features_N, train=train, compute=compute, seed=seed,
+            loss=LOSSES[loss] if loss else F.cross_entropy,
+        )  # fmt: skip
         self.rows_U, self.classes = rows_U, classes
         self.features_UF: Floats = features_N[rows_U].flatten(1).double().numpy()
         self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
-        self.labels = data.table.labels[rows_U[self.labelled]].numpy()
+        known_n = data.table.labels[rows_U[self.labelled]].numpy()
+        self._bins = Bins.of(known_n.astype(np.float64)) if loss else None
+        self.labels = known_n if self._bins is None else self._bins.classes_of(known_n)
+        self._truth_nT = known_n[:, None] if self._bins else np.eye(classes)[known_n]
         self._labels_N = compute.place(data.table.labels)
-        self._targets_NK = torch.zeros(len(data.table.ids), classes, dtype=torch.float64)
+        numbers = self._truth_nT.shape[1]
+        self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
 
     @property
     def networks(self) -> ActiveNetworks:
@@ -77,39 +88,44 @@ class Student:
         """Whether it has a best fit, and takes no epochs."""
         return isinstance(self.networks.encoder, RandomFeatures)
 
-    def teach(self, targets_UK: Floats) -> None:
-        """Take what is said of all rows, and fit it where it has a best fit.
+    def teach(self, likely_UK: Floats) -> None:
+        """Take how likely each class is of all rows, and fit it where it has a best fit.
 
         A row of zeros says nothing, and has no part in a fit; labelled rows keep their labels.
         """
-        targets_UK = targets_UK.copy()
-        targets_UK[self.labelled] = np.eye(self.classes)[self.labels]
-        self._targets_NK[self.rows_U] = torch.from_numpy(targets_UK)
+        said_U = np.asarray(likely_UK.any(axis=1))
+        said_U[self.labelled] = True
+        targets_UT = likely_UK.copy() if self._bins is None else self._bins.expected(likely_UK)
+        targets_UT[self.labelled] = self._truth_nT
+        self._targets_NT[self.rows_U] = torch.from_numpy(targets_UT)
         if self.in_one_go:
-            said_V = np.flatnonzero(targets_UK.any(axis=1))
+            said_V = np.flatnonzero(said_U)
             fit_ridge(
-                self.networks, self.trainer.features_N[self.rows_U[said_V]], targets_UK[said_V],
-                labelled_n=np.searchsorted(said_V, self.labelled), labels_n=self.labels,
+                self.networks, self.trainer.features_N[self.rows_U[said_V]], targets_UT[said_V],
+                labelled_n=np.searchsorted(said_V, self.labelled),
             )  # fmt: skip
 
     def learn(self, step: int, rows_B: Tensor) -> float:
         """Descend once on what is said of these rows of the table; return the loss."""
-        return self.trainer.learn(step, rows_B, self._targets_NK[rows_B])
+        return self.trainer.learn(step, rows_B, self._targets_NT[rows_B])
 
     def scored(self, rows: Tensor) -> Scored:
         """What it says of `rows` of the table."""
         self.trainer.set_training(False)
         try:
-            return scored_by(self.trainer.predict, rows, self._labels_N)
+            return scored_rows(
+                self._task, self.trainer.predict, rows, labels_N=self._labels_N,
+                features_N=self.trainer.features_N,
+            )  # fmt: skip
         finally:
             self.trainer.set_training(True)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"targets": self._targets_NK} | self.trainer.tensors()
+        return {"targets": self._targets_NT} | self.trainer.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.trainer.load_tensors(tensors)
-        self._targets_NK = tensors["targets"].clone()
+        self._targets_NT = tensors["targets"].clone()
 
 
 Belief: TypeAlias = Callable[[SoloTask], Floats]

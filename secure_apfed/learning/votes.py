@@ -99,7 +99,6 @@ def likely_labels(votes: Votes, own_U: Integers, reliability: float) -> Floats:
 
 def fit_ridge(
     networks: ActiveNetworks, features_U: Tensor, targets_UK: Floats, *, labelled_n: Integers,
-    labels_n: Integers,
 ) -> None:  # fmt: skip
     """Fit a linear head on fixed random features; see `fit_linear`.
 
@@ -108,13 +107,12 @@ def fit_ridge(
         features_U: of U rows.
         targets_UK: what to learn of them.
         labelled_n: places of labelled rows among them.
-        labels_n: of those.
     """
     encoder = networks.encoder
     assert isinstance(encoder, RandomFeatures)
     with torch.no_grad():
         phi_UD = encoder(features_U).double().cpu().numpy()
-    fit_linear(last_layer(networks), phi_UD, targets_UK, labelled_n=labelled_n, labels_n=labels_n)
+    fit_linear(last_layer(networks), phi_UD, targets_UK, labelled_n=labelled_n)
 
 
 def last_layer(networks: ActiveNetworks) -> torch.nn.Linear:
@@ -125,9 +123,8 @@ def last_layer(networks: ActiveNetworks) -> torch.nn.Linear:
 
 
 def fit_linear(
-    linear: torch.nn.Linear, phi_UD: Floats, targets_UK: Floats, *, labelled_n: Integers,
-    labels_n: Integers,
-) -> None:  # fmt: skip
+    linear: torch.nn.Linear, phi_UD: Floats, targets_UK: Floats, *, labelled_n: Integers
+) -> None:
     """Fit a linear layer without a bias by ridge regression, in float64.
 
     The strength is the one whose fit to all other rows predicts the labelled rows best (squared
@@ -136,14 +133,13 @@ def fit_linear(
     Args:
         linear: the layer.
         phi_UD: what it reads of U rows, each about 1 to 3 long.
-        targets_UK: what to learn of them.
+        targets_UK: what to learn of them; of labelled rows the truth.
         labelled_n: places of labelled rows among them.
-        labels_n: of those.
     """
     rest = np.setdiff1d(np.arange(len(phi_UD)), labelled_n)
     strength = _STRENGTHS[1]
     if len(rest) and len(labelled_n):
-        truth_nK = np.eye(targets_UK.shape[1])[labels_n]
+        truth_nK = targets_UK[labelled_n]
 
         def error(strength: float) -> float:
             weights_DK = _ridge(phi_UD[rest], targets_UK[rest], strength)
@@ -161,29 +157,31 @@ def _ridge(phi_UD: Floats, targets_UK: Floats, strength: float) -> Floats:
 
 
 class SoftTrainer(Trainer):
-    """A student network that learns probabilities of classes by descent.
+    """A student network that learns probabilities of classes, or numbers, by descent.
 
     Args:
         owner: the active; networks: its own.
         features_N: of its table.
         train, compute, seed: as of every `Trainer`.
+        loss: of what the network gives (B, K) and of targets (B, K).
     """
 
     def __init__(
         self, owner: str, networks: ActiveNetworks, *, features_N: Tensor, train: TrainSettings,
-        compute: Compute, seed: int,
+        compute: Compute, seed: int, loss: Callable[..., Tensor] = F.cross_entropy,
     ) -> None:  # fmt: skip
         super().__init__(
             owner, dict(networks.named_children()), train=train, compute=compute, seed=seed
         )
         self.networks, self.features_N = networks, compute.place(features_N)
+        self._loss = loss
 
     def learn(self, step: int, rows_B: Tensor, targets_BK: Tensor) -> float:
-        """Descend once on the mean cross-entropy to the targets; return it."""
+        """Descend once on the mean loss to the targets; return it."""
         self.begin()
         with self.forward_pass(step):
             scores_BK, _ = self.networks(self.features_N[rows_B.to(self.compute.device)], None)
-        loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self.compute.place(targets_BK))
+        loss = self._loss(scores_BK.to(self.compute.dtype), self.compute.place(targets_BK))
         loss.backward()
         self.step()
         return loss.item()

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor
 
 from secure_apfed.exchange import Links
+from secure_apfed.learning.bins import RANGES
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.student import Student
 from secure_apfed.measures import Scored
 from secure_apfed.methods.method import Course, Learner, Own
+from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import encoder_and_head
 from secure_apfed.parties import ActiveNetworks, Compute
 from secure_apfed.seeds import seeded, shuffled
 from secure_apfed.settings.run import RunSettings
 
-__all__ = ["Pupil", "StudentLearner", "student_of", "train_student"]
+__all__ = ["Pupil", "StudentLearner", "classes_voted", "student_of", "train_student"]
 
 
 class Pupil(Protocol):
@@ -99,6 +101,11 @@ class StudentLearner(Learner):
         self.student.load_tensors(without_prefix("student", tensors))
 
 
+def classes_voted(own: Own) -> int:
+    """K of what others say of a row: classes, or ranges of numbers."""
+    return len(own.classes) or RANGES
+
+
 def student_of(own: Own, aligned: Tensor) -> Student:
     """The student at its reproducible start, which learns from the aligned training rows.
 
@@ -108,16 +115,17 @@ def student_of(own: Own, aligned: Tensor) -> Student:
     """
     config = own.config
     with seeded(own.seed, own.name, "student"):
-        encoder, head = encoder_and_head(config.model, own.features, len(own.classes))
+        encoder, head = encoder_and_head(config.model, own.features, outputs_of(own))
     return Student(
         own.name,
         data=own.held,
         rows_U=own.train_rows[torch.isin(own.train_rows, aligned)],
         networks=ActiveNetworks(encoder, head),
-        classes=len(own.classes),
+        classes=classes_voted(own),
         train=config.train,
         compute=Compute.of(config.train),
         seed=own.seed,
+        task=task_of(own),
     )
 
 

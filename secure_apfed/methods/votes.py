@@ -39,7 +39,7 @@ from secure_apfed.methods.method import (
     Method,
     Own,
 )
-from secure_apfed.methods.students import StudentLearner, student_of
+from secure_apfed.methods.students import StudentLearner, classes_voted, student_of
 from secure_apfed.methods.sum_noise import (
     NoisePlan,
     contribution_noise,
@@ -82,6 +82,9 @@ def open_votes_facts(title: str, opening: VoteOpening) -> MethodFacts:
         predicts_alone=True,
         opens_votes=opening,
         takes_pairwise=opening in ("sum", "randomised"),
+        tasks=("classification", "regression")
+        if opening in ("sum", "randomised")
+        else ("classification",),
     )
 
 
@@ -137,11 +140,11 @@ class VotesMethod(Method):
         self.headline, self.facts = headline, facts
 
     def offer(self, own: Own) -> RepresentationTerms | None:
-        """The active says how many classes a row of votes has."""
+        """The active says how many classes a row of votes has, or ranges of numbers."""
         if own.name != own.active:
             return None
         check_passives(own.config, own.passives)
-        return _row_of_votes(len(own.classes))
+        return _row_of_votes(classes_voted(own))
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
         offered = offers[own.active]

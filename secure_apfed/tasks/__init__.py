@@ -9,9 +9,18 @@ from types import MappingProxyType
 from secure_apfed.tasks.anomaly import Anomaly
 from secure_apfed.tasks.classification import Classification, task_loss
 from secure_apfed.tasks.interface import Task, scored_rows
-from secure_apfed.tasks.regression import Regression
+from secure_apfed.tasks.regression import LOSSES, Regression
 
-__all__ = ["TASKS", "Anomaly", "Classification", "Regression", "Task", "scored_rows", "task_loss"]
+__all__ = [
+    "LOSSES",
+    "TASKS",
+    "Anomaly",
+    "Classification",
+    "Regression",
+    "Task",
+    "scored_rows",
+    "task_loss",
+]
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
     {task.name: task for task in (Classification, Regression, Anomaly)}

@@ -286,7 +286,7 @@ def test_other_methods_refuse_by_name(method: str) -> None:
     ({"task": "classification"}, "numbers and no classes; say task: regression"),
     ({"task": "regresion"}, "did you mean 'regression'"),
     ({"data": {"dataset": "wine"}}, "are classes; say data.numeric_labels"),
-    ({"measure": "auc"}, "auc is a measure of classification and anomaly, and task is regression; use r2"),
+    ({"measure": "auc"}, "classification and anomaly, and task is regression; use r2"),
     ({"labels": {"mechanism": "randomised_response", "epsilon": 1.0}}, "answers with classes"),
     ({"threshold": 0.5}, "threshold: it decides between two classes"),
     ({"train": {"class_weights": "balanced"}}, "class_weights: they are of classes"),
