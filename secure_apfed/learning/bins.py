@@ -41,7 +41,7 @@ class Bins:
         Where many targets are alike, ranges may be empty, and stand for their lower edge.
         """
         edges = np.quantile(targets_n, np.linspace(0, 1, ranges + 1)[1:-1])
-        place_n = np.searchsorted(edges, targets_n, side="right")
+        place_n = np.searchsorted(edges, targets_n, side="left")
         centres = np.concatenate([edges[:1], edges])
         for one in np.unique(place_n):
             centres[one] = targets_n[place_n == one].mean()
@@ -49,7 +49,7 @@ class Bins:
 
     def classes_of(self, targets_n: Floats) -> Integers:
         """The range (n,) of each target."""
-        return np.searchsorted(self.edges, targets_n, side="right").astype(np.int64)
+        return np.searchsorted(self.edges, targets_n, side="left").astype(np.int64)
 
     def expected(self, likely_UK: Floats) -> Floats:
         """The mean target (U, 1) of each row; 0, the mean of all, of a row that says nothing."""

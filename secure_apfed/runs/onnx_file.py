@@ -3,9 +3,10 @@
 The encoding is part of the graph: each raw column is an input of its own, (N, 1), numbers as
 float64, dates as days since 1970-01-01, categories as texts; images are one input, (N, C, H, W),
 whole. Outputs: `output_label` (N,), texts, and `output_probability` (N, K); of a regression
-`output_prediction` (N,), in the unit of the labels. An empty number is NaN: where the model was
-trained with `missing: mean` it counts as the mean; otherwise its row's probabilities are NaN, since
-a graph can refuse nothing. An unknown category is a row of zeros, as in training.
+`output_prediction` (N,), in the unit of the labels; of anomalies `output_score` (N,). An empty
+number is NaN: where the model was trained with `missing: mean` it counts as the mean; otherwise
+what is told of its row is NaN, since a graph can refuse nothing. An unknown category is a row of zeros,
+as in training.
 """
 
 import logging
@@ -23,6 +24,7 @@ from secure_apfed.data.column_encoding import CategoricalColumn, Column
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.runs.folder import write_atomically
 from secure_apfed.runs.solo import SoloModel
+from secure_apfed.tasks import Classification
 
 __all__ = ["write_onnx"]
 
@@ -30,7 +32,7 @@ _OPSET = 20
 _FLOAT, _INT64, _TEXT, _DOUBLE = 1, 7, 8, 11  # ONNX's numbers of element types
 _FEATURES = "encoding/features"  # no column of a table may have such a name
 _LABEL, _PROBABILITIES = "output_label", "output_probability"
-_PREDICTION = "output_prediction"
+_NUMBERS = ("output_prediction", "output_score")
 _INSIDE = ("encoding/", "network/")
 
 
@@ -67,7 +69,7 @@ def _check_names(model: SoloModel) -> None:
     if not isinstance(model.encoding, ColumnEncoding):
         return
     for column in model.encoding.columns:
-        if column.name in (_LABEL, _PROBABILITIES, _PREDICTION) or column.name.startswith(_INSIDE):
+        if column.name in (_LABEL, _PROBABILITIES, *_NUMBERS) or column.name.startswith(_INSIDE):
             raise ModelError(
                 f"column {column.name!r} has a name that an ONNX graph of ours needs for itself; "
                 "rename it in the table, and train again"
@@ -187,10 +189,11 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
     """Add the label of each row where rows have classes, and give outputs their names."""
     graph = joined.graph
     net = graph.output[0].name
-    if not model.classes:
-        graph.node.append(helper.make_node("Identity", [net], [_PREDICTION]))
+    if not isinstance(model.task, Classification):
+        number = f"output_{model.task.tells}"
+        graph.node.append(helper.make_node("Identity", [net], [number]))
         del graph.output[:]
-        graph.output.append(helper.make_tensor_value_info(_PREDICTION, _FLOAT, ["rows"]))
+        graph.output.append(helper.make_tensor_value_info(number, _FLOAT, ["rows"]))
         return
     texts = [name.encode() for name in model.classes]
     names = helper.make_tensor("network/classes", _TEXT, [len(texts)], texts)

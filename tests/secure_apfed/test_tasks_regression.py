@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load
 from sklearn.metrics import r2_score
 
 from attacks.run import full_suite, mount
@@ -27,6 +28,8 @@ from secure_apfed.data import (
 )
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.estimator import VerticalClassifier
+from secure_apfed.exchange import Kind
+from secure_apfed.learning.bins import RANGES, Bins
 from secure_apfed.measures import MEASURES, names_of
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.apfed import APFED
@@ -114,6 +117,52 @@ def test_prepared_rows_keep_their_scale(tmp_path: Path) -> None:
     assert again.table.labels is not None
     assert own.table.labels is not None
     assert torch.equal(again.table.labels, own.table.labels)
+
+
+VOTING = [name for name in TAKING if METHODS[name].facts.opens_votes]
+
+
+def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
+    targets = np.random.default_rng(0).normal(size=800)
+    bins = Bins.of(targets)
+    places = bins.classes_of(targets)
+    assert np.bincount(places, minlength=RANGES).tolist() == [100] * RANGES
+    assert bins.centres[3] == pytest.approx(targets[places == 3].mean())
+    assert (np.diff(bins.centres) > 0).all()
+    told = bins.expected(np.eye(RANGES)[places])
+    assert np.corrcoef(told[:, 0], targets)[0, 1] > 0.95
+    assert bins.expected(np.zeros((2, RANGES))).tolist() == [[0.0], [0.0]]
+    half = bins.expected(np.array([[2.0, 2.0, *[0.0] * 6]]))
+    assert half.item() == pytest.approx(bins.centres[:2].mean())
+
+
+def test_targets_that_are_alike_share_a_range() -> None:
+    bins = Bins.of(np.array([1.0] * 9 + [4.0]))
+    assert len(bins.centres) == RANGES
+    assert np.isfinite(bins.centres).all()
+    first, last = bins.classes_of(np.array([1.0, 4.0]))
+    assert bins.centres[[first, last]].tolist() == [1.0, 4.0]
+
+
+@pytest.mark.parametrize("method", VOTING)
+def test_passives_are_shown_ranges_and_the_student_learns_numbers(method: str) -> None:
+    model = {"network": "random_features"}
+    votes = {"epsilon": 40.0, "prior": "labeller", "labeller": "ridge"}
+    config = config_of(method, model=model, train={"epochs": 1}, votes=votes)
+    result = run(config, None)
+    assert result.scores[method] > 0.15
+    assert max(one["epsilon"] for one in result.contributions.values()) <= 40.0001
+    kept = [one for part in result.recording.transcript.kept.values() for one in part]
+    (shown, *_) = [one.payload for one in kept if one.kind is Kind.LABELS]
+    start = 4 + int.from_bytes(shown[:4], "big")
+    labels = load(shown[start:])["labels"]
+    assert labels.dtype == torch.int64
+    assert set(labels.tolist()) == set(range(RANGES))
+
+
+def test_a_student_that_descends_learns_numbers() -> None:
+    result = run(config_of("votes", votes={"prior": "labeller"}), None)
+    assert result.scores["votes"] > 0.1
 
 
 @pytest.mark.parametrize("method", TAKING)
