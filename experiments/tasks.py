@@ -191,6 +191,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
 ) -> None:
     """R2 of regression and AUC of anomaly detection, with help and alone."""
+    output.mkdir(parents=True, exist_ok=True)
     rows = compare_tasks(seeds=range(seeds), jobs=jobs)
     plain = {"seeds": seeds, "rows": [asdict(row) for row in rows]}
     write_text(output / "tasks.json", to_json(plain, indent=1))

@@ -33,7 +33,7 @@ def _with_apostrophe(found: re.Match[str]) -> str:
     return f"{run}'{sign}" if sign and begins else f"{run}{sign}"
 
 
-def to_csv(frame: pd.DataFrame) -> str:
+def to_csv(frame: pd.DataFrame, *, header: bool = True) -> str:
     """The frame without its index, every cell and name of a column as `cell` gives it."""
-    text: str = frame.map(cell).rename(columns=cell).to_csv(index=False)
+    text: str = frame.map(cell).rename(columns=cell).to_csv(index=False, header=header)
     return text

@@ -1,12 +1,15 @@
 """The commands `secure-apfed predict` and `export`: the model that the active keeps."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from secure_apfed import terminal
 from secure_apfed.commands import AsJson, RunFolder
+
+if TYPE_CHECKING:
+    from secure_apfed.runs.prediction import Compared
 
 __all__ = ["export", "predict"]
 
@@ -23,32 +26,35 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict the active's own rows, with no other party present."""
-    from secure_apfed.runs.prediction import predict_file
+    from secure_apfed.runs.prediction import predict_file, predict_into
 
-    predictions = predict_file(model, data, id_columns=id_column)
-    if output is not None:
-        predictions.write(output)
+    if output is None:
+        predictions = predict_file(model, data, id_columns=id_column)
+        compared, shown = predictions.compared, predictions.as_json()
+    else:
+        predictions, compared = None, predict_into(model, data, output, id_columns=id_column)
+        shown = {"rows": compared.rows, **compared.as_json()}
     if as_json:
-        shown = (
-            predictions.as_json()
-            if output is None
-            else {"rows": len(predictions.ids), **predictions.compared()}
-        )
         terminal.print_json({**shown, "output": output})
-    elif output is None:
+    elif predictions is None:
+        terminal.show_note(f"{compared.rows} rows written to {output}")
+    else:
         rows = [
             tuple(cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row)
             for row in predictions.cells()
         ]
         terminal.show_rows("Predictions", predictions.columns(), rows)
-    else:
-        terminal.show_note(f"{len(predictions.ids)} rows written to {output}")
-    for column in () if as_json else predictions.drift:
+    if not as_json:
+        _show_differences(compared)
+
+
+def _show_differences(compared: "Compared") -> None:
+    for column in compared.drift:
         if column.notable:
             terminal.show_note(f"column {column.name!r}: {column.notable}")
-    if not as_json and predictions.stability is not None:
+    if compared.stability is not None:
         terminal.show_note(
-            f"score stability index against the training rows: {predictions.stability:.3f} (below "
+            f"score stability index against the training rows: {compared.stability:.3f} (below "
             "0.1: alike; above 0.25: these rows are scored otherwise)"
         )
 

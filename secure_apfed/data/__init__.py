@@ -6,7 +6,7 @@ from secure_apfed.data.encoding import FeatureEncoding, RawFeatures, parse_encod
 from secure_apfed.data.fetch import Progress, fetch
 from secure_apfed.data.files import default_folder
 from secure_apfed.data.image_encoding import ImageEncoding
-from secure_apfed.data.inputs import load_features
+from secure_apfed.data.inputs import load_blocks, load_features
 from secure_apfed.data.loading import load_data
 from secure_apfed.data.prepared import pack_own, read_own
 from secure_apfed.data.presets import PRESETS, preset
@@ -37,6 +37,7 @@ __all__ = [
     "describe",
     "fetch",
     "find_dataset",
+    "load_blocks",
     "load_data",
     "load_features",
     "load_own_tables",

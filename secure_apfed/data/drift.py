@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from secure_apfed.data.column_encoding import CategoricalColumn, ColumnEncoding
+from secure_apfed.data.column_encoding import CategoricalColumn, Column, ColumnEncoding
 
-__all__ = ["FEWEST_ROWS", "ColumnDrift", "column_drift"]
+__all__ = ["FEWEST_ROWS", "ColumnDrift", "DriftMeter"]
 
 FEWEST_ROWS = 30
 _SHIFT, _WIDER, _FAR, _UNKNOWN = 0.5, 2.0, 8.0, 0.05
@@ -54,30 +55,51 @@ class ColumnDrift:
         return "; ".join(told)
 
 
-def column_drift(encoding: ColumnEncoding, features_NF: Tensor) -> tuple[ColumnDrift, ...]:
-    """Return every column's, in the encoding's order; none of fewer than 30 rows.
+class DriftMeter:
+    """Reads new rows, any number at a time, and tells every column's drift."""
 
-    A column that was constant where the encoding was fitted has no deviation: what is told of it is
-    in its own unit.
-    """
-    if len(features_NF) < FEWEST_ROWS:
-        return ()
-    return tuple(_columns(encoding, features_NF))
+    def __init__(self, encoding: ColumnEncoding) -> None:
+        self._columns, self._rows = encoding.columns, 0
+        width = sum(len(column.features) for column in self._columns)
+        self._sum_F, self._squares_F, self._largest_F = torch.zeros(3, width, dtype=torch.float64)
+        self._known = torch.zeros(len(self._columns), dtype=torch.float64)
 
+    def add(self, features_NF: Tensor) -> None:
+        """Read the features of so many rows."""
+        values_NF = features_NF.double()
+        self._rows += len(values_NF)
+        self._sum_F += values_NF.sum(0)
+        self._squares_F += values_NF.square().sum(0)
+        self._largest_F = torch.maximum(self._largest_F, values_NF.abs().amax(0))
+        for at, (_, own) in enumerate(self._parts()):
+            self._known[at] += values_NF[:, own].any(dim=1).sum()
 
-def _columns(encoding: ColumnEncoding, features_NF: Tensor) -> Iterator[ColumnDrift]:
-    first = 0
-    for column in encoding.columns:
-        end = first + len(column.features)
-        own_NC = features_NF[:, first:end].double()
-        first = end
+    def result(self) -> tuple[ColumnDrift, ...]:
+        """Every column's, in the encoding's order; none of fewer than 30 rows.
+
+        A column that was constant where the encoding was fitted has no deviation: what is told of
+        it is in its own unit.
+        """
+        if self._rows < FEWEST_ROWS:
+            return ()
+        return tuple(self._one(at, column, own) for at, (column, own) in enumerate(self._parts()))
+
+    def _one(self, at: int, column: Column, own: slice) -> ColumnDrift:
         if isinstance(column, CategoricalColumn):
-            known_N = own_NC.any(dim=1)
-            yield ColumnDrift(name=column.name, unknown=1 - float(known_N.double().mean()))
-            continue
-        yield ColumnDrift(
+            return ColumnDrift(name=column.name, unknown=1 - float(self._known[at]) / self._rows)
+        mean = float(self._sum_F[own]) / self._rows
+        variance = float(self._squares_F[own]) / self._rows - mean**2
+        return ColumnDrift(
             name=column.name,
-            shift=float(own_NC.mean()),
-            spread=float(own_NC.std(correction=0)),
-            farthest=float(own_NC.abs().max()),
+            shift=mean,
+            spread=math.sqrt(max(variance, 0.0)),
+            farthest=float(self._largest_F[own]),
         )
+
+    def _parts(self) -> Iterator[tuple[Column, slice]]:
+        """Each column, and where its features are."""
+        first = 0
+        for column in self._columns:
+            end = first + len(column.features)
+            yield column, slice(first, end)
+            first = end

@@ -4,8 +4,10 @@ Run by: a party on its own files. The format follows from the name: .parquet or 
 CSV (also .gz, .bz2, .xz, .zst) with a header line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -15,8 +17,12 @@ from pyarrow import ArrowException, default_memory_pool
 from secure_apfed.alignment.id_files import PARQUET, cell_text
 from secure_apfed.errors import DataError
 
+if TYPE_CHECKING:
+    from pyarrow.parquet import ParquetFile
+
 __all__ = [
-    "is_numeric", "is_table", "only_columns", "place_of", "read_frame", "to_numbers", "to_texts",
+    "is_numeric", "is_table", "only_columns", "place_of", "read_blocks", "read_frame", "to_numbers",
+    "to_texts",
 ]  # fmt: skip
 
 _LINES = "lines of the file"
@@ -43,7 +49,7 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
             would be several.
     """
     _refuse_workbook(path, source)
-    try:
+    with _readable(path, source):
         if path.suffix.lower() in PARQUET:
             # else the packed file, and what it was unpacked to, would stay beside the frame
             frame = pd.read_parquet(path, pre_buffer=False)
@@ -51,9 +57,66 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
             names = frame.columns.to_series()
         else:
             frame = pd.read_csv(path, dtype=dict.fromkeys(texts, str), low_memory=False)
-            # pandas gives repeated names another one, so the header is read as it stands.
-            names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
+            names = _header(path)
             frame.attrs[_LINES] = True
+    _refuse_names(names, path, source)
+    _refuse_nested(frame, path, source)
+    return frame
+
+
+def read_blocks(
+    path: Path, *, texts: Sequence[str] = (), source: str, rows: int
+) -> Iterator[pd.DataFrame]:
+    """Yield a file's rows so many at a time, their index counting on; else as `read_frame`.
+
+    Each block of a CSV file has types of its own: a column may be numbers in one and texts in
+    another.
+    """
+    _refuse_workbook(path, source)
+    packed = path.suffix.lower() in PARQUET
+    with ExitStack() as files:
+        with _readable(path, source):
+            if packed:
+                from pyarrow.parquet import ParquetFile  # slow to import
+
+                file = files.enter_context(ParquetFile(path, pre_buffer=False))
+                names, blocks = pd.Series(file.schema_arrow.names), _batches(file, rows)
+            else:
+                names = _header(path)
+                types = dict.fromkeys(texts, str)
+                blocks = files.enter_context(
+                    pd.read_csv(path, dtype=types, low_memory=False, chunksize=rows)
+                )
+        _refuse_names(names, path, source)
+        while True:
+            with _readable(path, source):
+                frame = next(blocks, None)
+            if frame is None:
+                return
+            frame.attrs[_LINES] = not packed
+            _refuse_nested(frame, path, source)
+            yield frame
+
+
+def _batches(file: "ParquetFile", rows: int) -> Iterator[pd.DataFrame]:
+    first = 0
+    for batch in file.iter_batches(batch_size=rows):
+        frame = batch.to_pandas()
+        frame.index = pd.RangeIndex(first, first + len(frame))
+        first += len(frame)
+        yield frame
+
+
+def _header(path: Path) -> "pd.Series":
+    """Pandas gives repeated names another one, so the header is read as it stands."""
+    return pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
+
+
+@contextmanager
+def _readable(path: Path, source: str) -> Iterator[None]:
+    """Errors of reading, for people."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise DataError(f"{source}: there is no file {path}; check the path") from error
     except (OSError, EOFError) as error:
@@ -69,8 +132,10 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
             f"{source}: {path} is not a readable {_format(path)} file ({str(error).strip()}); "
             "save it again"
         ) from error
+
+
+def _refuse_names(names: "pd.Series", path: Path, source: str) -> None:
     _refuse_separators(names, path, source)
-    _refuse_nested(frame, path, source)
     names = names.dropna()
     repeated = names[names.duplicated()].unique()
     if len(repeated):
@@ -78,7 +143,6 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
             f"{source}: {path} has several columns named {', '.join(map(str, repeated))}; "
             "give each a name of its own"
         )
-    return frame
 
 
 def _refuse_workbook(path: Path, source: str) -> None:

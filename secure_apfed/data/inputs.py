@@ -3,21 +3,24 @@
 Run by: the active alone. Takes CSV or Parquet, .npy arrays and IDX images (also .gz).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 
 from secure_apfed.data.column_encoding import CategoricalColumn, ColumnEncoding
 from secure_apfed.data.encoding import FeatureEncoding, RawFeatures
 from secure_apfed.data.files import read_file
-from secure_apfed.data.frames import is_table, read_frame, to_texts
+from secure_apfed.data.frames import is_table, read_blocks, to_texts
 from secure_apfed.data.image_files import is_idx, parse_idx
 from secure_apfed.errors import DataError
 
-__all__ = ["load_features"]
+__all__ = ["load_blocks", "load_features"]
+
+_ROWS = 50_000  # of a table, read at a time
 
 
 def load_features(
@@ -35,24 +38,43 @@ def load_features(
         DataError: no such file, another format, missing columns, or values that do not
             fit the encoding; says what was expected.
     """
-    source = path.name
-    if is_table(path):
-        texts = [*id_columns]
-        if isinstance(encoding, ColumnEncoding):
-            texts += [c.name for c in encoding.columns if isinstance(c, CategoricalColumn)]
-        frame = read_frame(path, texts=texts, source=source)
+    blocks = list(load_blocks(path, encoding, id_columns=id_columns))
+    return tuple(name for ids, _ in blocks for name in ids), torch.cat([one for _, one in blocks])
+
+
+def load_blocks(
+    path: Path, encoding: FeatureEncoding, *, id_columns: Sequence[str] = (), rows: int = _ROWS
+) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """Yield the same so many rows at a time; no more of a table is in memory, arrays are whole."""
+    source, first = path.name, 0
+    for raw in _tables(path, encoding, id_columns, rows) if is_table(path) else (_array(path),):
+        if not len(raw):
+            break
+        ids = None
+        if isinstance(raw, pd.DataFrame):
+            parts = [[text or "" for text in to_texts(raw[name])] for name in id_columns]
+            ids = [" ".join(row) for row in zip(*parts, strict=True)] if parts else None
+            raw = raw.drop(columns=list(id_columns))
+        features = encoding.encode(raw, source=source)
+        yield tuple(ids or map(str, range(first, first + len(features)))), features
+        first += len(features)
+    if not first:
+        raise DataError(f"{source}: it has no rows")
+
+
+def _tables(
+    path: Path, encoding: FeatureEncoding, id_columns: Sequence[str], rows: int
+) -> Iterator[pd.DataFrame]:
+    texts = [*id_columns]
+    if isinstance(encoding, ColumnEncoding):
+        texts += [c.name for c in encoding.columns if isinstance(c, CategoricalColumn)]
+    for frame in read_blocks(path, texts=texts, source=path.name, rows=rows):
         absent = [name for name in id_columns if name not in frame.columns]
         if absent:
-            raise DataError(f"{source}: the ID columns {', '.join(absent)} are missing; add them")
-        parts = [[text or "" for text in to_texts(frame[name])] for name in id_columns]
-        ids = [" ".join(row) for row in zip(*parts, strict=True)] if parts else None
-        raw: RawFeatures = frame.drop(columns=list(id_columns))
-    else:
-        raw, ids = _array(path), None
-    if not len(raw):
-        raise DataError(f"{source}: it has no rows")
-    features = encoding.encode(raw, source=source)
-    return tuple(ids or map(str, range(len(features)))), features
+            raise DataError(
+                f"{path.name}: the ID columns {', '.join(absent)} are missing; add them"
+            )
+        yield frame
 
 
 def _array(path: Path) -> RawFeatures:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from secure_apfed.errors import DataError
@@ -89,24 +90,32 @@ class ScoreRanges(BaseModel):
         if not len(said_B):
             raise DataError("measures: the spread of scores is of at least one row")
         edges_E = np.unique(np.quantile(said_B, np.linspace(0, 1, ranges + 1)[1:-1]))
-        return cls(edges=tuple(edges_E.tolist()), shares=tuple(_shares(said_B, edges_E).tolist()))
+        shares = _counts(said_B, edges_E) / len(said_B)
+        return cls(edges=tuple(edges_E.tolist()), shares=tuple(shares.tolist()))
+
+    def counts(self, probabilities_BK: FloatArray) -> NDArray[np.int64]:
+        """How many of these rows lie in each range."""
+        return _counts(_said(probabilities_BK), np.asarray(self.edges))
 
 
-def stability_index(trained: ScoreRanges, probabilities_BK: FloatArray) -> float:
+def stability_index(trained: ScoreRanges, counts: NDArray[np.int64]) -> float:
     """How far the scores of new rows are spread otherwise: the population stability index.
 
     The sum over the ranges of (new - trained) ln(new / trained). By a rule of thumb of credit
     scoring (Siddiqi, Credit Risk Scorecards, 2006) below 0.1 nothing has changed, and above 0.25
     much has. An empty range counts as a share of 0.0001.
 
+    Args:
+        trained: of the training rows.
+        counts: of new rows, by range, see `ScoreRanges.counts`.
+
     Raises:
         DataError: no rows.
     """
-    said_B = _said(probabilities_BK)
-    if not len(said_B):
+    if not counts.sum():
         raise DataError("measures: the stability of scores is of at least one row")
     old = np.clip(trained.shares, _LEAST_SHARE, None)
-    new = np.clip(_shares(said_B, np.asarray(trained.edges)), _LEAST_SHARE, None)
+    new = np.clip(counts / counts.sum(), _LEAST_SHARE, None)
     return float(((new - old) * np.log(new / old)).sum())
 
 
@@ -117,6 +126,5 @@ def _said(probabilities_BK: FloatArray) -> FloatArray:
     return np.asarray(probabilities_BK[:, 1] if two else probabilities_BK.max(axis=1))
 
 
-def _shares(said_B: FloatArray, edges_E: FloatArray) -> FloatArray:
-    counts = np.bincount(np.searchsorted(edges_E, said_B), minlength=len(edges_E) + 1)
-    return np.asarray(counts / len(said_B))
+def _counts(said_B: FloatArray, edges_E: FloatArray) -> NDArray[np.int64]:
+    return np.bincount(np.searchsorted(edges_E, said_B), minlength=len(edges_E) + 1)

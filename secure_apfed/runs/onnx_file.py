@@ -5,8 +5,8 @@ float64, dates as days since 1970-01-01, categories as texts; images are one inp
 whole. Outputs: `output_label` (N,), texts, and `output_probability` (N, K); of a regression
 `output_prediction` (N,), in the unit of the labels; of anomalies `output_score` (N,). An empty
 number is NaN: where the model was trained with `missing: mean` it counts as the mean; otherwise
-what is told of its row is NaN, since a graph can refuse nothing. An unknown category is a row of zeros,
-as in training.
+what is told of its row is NaN, since a graph can refuse nothing. An unknown category is a row of
+zeros, as in training.
 """
 
 import logging

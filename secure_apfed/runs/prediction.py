@@ -1,31 +1,52 @@
 """Solo inference: the active's saved model and a file of its own rows, no other party.
 
-Run by: the active, long after training; nothing is sent to anybody.
+Run by: the active, long after training; nothing is sent to anybody. A table is read, predicted and
+written some rows at a time, so that it may be larger than memory.
 """
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
-from secure_apfed.data import ColumnEncoding, load_features
-from secure_apfed.data.drift import ColumnDrift, column_drift
-from secure_apfed.errors import DataError
+from secure_apfed.data import ColumnEncoding, load_blocks
+from secure_apfed.data.drift import ColumnDrift, DriftMeter
 from secure_apfed.measures import stability_index
-from secure_apfed.plain_csv import to_csv
 from secure_apfed.runs import RunFolder, SoloModel, load_model
+from secure_apfed.runs.predicted_files import row_writer
 
-__all__ = ["Predicted", "PredictedNumbers", "Predictions", "predict_file"]
+__all__ = [
+    "Compared", "Predicted", "PredictedNumbers", "Predictions", "predict_file", "predict_into",
+]  # fmt: skip
 
-_WRITERS = {
-    ".csv": lambda frame, path: path.write_text(to_csv(frame), encoding="utf-8", newline=""),
-    ".parquet": lambda frame, path: frame.to_parquet(path, index=False),
-    ".json": lambda frame, path: frame.to_json(path, orient="records"),
-}
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """How predicted rows differ from those of training.
+
+    Attributes:
+        rows: how many were predicted.
+        stability: how far the scores are spread otherwise than those of the training rows, see
+            `secure_apfed.measures.stability_index`; None: nobody kept those.
+        drift: of each raw column, see `secure_apfed.data.drift`; none of images, which the encoding
+            keeps no figures of, nor of few rows.
+    """
+
+    rows: int
+    stability: float | None = None
+    drift: tuple[ColumnDrift, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        drift = [{**asdict(one), "notable": one.notable} for one in self.drift]
+        return {"stability": self.stability, "columns": drift}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -34,15 +55,11 @@ class Predicted(ABC):
 
     Attributes:
         ids: names of the rows, or their numbers from 0.
-        stability: how far the scores are spread otherwise than those of the training rows, see
-            `secure_apfed.measures.stability_index`; None: nobody kept those.
-        drift: of each raw column, see `secure_apfed.data.drift`; none of images, which the encoding
-            keeps no figures of, nor of few rows.
+        compared: with training rows.
     """
 
     ids: tuple[str, ...]
-    stability: float | None = None
-    drift: tuple[ColumnDrift, ...] = ()
+    compared: Compared
 
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
@@ -56,24 +73,18 @@ class Predicted(ABC):
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
 
-    def compared(self) -> dict[str, Any]:
-        """How these rows differ from those of training, as plain values."""
-        drift = [{**asdict(one), "notable": one.notable} for one in self.drift]
-        return {"stability": self.stability, "columns": drift}
+    def frame(self) -> pd.DataFrame:
+        """One line a row: id, class and the probability of every class, or id and number."""
+        return pd.DataFrame(list(self.cells()), columns=list(self.columns()))
 
     def write(self, path: Path) -> None:
-        """Write one line a row: id, class and the probability of every class, or id and number.
-
-        In CSV a text that a spreadsheet would take for a formula stands behind an apostrophe.
+        """Write them, see `predicted_files`.
 
         Raises:
             DataError: the file's name ends in nothing that can be written.
         """
-        if path.suffix not in _WRITERS:
-            raise DataError(f"{path}: expected a name that ends in {', '.join(_WRITERS)}")
-        told = [dict(zip(self.columns(), row, strict=True)) for row in self.cells()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _WRITERS[path.suffix](pd.DataFrame(told), path)
+        with row_writer(path) as write:
+            write(self.frame())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -106,7 +117,7 @@ class Predictions(Predicted):
     def as_json(self) -> dict[str, Any]:
         return {
             "classes": list(self.classes),
-            **self.compared(),
+            **self.compared.as_json(),
             "predictions": [
                 {"id": name, "class": best, "probabilities": list(row)}
                 for name, best, row in self.rows()
@@ -134,7 +145,7 @@ class PredictedNumbers(Predicted):
 
     def as_json(self) -> dict[str, Any]:
         return {
-            **self.compared(),
+            **self.compared.as_json(),
             "predictions": [dict(zip(self.columns(), row, strict=True)) for row in self.cells()],
         }
 
@@ -152,35 +163,80 @@ def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None =
         CheckpointError: no model, or one that was altered.
         DataError: the file cannot be read, or lacks columns that the model needs.
     """
-    model = load_model(folder)
-    named = _trained_ids(folder) if id_columns is None else tuple(id_columns)
-    ids, features = load_features(path, model.encoding, id_columns=named)
-    told = model.predict(features)
-    stability = _stability(model, told)
-    drift = (
-        column_drift(model.encoding, features) if isinstance(model.encoding, ColumnEncoding) else ()
-    )
-    if told.ndim == 1:
-        return PredictedNumbers(
-            ids=ids, what=model.task.tells, numbers=told, stability=stability, drift=drift
+    predictor = _Predictor(load_model(folder))
+    blocks = list(predictor.blocks(path, _named(folder, id_columns)))
+    ids = tuple(itertools.chain.from_iterable(names for names, _ in blocks))
+    whole = predictor.predicted(ids, torch.cat([told for _, told in blocks]))
+    return replace(whole, compared=predictor.compared())
+
+
+def predict_into(
+    folder: Path, path: Path, output: Path, *, id_columns: Sequence[str] | None = None
+) -> Compared:
+    """Predict the rows of a file into another, which appears when it is complete.
+
+    Args:
+        folder: of a finished run.
+        path: of the rows, as of `predict_file`.
+        output: .csv, .parquet or .json.
+        id_columns: as of `predict_file`.
+
+    Raises:
+        CheckpointError: no model, or one that was altered.
+        DataError: a file cannot be read or written, or lacks columns that the model needs.
+    """
+    predictor = _Predictor(load_model(folder))
+    with row_writer(output) as write:
+        for ids, told in predictor.blocks(path, _named(folder, id_columns)):
+            write(predictor.predicted(ids, told).frame())
+    return predictor.compared()
+
+
+class _Predictor:
+    """A model, and how what it has predicted so far compares with its training rows."""
+
+    def __init__(self, model: SoloModel) -> None:
+        self.model, self._rows = model, 0
+        encoding = model.encoding
+        self._drift = DriftMeter(encoding) if isinstance(encoding, ColumnEncoding) else None
+        self._counts = np.zeros(len(model.ranges.shares) if model.ranges else 0, dtype=np.int64)
+
+    def blocks(self, path: Path, named: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        """IDs, and what is told of their rows."""
+        for ids, features in load_blocks(path, self.model.encoding, id_columns=named):
+            told = self.model.predict(features)
+            self._rows += len(ids)
+            if self._drift is not None:
+                self._drift.add(features)
+            if self.model.ranges is not None:
+                self._counts += self.model.ranges.counts(told.double().numpy())
+            yield ids, told
+
+    def predicted(self, ids: tuple[str, ...], told: Tensor) -> Predicted:
+        """Of some rows."""
+        compared = Compared(rows=len(ids))
+        if told.ndim == 1:
+            what = self.model.task.tells
+            return PredictedNumbers(ids=ids, what=what, numbers=told, compared=compared)
+        decided, classes = self.model.decide(told), self.model.classes
+        return Predictions(
+            ids=ids, classes=classes, probabilities=told, decided=decided, compared=compared
         )
-    return Predictions(
-        ids=ids,
-        classes=model.classes,
-        probabilities=told,
-        decided=model.decide(told),
-        stability=stability,
-        drift=drift,
-    )
+
+    def compared(self) -> Compared:
+        """All rows so far with those of training."""
+        ranges, drift = self.model.ranges, self._drift
+        return Compared(
+            rows=self._rows,
+            stability=None if ranges is None else stability_index(ranges, self._counts),
+            drift=() if drift is None else drift.result(),
+        )
 
 
-def _stability(model: SoloModel, told: Tensor) -> float | None:
-    if model.ranges is None or not len(told):
-        return None
-    return stability_index(model.ranges, told.double().numpy())
-
-
-def _trained_ids(folder: Path) -> tuple[str, ...]:
+def _named(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns that name a row."""
+    if id_columns is not None:
+        return tuple(id_columns)
     files = RunFolder(folder)
     data = files.load_config().data if files.config.exists() else None
     if data is None or data.parties is None:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from secure_apfed.data.column_encoding import ColumnEncoding, fit_columns
-from secure_apfed.data.drift import FEWEST_ROWS, ColumnDrift, column_drift
+from secure_apfed.data.drift import FEWEST_ROWS, ColumnDrift, DriftMeter
 
 ROWS = 500
 
@@ -27,7 +27,10 @@ def encoding() -> ColumnEncoding:
 
 
 def drift_of(encoding: ColumnEncoding, frame: pd.DataFrame) -> dict[str, ColumnDrift]:
-    return {one.name: one for one in column_drift(encoding, encoding.encode(frame))}
+    meter = DriftMeter(encoding)
+    for rows in encoding.encode(frame).split(37):
+        meter.add(rows)
+    return {one.name: one for one in meter.result()}
 
 
 def test_other_rows_of_the_same_kind_are_not_notable(encoding: ColumnEncoding) -> None:
@@ -56,5 +59,4 @@ def test_each_change_is_told_of_its_column_alone(encoding: ColumnEncoding) -> No
 
 
 def test_few_rows_say_nothing(encoding: ColumnEncoding) -> None:
-    few = encoding.encode(people().iloc[: FEWEST_ROWS - 1])
-    assert column_drift(encoding, few) == ()
+    assert drift_of(encoding, people().iloc[: FEWEST_ROWS - 1]) == {}

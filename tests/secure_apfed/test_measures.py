@@ -177,13 +177,13 @@ def test_the_stability_index_tells_shifted_scores() -> None:
     old, same, other = rng.beta(2, 5, 5000), rng.beta(2, 5, 5000), rng.beta(4, 3, 5000)
     pairs = [np.column_stack([1 - one, one]) for one in (old, same, other)]
     ranges = ScoreRanges.of(pairs[0])
-    assert stability_index(ranges, pairs[0]) == 0
-    assert stability_index(ranges, pairs[1]) < 0.02
-    assert stability_index(ranges, pairs[2]) > 0.25
+    assert stability_index(ranges, ranges.counts(pairs[0])) == 0
+    assert stability_index(ranges, ranges.counts(pairs[1])) < 0.02
+    assert stability_index(ranges, ranges.counts(pairs[2])) > 0.25
     by_hand = ScoreRanges(edges=(0.5,), shares=(0.75, 0.25))
     half = np.array([[0.9, 0.1], [0.1, 0.9]])
     expected = (0.5 - 0.75) * math.log(0.5 / 0.75) + (0.5 - 0.25) * math.log(2)
-    assert stability_index(by_hand, half) == pytest.approx(expected)
+    assert stability_index(by_hand, by_hand.counts(half)) == pytest.approx(expected)
     with pytest.raises(ValueError, match="one share more than edges"):
         ScoreRanges(edges=(0.5, 0.4), shares=(0.2, 0.3, 0.5))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from secure_apfed.plain_csv import cell, to_csv
-from secure_apfed.runs.prediction import Predictions
+from secure_apfed.runs.prediction import Compared, Predictions
 
 FORMULAS = (
     "=1+1", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "=", "-", "+", "@",
@@ -65,6 +65,7 @@ def test_predictions_are_no_formulas(tmp_path: Path) -> None:
         classes=("@late", "paid"),
         probabilities=torch.tensor([[0.75, 0.25], [0.25, 0.75]]),
         decided=torch.tensor([0, 1]),
+        compared=Compared(rows=2),
     )
     told.write(tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:

@@ -236,7 +236,7 @@ def test_predict_tells_numbers_in_the_unit(tmp_path: Path) -> None:
     frame = pd.read_csv(tmp_path / "told.csv")
     assert list(frame) == ["id", "prediction"]
     assert frame["prediction"].to_numpy() == pytest.approx(told.numbers.numpy())
-    assert told.stability is not None
+    assert told.compared.stability is not None
     assert told.as_json()["predictions"][0]["id"] == "p0"
 
 
