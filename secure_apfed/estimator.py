@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.data.cells import is_date
 from secure_apfed.data.column_encoding import fit_columns
 from secure_apfed.data.frames import is_numeric
 from secure_apfed.errors import ConfigError, DataError
@@ -78,6 +79,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             ConfigError, DataError: as `secure_apfed.runs.run`.
         """
+        X = _storable(X)
         raw, labels = self._checked(X, y)
         frame = _frame(X, raw)
         self.classes_, numbers_N = np.unique(labels, return_inverse=True)
@@ -107,6 +109,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities (N, K) in the order of `classes_`."""
         check_is_fitted(self)
+        X = _storable(X)
         raw = validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan")
         frame = _frame(X, raw)
         encoding = self.model_.encoding
@@ -162,6 +165,14 @@ def _alone() -> str:
     return next(name for name, method in METHODS.items() if not method.facts.has_passives)
 
 
+def _storable(X: Any) -> Any:
+    """The same with moments as objects: an array of numbers and moments is none to numpy."""
+    if not isinstance(X, pd.DataFrame):
+        return X
+    moments = X.select_dtypes(["datetime", "datetimetz"]).columns
+    return X.astype(dict.fromkeys(moments, object)) if len(moments) else X
+
+
 def _frame(X: Any, raw: Any) -> pd.DataFrame:
     """The rows with names: of columns and people where the caller gave some."""
     if isinstance(X, pd.DataFrame):
@@ -186,7 +197,9 @@ def _table(name: str, frame: pd.DataFrame, labels_N: torch.Tensor | None = None)
     if frame.index.has_duplicates:
         twice = frame.index[frame.index.duplicated()][0]
         raise DataError(f"{name}: its index names people, and {twice!r} stands in it twice")
-    texts = [str(column) for column in frame.columns if not is_numeric(frame[column])]
+    texts = [
+        str(name) for name, cells in frame.items() if not (is_numeric(cells) or is_date(cells))
+    ]
     encoding = fit_columns(frame, categorical=texts, missing="mean", source=name)
     features = encoding.encode(frame, source=name)
     return PartyTable(name, tuple(map(str, frame.index)), features, labels_N, encoding)

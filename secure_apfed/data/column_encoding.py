@@ -5,6 +5,7 @@ only). The fitted encoding is plain data, so that the same columns can be encode
 when the model predicts. Letters: N rows, F features.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -26,6 +27,7 @@ __all__ = [
     "DateColumn",
     "Missing",
     "NumericColumn",
+    "RareCategories",
     "fit_columns",
 ]
 
@@ -75,23 +77,51 @@ class DateColumn(_StandardisedColumn):
         return days_of(column, source=source)
 
 
+class RareCategories(Settings):
+    """What becomes of a column with many categories.
+
+    Attributes:
+        most: so many of the most frequent have a feature of their own. Null: 256, and a column with
+            more is refused unless there are buckets.
+        buckets: features that the other texts share, those that were never seen among them; with
+            none they are rows of zeros.
+    """
+
+    most: int | None = Field(None, ge=1, le=_CATEGORY_LIMIT)
+    buckets: int = Field(0, ge=0, le=4096)
+
+
 class CategoricalColumn(Settings):
-    """One-hot over `categories`; an unknown or empty cell is a row of zeros."""
+    """One-hot over `categories`; then over `buckets`, which other texts share by their hash.
+
+    Where there are no buckets an unknown cell is a row of zeros, as an empty one always is. The
+    hash is MurmurHash3 of the UTF-8 text, modulo the buckets.
+    """
 
     kind: Literal["categorical"] = "categorical"
     name: str
     categories: tuple[str, ...] = Field(min_length=1)
+    buckets: int = Field(0, ge=0)
 
     @property
     def features(self) -> tuple[str, ...]:
         """One name for each feature that the column becomes."""
-        return tuple(f"{self.name}={category}" for category in self.categories)
+        own = (f"{self.name}={category}" for category in self.categories)
+        shared = (f"{self.name}#{bucket}" for bucket in range(self.buckets))
+        return (*own, *shared)
 
     def encode(self, column: "pd.Series", *, source: str) -> NDArray[np.float64]:
-        """Return (N, number of categories)."""
+        """Return (N, categories and buckets)."""
         places = {category: at for at, category in enumerate(self.categories)}
-        hot_NF = np.zeros((len(column), len(places)))
-        for row, text in enumerate(to_texts(column)):
+        texts = to_texts(column)
+        if self.buckets:
+            from sklearn.utils import murmurhash3_32
+
+            for other in {text for text in texts if text} - places.keys():
+                bucket = murmurhash3_32(other, positive=True) % self.buckets
+                places[other] = len(self.categories) + bucket
+        hot_NF = np.zeros((len(column), len(self.features)))
+        for row, text in enumerate(texts):
             if text in places:
                 hot_NF[row, places[text]] = 1.0
         return hot_NF
@@ -191,16 +221,17 @@ def _check_complete(frame: pd.DataFrame, *, source: str) -> None:
 
 
 def fit_columns(
-    frame: pd.DataFrame, *, categorical: Sequence[str] = (), missing: Missing = "error", source: str
-) -> ColumnEncoding:
+    frame: pd.DataFrame, *, categorical: Sequence[str] = (), missing: Missing = "error",
+    rare: RareCategories | None = None, source: str,
+) -> ColumnEncoding:  # fmt: skip
     """Return the encoding of all columns of `frame`, with statistics of all its rows.
 
     Numbers, and dates as days, get their mean and population standard deviation; categories are
-    sorted.
+    sorted, and of equally frequent ones the first are kept.
 
     Raises:
         DataError: empty cells under "error", a column without any value, text or infinity
-            in a numeric column, more than 256 categories, or no columns.
+            in a numeric column, more categories than `rare` allows, or no columns.
     """
     if not frame.shape[1]:
         raise DataError(
@@ -209,7 +240,7 @@ def fit_columns(
     if missing != "mean":
         _check_complete(frame, source=source)
     columns = [
-        _fit_categories(frame[name], source=source)
+        _fit_categories(frame[name], rare or RareCategories(), source=source)
         if name in categorical
         else _fit_numbers(frame[name], source=source)
         for name in frame.columns
@@ -234,15 +265,19 @@ def _fit_numbers(column: "pd.Series", *, source: str) -> NumericColumn | DateCol
     return kind(name=str(column.name), mean=mean, scale=deviation)
 
 
-def _fit_categories(column: "pd.Series", *, source: str) -> CategoricalColumn:
-    categories = sorted({text for text in to_texts(column) if text is not None})
-    _check_any(len(categories), column, source)
-    if len(categories) > _CATEGORY_LIMIT:
+def _fit_categories(column: "pd.Series", rare: RareCategories, *, source: str) -> CategoricalColumn:
+    counts = Counter(text for text in to_texts(column) if text is not None)
+    _check_any(len(counts), column, source)
+    if len(counts) > _CATEGORY_LIMIT and rare == RareCategories():
         raise DataError(
-            f"{source}: column {column.name!r} has {len(categories)} categories, at most "
-            f"{_CATEGORY_LIMIT} are one-hot encoded; declare it numeric, or put it under ignore"
+            f"{source}: column {column.name!r} has {len(counts)} categories, at most "
+            f"{_CATEGORY_LIMIT} are one-hot encoded; say rare_categories: {{most: 64, buckets: "
+            "16}} to encode the most frequent, declare it numeric, or put it under ignore"
         )
-    return CategoricalColumn(name=str(column.name), categories=tuple(categories))
+    most = sorted(counts, key=lambda text: (-counts[text], text))[: rare.most or _CATEGORY_LIMIT]
+    return CategoricalColumn(
+        name=str(column.name), categories=tuple(sorted(most)), buckets=rare.buckets
+    )
 
 
 def _check_any(count: int, column: "pd.Series", source: str) -> None:

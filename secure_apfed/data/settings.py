@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.data.catalogue import TABLES, find_dataset
-from secure_apfed.data.column_encoding import Missing
+from secure_apfed.data.column_encoding import Missing, RareCategories
 from secure_apfed.data.partition import BUILT_IN_ACTIVE, party_names
 from secure_apfed.data.readers import DataSet
 from secure_apfed.data.views import ViewColumns
@@ -38,6 +38,7 @@ class PartySettings(Settings):
         ignore: columns to leave out.
         missing: what to do about empty cells: "error" names them, "mean" takes a numeric
             column's mean and no category, "drop" leaves the row out.
+        rare_categories: what becomes of columns with many categories.
         encoding: JSON file with the encoding to use, or a model card that holds one; null fits
             means, scales and categories to the party's own rows, which they then tell of.
     """
@@ -48,6 +49,7 @@ class PartySettings(Settings):
     categorical: tuple[str, ...] | None = None
     ignore: tuple[str, ...] = ()
     missing: Missing = "error"
+    rare_categories: RareCategories = RareCategories()
     encoding: Path | None = None
 
 

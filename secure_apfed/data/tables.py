@@ -178,7 +178,7 @@ def _encoding_of(
         fitted_on = raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows]
         encoding = fit_views(
             fitted_on, views, categorical=raw.categorical, missing=party.missing,
-            source=name,
+            rare=party.rare_categories, source=name,
         )  # fmt: skip
         return encoding, locate_views(encoding, views, source=name)
     path = party_path(settings, party.encoding)

@@ -21,6 +21,7 @@ from secure_apfed.data.column_encoding import (
     ColumnEncoding,
     Missing,
     NumericColumn,
+    RareCategories,
     fit_columns,
 )
 from secure_apfed.data.frames import only_columns, to_numbers
@@ -112,7 +113,7 @@ def sequence_columns(view: str, steps: int, channels: Sequence[str]) -> tuple[st
 
 def fit_views(
     frame: pd.DataFrame, views: Mapping[str, ViewColumns], *, categorical: Sequence[str] = (),
-    missing: Missing = "error", source: str,
+    missing: Missing = "error", rare: RareCategories | None = None, source: str,
 ) -> ColumnEncoding:  # fmt: skip
     """Return the encoding of all columns of the views, one after another; see `fit_columns`.
 
@@ -123,7 +124,9 @@ def fit_views(
     for view in views.values():
         part = only_columns(frame, view.columns)
         if view.sequence is None:
-            fitted = fit_columns(part, categorical=categorical, missing=missing, source=source)
+            fitted = fit_columns(
+                part, categorical=categorical, missing=missing, rare=rare, source=source
+            )
             columns += fitted.columns
         else:
             columns += _fit_sequence(part, *view.sequence, source=source)

@@ -6,14 +6,15 @@ that the run may train on.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from secure_apfed.config import Config
-from secure_apfed.data import OwnData
+from secure_apfed.data import ColumnEncoding, OwnData
+from secure_apfed.data.drift import Extremes, extremes_of
 from secure_apfed.errors import ConfigError
 from secure_apfed.measures import (
     ACCURACY,
@@ -44,6 +45,7 @@ class Judged:
         measures: by variant and name: the run's measure, or all where the model is finished.
         threshold: that the active's model decides at; None: it takes the likeliest class.
         ranges: how its scores of training rows are spread, where it is finished and may be told.
+        extremes: by column of numbers, between which these rows lie; likewise.
     """
 
     measure: str
@@ -52,6 +54,7 @@ class Judged:
     measures: Mapping[str, Mapping[str, float]]
     threshold: float | None = None
     ranges: ScoreRanges | None = None
+    extremes: Mapping[str, Extremes] = field(default_factory=dict)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -82,6 +85,8 @@ class Judge:
     def judge(self, said: Mapping[str, Scored], *, final: bool) -> Judged:
         """Measure what is said; `final`: by all measures, at the threshold that is to be kept."""
         trained = self._training_rows() if final else None
+        # What the card keeps is of rows, and private training must not tell of them without noise.
+        kept = None if self._config.dp_sgd else trained
         threshold = self._threshold(trained)
         own = self._session.headline
         said = {
@@ -97,9 +102,16 @@ class Judge:
                 for name, scored in said.items()
             },
             threshold=threshold,
-            # It is of rows, and private training must not tell of them without its noise.
-            ranges=None if trained is None or self._config.dp_sgd else _ranges(trained),
+            ranges=None if kept is None else _ranges(kept),
+            extremes={} if kept is None else self._extremes(),
         )
+
+    def _extremes(self) -> dict[str, Extremes]:
+        data = self._labels.data()
+        encoding = data.table.encoding
+        if not isinstance(encoding, ColumnEncoding):
+            return {}
+        return extremes_of(encoding, data.table.features[data.train_rows])
 
     def _threshold(self, trained: Scored | None) -> float | None:
         chosen = self._config.threshold

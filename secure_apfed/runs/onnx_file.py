@@ -29,7 +29,8 @@ from secure_apfed.tasks import Classification
 __all__ = ["write_onnx"]
 
 _OPSET = 20
-_FLOAT, _INT64, _TEXT, _DOUBLE = 1, 7, 8, 11  # ONNX's numbers of element types
+_RUNTIME = "com.microsoft"  # operators that onnxruntime alone has: its hash of texts
+_FLOAT, _INT64, _TEXT, _BOOL, _DOUBLE = 1, 7, 8, 9, 11  # ONNX's numbers of element types
 _FEATURES = "encoding/features"  # no column of a table may have such a name
 _LABEL, _PROBABILITIES = "output_label", "output_probability"
 _NUMBERS = ("output_prediction", "output_score")
@@ -127,7 +128,12 @@ def _encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
         graph.strip(encoding)
     output = helper.make_tensor_value_info(_FEATURES, _FLOAT, ["rows", *encoding.shape])
     made = helper.make_graph(graph.nodes, "encoding", graph.inputs, [output], graph.constants)
-    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", 3)]
+    domains = {"": _OPSET, "ai.onnx.ml": 3}
+    if isinstance(encoding, ColumnEncoding) and any(
+        isinstance(one, CategoricalColumn) and one.buckets for one in encoding.columns
+    ):
+        domains[_RUNTIME] = 1
+    opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
     return helper.make_model(made, opset_imports=opsets)
 
 
@@ -162,7 +168,11 @@ class _Graph:
                 "OneHotEncoder", [column.name], f"{own}_hot", "ai.onnx.ml",
                 cats_strings=[text.encode() for text in column.categories], zeros=1,
             )  # fmt: skip
-            return self.node("Flatten", [hot], own, axis=1)
+            known = self.node("Flatten", [hot], f"{own}_known", axis=1)
+            if not column.buckets:
+                return known
+            shared = self._buckets(own, column, known)
+            return self.node("Concat", [known, shared], own, axis=1)
         mean = self.constant(f"{own}_mean", _DOUBLE, [column.mean])
         scale = self.constant(f"{own}_scale", _DOUBLE, [column.scale])
         centred = self.node("Sub", [column.name, mean], f"{own}_centred")
@@ -172,6 +182,26 @@ class _Graph:
             zero = self.constant(f"{own}_zero", _DOUBLE, [0.0])
             scaled = self.node("Where", [empty, zero, scaled], f"{own}_filled")
         return self.node("Cast", [scaled], own, to=_FLOAT)
+
+    def _buckets(self, own: str, column: CategoricalColumn, known: str) -> str:
+        """The features that texts share which are no category; an empty text has none."""
+        number = self.node(
+            "MurmurHash3", [column.name], f"{own}_hash", _RUNTIME, positive=1, seed=0
+        )
+        wide = self.node("Cast", [number], f"{own}_wide", to=_INT64)
+        count = self.constant(f"{own}_count", _INT64, [column.buckets])
+        bucket = self.node("Mod", [wide, count], f"{own}_bucket")
+        places = self.constant(f"{own}_places", _INT64, [*range(column.buckets)])
+        there = self.node("Equal", [bucket, places], f"{own}_there")
+        empty = self.constant(f"{own}_empty", _TEXT, [b""])
+        none = self.node("Equal", [column.name, empty], f"{own}_none")
+        own_axis = self.constant(f"{own}_axis", _INT64, [1])
+        found = self.node("ReduceMax", [known, own_axis], f"{own}_found")
+        taken = self.node("Cast", [found], f"{own}_taken", to=_BOOL)
+        left_out = self.node("Or", [none, taken], f"{own}_left_out")
+        free = self.node("Not", [left_out], f"{own}_free")
+        shared = self.node("And", [there, free], f"{own}_shared")
+        return self.node("Cast", [shared], f"{own}_buckets", to=_FLOAT)
 
     def strip(self, encoding: ImageEncoding) -> None:
         """This party's rows of whole images, in [0, 1]."""

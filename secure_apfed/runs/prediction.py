@@ -198,7 +198,9 @@ class _Predictor:
     def __init__(self, model: SoloModel) -> None:
         self.model, self._rows = model, 0
         encoding = model.encoding
-        self._drift = DriftMeter(encoding) if isinstance(encoding, ColumnEncoding) else None
+        self._drift = (
+            DriftMeter(encoding, model.extremes) if isinstance(encoding, ColumnEncoding) else None
+        )
         self._counts = np.zeros(len(model.ranges.shares) if model.ranges else 0, dtype=np.int64)
 
     def blocks(self, path: Path, named: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Tensor]]:

@@ -17,6 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from secure_apfed.data import FeatureEncoding, TargetScale
+from secure_apfed.data.drift import Extremes
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.folder_files import read_bytes, read_json
 from secure_apfed.measures import ScoreRanges
@@ -41,6 +42,7 @@ class _Parts(BaseModel):
     targets: TargetScale | None = None
     threshold: Annotated[float, Field(gt=0, lt=1)] | None = None
     scores_in_training: ScoreRanges | None = None
+    columns_in_training: dict[str, Extremes] = Field({})
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class SoloModel:
             None: the likeliest class is.
         ranges: how its scores of labelled training rows were spread; None: nobody kept it.
         task: what it learnt, and what it therefore tells.
+        extremes: by column of numbers, between which the training rows lay; none: nobody kept it.
     """
 
     network: nn.Module = field(repr=False)
@@ -64,6 +67,7 @@ class SoloModel:
     threshold: float | None = None
     ranges: ScoreRanges | None = field(default=None, repr=False)
     task: Task = field(default_factory=Classification)
+    extremes: Mapping[str, Extremes] = field(default_factory=dict, repr=False)
 
     def decide(self, probabilities_NK: Tensor) -> Tensor:
         """The places (N,) in `classes` that these probabilities decide for."""
@@ -142,7 +146,7 @@ def load_model(path: Path) -> SoloModel:
         )
     return SoloModel(
         network, parts.classes, parts.encoding, card, parts.threshold, parts.scores_in_training,
-        task,
+        task, parts.columns_in_training,
     )  # fmt: skip
 
 

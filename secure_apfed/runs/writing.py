@@ -197,6 +197,7 @@ class RunWriter:
             "threshold": outcome.threshold,
             "scores_in_training":
                 None if judged.ranges is None else judged.ranges.model_dump(mode="json"),
+            "columns_in_training": judged.extremes,
             "guarantee": outcome.guarantee,
             "epsilon": {"representations": privacy.epsilon_x, "labels": privacy.epsilon_y,
                         "model": privacy.epsilon_model, "delta": privacy.delta,

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from secure_apfed.data.column_encoding import ColumnEncoding, fit_columns
-from secure_apfed.data.drift import FEWEST_ROWS, ColumnDrift, DriftMeter
+from secure_apfed.data.drift import FEWEST_ROWS, ColumnDrift, DriftMeter, extremes_of
 
 ROWS = 500
 
@@ -60,3 +60,23 @@ def test_each_change_is_told_of_its_column_alone(encoding: ColumnEncoding) -> No
 
 def test_few_rows_say_nothing(encoding: ColumnEncoding) -> None:
     assert drift_of(encoding, people().iloc[: FEWEST_ROWS - 1]) == {}
+
+
+def test_rows_outside_of_what_was_trained_on() -> None:
+    trained = pd.DataFrame({"age": [18.0, 30, 65], "job": ["a", "b", "a"], "same": [7.0] * 3})
+    encoding = fit_columns(trained, categorical=["job"], source="bank")
+    extremes = extremes_of(encoding, encoding.encode(trained))
+    assert extremes == {"age": (18.0, 65.0), "same": (7.0, 7.0)}
+    assert extremes_of(encoding, encoding.encode(trained[:0])) == {}
+    ages = [18.0, 65.0] * 15 + [17.0, 66.0]
+    new = pd.DataFrame({"age": ages, "job": "a", "same": 7.0})
+    meter = DriftMeter(encoding, extremes)
+    meter.add(encoding.encode(new))
+    age, job, same = meter.result()
+    assert age.outside == pytest.approx(2 / 32)
+    assert "6% of rows lie outside of 18 to 65" in age.notable
+    assert (job.outside, same.outside, same.extremes) == (0, 0, (7.0, 7.0))
+
+
+def test_extremes_that_nobody_kept_are_none(encoding: ColumnEncoding) -> None:
+    assert {one.extremes for one in drift_of(encoding, people(1)).values()} == {None}

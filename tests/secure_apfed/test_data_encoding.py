@@ -16,7 +16,12 @@ from secure_apfed.data import (
     RawFeatures,
     parse_encoding,
 )
-from secure_apfed.data.column_encoding import CategoricalColumn, NumericColumn, fit_columns
+from secure_apfed.data.column_encoding import (
+    CategoricalColumn,
+    NumericColumn,
+    RareCategories,
+    fit_columns,
+)
 from secure_apfed.errors import DataError
 
 FRAME = pd.DataFrame({
@@ -186,3 +191,45 @@ def test_whole_images_and_strips_in_every_form(
 def test_images_that_do_not_fit(raw: RawFeatures, message: str) -> None:
     with pytest.raises(DataError, match=message):
         STRIP.encode(raw)
+
+
+def shops(rows: int = 3000) -> pd.DataFrame:
+    """Shop i twice as rare as the one before; then one row each of 500."""
+    frequent = [f"shop {at}" for at in range(5) for _ in range(rows // 2 ** (at + 1))]
+    return pd.DataFrame({"shop": [*frequent, *(f"rare {at}" for at in range(500))]})
+
+
+def test_the_most_frequent_categories_are_kept() -> None:
+    rare = RareCategories(most=3)
+    encoding = fit_columns(shops(), categorical=["shop"], rare=rare, source="bank")
+    column = CategoricalColumn(name="shop", categories=("shop 0", "shop 1", "shop 2"))
+    assert encoding.columns == (column,)
+    told = encoding.encode(pd.DataFrame({"shop": ["shop 2", "shop 4", "rare 7", "new"]}))
+    assert told.tolist() == [[0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+
+
+def test_others_share_buckets() -> None:
+    rare = RareCategories(most=2, buckets=8)
+    encoding = fit_columns(shops(), categorical=["shop"], rare=rare, missing="mean", source="bank")
+    assert encoding.shape == (10,)
+    assert (encoding.feature_name(1), encoding.feature_name(2)) == ("shop=shop 1", "shop#0")
+    told = encoding.encode(shops())
+    assert torch.equal(told.sum(1), torch.ones(len(told)))
+    assert (told[:, 2:].sum(0) > 0).all()  # 503 texts over 8
+    assert torch.equal(told, encoding.encode(shops()))
+    empty = encoding.encode(pd.DataFrame({"shop": [None, "new"]}, dtype=object))
+    assert empty.sum(1).tolist() == [0, 1]
+
+
+def test_equally_frequent_categories_are_kept_by_their_order() -> None:
+    frame = pd.DataFrame({"shop": ["d", "c", "b", "a"]})
+    encoding = fit_columns(frame, categorical=["shop"], rare=RareCategories(most=2), source="bank")
+    assert encoding.columns[0] == CategoricalColumn(name="shop", categories=("a", "b"))
+
+
+def test_many_categories_are_cut_where_there_are_buckets() -> None:
+    with pytest.raises(DataError, match=r"505 categories.*rare_categories"):
+        fit_columns(shops(), categorical=["shop"], source="bank")
+    rare = RareCategories(buckets=1)
+    encoding = fit_columns(shops(), categorical=["shop"], rare=rare, source="bank")
+    assert encoding.shape == (257,)

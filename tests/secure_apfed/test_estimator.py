@@ -75,6 +75,17 @@ def test_texts_are_categories_and_labels_keep_their_kind() -> None:
     assert fitted.score(frame, label) > 0.85
 
 
+def test_dates_are_days() -> None:
+    draw = np.random.default_rng(0)
+    since = pd.Timestamp("2026-01-01") + pd.to_timedelta(draw.integers(0, 300, 200), unit="D")
+    frame = pd.DataFrame({"since": since, "size": draw.normal(size=200)})
+    labels = np.where(frame["since"] > "2026-05-31", "new", "old")
+    model = VerticalClassifier(settings=BRIEF).fit(frame, labels)
+    assert model.score(frame, labels) > 0.9
+    texts = frame.assign(since=frame["since"].dt.strftime("%Y-%m-%d"))
+    assert (model.predict(texts) == model.predict(frame)).all()
+
+
 def test_a_person_that_stands_twice_is_named(bunch: Any) -> None:
     own, _ = parties(bunch)
     lab = pd.DataFrame({"iron": [1.0, 2.0, 3.0]}, index=["p1", "p2", "p1"])
