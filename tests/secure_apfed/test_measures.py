@@ -18,6 +18,7 @@ from secure_apfed.measures import (
     ScoreRanges,
     balanced_weights,
     best_threshold,
+    bootstrap,
     calibration_curve,
     estimates,
     find_measure,
@@ -27,6 +28,9 @@ from secure_apfed.measures import (
     scored_by,
     stability_index,
 )
+from secure_apfed.measures.bootstrap import _draws
+from secure_apfed.measures.redrawn import REDRAWN, Redrawn
+from secure_apfed.measures.table import task_of
 
 PAGE = (Path(__file__).parents[2] / "docs/measures.md").read_text(encoding="utf-8")
 
@@ -151,12 +155,48 @@ def test_weights_make_all_classes_count_alike() -> None:
 def test_intervals_hold_the_value_of_all_people() -> None:
     """Of 40 draws of test rows about 38 intervals hold it, and half the rows widen them."""
     truth = MEASURES["auc"].of(scored(40_000, 2, seed=99))
-    found = [estimates(scored(300, 2, seed=seed), resamples=80)["auc"] for seed in range(40)]
+    found = [estimates(scored(300, 2, seed=seed))["auc"] for seed in range(40)]
     assert 33 <= sum(one.low <= truth <= one.high for one in found) <= 40
     few = estimates(scored(75, 2))["auc"]
     assert 1.5 < (few.high - few.low) / (found[0].high - found[0].low) < 3
     assert estimates(scored(75, 2))["auc"] == few
     assert math.isnan(estimates(Scored.of_classes([1], [0.7]))["accuracy"].low)
+
+
+@pytest.mark.parametrize("case", ["two", "tied", "threshold", "ten", "absent", "numbers", "alike",
+                                  "anomalies"])  # fmt: skip
+def test_measures_of_resamples_are_those_of_their_rows(case: str) -> None:
+    rng = np.random.default_rng(3)
+    one = {
+        "two": lambda: scored(61, 2),
+        "tied": lambda: Scored.of_classes(np.arange(60) % 2, rng.integers(0, 4, 60) / 3),
+        "threshold": lambda: scored(61, 2).at(0.99),
+        "ten": lambda: scored(200, 10),
+        "absent": lambda: Scored.of_classes(np.arange(60) % 2, rng.dirichlet(np.ones(4), 60)),
+        "numbers": lambda: Scored(truth=1e6 + rng.normal(size=50), scores=rng.normal(1e6, size=50)),
+        "alike": lambda: Scored(truth=np.full(9, 2.0), scores=np.array([2.0, 3, 2] * 3)),
+        "anomalies": lambda: Scored(truth=np.arange(50) % 2, scores=rng.normal(size=50)),
+    }[case]()  # fmt: skip
+    counts_RB = np.concatenate([*_draws(one, 20, 0), np.ones((1, len(one.truth)))])
+    redrawn, places = Redrawn(one, counts_RB), np.arange(len(one.truth))
+    measured = [
+        measure_all(one.rows(np.repeat(places, counts_B))) for counts_B in counts_RB.astype(int)
+    ]
+    assert set(measured[-1]) == set(names_of(task_of(one)))
+    for name in measured[-1]:
+        found = [all_of_it[name] for all_of_it in measured]
+        assert REDRAWN[name](redrawn) == pytest.approx(found, rel=1e-8), name
+
+
+def test_every_measure_has_intervals() -> None:
+    assert set(REDRAWN) == set(MEASURES)
+
+
+def test_blocks_of_resamples_are_the_same_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = estimates(scored(50, 3))
+    monkeypatch.setattr(bootstrap, "_CELLS", 333)
+    for name, one in estimates(scored(50, 3)).items():
+        assert (one.low, one.high) == pytest.approx((whole[name].low, whole[name].high))
 
 
 def test_calibrated_scores_are_on_the_diagonal_and_others_are_not() -> None:

@@ -1,0 +1,158 @@
+"""Measures of many resamples at once: of how often each row was drawn, in place of drawn rows.
+
+Intervals need hundreds of them, and scikit-learn measures one at a time. Tests hold each equal to
+its measure in the table.
+
+Letters: B rows, R resamples, K classes, T places between which scores differ.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from secure_apfed.measures.scored import FloatArray, Scored
+
+__all__ = ["REDRAWN", "Redrawn"]
+
+
+class _Curve(NamedTuple):
+    """True and false alarms (R, T) by threshold, from the strictest on."""
+
+    true: FloatArray
+    false: FloatArray
+
+    def shares(self) -> tuple[FloatArray, FloatArray]:
+        """Of all rows of the class, and of all others; from none on, (R, T + 1)."""
+        true_RT, false_RT = (np.pad(one / one[:, -1:], ((0, 0), (1, 0))) for one in self)
+        return true_RT, false_RT
+
+
+@dataclass(frozen=True, eq=False)
+class Redrawn:
+    """Resamples of scored rows, each with as many rows of every class as there are.
+
+    Attributes:
+        counts: (R, B), how often each row is in each.
+    """
+
+    scored: Scored
+    counts: FloatArray
+
+    def mean(self, values_B: FloatArray) -> FloatArray:
+        """The mean of a number of each row, (R,)."""
+        found: FloatArray = self.counts @ values_B / self.counts.sum(axis=1)
+        return found
+
+    @cached_property
+    def decisions(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """By class, (R, K): rows of it, rows given to it, and those that are both."""
+        eye = np.eye(self.scored.classes)
+        true_BK, given_BK = eye[self.scored.truth], eye[self.scored.decided]
+        return self.counts @ true_BK, self.counts @ given_BK, self.counts @ (true_BK * given_BK)
+
+    @cached_property
+    def curves(self) -> tuple[_Curve, ...]:
+        """Of each class in question; a class that has no row, or all, has none."""
+        return tuple(self._curves())
+
+    def _curves(self) -> Iterator[_Curve]:
+        scores, truth_B = self.scored.scores, self.scored.truth
+        ranked = {1: scores} if scores.ndim == 1 else dict(enumerate(scores.T))
+        for one in ranked if len(ranked) > 2 else (1,):
+            if 0 < (truth_B == one).sum() < len(truth_B):
+                order_B = np.argsort(-ranked[one], kind="stable")
+                ends_T = np.flatnonzero(np.diff(ranked[one][order_B], append=-np.inf))
+                of_it_B = (truth_B == one)[order_B]
+                drawn_RB = self.counts[:, order_B]
+                all_RT = drawn_RB.cumsum(axis=1)[:, ends_T]
+                true_RT = (drawn_RB * of_it_B).cumsum(axis=1)[:, ends_T]
+                yield _Curve(true_RT, all_RT - true_RT)
+
+
+def _auc(drawn: Redrawn) -> FloatArray:
+    areas = []
+    for curve in drawn.curves:
+        true_RT, false_RT = curve.shares()
+        areas.append(np.trapezoid(true_RT, false_RT, axis=1))
+    return np.asarray(np.mean(areas, axis=0))
+
+
+def _ks(drawn: Redrawn) -> FloatArray:
+    gaps = []
+    for curve in drawn.curves:
+        true_RT, false_RT = curve.shares()
+        gaps.append((true_RT - false_RT).max(axis=1))
+    return np.asarray(np.mean(gaps, axis=0))
+
+
+def _average_precision(drawn: Redrawn) -> FloatArray:
+    found = []
+    for curve in drawn.curves:
+        alarms_RT = curve.true + curve.false
+        precision_RT = curve.true / np.maximum(alarms_RT, 1)
+        found.append((np.diff(curve.shares()[0], axis=1) * precision_RT).sum(axis=1))
+    return np.asarray(np.mean(found, axis=0))
+
+
+def _accuracy(drawn: Redrawn) -> FloatArray:
+    return drawn.mean((drawn.scored.decided == drawn.scored.truth).astype(np.float64))
+
+
+def _balanced(drawn: Redrawn) -> FloatArray:
+    true_RK, _, both_RK = drawn.decisions
+    present_K = true_RK[0] > 0
+    recalls: FloatArray = (both_RK[:, present_K] / true_RK[:, present_K]).mean(axis=1)
+    return recalls
+
+
+def _f1(drawn: Redrawn) -> FloatArray:
+    true_RK, given_RK, both_RK = drawn.decisions
+    total_RK = true_RK + given_RK
+    f1_RK = 2 * both_RK / np.maximum(total_RK, 1)
+    if drawn.scored.classes == 2:
+        return f1_RK[:, 1]
+    return np.average(f1_RK, axis=1, weights=total_RK > 0)
+
+
+def _brier(drawn: Redrawn) -> FloatArray:
+    scored = drawn.scored
+    errors_B = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1)
+    return drawn.mean(errors_B / 2 if scored.classes == 2 else errors_B)
+
+
+def _log_loss(drawn: Redrawn) -> FloatArray:
+    scored, least = drawn.scored, np.finfo(np.float64).eps
+    said_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
+    return drawn.mean(-np.log(np.clip(said_B, least, 1 - least)))
+
+
+def _r2(drawn: Redrawn) -> FloatArray:
+    truth_B = drawn.scored.truth - drawn.scored.truth.mean()  # large means lose no digits
+    left_R = drawn.mean((drawn.scored.truth - drawn.scored.scores) ** 2)
+    all_R = drawn.mean(truth_B**2) - drawn.mean(truth_B) ** 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # of rows that are all alike it is 1 where all are told, else 0, as scikit-learn says
+        return np.where(all_R > 0, 1 - left_R / all_R, (left_R == 0).astype(np.float64))
+
+
+REDRAWN: Mapping[str, Callable[[Redrawn], FloatArray]] = MappingProxyType({
+    "accuracy": _accuracy,
+    "auc": _auc,
+    "average_precision": _average_precision,
+    "ks": _ks,
+    "gini": lambda drawn: 2 * _auc(drawn) - 1,
+    "balanced_accuracy": _balanced,
+    "f1": _f1,
+    "brier": _brier,
+    "log_loss": _log_loss,
+    "r2": _r2,
+    "mae": lambda drawn: drawn.mean(np.abs(drawn.scored.truth - drawn.scored.scores)),
+    "rmse": lambda drawn: np.sqrt(
+        drawn.mean((drawn.scored.truth - drawn.scored.scores) ** 2)
+    ),
+})  # fmt: skip
+"""By the name of the measure, its value (R,) in each resample."""
