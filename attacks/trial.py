@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
 
+from sklearn import config_context
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # no annotations
 from torch import Tensor
 
@@ -92,7 +93,7 @@ class Trial:
 
     def _guess(self, view: AdversaryView) -> Guess:
         # Small fits get slower with more threads, and their sums would differ.
-        with _libraries().limit(limits=1):
+        with _libraries().limit(limits=1), config_context(skip_parameter_validation=True):
             guess = self.attack.run(view, self.seed)
             decoy = exchanged(view, self.seed) if self.attack.exchangeable else None
             if decoy is None:

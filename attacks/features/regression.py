@@ -23,6 +23,7 @@ from torch import Tensor
 from attacks.columns import ColumnAttack, FloatArray, own_columns, standardised
 from attacks.fusion import beside
 from attacks.interface import AttackError, Guess, Prediction, Target
+from attacks.repeated import guessed_once
 from attacks.view import AdversaryView
 
 __all__ = ["REGRESSORS", "FeatureAttack", "Regression", "guess_features", "ridge"]
@@ -136,6 +137,10 @@ class Regression:
         )
 
     def _fit(self, how: str, values_NF: FloatArray) -> Prediction:
+        made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
+        return Prediction(guessed_once(lambda: self._guessed(how, values_NF), how, *made_of))
+
+    def _guessed(self, how: str, values_NF: FloatArray) -> FloatArray:
         centre_F = self.pairs.mean(axis=0)
         scale = self.pairs.std() or 1.0
         seed, rows = self.seed % 2**32, len(self.pairs)
@@ -145,7 +150,8 @@ class Regression:
             warnings.simplefilter("ignore", ConvergenceWarning)
             regressor.fit(values_NF[self.shadow], (self.pairs - centre_F) / scale)
         found_UF = regressor.predict(values_NF[~self.shadow]).reshape(-1, self.pairs.shape[1])
-        return Prediction(found_UF * scale + centre_F)
+        guessed_UF: FloatArray = found_UF * scale + centre_F
+        return guessed_UF
 
 
 def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -> Prediction:

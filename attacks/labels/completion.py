@@ -27,6 +27,7 @@ from attacks.columns import ColumnAttack, FloatArray, why_nothing_to_read
 from attacks.fusion import TRUST, beside, corrected
 from attacks.interface import AttackError, Guess, Prediction, Target
 from attacks.metrics import name_clusters_by_priors
+from attacks.repeated import guessed_once
 from attacks.view import AdversaryView, Role
 
 __all__ = [
@@ -152,13 +153,10 @@ def _probe(
 ) -> dict[str, Prediction]:
     """Fit each probe on the known rows; return its scores of the others."""
     known_N = labels_N >= 0
-    predictions = {}
-    for name in PROBES:
-        probe = _fitted(name, view, columns_NF[known_N], labels_N[known_N], seed)
-        scores_UK = np.zeros((int((~known_N).sum()), view.knowledge.classes))
-        scores_UK[:, probe.classes_] = probe.predict_proba(columns_NF[~known_N])
-        predictions[name] = Prediction(scores_UK)
-    return predictions
+    return {
+        name: Prediction(_scores(name, view, columns_NF, labels_N, seed)[~known_N])
+        for name in PROBES
+    }
 
 
 def _corrections(
@@ -170,22 +168,30 @@ def _corrections(
     """Correct what a probe finds on own columns by the classes' means of released ones."""
     known_N = labels_N >= 0
     for name, (released_NF, own_NF) in fused.items():
-        probe = _fitted("logistic", view, own_NF[known_N], labels_N[known_N], seed)
-        prior_NK = np.zeros((len(own_NF), view.knowledge.classes))
-        prior_NK[:, probe.classes_] = probe.predict_proba(own_NF)
+        prior_NK = _scores("logistic", view, own_NF, labels_N, seed)
         for trust in TRUST:
             found_NK = corrected(prior_NK, released_NF, labels_N, trust)
             yield f"x corrected by {trust:g} of {name}", Prediction(found_NK[~known_N])
 
 
-def _fitted(
-    name: str, view: AdversaryView, columns_nF: FloatArray, labels_n: IntArray, seed: int
-) -> Any:
-    probe = PROBES[name](view.budget.iterations, seed % 2**32)
-    with warnings.catch_warnings():
-        # The budget may end the optimiser; that is part of the adversary's description.
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return probe.fit(columns_nF, labels_n)
+def _scores(
+    name: str, view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
+) -> FloatArray:
+    """Class scores (N, K) of all rows by a probe that was fitted to the known ones."""
+    iterations, classes = view.budget.iterations, view.knowledge.classes
+
+    def guess() -> FloatArray:
+        known_N = labels_N >= 0
+        probe = PROBES[name](iterations, seed % 2**32)
+        with warnings.catch_warnings():
+            # The budget may end the optimiser; that is part of the adversary's description.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            probe.fit(columns_NF[known_N], labels_N[known_N])
+        scores_NK = np.zeros((len(columns_NF), classes))
+        scores_NK[:, probe.classes_] = probe.predict_proba(columns_NF)
+        return scores_NK
+
+    return guessed_once(guess, name, iterations, seed, classes, columns_NF, labels_N)
 
 
 def _cluster(

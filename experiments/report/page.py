@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -63,6 +64,12 @@ def render(
 
 def fill(template: str, **values: Any) -> str:
     """Return the page that a template of this package makes of `values`, with the style of all."""
+    page: str = _environment().get_template(template).render(**values)
+    return page
+
+
+@cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("experiments.report", ""), autoescape=True, undefined=StrictUndefined
     )
@@ -71,8 +78,7 @@ def fill(template: str, **values: Any) -> str:
         "signed": words.signed, "attack_title": words.attack_title,
         "unevenness": contents.unevenness,
     }  # fmt: skip
-    page: str = environment.get_template(template).render(**values)
-    return page
+    return environment
 
 
 def inside(picture: Picture) -> dict[str, str]:

@@ -8,7 +8,7 @@ active decodes is in no message, so its record of the sums is kept beside them.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import safetensors.torch
@@ -185,7 +185,7 @@ class Transcript:
         """Everything recorded, as plain msgpack types."""
         digests = {id(payload): digest for digest, payload in self._payloads.items()}
         return {
-            "flows": [{**asdict(flow), "kind": flow.kind.value} for flow in self.flows],
+            "flows": [{**vars(flow), "kind": flow.kind.value} for flow in self.flows],
             "payloads": dict(self._payloads),
             "epochs": [
                 [epoch, [[_fields(item), digests[id(item.payload)]] for item in envelopes]]
@@ -214,9 +214,9 @@ class Transcript:
 
 
 def _fields(envelope: Envelope) -> dict[str, Any]:
-    fields = asdict(envelope)
+    fields = {**vars(envelope), "kind": envelope.kind.value}
     del fields["payload"]
-    return {**fields, "kind": envelope.kind.value}
+    return fields
 
 
 def _envelopes(items: Iterable[Any], payloads: Mapping[bytes, bytes]) -> Iterable[Envelope]:

@@ -10,23 +10,37 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from weakref import ReferenceType, ref
 
 from torch import Tensor
 
 from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.methods import Simulation
 from secure_apfed.methods.alignment import needs_dealer
 
-__all__ = ["PastAlignment", "aligned_once", "keep_alignment", "past_alignment"]
+__all__ = ["PastAlignment", "Sharing", "aligned_once"]
 
 
 @dataclass(frozen=True, eq=False)
 class PastAlignment:
-    """What an alignment left: rows by party and position, and what was sent for it."""
+    """What an alignment left.
+
+    Attributes:
+        rows: by party and position; flows: what was sent for it.
+        tables: those that were aligned, where somebody brought them; None: the run loaded them.
+    """
 
     rows: Mapping[str, Tensor]
     flows: tuple[Flow, ...]
+    tables: "ReferenceType[VerticalData] | None"
+
+    def is_of(self, tables: VerticalData | None) -> bool:
+        """Whether these are the tables."""
+        if self.tables is None:
+            return tables is None
+        return tables is not None and self.tables() is tables
 
 
 _PAST: ContextVar[dict[str, PastAlignment] | None] = ContextVar("alignments", default=None)
@@ -42,23 +56,39 @@ def aligned_once(past: dict[str, PastAlignment]) -> Iterator[None]:
         _PAST.reset(before)
 
 
-def past_alignment(config: Config) -> PastAlignment | None:
-    """Return what an earlier run on the same tables left, if runs share it and there was one."""
-    past = _PAST.get()
-    return None if past is None or not config.facts.aligns else past.get(_settings(config))
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """One run, where runs share alignments.
 
-
-def keep_alignment(config: Config, session: Simulation) -> None:
-    """Let later runs share what this session aligned, where runs share alignments.
-
-    A dealer's messages are of more kinds than the alignment's, so that its runs share none.
+    Attributes:
+        config: of the run.
+        tables: what somebody brought, which must be the very same in each run; None: those that
+            the settings name.
     """
-    past = _PAST.get()
-    aligns = config.facts.aligns and bool(session.contract.passives)
-    if past is None or not aligns or needs_dealer(config.alignment):
-        return
-    flows = tuple(flow for flow in session.transcript.flows if flow.kind is Kind.ALIGNMENT)
-    past[_settings(config)] = PastAlignment(dict(session.alignment), flows)
+
+    config: Config
+    tables: VerticalData | None
+
+    def past(self) -> PastAlignment | None:
+        """What an earlier run on the same tables left, if runs share it and there was one."""
+        past = _PAST.get()
+        if past is None or not self.config.facts.aligns:
+            return None
+        found = past.get(_settings(self.config))
+        return found if found is not None and found.is_of(self.tables) else None
+
+    def keep(self, session: Simulation) -> None:
+        """Let later runs share what this session aligned, where runs share alignments.
+
+        A dealer's messages are of more kinds than the alignment's, so that its runs share none.
+        """
+        past, config = _PAST.get(), self.config
+        aligns = config.facts.aligns and bool(session.contract.passives)
+        if past is None or not aligns or needs_dealer(config.alignment):
+            return
+        flows = tuple(flow for flow in session.transcript.flows if flow.kind is Kind.ALIGNMENT)
+        tables = None if self.tables is None else ref(self.tables)
+        past[_settings(config)] = PastAlignment(dict(session.alignment), flows, tables)
 
 
 def _settings(config: Config) -> str:

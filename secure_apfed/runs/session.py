@@ -24,7 +24,7 @@ from secure_apfed.methods import (
     freshly_brought,
     roles_of,
 )
-from secure_apfed.runs.aligned_once import keep_alignment, past_alignment
+from secure_apfed.runs.aligned_once import Sharing
 from secure_apfed.runs.checkpoint import Steps
 from secure_apfed.runs.course import Course
 from secure_apfed.runs.encoders import encoders_of
@@ -54,8 +54,8 @@ def run_in_memory(
 
     `timeout_s` means nothing here: silence needs no clock where one process plays all.
     """
-    # A resumed run stands in the order of its own rows, and who brings data may have changed them.
-    shares = data is None and not resume
+    # A resumed run stands in the order of its own rows.
+    sharing = None if resume else Sharing(config, data)
     data = data or load_data(config.data, seed=config.seed)
     with ExitStack() as stack:
         stack.callback(close_workers)
@@ -63,7 +63,7 @@ def run_in_memory(
         brought = dict[str, Brought]()
         if writer:
             brought = _brought(stack, writer.folder.parties, config, data, resume=resume)
-        return _play(config, data, writer, brought, on_progress, shares=shares)
+        return _play(config, data, writer, brought, on_progress, sharing=sharing)
 
 
 def _brought(
@@ -86,7 +86,7 @@ def _play(
     brought: dict[str, Brought],
     on_progress: Callable[[Progress], None],
     *,
-    shares: bool,
+    sharing: Sharing | None,
 ) -> RunResult:
     """One session: from the start or the checkpoints to the result."""
     name = data.active.name
@@ -94,7 +94,7 @@ def _play(
     held = data.own(name)
     assert held is not None
     labels, state = answered_labels(config, held, active)
-    session = _opened(config, data.with_own(labels.data()), brought, shares=shares)
+    session = _opened(config, data.with_own(labels.data()), brought, sharing=sharing)
     state = gone_back(state, labels, session, active)
     experimenter = _Experimenter(config, data, session, writer)
     experimenter.record(active, state)
@@ -121,16 +121,16 @@ def _play(
 
 
 def _opened(
-    config: Config, data: VerticalData, brought: dict[str, Brought], *, shares: bool
+    config: Config, data: VerticalData, brought: dict[str, Brought], *, sharing: Sharing | None
 ) -> Simulation:
-    past = past_alignment(config) if shares else None
+    past = sharing.past() if sharing else None
     alignment = past.rows if past else None
     start = Start(config=config, data=data, brought=brought, alignment=alignment)
     session = Simulation(METHODS[config.method], start)
     if past:
         session.transcript.add(past.flows)
-    elif shares:
-        keep_alignment(config, session)
+    elif sharing:
+        sharing.keep(session)
     return session
 
 

@@ -53,6 +53,10 @@ def test_every_set_gives_tables_that_overlap_as_asked(name: str) -> None:
         assert passive.labels is None
     assert data.active.features.dtype == torch.float32
     assert data.active.labels is not None
+    if DATASETS[name].numeric_labels:
+        assert data.active.labels.dtype == torch.float32
+        assert data.active.labels[data.train_rows].std() == pytest.approx(1, abs=0.05)
+        return
     assert data.active.labels.dtype == torch.int64
     assert set(data.active.labels.tolist()) == set(range(len(data.classes)))
 

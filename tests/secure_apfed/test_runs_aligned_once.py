@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from secure_apfed.data import load_data
 from secure_apfed.exchange import Kind
 from secure_apfed.runs import RunResult, run
 from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
@@ -52,6 +53,17 @@ def test_runs_apart_and_runs_on_other_tables_align_themselves() -> None:
     apart = run(config, None)
     for rows in (rows_of(other), rows_of(apart)):
         assert not torch.equal(rows_of(first), rows)
+
+
+def test_tables_that_are_brought_are_shared_where_they_are_the_very_same() -> None:
+    config = small_config("votes", **SHORT)
+    tables, again = (load_data(config.data, seed=config.seed) for _ in range(2))
+    with aligned_once({}):
+        first, second = (run(config, None, data=tables) for _ in range(2))
+        others = [run(config, None, data=again), run(config, None)]
+    assert torch.equal(rows_of(first), rows_of(second))
+    for other in others:
+        assert not torch.equal(rows_of(first), rows_of(other))
 
 
 def test_a_resumed_run_goes_on_in_its_own_order(tmp_path: Path) -> None:
