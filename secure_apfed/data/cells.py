@@ -5,7 +5,8 @@ Run by: a party on its own file. Letters: N rows.
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 import pandas as pd
@@ -42,7 +43,7 @@ def is_date(column: "pd.Series") -> bool:
         return True
     if pd.api.types.is_numeric_dtype(column.dtype):
         return False
-    known = [cell for cell in column if not pd.isna(cell)]
+    known = column.dropna().tolist()
     return bool(known) and all(
         isinstance(cell, datetime.date) or (isinstance(cell, str) and _ISO.fullmatch(cell.strip()))
         for cell in known
@@ -72,21 +73,29 @@ def refuse_look_alikes(column: "pd.Series", *, source: str) -> None:
     Raises:
         DataError: names the column, how many cells, the first of them, and what to write.
     """
-    texts = to_texts(column)
-    known = [(row, text.strip()) for row, text in enumerate(texts) if text is not None]
-    numbers = pd.to_numeric(pd.Series([text for _, text in known], dtype=str), errors="coerce")
-    if _MOSTLY < numbers.notna().mean() < 1:
-        stray = [row for (row, _), number in zip(known, numbers, strict=True) if np.isnan(number)]
+    texts = [None if text is None else text.strip() for text in to_texts(column)]
+    counts = Counter(text for text in texts if text is not None)
+    known = counts.total()
+    numbers = pd.to_numeric(pd.Series(list(counts), dtype=str), errors="coerce")
+    stray = {text for text, number in zip(counts, numbers, strict=True) if np.isnan(number)}
+    strays = sum(counts[text] for text in stray)
+    if 0 < strays < (1 - _MOSTLY) * known:
         raise DataError(
-            f"{source}: {len(stray)} of {len(known)} cells of column {column.name!r} are text and "
-            f"the rest are numbers, first in {place_of(column, stray[0])}; mend them, or list the "
+            f"{source}: {strays} of {known} cells of column {column.name!r} are text and the rest "
+            f"are numbers, first in {_first(texts, stray, column)}; mend them, or list the "
             "column under numeric or categorical"
         )
     for what, (pattern, instead) in _LOOK_ALIKES.items():
-        alike = [row for row, text in known if pattern.fullmatch(text)]
-        if len(alike) > _MOSTLY * len(known):
+        alike = {text for text in counts if pattern.fullmatch(text)}
+        cells = sum(counts[text] for text in alike)
+        if cells > _MOSTLY * known:
             raise DataError(
-                f"{source}: {len(alike)} of {len(known)} cells of column {column.name!r} look like "
-                f"{what}, first in {place_of(column, alike[0])}; write {instead}, or list the "
+                f"{source}: {cells} of {known} cells of column {column.name!r} look like "
+                f"{what}, first in {_first(texts, alike, column)}; write {instead}, or list the "
                 "column under categorical or ignore"
             )
+
+
+def _first(texts: Sequence[str | None], of: Set[str], column: "pd.Series") -> str:
+    """Where the first of these texts stands."""
+    return place_of(column, next(row for row, text in enumerate(texts) if text in of))

@@ -167,19 +167,30 @@ def _refuse_separators(names: "pd.Series", path: Path, source: str) -> None:
 
 def _refuse_nested(frame: pd.DataFrame, path: Path, source: str) -> None:
     for name in frame.columns:
-        if not (frame[name].dtype == object or pd.api.types.is_string_dtype(frame[name].dtype)):
+        column = frame[name]
+        if column.dtype == object:
+            cells = column.tolist()
+            nested = any(isinstance(cell, list | dict | tuple | np.ndarray) for cell in cells)
+            torn = any(isinstance(cell, str) and "\0" in cell for cell in cells)
+        elif _holds_texts(column):
+            nested, torn = False, bool(column.str.contains("\0", regex=False).any())
+        else:
             continue
-        for cell in frame[name]:
-            if isinstance(cell, list | dict | tuple | np.ndarray):
-                raise DataError(
-                    f"{source}: column {name!r} of {path} holds lists or records, and a feature is "
-                    "one number or text; write its parts into columns of their own"
-                )
-            if isinstance(cell, str) and "\0" in cell:
-                raise DataError(
-                    f"{source}: column {name!r} of {path} holds NUL bytes, so it is no text; save "
-                    "the file again"
-                )
+        if nested:
+            raise DataError(
+                f"{source}: column {name!r} of {path} holds lists or records, and a feature is "
+                "one number or text; write its parts into columns of their own"
+            )
+        if torn:
+            raise DataError(
+                f"{source}: column {name!r} of {path} holds NUL bytes, so it is no text; save "
+                "the file again"
+            )
+
+
+def _holds_texts(column: "pd.Series") -> bool:
+    """Whether it holds texts alone, by its type."""
+    return column.dtype != object and pd.api.types.is_string_dtype(column.dtype)
 
 
 def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
@@ -226,4 +237,6 @@ def to_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
 
 def to_texts(column: "pd.Series") -> list[str | None]:
     """Return a column as texts, None where a cell is empty; see `cell_text`."""
-    return [None if pd.isna(cell) else cell_text(cell) for cell in column]
+    text_of = str.strip if _holds_texts(column) else cell_text
+    cells = zip(column.tolist(), column.isna().tolist(), strict=True)  # iterating it takes longer
+    return [None if empty else text_of(cell) for cell, empty in cells]
