@@ -22,7 +22,7 @@ defences:
 BASE = """
 name: tiny
 method: apfed_c
-data: {dataset: digits, views: 2, overlap: 0.5}
+data: {dataset: digits, views: 2, overlap: 0.5, rows: 500}
 model: {hidden: [8], representation: 4, projection: 4}
 train: {epochs: 2, batch_size: 128, device: cpu, learning_rate: 0.05, max_gradient_norm: 1.0}
 secure_sum: {scheme: plain, allow_single_passive: true}
