@@ -1,6 +1,7 @@
 """What every test runs under: one thread a process, no screen, the same examples each time."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,19 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`sampled(every=k)`: of a test's cases the first and every k-th after it, others are slow."""
+    seen = Counter[str]()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % sampled.kwargs["every"]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
 
 
 @pytest.fixture(autouse=True)

@@ -112,6 +112,7 @@ def _advantage(result: AttackResult) -> float:
         ("semi_supervised", 1, {"labels_per_class": 4, "iterations": 30}),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_noise_for_representations_tells_no_label(
     make_recording: Any, adversary: str, name: str, epochs: int, options: dict[str, Any]
 ) -> None:
@@ -189,6 +190,7 @@ def _two_classes(recording: Any) -> Any:
         ("spectral", {}),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_noise_in_joint_training_tells_no_label(
     make_recording: Any, adversary: str, name: str, options: dict[str, Any]
 ) -> None:

@@ -18,6 +18,7 @@ SENDERS = ("active", "aggregator", "passive_1", "passive_2", "stranger")
 
 
 @pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.sampled(every=3)
 def test_a_frame_is_taken_in_its_place_only(choice: str) -> None:
     """Setup, contributions, requests, answers and sums: own ones, and those of other keys."""
     other = Overheard(make(choice, agreement()))

@@ -68,6 +68,7 @@ def test_no_key_seed_or_mask_is_sent_shown_or_logged(
 
 @secure
 @pytest.mark.parametrize("spread", [pickle.dumps, copy.copy, copy.deepcopy])
+@pytest.mark.sampled(every=3)
 def test_nothing_that_holds_a_secret_is_copied(
     choice: str, spread: Callable[[object], object]
 ) -> None:

@@ -61,6 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(every=3)
 def test_the_same_models_in_one_process_and_in_many(case: str, tmp_path: Path) -> None:
     method, changes = CASES[case]
     train = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}

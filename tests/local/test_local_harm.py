@@ -82,6 +82,7 @@ def test_every_kind_of_message_of_every_role_is_harmed_once(whole: Path) -> None
 
 
 @pytest.mark.parametrize(("name", "kind"), SENT)
+@pytest.mark.sampled(every=3)
 def test_who_is_killed_is_named_and_the_run_resumes_the_same(
     name: str, kind: Kind, whole: Path, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_who_is_killed_is_named_and_the_run_resumes_the_same(
         if each not in ENDED_BY_THEN
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_who_falls_silent_is_named_within_the_deadline(
     name: str, kind: Kind, whole: Path, tmp_path: Path
 ) -> None:

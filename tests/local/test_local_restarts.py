@@ -48,6 +48,7 @@ def changed(config: Config, rules: dict[str, Any]) -> Config:
         if each not in UNMISSED
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_all_wait_for_who_was_killed_and_end_with_the_same_models(
     name: str, kind: Kind, whole: Path, tmp_path: Path
 ) -> None:

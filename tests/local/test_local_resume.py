@@ -99,6 +99,7 @@ def test_nothing_outside_of_the_folder_is_touched(transport: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(("name", "at"), [("active", 3), ("passive-1", 1), ("passive-2", 2)])
+@pytest.mark.sampled(every=3)
 def test_an_intersection_in_which_a_party_was_killed_goes_on_and_counts_once(
     name: str, at: int, tmp_path: Path
 ) -> None:

@@ -40,6 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWa
         ("aggregator", "contract.json"),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_who_is_killed_while_it_writes_goes_on_the_same(
     name: str, writing: str, moment: str, whole: Path, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_who_is_killed_while_it_writes_goes_on_the_same(
         ("dealer", Kind.ALIGNMENT, 1),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_who_is_asked_to_end_says_so_to_all(
     name: str, kind: Kind, at: int, awaiting: bool, whole: Path, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def levels(passives: str) -> float:
     ("passives", "victims"), [("abcd", "a"), ("abcd", "c"), ("abcde", "ad"), ("abcde", "ce")]
 )
 @pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.sampled(every=3)
 def test_the_others_finish_when_some_are_killed(
     tmp_path: Path, moment: str, passives: str, victims: str
 ) -> None:

@@ -162,6 +162,7 @@ def test_weight_zero_sends_the_same_representations(method: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "method"), APPLIES)
+@pytest.mark.sampled(every=3)
 def test_training_runs_and_resumes_bit_for_bit(name: str, method: str, tmp_path: Path) -> None:
     config = config_of(method, {"kind": name})
     whole = run(config, tmp_path / "whole")

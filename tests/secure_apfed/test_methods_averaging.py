@@ -113,6 +113,7 @@ def test_a_secure_sum_changes_nothing_beyond_its_rounding() -> None:
 
 
 @pytest.mark.parametrize(("method", "stop"), [("h_fedmv", 2), ("s_fedmv", 1), ("s_fedmv", 3)])
+@pytest.mark.sampled(every=3)
 def test_a_stopped_run_goes_on_bit_for_bit(method: str, stop: int, tmp_path: Path) -> None:
     config = config_of(method, train={"epochs": 4, "device": "cpu"})
     whole = run(config, tmp_path / "whole")

@@ -171,6 +171,7 @@ def test_imputation_releases_each_person_once_and_takes_no_label_along() -> None
 @pytest.mark.parametrize("method", ["joint_teacher", "imputation"])
 @pytest.mark.parametrize("network", ["random_features", "mlp"])
 @pytest.mark.parametrize("at_step", [2, 5])
+@pytest.mark.sampled(every=3)
 def test_a_run_that_was_stopped_goes_on_and_gives_the_same(
     method: str, network: str, at_step: int, tmp_path: Path
 ) -> None:

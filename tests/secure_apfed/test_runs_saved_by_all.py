@@ -16,6 +16,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.sampled(every=3)
 def test_whatever_step_the_active_saves_all_others_saved_before(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

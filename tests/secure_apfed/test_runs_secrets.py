@@ -13,6 +13,7 @@ from tests.with_crypten import pair_of, usable_secure_sums
 
 
 @pytest.mark.parametrize("protocol", usable_secure_sums())
+@pytest.mark.sampled(every=3)
 def test_no_secret_of_a_session_is_written(
     protocol: str,
     tmp_path: Path,
