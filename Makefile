@@ -18,6 +18,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Keys and noise are drawn anew each time, and tests that kill processes wait by the clock: what fails
 # is run once more, and listed. A fault fails twice.
 AGAIN := --reruns 1 -r fERs
+# A file goes to one worker, which makes what its tests share once.
+SPREAD := --dist loadfile
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
@@ -52,10 +54,10 @@ site: setup
 	$(BIN)/python -m mkdocs build --strict
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(AGAIN)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(SPREAD) $(AGAIN)
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) $(AGAIN)
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) $(SPREAD) $(AGAIN)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
