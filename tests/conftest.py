@@ -1,8 +1,12 @@
 """What every test runs under: one thread a process, no screen, the same examples each time."""
 
+import multiprocessing
 import os
 from collections import Counter
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from hypothesis import settings
@@ -27,6 +31,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[test] % sampled.kwargs["every"]:
                 item.add_marker(pytest.mark.slow)
             seen[test] += 1
+
+
+Children: TypeAlias = Callable[[], set[BaseProcess]]
+
+
+@pytest.fixture
+def own_children() -> Children:
+    """The processes that this test began and that still run; an earlier one's pool may be kept."""
+    before = set(multiprocessing.active_children())
+    return lambda: set(multiprocessing.active_children()) - before
 
 
 @pytest.fixture(autouse=True)

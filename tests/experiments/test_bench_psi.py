@@ -1,7 +1,6 @@
 """The bench of set intersections: its rows, and peers that are not there."""
 
 import json
-import multiprocessing
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import pytest
 from experiments.bench import BENCHES, optional, psi, psi_case, run_bench
 from protocols.conversation import Outgoing
 from protocols.errors import LocalProtocolError
+from tests.conftest import Children
 
 FIELDS = {"seconds", "bytes", "rounds", "peak_memory", "speedup_vs_openmined", "floor_seconds"}
 
@@ -118,12 +118,14 @@ def test_a_failing_case_is_an_error() -> None:
 
 @pytest.mark.parametrize("killed", [0, 1])
 @pytest.mark.parametrize(("protocol", "after_s"), [("circuit", 0), ("ecdh", 0), ("ecdh", 3)])
-def test_a_party_that_dies_ends_the_case_soon(protocol: str, after_s: float, killed: int) -> None:
+def test_a_party_that_dies_ends_the_case_soon(
+    protocol: str, after_s: float, killed: int, own_children: Children
+) -> None:
     """Killed on its way up, or while it computes: with 100,000 IDs `ecdh` takes more than 3 s."""
     with ThreadPoolExecutor(1) as pool:
         case = pool.submit(psi_case._ours, protocol, 100_000)
         try:
-            while len(parties := multiprocessing.active_children()) < 2:
+            while len(parties := own_children()) < 2:
                 assert not case.done()
                 time.sleep(0.01)
             time.sleep(after_s)
@@ -131,7 +133,7 @@ def test_a_party_that_dies_ends_the_case_soon(protocol: str, after_s: float, kil
             with pytest.raises(RuntimeError, match=r"^(hub|member) ended without a result"):
                 case.result(60)
         finally:
-            for party in multiprocessing.active_children():
+            for party in own_children():
                 party.kill()
                 party.join()
 

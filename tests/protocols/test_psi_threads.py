@@ -1,7 +1,6 @@
 """Points in several threads: same results, really at once, and over when it is called off."""
 
 import itertools
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from protocols.psi import curve, ladder, threads
 from protocols.psi.ladder import split_points
 from protocols.psi.threads import in_threads
 from secure_apfed.workers import worker_pool
+from tests.conftest import Children
 
 SCALAR = b"a" * 32
 DIGESTS = curve.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
@@ -125,7 +125,7 @@ def test_an_error_in_a_thread_is_raised() -> None:
         curve.multiply_points(SCALAR, bytes(32) * 5000, threads=2)
 
 
-def test_processes_find_the_same_and_a_dead_one_is_told() -> None:
+def test_processes_find_the_same_and_a_dead_one_is_told(own_children: Children) -> None:
     seen = list[int]()
     with worker_pool(2) as pool:
         assert pool is not None
@@ -137,7 +137,7 @@ def test_processes_find_the_same_and_a_dead_one_is_told() -> None:
         os.kill(processes.pop(), signal.SIGKILL)
         with pytest.raises(LocalProtocolError, match="ended before its work was done"):
             curve.multiply_points(SCALAR, POINTS * 60, pool=pool)
-    assert multiprocessing.active_children() == []
+    assert not own_children()
 
 
 def test_no_threads_are_refused() -> None:

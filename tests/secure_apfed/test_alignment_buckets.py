@@ -1,6 +1,5 @@
 """Intersections in buckets: the same result, nothing more learned, and on with the next bucket."""
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +21,7 @@ from secure_apfed.alignment.unfinished import Unfinished
 from secure_apfed.errors import DataError
 from secure_apfed.exchange import Envelope, InMemory, Kind, signs
 from secure_apfed.workers import worker_pool
+from tests.conftest import Children
 from tests.secure_apfed.seats import network
 
 SETTINGS = AlignmentSettings(minimum_rows=1, maximum_ids=1000, threads=1)
@@ -97,7 +97,9 @@ def test_buckets_find_what_one_list_finds_in_one_order_at_all_parties(
     assert found[1000]["bank"] != found[50]["bank"]  # each in an order of its own
 
 
-def test_who_has_several_cores_uses_processes_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_several_cores_uses_processes_that_end(
+    monkeypatch: pytest.MonkeyPatch, own_children: Children
+) -> None:
     tasks = list[Any]()
 
     @contextmanager
@@ -121,7 +123,7 @@ def test_who_has_several_cores_uses_processes_that_end(monkeypatch: pytest.Monke
     assert set(found["bank"]) == COMMON
     count = bucket_count(140)
     assert len(tasks) == 2 * count  # of the bank's own IDs, and of the shop's
-    assert multiprocessing.active_children() == []
+    assert not own_children()
     tasks.clear()
     monkeypatch.setattr(buckets, "BUCKET_IDS", 1000)
     session.align("one bucket needs no process")

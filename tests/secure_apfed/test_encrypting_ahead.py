@@ -1,6 +1,5 @@
 """Zeros encrypted ahead in a run: the same results, no process left, a dead worker is an error."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from secure_apfed.methods.ahead import waiting_of, worker_for
 from secure_apfed.runs import run
 from secure_apfed.settings.training import SumSettings
 from secure_apfed.workers import close_workers, open_worker
+from tests.conftest import Children
 from tests.contracts.sum_parties import parties, random_values
 
 SHAPE = (8, 8)
@@ -48,7 +48,7 @@ def pool_of(contributor: object) -> Any:
 
 
 @pytest.mark.parametrize("worker", [False, True])
-def test_a_run_with_a_zero_pool_gives_the_same_result(worker: bool) -> None:
+def test_a_run_with_a_zero_pool_gives_the_same_result(worker: bool, own_children: Children) -> None:
     usual, ahead = run(config(), None), run(config(zero_pool=2, worker=worker), None)
     assert ahead.accuracy == usual.accuracy
     assert ahead.wire_bytes == pytest.approx(usual.wire_bytes, rel=0.01)
@@ -56,7 +56,7 @@ def test_a_run_with_a_zero_pool_gives_the_same_result(worker: bool) -> None:
     assert first
     assert list(first) == list(second)
     assert all(torch.equal(first[step], second[step]) for step in first)
-    assert not multiprocessing.active_children()
+    assert not own_children()
 
 
 def test_zeros_are_filled_up_to_the_level_and_no_further() -> None:
