@@ -18,8 +18,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # Keys and noise are drawn anew each time, and tests that kill processes wait by the clock: what fails
 # is run once more, and listed. A fault fails twice.
 AGAIN := --reruns 1 -r fERs
-# A worker takes files in a row, and makes what their tests share once.
-SPREAD := --dist worksteal
+# A file goes to one worker, which makes what its tests share once.
+SPREAD := --dist loadfile
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
