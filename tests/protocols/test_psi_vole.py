@@ -130,6 +130,7 @@ def test_tags_of_sets_beyond_chance() -> None:
     assert tag_bytes(1, 1) == 8
     assert tag_bytes(100_000, 100_000) == 10
     assert tag_bytes(10**7, 10**7) == 11
+    assert tag_bytes(1, 10**7) == 11, "a member's own IDs must differ, too"
 
 
 def test_tags_that_begin_alike_are_told_apart() -> None:
@@ -139,6 +140,12 @@ def test_tags_that_begin_alike_are_told_apart() -> None:
     assert match(own, theirs, sender="p").tolist() == [1, -1, 0]
     with pytest.raises(RemoteProtocolError, match="p sent a tag twice"):
         match(own, theirs[[0, 0]], sender="p")
+
+
+def test_two_ids_of_the_hub_with_one_tag_are_not_taken_for_an_intersection() -> None:
+    own = np.array([1, 2, 1, 3], np.uint8).repeat(8).reshape(4, 8)
+    theirs = np.array([9, 2, 7], np.uint8).repeat(8).reshape(3, 8)
+    assert match(own, theirs, sender="p").tolist() == [-1, 1, -1, -1]
 
 
 def test_tags_are_matched_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

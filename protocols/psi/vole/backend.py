@@ -2,8 +2,9 @@
 
 Run by: the active as the hub, each passive as a member, and a dealer without IDs, over
 authenticated and encrypted links. Protects from: semi-honest hub and members, and a member that
-sends what it likes, which is then like another set of its; of these parties the dealer, who is
-semi-honest, works with none. With each member apart, over GF(2^128):
+sends what it likes, which is then like another set of its (but for pairs of IDs that it searched
+for until their tags were equal, 2^40 hashes a pair where tags have 10 bytes); of these parties the
+dealer, who is semi-honest, works with none. With each member apart, over GF(2^128):
 
 1. The dealer hands A and C to the hub, B and Delta to the member: C = A Delta + B
    (`protocols.psi.vole.dealing`), or did so ahead.

@@ -112,7 +112,8 @@ def _match(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
             f"{sender} sent a tag twice; its set has duplicates, or it does not follow the protocol"
         )
     place = np.full(len(own), -1, np.int64)
-    place[low] = high - len(own)
+    across = high >= len(own)  # two own IDs may have one tag, too
+    place[low[across]] = high[across] - len(own)
     return place
 
 
