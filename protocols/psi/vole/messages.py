@@ -97,8 +97,8 @@ def member_dealt_bytes() -> int:
 def tag_bytes(hub_size: int, member_size: int) -> int:
     """Bytes of a tag.
 
-    But with probability 2^-40, no ID of a member has the tag of another one of the hub, nor of another
-    one of the member, which would be refused.
+    But with probability 2^-40 no ID of a member has the tag of another one of the hub, nor of
+    another one of the member, which would be refused.
     """
     pairs = max(hub_size, member_size, 1) * max(member_size, 1)
     return max(_LEAST_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))
