@@ -101,6 +101,11 @@ class EcdhIntersection:
         """Bytes of the longest message of a party with so many IDs; its first one has as many."""
         return Framing.size(POINT_BYTES, ids)
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message that a role takes."""
+        return self.longest_message(self.agreement.maximum_ids)
+
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
         """The active's side. Raises LocalProtocolError on duplicate or empty IDs."""
         check_parties(me, members)

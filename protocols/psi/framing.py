@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protocols.errors import RemoteProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.interface import IntersectionAgreement
 
 __all__ = ["Framing"]
@@ -39,8 +39,17 @@ class Framing:
         return _HEADER.size + item_bytes * count
 
     def pack(self, kind: int, items: bytes = b"") -> bytes:
-        """Frame the items, which lie one after the other in `items`."""
+        """Frame the items, which lie one after the other in `items`.
+
+        Raises:
+            LocalProtocolError: more than a message holds.
+        """
         count = len(items) // self.item_bytes[kind] if items else 0
+        if count > self.maximum_items:
+            raise LocalProtocolError(
+                f"a message of kind {kind} would have {count} items, a message holds at most "
+                f"{self.maximum_items}; such large sets are intersected in parts"
+            )
         digest = self.agreement.digest[:_DIGEST_BYTES]
         return _HEADER.pack(self.version, kind, digest, count) + items
 

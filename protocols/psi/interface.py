@@ -182,6 +182,8 @@ class SetIntersection(Protocol):
         outputs: what it can be asked for.
         pairwise: whether the hub learns its intersection with every single member.
         leaks: what it reveals beyond the intersection and the sizes, in sentences.
+        agreement: equal at all parties.
+        longest: bytes of the longest message that its roles take.
     """
 
     name: ClassVar[str]
@@ -190,6 +192,9 @@ class SetIntersection(Protocol):
     pairwise: ClassVar[bool]
     leaks: ClassVar[tuple[str, ...]]
     agreement: IntersectionAgreement
+
+    @property
+    def longest(self) -> int: ...
 
     def __init__(
         self,

@@ -39,11 +39,14 @@ class ScriptedRole(ResultHolder):
     Args:
         me: this party's name; peers: who may write to it; output: what was agreed.
         script: not yet started. What it raises ends the role.
+        longest: bytes of the longest message that it takes.
     """
 
-    def __init__(self, me: str, peers: Collection[str], output: Output, script: Script) -> None:
+    def __init__(
+        self, me: str, peers: Collection[str], output: Output, script: Script, *, longest: int
+    ) -> None:
         super().__init__(me, output)
-        self._script = script
+        self._script, self._longest = script, longest
         self._fork_check = ForkCheck(f"{me}: this role of an intersection")
         self._inbox: dict[str, deque[bytes]] = {peer: deque() for peer in peers}
         self._awaited: Collection[str] = ()
@@ -73,6 +76,11 @@ class ScriptedRole(ResultHolder):
             raise RemoteProtocolError(
                 f"{sender} sent a message when the protocol does not expect it: the intersection "
                 f"is over, or {sender} is too far ahead"
+            )
+        if len(body) > self._longest:
+            raise RemoteProtocolError(
+                f"{sender} sent {len(body)} bytes, {self._me} takes at most {self._longest} in "
+                "this intersection; compare alignment.maximum_ids of both"
             )
         self._inbox[sender].append(body)
         if not all(self._inbox[peer] for peer in self._awaited):

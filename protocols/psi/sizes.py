@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.interface import IntersectionAgreement
 
-__all__ = ["agreed_size", "announced_size", "check_announced"]
+__all__ = ["agreed_size", "announced_size", "check_announced", "largest_size"]
 
 
 def announced_size(agreement: IntersectionAgreement, me: str, true_size: int) -> int:
@@ -50,6 +50,11 @@ def check_announced(
             f"{sender} announces {', '.join(map(str, sizes))} IDs, the parties agreed on "
             f"{', '.join(map(str, agreed))}"
         )
+
+
+def largest_size(agreement: IntersectionAgreement) -> int:
+    """The most IDs that any party may announce."""
+    return max(agreement.sizes.values(), default=agreement.maximum_ids)
 
 
 def agreed_size(agreement: IntersectionAgreement, party: str) -> int:

@@ -153,9 +153,15 @@ class StockingRole(ScriptedRole):
     """Hub or member while it is dealt; the script fills the supply."""
 
     def __init__(
-        self, me: str, agreement: IntersectionAgreement, supply: Supply, script: Script
+        self,
+        me: str,
+        agreement: IntersectionAgreement,
+        supply: Supply,
+        script: Script,
+        *,
+        longest: int,
     ) -> None:
-        super().__init__(me, [agreement.dealer], agreement.output, script)
+        super().__init__(me, [agreement.dealer], agreement.output, script, longest=longest)
         self._supply = supply
 
     @property
@@ -179,20 +185,27 @@ class DealingAhead(ABC):
         """The active's side."""
         check_parties(me, members, self._agreement.dealer)
         supply = Supply(self._agreement.digest, me)
-        return StockingRole(me, self._agreement, supply, self._hub_script(me, members, supply))
+        return self._role(me, supply, self._hub_script(me, members, supply))
 
     def member(self, me: str, hub: str) -> StockingRole:
         """A passive's side."""
         check_parties(hub, [me], self._agreement.dealer)
         supply = Supply(self._agreement.digest, me)
-        return StockingRole(me, self._agreement, supply, self._member_script(me, hub, supply))
+        return self._role(me, supply, self._member_script(me, hub, supply))
+
+    def _role(self, me: str, supply: Supply, script: Script) -> StockingRole:
+        return StockingRole(me, self._agreement, supply, script, longest=self._longest())
 
     def dealer(self, hub: str, members: Sequence[str]) -> ScriptedRole:
         """The dealer's side."""
         me = self._agreement.dealer
         check_parties(hub, members, me)
         script = self._dealer_script(me, hub, members)
-        return ScriptedRole(me, [hub], self._agreement.output, script)
+        return ScriptedRole(me, [hub], self._agreement.output, script, longest=self._longest())
+
+    @abstractmethod
+    def _longest(self) -> int:
+        """Bytes of the longest message that a role takes."""
 
     @abstractmethod
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script: ...

@@ -122,7 +122,7 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
         protocol = _protocol(own, links, name)
         ids = canonical_ids(own.name, own.rows.ids, settings)
         member = protocol.member(own.name, own.active, ids)
-        rows_P = await _converse(links, member, own, (own.active,))
+        rows_P = await _converse(links, member, own, (own.active,), most=protocol.longest)
     if settings.mode == "all":
         return rows_P
     message = await links.receive(own.active, Kind.ALIGNMENT, step=BEFORE_TRAINING, patience=8)
@@ -132,8 +132,9 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
 async def deal(own: Own, links: Links, session: str) -> None:
     """The dealer's script: randomness for each intersection."""
     for name, members in _intersections(own, session):
-        dealer = _protocol(own, links, name).dealer(own.active, members)
-        await links.converse(Kind.ALIGNMENT, dealer, (own.active, *members))
+        protocol = _protocol(own, links, name)
+        dealer = protocol.dealer(own.active, members)
+        await links.converse(Kind.ALIGNMENT, dealer, (own.active, *members), most=protocol.longest)
         for member in members:
             links.send(member, Kind.READY, BEFORE_TRAINING)
     # Who says that it is done may leave: nobody waits for it any more.
@@ -198,15 +199,18 @@ async def _intersect_as_active(
         )  # fmt: skip
         return torch.from_numpy(rows)
     ids = canonical_ids(own.name, own.rows.ids, settings)
-    hub = _protocol(own, links, session).hub(own.name, members, ids)
+    protocol = _protocol(own, links, session)
+    hub = protocol.hub(own.name, members, ids)
     with relaying(links):
-        return await _converse(links, hub, own, members)
+        return await _converse(links, hub, own, members, most=protocol.longest)
 
 
-async def _converse(links: Links, aligner: Aligner, own: Own, others: Sequence[str]) -> Tensor:
+async def _converse(
+    links: Links, aligner: Aligner, own: Own, others: Sequence[str], *, most: int
+) -> Tensor:
     peers = (*others, DEALER) if needs_dealer(own.config.alignment) else tuple(others)
     role: Conversation = aligner
-    await links.converse(Kind.ALIGNMENT, role, peers)
+    await links.converse(Kind.ALIGNMENT, role, peers, most=most)
     return torch.from_numpy(aligner.rows.copy())
 
 

@@ -14,7 +14,7 @@ from protocols.psi.circuit import bits, hashing, messages
 from protocols.psi.circuit import dealer as dealing
 from protocols.psi.circuit.backend import CircuitIntersection
 from protocols.psi.circuit.dealer import deal_request
-from protocols.psi.circuit.messages import Kind
+from protocols.psi.circuit.messages import VERSION, Kind
 from protocols.psi.framing import Framing
 from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 
@@ -68,7 +68,7 @@ class Stage:
 
 
 def framed(kind: Kind, items: bytes) -> bytes:
-    framing = Framing(AGREEMENT, 130, dict.fromkeys(map(int, Kind), 1), 2**32 - 1)
+    framing = Framing(AGREEMENT, VERSION, dict.fromkeys(map(int, Kind), 1), 2**32 - 1)
     return framing.pack(kind, items)
 
 
@@ -134,18 +134,53 @@ def test_cuckoo_table_keeps_each_row_in_one_of_its_bins(size: int) -> None:
 
 def test_cuckoo_hashing_says_when_it_fails() -> None:
     assert hashing.cuckoo_table(np.array([[0, 1, 2]] * 4), 64) is None
-    assert hashing.cuckoo_table(np.array([[5, 5, 5]] * 2), 64) is None
-    assert hashing.cuckoo_table(np.array([[5, 5, 5], [5, 5, 6]]), 64) is not None
+    assert hashing.cuckoo_table(np.array([[0, 1, 2]] * 3), 64) is not None
 
 
-def test_a_member_puts_each_id_into_each_of_its_bins_once() -> None:
+@pytest.mark.parametrize("count", [4, 10, 25, 60, 75, 100, 107, 125, 200, 300, 500, 1000, 2000])
+def test_cuckoo_hashing_fails_less_than_once_in_two_to_the_forty_one(count: int) -> None:
+    """The expected number of sets of s IDs that have s - 1 bins, each of two of them at least.
+
+    Each counts the ways to choose s IDs and s - 1 bins, times the smaller of two bounds on the
+    chance that these do: three of the s - 1 bins each; or any 3 s of them, two in each at least,
+    which a generating function bounds at any x.
+    """
+    bins, expected = hashing.bins_for(count), 0.0
+    for s in range(4, count + 1):
+        within = s * (log_choose(s - 1, 3) - log_choose(bins, 3))
+        x = min(
+            (math.lgamma(3 * s + 1) + (s - 1) * math.log(math.expm1(x) - x) - 3 * s * math.log(x))
+            for x in np.geomspace(0.01, 10, 60).tolist()
+        )
+        covered = x - s * math.log(bins * (bins - 1) * (bins - 2))
+        expected += math.exp(log_choose(count, s) + log_choose(bins, s - 1) + min(within, covered))
+    assert expected < 2**-41
+
+
+def log_choose(of: int, some: int) -> float:
+    return math.lgamma(of + 1) - math.lgamma(some + 1) - math.lgamma(of - some + 1)
+
+
+def test_a_member_puts_each_id_into_each_of_its_bins() -> None:
     tags = np.array([11, 12, 13, 14], np.uint64)
-    bins_n3 = np.array([[0, 1, 2], [0, 0, 1], [3, 3, 3], [2, 0, 2]])
+    bins_n3 = np.array([[0, 1, 2], [0, 7, 1], [3, 8, 9], [2, 0, 6]])
     table = hashing.member_table(tags, bins_n3, 64, 3)
     assert table is not None
     in_bin = [sorted(tag for tag in table[:, k].tolist() if tag < 2**63) for k in range(64)]
     assert in_bin[:5] == [[11, 12, 14], [11, 12], [11, 14], [13], []]
     assert hashing.member_table(tags, bins_n3, 64, 2) is None
+    tags[2] = tags[0]
+    assert hashing.member_table(tags, bins_n3, 64, 3) is not None, "they share no bin"
+    tags[2:] = 13, tags[0]
+    assert hashing.member_table(tags, bins_n3, 64, 3) is None, "they would cancel"
+
+
+def test_each_id_has_three_different_bins() -> None:
+    _, bins_n3, _ = hashing.fingerprints(ids_of(*range(3000)), bytes(32), 64)
+    assert all(len(set(row)) == 3 for row in bins_n3.tolist())
+    # each bin of 64 by 3 of 64, five standard deviations
+    used = np.bincount(bins_n3.ravel(), minlength=64)
+    assert abs(used - 3000 * 3 / 64).max() < 5 * math.sqrt(3000 * 3 / 64)
 
 
 def test_dummies_equal_no_tag_and_not_each_other() -> None:
@@ -169,14 +204,14 @@ def test_slots_hold_what_random_ids_need_and_little_more() -> None:
     for size in (100, 1000):
         count = hashing.bins_for(size)
         slots = hashing.slots_for(size, count)
-        assert overflow_probability(3 * size, count, slots) <= 2**-40
-        assert overflow_probability(3 * size, count, slots - 1) > 2**-40
+        assert overflow_probability(size, count, slots) <= 2**-40
+        assert overflow_probability(size, count, slots - 1) > 2**-40
 
 
 def overflow_probability(balls: int, count: int, slots: int) -> float:
     """Union bound over the bins, of an exact binomial tail."""
     tail = sum(
-        Fraction(math.comb(balls, k) * (count - 1) ** (balls - k), count**balls)
+        Fraction(math.comb(balls, k) * 3**k * (count - 3) ** (balls - k), count**balls)
         for k in range(slots + 1, slots + 40)
     )
     return float(count * tail)
@@ -227,7 +262,7 @@ def test_equal_tags_lead_to_the_next_key(monkeypatch: pytest.MonkeyPatch) -> Non
         tags, bins_n3, tokens = real(ids, key, count)
         if len(ids) == 30 and not seen:
             seen.append(1)
-            tags[7] = tags[3]
+            tags[7], bins_n3[7] = tags[3], bins_n3[3]
         return tags, bins_n3, tokens
 
     monkeypatch.setattr(hashing, "fingerprints", collides_once)
@@ -431,7 +466,7 @@ def ordered(agreement: IntersectionAgreement, *orders: tuple[int, int]) -> None:
     """Let a hub order from the dealer: words of bins and slots, time and again."""
     dealer = CircuitIntersection(agreement).dealer("hub", ["p0"])
     dealer.start()
-    framing = Framing(agreement, 130, dict.fromkeys(map(int, Kind), 1), 2**32 - 1)
+    framing = Framing(agreement, VERSION, dict.fromkeys(map(int, Kind), 1), 2**32 - 1)
     for words, slots in orders:
         dealer.receive("hub", framing.pack(Kind.DEAL, deal_request(words, [slots])))
 
@@ -439,7 +474,7 @@ def ordered(agreement: IntersectionAgreement, *orders: tuple[int, int]) -> None:
 def test_a_hub_cannot_order_more_than_the_agreed_sizes_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """10 million IDs in one word of bins take 473,928 slots."""
+    most = hashing.slots_for(10**7, hashing.bins_for(0))
     dealt: list[int] = []
     real = bits.deal_triples
 
@@ -449,17 +484,17 @@ def test_a_hub_cannot_order_more_than_the_agreed_sizes_take(
 
     monkeypatch.setattr(dealing, "deal_triples", noted)
     agreement = IntersectionAgreement(session="s", maximum_ids=10**7, dealer="d")
-    ordered(agreement, (1, 473_928))
-    assert max(dealt) == 63 * 473_928
-    with pytest.raises(RemoteProtocolError, match="or one word of bins with at most 473928"):
-        ordered(agreement, (1, 473_929))
-    assert max(dealt) == 63 * 473_928
+    ordered(agreement, (1, most))
+    assert max(dealt) == 63 * most
+    with pytest.raises(RemoteProtocolError, match=f"or one word of bins, and a bin at most {most}"):
+        ordered(agreement, (1, most + 1))
+    assert max(dealt) == 63 * most
 
 
 def test_a_hub_cannot_order_without_end() -> None:
     words = hashing.bins_for(AGREEMENT.maximum_ids) // 64
     ordered(AGREEMENT, *[(1, 5)] * words)
-    with pytest.raises(RemoteProtocolError, match="1408 bins, more than the agreed 1000 IDs take"):
+    with pytest.raises(RemoteProtocolError, match="1472 bins, more than the agreed 1000 IDs take"):
         ordered(AGREEMENT, *[(1, 5)] * (words + 1))
 
 

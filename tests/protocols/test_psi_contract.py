@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from protocols.conversation import Conversation, Outgoing, converse
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi import SET_INTERSECTIONS
+from protocols.psi.circuit import messages
 from protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 from tests.with_crypten import usable
 
@@ -108,6 +109,34 @@ IDS = st.lists(st.binary(min_size=1, max_size=3), unique=True, max_size=12)
 def test_any_sets_agree_with_python(backend: str, sets: list[list[bytes]]) -> None:
     named = {HUB: sets[0]} | {f"p{k}": ids for k, ids in enumerate(sets[1:])}
     check(named, play(backend, named)[0])
+
+
+@BACKENDS
+def test_no_message_is_longer_than_the_longest(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under an agreement on just so many IDs, with chunks so small that they do not count."""
+    monkeypatch.setattr(messages, "CHUNK_SLOTS", 64)
+    monkeypatch.setattr(messages, "_ROSTER_BYTES", 120)
+    ids = [b"id %d" % k for k in range(3000)]
+    sets = {HUB: ids[:2000], "p": ids[1000:], "q": ids[500:2500]}
+    agreement = IntersectionAgreement(session="s", minimum_rows=0, dealer=DEALER, maximum_ids=2000)
+    longest = SET_INTERSECTIONS[backend](agreement).longest
+    sent = play(backend, sets)[1]
+    assert max(len(out.body) for out in sent) <= longest
+    assert longest < 1.5 * max(len(out.body) for out in sent) + 64 * 8 * 2000
+
+
+@pytest.mark.parametrize(
+    "backend", [name for name in usable(SET_INTERSECTIONS) if SET_INTERSECTIONS[name].needs_dealer]
+)
+def test_what_is_too_long_is_not_kept_until_it_is_awaited(backend: str) -> None:
+    agreement = IntersectionAgreement(session="s", dealer=DEALER, maximum_ids=10)
+    protocol = SET_INTERSECTIONS[backend](agreement)
+    member = protocol.member("p", HUB, [b"a", b"b"])
+    member.start()
+    with pytest.raises(RemoteProtocolError, match=f"p takes at most {protocol.longest} "):
+        member.receive(DEALER, bytes(protocol.longest + 1))
 
 
 @BACKENDS

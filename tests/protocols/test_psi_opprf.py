@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from protocols.errors import RemoteProtocolError
+from protocols.psi.circuit.backend import CircuitIntersection
+from protocols.psi.circuit.dealer import deal_request
+from protocols.psi.circuit.hashing import bins_for
 from protocols.psi.circuit.messages import Desk, Kind
 from protocols.psi.circuit.opprf_backend import OpprfIntersection
-from protocols.psi.circuit.programmed import ProgrammedStocking
+from protocols.psi.circuit.programmed import Programmed, ProgrammedStocking
 from protocols.psi.interface import IntersectionAgreement, Output
 from protocols.psi.script import ScriptedRole
 from protocols.psi.vole.messages import DEAL
@@ -81,6 +84,50 @@ def test_an_order_beyond_the_agreement_is_refused() -> None:
     small = IntersectionAgreement(session="s", dealer="dealer", maximum_ids=10)
     dealer = OpprfIntersection(small).dealer("hub", ["p"])
     dealer.start()
-    (order,) = Desk("hub", small).turn(Kind.CORRELATE, {"dealer": DEAL.pack(11)}, ()).outgoing
+    desk = Desk("hub", small, version=Programmed.version)
+    (order,) = desk.turn(Kind.CORRELATE, {"dealer": DEAL.pack(11)}, ()).outgoing
     with pytest.raises(RemoteProtocolError, match="hub orders a vector for 11 IDs"):
         dealer.receive("hub", order.body)
+
+
+def test_the_dealer_fills_no_order_that_this_set_does_not_take() -> None:
+    """One slot a bin, and as many bins as the size that was ordered for."""
+    agreement = IntersectionAgreement(session="s", dealer="dealer", maximum_ids=10**7)
+    desk = Desk("hub", agreement, version=Programmed.version)
+
+    def ordered(words: int, slots: int) -> None:
+        dealer = OpprfIntersection(agreement).dealer("hub", ["p"])
+        dealer.start()
+        for kind, body in (
+            (Kind.CORRELATE, DEAL.pack(10)), (Kind.DEAL, deal_request(words, [slots])),
+        ):  # fmt: skip
+            (order,) = desk.turn(kind, {"dealer": body}, ()).outgoing
+            list(dealer.receive("hub", order.body))
+
+    ordered(bins_for(10) // 64, 1)
+    with pytest.raises(RemoteProtocolError, match="a bin at most 1"):
+        ordered(1, 2)
+    with pytest.raises(RemoteProtocolError, match="more than the agreed 10 IDs take"):
+        ordered(bins_for(10) // 64 + 1, 1)
+
+
+def test_orders_for_several_sizes_are_refused() -> None:
+    agreement = IntersectionAgreement(session="s", dealer="dealer")
+    desk = Desk("hub", agreement, version=Programmed.version)
+    dealer = OpprfIntersection(agreement).dealer("hub", MEMBERS)
+    dealer.start()
+    first, second = (
+        desk.turn(Kind.CORRELATE, {"dealer": DEAL.pack(size)}, ()).outgoing[0] for size in (10, 11)
+    )
+    list(dealer.receive("hub", first.body))
+    with pytest.raises(RemoteProtocolError, match="hub orders for sets of 10, 11 IDs, it has one"):
+        list(dealer.receive("hub", second.body))
+
+
+def test_parties_of_circuit_and_opprf_do_not_take_each_other_at_their_word() -> None:
+    agreement = agreed(ahead=False)
+    member = CircuitIntersection(agreement).member("p", "hub", SETS["p"])
+    member.start()
+    (first, *_) = OpprfIntersection(agreement).hub("hub", ["p"], SETS["hub"]).start()
+    with pytest.raises(RemoteProtocolError, match="use the same protocol"):
+        member.receive("hub", first.body)

@@ -84,6 +84,11 @@ class CircuitIntersection:
             )
         self.agreement, self._progress, self._admit = agreement, progress, admit
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message that a role takes."""
+        return self._comparing().longest(self.agreement)
+
     def hub(
         self,
         me: str,
@@ -114,7 +119,7 @@ class CircuitIntersection:
         """The dealer's side."""
         me = self.agreement.dealer
         check_parties(hub, members, me)
-        script = self._comparing().deal(Desk(me, self.agreement), hub, members)
+        script = self._comparing().deal(self._desk(me), hub, members)
         return self._role(me, [hub, *members], script)
 
     def _enter(
@@ -141,10 +146,11 @@ class CircuitIntersection:
         return BeaverAnd
 
     def _desk(self, me: str) -> Desk:
-        return Desk(me, self.agreement, self._progress)
+        version = self._comparing().version
+        return Desk(me, self.agreement, self._progress, version=version)
 
     def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
-        return ScriptedRole(me, peers, self.agreement.output, script)
+        return ScriptedRole(me, peers, self.agreement.output, script, longest=self.longest)
 
 
 def _hub_script(

@@ -12,7 +12,8 @@ from protocols.psi.circuit import hashing
 from protocols.psi.circuit.bits import Words
 from protocols.psi.circuit.dealer import dealer_script
 from protocols.psi.circuit.meeting import Meeting, MemberBins, Rows
-from protocols.psi.circuit.messages import Desk, Inbox
+from protocols.psi.circuit.messages import VERSION, Desk, Inbox, longest_message
+from protocols.psi.interface import IntersectionAgreement
 from protocols.psi.script import Script, Turn
 from protocols.psi.supply import Supply
 
@@ -20,7 +21,17 @@ __all__ = ["Comparing", "Slots"]
 
 
 class Comparing(MemberBins, Protocol):
-    """Roles of all parties; B bins, K slots, M members."""
+    """Roles of all parties; B bins, K slots, M members.
+
+    Attributes:
+        version: names the protocol in each frame.
+    """
+
+    version: int
+
+    def longest(self, agreement: IntersectionAgreement) -> int:
+        """Bytes of the longest message of an intersection, or of its dealing."""
+        ...
 
     def at_hub(
         self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
@@ -41,6 +52,11 @@ class Comparing(MemberBins, Protocol):
 
 class Slots:
     """Each of a member's IDs has its slot: whoever has more IDs compares more."""
+
+    version = VERSION
+
+    def longest(self, agreement: IntersectionAgreement) -> int:
+        return longest_message(agreement)
 
     def slots(self, member_size: int, bins: int) -> int:
         return hashing.slots_for(member_size, bins)

@@ -38,20 +38,30 @@ def deal_request(words: int, slots: Sequence[int]) -> bytes:
     return struct.pack(f">{1 + len(slots)}I", words, *slots)
 
 
-def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
-    """Serve one intersection, see `protocols.psi.circuit.backend`, steps 2 and 3."""
-    total = 0
+def dealer_script(
+    desk: Desk,
+    hub: str,
+    members: Sequence[str],
+    slots_for: Callable[[int, int], int] = hashing.slots_for,
+    *,
+    hub_size: int | None = None,
+) -> Script:
+    """Serve one intersection, see `protocols.psi.circuit.backend`, steps 2 and 3.
+
+    `hub_size` is what the hub announced to the dealer, where it did.
+    """
+    total, most = 0, desk.agreement.maximum_ids if hub_size is None else hub_size
     turn = Turn((), [hub])
     inbox = yield turn
     if desk.agreement.ahead:
         total = planned_bins_and_slots(desk.agreement, hub, members)[0] // BITS
     while not desk.agreement.ahead and desk.kind_of(inbox, hub) is Kind.DEAL:
-        words, turn = _fill_order(desk, hub, members, inbox)
+        words, turn = _fill_order(desk, hub, members, inbox, slots_for)
         total += words
-        if total * BITS > hashing.bins_for(desk.agreement.maximum_ids):
+        if total * BITS > hashing.bins_for(most):
             raise RemoteProtocolError(
-                f"{hub} orders triples for {total * BITS} bins, more than the agreed "
-                f"{desk.agreement.maximum_ids} IDs take"
+                f"{hub} orders triples for {total * BITS} bins, more than the agreed {most} IDs "
+                "take"
             )
         inbox = yield turn
     verdict = yield from _count(desk, hub, members, inbox, total)
@@ -70,7 +80,7 @@ def stocking_script(
     turn = Turn((), [hub])
     for chunk in chunks(bins, planned):
         inbox = yield turn
-        words, turn = _fill_order(desk, hub, members, inbox)
+        words, turn = _fill_order(desk, hub, members, inbox, slots_for)
         if words * BITS != chunk.stop - chunk.start:
             raise RemoteProtocolError(
                 f"{hub} orders triples for {words} words of bins, the agreed sizes take "
@@ -80,22 +90,28 @@ def stocking_script(
     return Opened()
 
 
-def _fill_order(desk: Desk, hub: str, members: Sequence[str], inbox: Inbox) -> tuple[int, Turn]:
+def _fill_order(
+    desk: Desk,
+    hub: str,
+    members: Sequence[str],
+    inbox: Inbox,
+    slots_for: Callable[[int, int], int],
+) -> tuple[int, Turn]:
     """Return how many words of bins the hub ordered for, and what to send."""
     order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
     words, *slots = struct.unpack(f">{1 + len(members)}I", order)
-    _check_order(desk, hub, words, slots)
+    # the smallest table has fewest bins, where a large set takes many slots
+    most = slots_for(desk.agreement.maximum_ids, hashing.bins_for(0))
+    _check_order(hub, words, slots, most)
     return words, _deal(desk, hub, members, words, slots)
 
 
-def _check_order(desk: Desk, hub: str, words: int, slots: Sequence[int]) -> None:
-    # the smallest table has one word of bins, where a large set takes many slots
-    most = hashing.slots_for(desk.agreement.maximum_ids, BITS)
-    single_bins = words == 1 and max(slots) <= most
-    if not words or not min(slots) or (words * BITS * max(slots) > CHUNK_SLOTS and not single_bins):
+def _check_order(hub: str, words: int, slots: Sequence[int], most: int) -> None:
+    too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
+    if not words or not min(slots) or too_many or max(slots) > most:
         raise RemoteProtocolError(
             f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk has "
-            f"1 to {CHUNK_SLOTS} slots, or one word of bins with at most {most}"
+            f"1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most}"
         )
 
 

@@ -2,8 +2,8 @@
 
 Run by: hub and members of `protocols.psi.circuit.backend`. The hub commits to its part of
 the key before it sees the members' parts, and reveals it when it has them all, so that no
-party alone chooses where IDs fall. Where cuckoo hashing, a bin or two equal tags fail at
-any party, all go on to the next key derived from the same parts.
+party alone chooses where IDs fall. Where IDs do not fit at any party, all go on to the next key
+derived from the same parts.
 
 COMMIT: SHA-256 of the hub's part, its size, M, the member's place. JOIN: the member's part,
 a mask seed for the hub alone, its size. REVEAL: the hub's part, all members' parts and
@@ -123,7 +123,7 @@ def _fill_bins(
     for attempt, key in enumerate(keys):
         tags, bins_n3, tokens = hashing.fingerprints(ids, key, bins)
         row_of_bin = hashing.cuckoo_table(bins_n3, bins)
-        if row_of_bin is None or _repeats(tags):
+        if row_of_bin is None:
             continue
         inbox = yield desk.turn(Kind.PLACE, dict.fromkeys(members, _PLACE.pack(attempt)), members)
         refused = [m for m in members if desk.read(inbox, m, Kind.PLACED, 1) != b"\1"]
@@ -193,8 +193,6 @@ def _filled(
 ) -> _Filled | None:
     """The fingerprints and the tags (K, B); None where this key does not do."""
     prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
-    if _repeats(prints):
-        return None
     table = bins_of_members.table(prints, bins_of, bins, slots)
     return None if table is None else ((prints, bins_of, tokens), table)
 
@@ -223,8 +221,3 @@ def _fill_slots(
 
 def _key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
     return derive_key(hub_part, desk.agreement.digest, parts, attempt.to_bytes(4, "big"))
-
-
-def _repeats(tags: NDArray[np.uint64]) -> bool:
-    ordered = np.sort(tags)
-    return bool((ordered[1:] == ordered[:-1]).any())

@@ -17,18 +17,21 @@ from protocols.psi.circuit.bits import WORD, Words
 from protocols.psi.circuit.hashing import BITS
 from protocols.psi.desk import Desk as AnyDesk
 from protocols.psi.desk import Inbox
+from protocols.psi.framing import Framing
 from protocols.psi.interface import IntersectionAgreement, Progress
-from protocols.psi.sizes import agreed_size
+from protocols.psi.sizes import agreed_size, largest_size
 
 __all__ = [
     "CHUNK_SLOTS",
     "ENOUGH",
     "TOO_FEW",
     "VERDICT",
+    "VERSION",
     "Desk",
     "Inbox",
     "Kind",
     "chunks",
+    "longest_message",
     "planned_bins_and_slots",
     "triple_words",
 ]
@@ -37,7 +40,8 @@ __all__ = [
 CHUNK_SLOTS = 2**21
 VERDICT = struct.Struct(">q")
 ENOUGH, TOO_FEW = -1, -2
-_VERSION = 130
+VERSION = 131
+_ROSTER_BYTES = 2**22
 
 
 class Kind(IntEnum):
@@ -71,9 +75,11 @@ class Desk(AnyDesk[Kind]):
         me: str,
         agreement: IntersectionAgreement,
         progress: Callable[[Progress], None] | None = None,
+        *,
+        version: int = VERSION,
     ) -> None:
         super().__init__(
-            me, agreement, kinds=Kind, version=_VERSION, work="comparing bins", progress=progress
+            me, agreement, kinds=Kind, version=version, work="comparing bins", progress=progress
         )
 
     def read_words(self, inbox: Inbox, sender: str, kind: Kind, shape: tuple[int, ...]) -> Words:
@@ -119,3 +125,17 @@ def planned_bins_and_slots(
         )
     bins = hashing.bins_for(agreed_size(agreement, hub))
     return bins, [slots_for(agreed_size(agreement, member), bins) for member in members]
+
+
+def longest_message(
+    agreement: IntersectionAgreement,
+    slots_for: Callable[[int, int], int] = hashing.slots_for,
+) -> int:
+    """Bytes of the longest message of an intersection under this agreement, or of its dealing.
+
+    Of a chunk, 64 bits a slot; of an intersection, a token of each ID; and what the hub repeats of
+    each member, of whom a message counts 2^16 at most.
+    """
+    most = largest_size(agreement)
+    slots = max(CHUNK_SLOTS, BITS * slots_for(most, hashing.bins_for(0)))
+    return Framing.size(1, max(WORD.itemsize * slots, hashing.TOKEN_BYTES * most) + _ROSTER_BYTES)

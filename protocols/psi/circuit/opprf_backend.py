@@ -16,6 +16,10 @@ class OpprfIntersection(CircuitIntersection):
     """
 
     name: ClassVar[str] = "opprf"
+    leaks: ClassVar[tuple[str, ...]] = (
+        "The dealer learns how large the hub's set is, and how many IDs are common to all.",
+        "All parties learn whether the agreed minimum is reached.",
+    )
 
     def _comparing(self) -> Comparing:
         return Programmed()

@@ -13,8 +13,7 @@ Run by: all parties of `protocols.psi.circuit.opprf_backend`. B bins, M members.
    random number. The words of its IDs for other bins tell it nothing: it has no F of these.
 
 The circuit compares 64 bits a bin then, however many IDs a member has there. A bin in which IDs
-differ passes for equal with probability 2^-64, and two different IDs as in
-`protocols.psi.circuit.hashing`.
+differ passes for equal with probability 2^-64.
 Source: Pinkas, Schneider, Tkachenko and Yanai, EUROCRYPT 2019 (OPPRF, circuit); Rindal and
 Schoppmann, EUROCRYPT 2021, section 6 (by vector OLE and a store). That the three values of an ID
 lie in one cell is ours: a third of the rows to solve, for as many bytes.
@@ -23,16 +22,20 @@ lie in one cell is ours: a third of the rows to solve, for as many bytes.
 from collections.abc import Generator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from protocols.errors import LocalProtocolError
+from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.psi.circuit.bits import WORD, Words, random_words
+from protocols.psi.circuit.comparing import Comparing
 from protocols.psi.circuit.dealer import dealer_script
 from protocols.psi.circuit.hashing import bins_for
 from protocols.psi.circuit.meeting import Meeting, Rows
-from protocols.psi.circuit.messages import Desk, Inbox, Kind
+from protocols.psi.circuit.messages import VERSION, Desk, Inbox, Kind, longest_message
 from protocols.psi.circuit.stocking import Stocking
+from protocols.psi.framing import Framing
+from protocols.psi.interface import IntersectionAgreement
 from protocols.psi.script import Script, Turn
-from protocols.psi.sizes import agreed_size
+from protocols.psi.sizes import agreed_size, largest_size
 from protocols.psi.supply import Supply
 from protocols.psi.vole.dealing import HubShare, MemberShare, deal, ordered_size
 from protocols.psi.vole.field import Elements
@@ -41,6 +44,7 @@ from protocols.psi.vole.messages import (
     hub_dealt_bytes,
     member_dealt_bytes,
     vector_bytes,
+    vector_elements,
 )
 from protocols.psi.vole.output import hash_elements
 from protocols.psi.vole.store import (
@@ -65,6 +69,14 @@ _CHUNK = 2**12
 class Programmed:
     """One slot a bin, of a programmed value; see `protocols.psi.circuit.comparing.Comparing`."""
 
+    version = VERSION + 1
+
+    def longest(self, agreement: IntersectionAgreement) -> int:
+        most = largest_size(agreement)
+        hints = _CHOICES * WORD.itemsize * vector_elements(most)
+        dealt = Framing.size(1, max(hints, hub_dealt_bytes(most)))
+        return max(dealt, longest_message(agreement, self.slots))
+
     def slots(self, member_size: int, bins: int) -> int:
         return 1
 
@@ -77,12 +89,11 @@ class Programmed:
         hub_size, *sizes = meeting.sizes
         dealt = yield from _dealt_to_hub(desk, hub_size, len(members), supply)
         used, own, choice = _placed(meeting)
-        digests = _digests(meeting.prints[own], meeting.key)
+        digests = _digests(meeting.tokens[own], meeting.key)
         rows = StoreRows.of(digests, cells_for(hub_size))
         targets = targets_of(digests) ^ _choices()[choice]
         store = _encoded(desk.me, Encoder(rows, cells_for(hub_size)), targets)
-        each = hub_dealt_bytes(hub_size)
-        shares = [HubShare.of(dealt[k * each : (k + 1) * each]) for k in range(len(members))]
+        shares = [HubShare.of(one) for one in dealt]
         vectors = {m: one.masked(store) for m, one in zip(members, shares, strict=True)}
         inbox = yield desk.turn(Kind.VECTOR, vectors, members)
         tags_MB = random_words(fresh_key(), b"empty", len(members) * len(meeting.row_of_bin))
@@ -101,7 +112,7 @@ class Programmed:
         hub_size, size = meeting.sizes[0], meeting.sizes[1 + meeting.place]
         dealer = desk.agreement.dealer
         # what takes no message of others is done while the hub encodes
-        digests = _digests(meeting.prints, meeting.key)
+        digests = _digests(meeting.tokens, meeting.key)
         rows = StoreRows.of(digests, cells_for(hub_size))
         hints = Encoder(StoreRows.of(digests, cells_for(size)), cells_for(size))
         inbox = yield Turn((), [hub] if supply else [hub, dealer])
@@ -123,58 +134,67 @@ class Programmed:
         return tags_B[None]
 
     def deal(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
+        size = None
         if not desk.agreement.ahead:
-            yield from _deal(desk, hub, members)
-        return (yield from dealer_script(desk, hub, members))
+            size = yield from _deal(desk, hub, members)
+        return (yield from dealer_script(desk, hub, members, self.slots, hub_size=size))
 
 
 class ProgrammedStocking(Stocking):
     """The parties' roles for dealing ahead: the vector OLE first, then triples."""
 
+    def _comparing(self) -> Comparing:
+        return Programmed()
+
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk, size = Desk(me, self._agreement), agreed_size(self._agreement, me)
-        supply.add((yield from _dealt_to_hub(desk, size, len(members), None)))
+        desk, size = self._desk(me), agreed_size(self._agreement, me)
+        for dealt in (yield from _dealt_to_hub(desk, size, len(members), None)):
+            supply.add(dealt)
         return (yield from super()._hub_script(me, members, supply))
 
     def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
         dealer = self._agreement.dealer
         inbox = yield Turn((), [dealer])
-        desk = Desk(me, self._agreement)
+        desk = self._desk(me)
         supply.add(desk.read(inbox, dealer, Kind.CORRELATED, member_dealt_bytes()))
         return (yield from super()._member_script(me, hub, supply))
 
     def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        yield from _deal(Desk(me, self._agreement), hub, members)
+        yield from _deal(self._desk(me), hub, members)
         return (yield from super()._dealer_script(me, hub, members))
-
-    def _slots_for(self, member_size: int, bins: int) -> int:
-        return Programmed().slots(member_size, bins)
 
 
 def _dealt_to_hub(
     desk: Desk, hub_size: int, members: int, supply: Supply | None
-) -> Generator[Turn, Inbox, bytes]:
-    """The hub's parts of the vector OLE, one after the other: from its supply, or ordered now."""
-    dealer, length = desk.agreement.dealer, hub_dealt_bytes(hub_size) * members
+) -> Generator[Turn, Inbox, list[bytes]]:
+    """The hub's part of the vector OLE with each member: from its supply, or ordered now."""
+    dealer, length, dealt = desk.agreement.dealer, hub_dealt_bytes(hub_size), []
     if supply is not None:
-        return supply.take(length)
-    inbox = yield desk.turn(Kind.CORRELATE, {dealer: DEAL.pack(hub_size)}, [dealer])
-    return desk.read(inbox, dealer, Kind.CORRELATED, length)
+        return [supply.take(length) for _ in range(members)]
+    for _ in range(members):
+        inbox = yield desk.turn(Kind.CORRELATE, {dealer: DEAL.pack(hub_size)}, [dealer])
+        dealt.append(desk.read(inbox, dealer, Kind.CORRELATED, length))
+    return dealt
 
 
-def _deal(desk: Desk, hub: str, members: Sequence[str]) -> Generator[Turn, Inbox, None]:
-    """The dealer's answer to the hub's order.
+def _deal(desk: Desk, hub: str, members: Sequence[str]) -> Generator[Turn, Inbox, int]:
+    """Answer the hub's order for each member; return for how many IDs they are.
 
     Raises:
-        RemoteProtocolError: of another size than was agreed.
+        RemoteProtocolError: another size than was agreed, or than of the order before.
     """
-    inbox = yield Turn((), [hub])
-    size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.CORRELATE, DEAL.size))
-    bodies, hubs = {}, b""
+    size, sizes = 0, set[int]()
     for member in members:
-        of_hub, bodies[member] = deal(size)
-        hubs += of_hub
-    yield desk.turn(Kind.CORRELATED, bodies | {hub: hubs}, ())
+        inbox = yield Turn((), [hub])
+        order = desk.read(inbox, hub, Kind.CORRELATE, DEAL.size)
+        sizes.add(ordered_size(desk.agreement, hub, order))
+        if len(sizes) > 1:
+            told = ", ".join(map(str, sorted(sizes)))
+            raise RemoteProtocolError(f"{hub} orders for sets of {told} IDs, it has one")
+        (size,) = sizes
+        hubs, members_own = deal(size)
+        yield desk.turn(Kind.CORRELATED, {hub: hubs, member: members_own}, ())
+    return size
 
 
 def _placed(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
@@ -191,17 +211,17 @@ def _choices() -> Elements:
     return np.array([[choice, 0] for choice in range(_CHOICES)], np.uint64)
 
 
-def _digests(prints: Words, key: bytes) -> Digests:
+def _digests(tokens: NDArray[np.uint8], key: bytes) -> Digests:
     """What the rows of IDs follow from, in stores of any size."""
     of_rows = derive_key(key, b"opprf rows")
-    found = np.empty((len(prints), _BLOCKS, 2), np.uint64)
-    for start in range(0, len(prints), _CHUNK):  # what is worked on stays in the cache
-        part = prints[start : start + _CHUNK]
-        inputs = np.empty((len(part), _BLOCKS, 2), np.uint64)
-        inputs[:, :, 0], inputs[:, :, 1] = part[:, None], np.arange(_BLOCKS)
+    elements = tokens.view(WORD)
+    found = np.empty((len(elements), _BLOCKS, 2), np.uint64)
+    for start in range(0, len(elements), _CHUNK):  # what is worked on stays in the cache
+        inputs = np.repeat(elements[start : start + _CHUNK, None], _BLOCKS, axis=1)
+        inputs[:, :, 1] ^= np.arange(_BLOCKS, dtype=np.uint64)
         hashed = hash_elements(inputs.reshape(-1, 2), of_rows)
         found[start : start + _CHUNK] = hashed.reshape(inputs.shape)
-    return found.reshape(len(prints), 2 * _BLOCKS)
+    return found.reshape(len(elements), 2 * _BLOCKS)
 
 
 def _function(values: Elements, key: bytes) -> Words:

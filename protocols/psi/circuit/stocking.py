@@ -6,8 +6,9 @@ Run by: hub, members and dealer of `protocols.psi.circuit.backend`; see `protoco
 from collections.abc import Generator, Sequence
 
 from protocols.psi.circuit.bits import WORD
+from protocols.psi.circuit.comparing import Comparing, Slots
 from protocols.psi.circuit.dealer import deal_request, stocking_script
-from protocols.psi.circuit.hashing import BITS, slots_for
+from protocols.psi.circuit.hashing import BITS
 from protocols.psi.circuit.messages import (
     Desk,
     Inbox,
@@ -27,28 +28,34 @@ __all__ = ["Stocking", "hub_triples", "member_triples"]
 class Stocking(DealingAhead):
     """The parties' roles for dealing triples ahead."""
 
+    def _comparing(self) -> Comparing:
+        return Slots()
+
+    def _desk(self, me: str) -> Desk:
+        return Desk(me, self._agreement, version=self._comparing().version)
+
+    def _longest(self) -> int:
+        return self._comparing().longest(self._agreement)
+
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
-        desk = Desk(me, self._agreement)
-        bins, slots = planned_bins_and_slots(desk.agreement, me, members, self._slots_for)
+        desk, slots_for = self._desk(me), self._comparing().slots
+        bins, slots = planned_bins_and_slots(desk.agreement, me, members, slots_for)
         for chunk in chunks(bins, slots):
             words = (chunk.stop - chunk.start) // BITS
             supply.add((yield from hub_triples(desk, words, slots)))
         return Opened()
 
     def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
-        desk = Desk(me, self._agreement)
+        desk, slots_for = self._desk(me), self._comparing().slots
         members = [party for party in desk.agreement.sizes if party != hub]
-        bins, slots = planned_bins_and_slots(desk.agreement, hub, members, self._slots_for)
+        bins, slots = planned_bins_and_slots(desk.agreement, hub, members, slots_for)
         for chunk in chunks(bins, slots):
             words = (chunk.stop - chunk.start) // BITS
             supply.add((yield from member_triples(desk, words, slots, members.index(me))))
         return Opened()
 
     def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
-        return stocking_script(Desk(me, self._agreement), hub, members, self._slots_for)
-
-    def _slots_for(self, member_size: int, bins: int) -> int:
-        return slots_for(member_size, bins)
+        return stocking_script(self._desk(me), hub, members, self._comparing().slots)
 
 
 def hub_triples(

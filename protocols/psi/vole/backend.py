@@ -25,13 +25,14 @@ Their silent OT is replaced by the dealer, and consistency of vectors with it.
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocols.errors import LocalProtocolError, RemoteProtocolError
+from protocols.psi.desk import Inbox
 from protocols.psi.interface import (
     Admit,
     IntersectionAgreement,
@@ -61,6 +62,7 @@ from protocols.psi.vole.messages import (
     Desk,
     Kind,
     hub_dealt_bytes,
+    longest_message,
     member_dealt_bytes,
     tag_bytes,
     vector_bytes,
@@ -112,13 +114,10 @@ class VoleIntersection:
             raise LocalProtocolError("a vole intersection needs a dealer; name it in the agreement")
         self.agreement, self._progress, self._admit = agreement, progress, admit
 
-    @staticmethod
-    def longest_message(hub_ids: int, member_ids: int, members: int) -> int:
-        """Bytes of the longest body of a message, for sets of these sizes."""
-        return max(
-            hub_dealt_bytes(hub_ids) * members,
-            KEY_BYTES + tag_bytes(hub_ids, member_ids) * member_ids,
-        )
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message that a role takes."""
+        return longest_message(self.agreement)
 
     def hub(
         self, me: str, members: Sequence[str], ids: Sequence[bytes], *, supply: Supply | None = None
@@ -168,7 +167,7 @@ class VoleIntersection:
         return Desk(me, self.agreement, self._progress)
 
     def _role(self, me: str, peers: Sequence[str], script: Script) -> ScriptedRole:
-        return ScriptedRole(me, peers, self.agreement.output, script)
+        return ScriptedRole(me, peers, self.agreement.output, script, longest=self.longest)
 
 
 def _nothing() -> Script:
@@ -189,16 +188,13 @@ def _hub_script(
     commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
     for member, (_, announced) in commits.items():
         check_announced(agreement, member, [announced], [member])
-    each = hub_dealt_bytes(size)
-    wanted = each * len(members)
-    dealt = supply.take(wanted) if supply else dealt_to_hub(desk, inbox, size, members)
+    shares = yield from _dealt(desk, inbox, size, members, supply)
     rows, store = _encoded(desk.me, ids, key, cells_for(size))
-    shares = {m: HubShare.of(memoryview(dealt)[k * each :][:each]) for k, m in enumerate(members)}
     parts = {member: fresh_key() for member in members}
     sending = desk.turn(
         Kind.VECTOR, {m: shares[m].masked(store, head=parts[m]) for m in members}, members
     )
-    del store, dealt
+    del store
     inbox = yield sending
     del sending
     places = {}
@@ -214,6 +210,23 @@ def _hub_script(
         del body, theirs, own
     del shares, rows, inbox
     return (yield from _open(desk, places))
+
+
+def _dealt(
+    desk: Desk, inbox: Inbox, size: int, members: Sequence[str], supply: Supply | None
+) -> Generator[Turn, Inbox, dict[str, HubShare]]:
+    """What the dealer made for each member: out of the supply, or as ordered one by one.
+
+    The first order is answered in `inbox`.
+    """
+    if supply is not None:
+        return {member: HubShare.of(supply.take(hub_dealt_bytes(size))) for member in members}
+    shares, dealer = dict[str, HubShare](), desk.agreement.dealer
+    for member in members:
+        if shares:
+            inbox = yield desk.turn(Kind.DEAL, {dealer: DEAL.pack(size)}, [dealer])
+        shares[member] = HubShare.of(dealt_to_hub(desk, inbox, size))
+    return shares
 
 
 def _shown(member: str, body: bytes, commitment: bytes) -> bytes:

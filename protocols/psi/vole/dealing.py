@@ -31,6 +31,7 @@ from protocols.psi.vole.messages import (
     Desk,
     Kind,
     hub_dealt_bytes,
+    longest_message,
     member_dealt_bytes,
     vector_elements,
 )
@@ -144,26 +145,22 @@ def ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> in
 
 
 def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
-    """Serve one order of the hub.
+    """Serve the hub's order for each member.
 
     Raises:
         RemoteProtocolError: of more than was agreed.
     """
-    inbox = yield Turn((), [hub])
-    size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.DEAL, DEAL.size))
-    bodies, to_hub = {}, []
     for member in members:
-        hubs, bodies[member] = deal(size)
-        to_hub.append(hubs)
-    bodies[hub] = b"".join(to_hub)
-    yield desk.turn(Kind.DEALT, bodies, ())
+        inbox = yield Turn((), [hub])
+        size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.DEAL, DEAL.size))
+        hubs, members_own = deal(size)
+        yield desk.turn(Kind.DEALT, {hub: hubs, member: members_own}, ())
     return Opened()
 
 
-def dealt_to_hub(desk: Desk, inbox: Inbox, size: int, members: Sequence[str]) -> bytes:
-    """What the dealer sent, for each member one after the other."""
-    length = hub_dealt_bytes(size) * len(members)
-    return desk.read(inbox, desk.agreement.dealer, Kind.DEALT, length)
+def dealt_to_hub(desk: Desk, inbox: Inbox, size: int) -> bytes:
+    """What the dealer sent for one member."""
+    return desk.read(inbox, desk.agreement.dealer, Kind.DEALT, hub_dealt_bytes(size))
 
 
 def dealt_to_member(desk: Desk, inbox: Inbox) -> bytes:
@@ -177,8 +174,9 @@ class VoleStocking(DealingAhead):
     def _hub_script(self, me: str, members: Sequence[str], supply: Supply) -> Script:
         desk, size = Desk(me, self._agreement), agreed_size(self._agreement, me)
         order = {self._agreement.dealer: DEAL.pack(size)}
-        inbox = yield desk.turn(Kind.DEAL, order, [self._agreement.dealer])
-        supply.add(dealt_to_hub(desk, inbox, size, members))
+        for _ in members:
+            inbox = yield desk.turn(Kind.DEAL, order, [self._agreement.dealer])
+            supply.add(dealt_to_hub(desk, inbox, size))
         return Opened()
 
     def _member_script(self, me: str, hub: str, supply: Supply) -> Script:
@@ -188,3 +186,6 @@ class VoleStocking(DealingAhead):
 
     def _dealer_script(self, me: str, hub: str, members: Sequence[str]) -> Script:
         return dealer_script(Desk(me, self._agreement), hub, members)
+
+    def _longest(self) -> int:
+        return longest_message(self._agreement)

@@ -3,7 +3,8 @@
 Run by: all parties of `protocols.psi.vole.backend`.
 
 HELLO: the key of the hash, the hub's size. COMMIT: SHA-256 of the member's part of the output's
-key, the member's size. DEAL: for how many IDs the hub orders. DEALT: what the dealer made.
+key, the member's size. DEAL: for how many IDs the hub orders, once for
+each member. DEALT: what the dealer made.
 VECTOR: the hub's part of the output's key, the name of the dealing, its masked store. TAGS: the
 member's part, one tag for each of its IDs. ROWS: where in that list the common IDs are, 4 bytes
 each. DONE, REFUSAL: empty.
@@ -15,7 +16,9 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from protocols.psi import desk
+from protocols.psi.framing import Framing
 from protocols.psi.interface import IntersectionAgreement, Progress
+from protocols.psi.sizes import largest_size
 from protocols.psi.vole.field import ELEMENT_BYTES
 from protocols.psi.vole.store import DENSE, cells_for
 from protocols.randomness import KEY_BYTES
@@ -28,6 +31,7 @@ __all__ = [
     "Desk",
     "Kind",
     "hub_dealt_bytes",
+    "longest_message",
     "member_dealt_bytes",
     "tag_bytes",
     "vector_bytes",
@@ -102,3 +106,10 @@ def tag_bytes(hub_size: int, member_size: int) -> int:
     """
     pairs = max(hub_size, member_size, 1) * max(member_size, 1)
     return max(_LEAST_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))
+
+
+def longest_message(agreement: IntersectionAgreement) -> int:
+    """Bytes of the longest message of an intersection under this agreement, or of its dealing."""
+    most = largest_size(agreement)
+    tags = KEY_BYTES + tag_bytes(most, most) * most
+    return Framing.size(1, max(tags, hub_dealt_bytes(most), KEY_BYTES + vector_bytes(most)))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protocols.psi.digests import digest_each
+from protocols.psi.digests import digest_each, three_different
 from protocols.psi.vole.field import (
     Elements,
     gather_sums,
@@ -69,6 +69,8 @@ def expected_dependent_sets(ids: int, cells: int) -> float:
     The mean over all vectors of GF(2)^m of (1 + r)^n, where r is the correlation of a row of three
     different ones with that vector: a Krawtchouk polynomial over a binomial coefficient.
     """
+    if not ids:
+        return 1.0
     weight = np.arange(cells + 1, dtype=np.float64)
     rest = cells - weight
 
@@ -103,7 +105,7 @@ class Rows:
         narrow = np.int32 if size <= np.iinfo(np.int32).max else np.int64
         cells = np.empty((len(digests), _ONES), narrow)
         for chunk in _chunks(len(digests)):
-            cells[chunk] = _three_different(digests[chunk, :_ONES], size)
+            cells[chunk] = three_different(digests[chunk, :_ONES], size)
         return cls(cells=cells, dense=digests[:, _ONES : _ONES + 1] & np.uint64((1 << DENSE) - 1))
 
     def __getitem__(self, chunk: slice) -> "Rows":
@@ -131,19 +133,6 @@ def targets_of(digests: Digests) -> Elements:
 
 def _chunks(rows: int) -> Iterator[slice]:
     return (slice(start, start + _CHUNK) for start in range(0, rows, _CHUNK))
-
-
-def _three_different(words_n3: NDArray[np.uint64], size: int) -> Places:
-    """Uniform triples of different cells, up to a bias of size / 2^63."""
-    first, second, third = (
-        ((words_n3[:, k] >> np.uint64(1)) % np.uint64(size - k)).astype(np.int64)
-        for k in range(_ONES)
-    )
-    second += second >= first
-    low, high = np.minimum(first, second), np.maximum(first, second)
-    third += third >= low
-    third += third >= high
-    return np.stack([first, second, third], axis=1)
 
 
 def decode(store: Elements, rows: Rows) -> Elements:
