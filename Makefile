@@ -15,11 +15,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint requirements.lock
+# Workers take tests from one another at the end; a file's tests stay together before.
+PYTEST := $(BIN)/python -m pytest
+APART := -n $(WORKERS) --dist worksteal -r fEs
 # Keys and noise are drawn anew each time, and tests that kill processes wait by the clock: what fails
-# is run once more, and listed. A fault fails twice.
-AGAIN := --reruns 1 -r fERs
-# A file goes to one worker, which makes what its tests share once.
-SPREAD := --dist loadfile
+# is run once more, alone. A fault fails twice.
+AGAIN := -p no:xdist --last-failed --last-failed-no-failures none
 CODE := protocols secure_apfed attacks experiments tests
 
 .DEFAULT_GOAL := help
@@ -54,10 +55,10 @@ site: setup
 	$(BIN)/python -m mkdocs build --strict
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) $(SPREAD) $(AGAIN)
+	$(PYTEST) -m "not slow" $(APART) || $(PYTEST) -m "not slow" $(AGAIN)
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) $(SPREAD) $(AGAIN)
+	$(PYTEST) -m slow $(APART) || $(PYTEST) -m slow $(AGAIN)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
