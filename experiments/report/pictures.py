@@ -21,7 +21,15 @@ from torch import Tensor
 from attacks.interface import AttackResult
 from experiments.reconstructions import Reconstruction, key_of
 from experiments.report.folder import ReportedRun
-from experiments.report.picture_style import ATTACK, FAINT, OTHER, OURS, STYLE
+from experiments.report.picture_style import (
+    ATTACK,
+    FAINT,
+    OTHER,
+    OURS,
+    STYLE,
+    inches_of,
+    set_margins,
+)
 from experiments.report.words import attack_title, plain, signed
 from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.runs.folder import own_subfolder
@@ -84,7 +92,7 @@ def _learning(run: ReportedRun) -> Drawn:
     if not run.epochs:
         return None
     epochs = [row.epoch for row in run.epochs]
-    figure = Figure(figsize=(_WIDTH, 3.1), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 3.1))
     left, right = figure.subplots(1, 2)
     marker = "o" if len(epochs) <= _MANY_EPOCHS else None
     left.plot(epochs, [row.loss for row in run.epochs], color=OURS, marker=marker, markersize=3.5)
@@ -106,10 +114,10 @@ def _learning(run: ReportedRun) -> Drawn:
         title=f"Test {measure.title}", xlabel="epoch",
         ylabel="per cent of test rows" if measure.share else measure.title,
     )  # fmt: skip
-    _label_ends(right, epochs[-1], ends, measure)
+    beside = inches_of(_label_ends(right, epochs[-1], ends, measure))
     for axes in (left, right):
         axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.align_labels()
+    set_margins(figure, left=0.7, right=0.1 + beside, bottom=0.5, top=0.32, between=0.85)
     return figure, (
         f"The active's task loss on the rows that it trains on, and its {measure.title} on rows "
         "that no training step saw."
@@ -118,20 +126,19 @@ def _learning(run: ReportedRun) -> Drawn:
 
 def _label_ends(
     axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]], measure: Measure
-) -> None:
-    """Write each curve's name at its end, moved apart where the ends are close."""
-    if not ends:
-        return
-    scale = 100 if measure.share else 1
+) -> list[str]:
+    """Write each curve's name at its end, apart where ends are close; return the texts."""
+    texts, scale = list[str](), 100 if measure.share else 1
     low, high = axes.get_ylim()
-    gap = 0.075 * (high - low)
-    past = -math.inf
+    gap, past = 0.075 * (high - low), -math.inf
     for value, name, color in sorted(ends):
         past = max(value, past + gap)
+        texts.append(f"{name}, {measure.text(value / scale)}")
         axes.annotate(
-            f"{name}, {measure.text(value / scale)}", (epoch, value), xytext=(8, past), color=color,
+            texts[-1], (epoch, value), xytext=(8, past), color=color,
             textcoords=("offset points", "data"), va="center", annotation_clip=False,
         )  # fmt: skip
+    return texts
 
 
 def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
@@ -148,7 +155,7 @@ def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
         (title, value, alone.test_rows, OTHER)
         for value in scores_of(measure.name, alone.accuracy, alone.measures).values()
     ]
-    figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)))
     axes = figure.subplots()
     for place, (_, value, tested, color) in enumerate(rows):
         ends = _wilson(value, tested) if tested and counted else (value, value)
@@ -161,6 +168,8 @@ def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
     _name_rows(axes, [name for name, *_ in rows])
     axes.set(xlabel=f"test {measure.title}{', per cent' if measure.share else ''}")
     axes.margins(x=0.1)
+    left = 0.15 + inches_of(name for name, *_ in rows)
+    set_margins(figure, left=left, right=0.1, bottom=0.5, top=0.05)
     drawn = "The lines are 95 % intervals (Wilson) for the number of test rows; they"
     return figure, (
         f"One run with one seed each. {drawn if counted else 'The points'} do not contain the "
@@ -188,7 +197,7 @@ def _attacks(results: Sequence[AttackResult]) -> Drawn:
         metric: sorted(rows, key=lambda row: row[2] - row[1]) for metric, rows in by_metric.items()
     }
     sizes = [len(rows) + 1.0 for rows in by_metric.values()]
-    figure = Figure(figsize=(_WIDTH, 0.5 + 0.55 * sum(sizes)), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, 0.5 + 0.55 * sum(sizes)))
     panels = figure.subplots(len(sizes), 1, squeeze=False, height_ratios=sizes)[:, 0]
     for axes, (metric, rows) in zip(panels, by_metric.items(), strict=True):
         _draw_dumbbells(axes, metric, rows)
@@ -197,7 +206,10 @@ def _attacks(results: Sequence[AttackResult]) -> Drawn:
         Line2D([], [], ls="", marker="D", color=OTHER, markersize=7),
     ]
     names = ["attack, best variant", "best baseline with equal knowledge"]
-    figure.legend(marks, names, loc="outside upper left", ncols=2, frameon=False)
+    figure.legend(marks, names, loc="upper left", ncols=2, frameon=False, borderpad=0.1)
+    left = 0.15 + inches_of(name for rows in by_metric.values() for name, *_ in rows)
+    figure.subplots_adjust(hspace=1.1 * len(sizes) / sum(sizes))
+    set_margins(figure, left=left, right=0.1, bottom=0.5, top=0.3)
     return figure, (
         "How well each adversary guesses with what it received, beside the same adversary without "
         "it, or with it exchanged between the rows. The difference is the advantage: by chance as "

@@ -18,7 +18,8 @@ from secure_apfed.measures.table import measure_all
 __all__ = ["RESAMPLES", "Estimate", "estimates"]
 
 RESAMPLES = 500
-_CELLS = 4_000_000  # of one block of resamples
+# of one block of resamples: what is worked on stays in the cache
+_CELLS, _LEAST = 50_000, 8
 _CONFIDENCE = 0.95
 
 
@@ -53,14 +54,15 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
 
 def _draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
     """How often each row is drawn, (R, B), some resamples at a time."""
-    rng, groups, rows = np.random.default_rng(seed), _groups(scored), len(scored.truth)
-    block = max(1, _CELLS // max(rows, 1))
+    groups, rows = _groups(scored), len(scored.truth)
+    rngs = np.random.default_rng(seed).spawn(len(groups))  # so that blocks change nothing
+    block = max(_LEAST, _CELLS // max(rows, 1))
     for first in range(0, resamples, block):
-        counts_RB = np.zeros((min(block, resamples - first), rows))
-        for counts_B in counts_RB:
-            for group in groups:
-                drawn = rng.integers(len(group), size=len(group))
-                counts_B[group] = np.bincount(drawn, minlength=len(group))
+        some = min(block, resamples - first)
+        counts_RB = np.empty((some, rows))
+        for rng, group in zip(rngs, groups, strict=True):
+            drawn = rng.multinomial(len(group), np.full(len(group), 1 / len(group)), size=some)
+            counts_RB[:, group] = drawn
         yield counts_RB
 
 

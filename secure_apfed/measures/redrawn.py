@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,16 +18,26 @@ from secure_apfed.measures.scored import FloatArray, Scored
 __all__ = ["REDRAWN", "Redrawn"]
 
 
-class _Curve(NamedTuple):
-    """True and false alarms (R, T) by threshold, from the strictest on."""
+@dataclass(frozen=True, eq=False)
+class _Curve:
+    """True and false alarms (T, R) by threshold, from the strictest on.
+
+    Resamples come last: sums over thresholds then add whole rows.
+    """
 
     true: FloatArray
     false: FloatArray
 
+    @cached_property
     def shares(self) -> tuple[FloatArray, FloatArray]:
-        """Of all rows of the class, and of all others; from none on, (R, T + 1)."""
-        true_RT, false_RT = (np.pad(one / one[:, -1:], ((0, 0), (1, 0))) for one in self)
-        return true_RT, false_RT
+        """Of all rows of the class, and of all others; from none on, (T + 1, R)."""
+        return _share(self.true), _share(self.false)
+
+
+def _share(alarms_TR: FloatArray) -> FloatArray:
+    share_TR = np.zeros((1 + len(alarms_TR), alarms_TR.shape[1]))
+    np.divide(alarms_TR, alarms_TR[-1], out=share_TR[1:])
+    return share_TR
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,40 +70,39 @@ class Redrawn:
 
     def _curves(self) -> Iterator[_Curve]:
         scores, truth_B = self.scored.scores, self.scored.truth
+        counts_BR = np.ascontiguousarray(self.counts.T)
         ranked = {1: scores} if scores.ndim == 1 else dict(enumerate(scores.T))
         for one in ranked if len(ranked) > 2 else (1,):
             if 0 < (truth_B == one).sum() < len(truth_B):
                 order_B = np.argsort(-ranked[one], kind="stable")
                 ends_T = np.flatnonzero(np.diff(ranked[one][order_B], append=-np.inf))
                 of_it_B = (truth_B == one)[order_B]
-                drawn_RB = self.counts[:, order_B]
-                all_RT = drawn_RB.cumsum(axis=1)[:, ends_T]
-                true_RT = (drawn_RB * of_it_B).cumsum(axis=1)[:, ends_T]
-                yield _Curve(true_RT, all_RT - true_RT)
+                drawn_BR = counts_BR[order_B]
+                all_TR = drawn_BR.cumsum(axis=0)[ends_T]
+                true_TR = (drawn_BR * of_it_B[:, None]).cumsum(axis=0)[ends_T]
+                yield _Curve(true_TR, all_TR - true_TR)
 
-
-def _auc(drawn: Redrawn) -> FloatArray:
-    areas = []
-    for curve in drawn.curves:
-        true_RT, false_RT = curve.shares()
-        areas.append(np.trapezoid(true_RT, false_RT, axis=1))
-    return np.asarray(np.mean(areas, axis=0))
+    @cached_property
+    def auc(self) -> FloatArray:
+        """Area under the curves, their mean over the classes, (R,)."""
+        areas = [np.trapezoid(*curve.shares, axis=0) for curve in self.curves]
+        return np.asarray(np.mean(areas, axis=0))
 
 
 def _ks(drawn: Redrawn) -> FloatArray:
     gaps = []
     for curve in drawn.curves:
-        true_RT, false_RT = curve.shares()
-        gaps.append((true_RT - false_RT).max(axis=1))
+        true_TR, false_TR = curve.shares
+        gaps.append((true_TR - false_TR).max(axis=0))
     return np.asarray(np.mean(gaps, axis=0))
 
 
 def _average_precision(drawn: Redrawn) -> FloatArray:
     found = []
     for curve in drawn.curves:
-        alarms_RT = curve.true + curve.false
-        precision_RT = curve.true / np.maximum(alarms_RT, 1)
-        found.append((np.diff(curve.shares()[0], axis=1) * precision_RT).sum(axis=1))
+        alarms_TR = curve.true + curve.false
+        precision_TR = curve.true / np.maximum(alarms_TR, 1)
+        found.append((np.diff(curve.shares[0], axis=0) * precision_TR).sum(axis=0))
     return np.asarray(np.mean(found, axis=0))
 
 
@@ -141,10 +149,10 @@ def _r2(drawn: Redrawn) -> FloatArray:
 
 REDRAWN: Mapping[str, Callable[[Redrawn], FloatArray]] = MappingProxyType({
     "accuracy": _accuracy,
-    "auc": _auc,
+    "auc": lambda drawn: drawn.auc,
     "average_precision": _average_precision,
     "ks": _ks,
-    "gini": lambda drawn: 2 * _auc(drawn) - 1,
+    "gini": lambda drawn: 2 * drawn.auc - 1,
     "balanced_accuracy": _balanced,
     "f1": _f1,
     "brier": _brier,
