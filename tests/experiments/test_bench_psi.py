@@ -33,7 +33,7 @@ def test_rows_of_one_size() -> None:
         row = rows[case]
         assert 0 < row["seconds"] < 60
         assert row["rounds"] == rounds
-        assert 10**7 < row["peak_memory"] < 10**9
+        assert 10**7 < row["peak_memory"] < 3 * 10**9  # three parties import torch, CUDA or not
         assert row["speedup_vs_openmined"] is None
     assert rows["circuit/300"]["floor_seconds"] is None
     assert 0 < rows["ecdh/300"]["floor_seconds"] < 60
