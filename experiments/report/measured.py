@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from experiments.report.folder import ReportedRun
 from secure_apfed.measures import MEASURES, CalibrationPoint, calibration_curve, estimates
 from secure_apfed.runs import RunFolder
@@ -18,7 +20,9 @@ class MeasuredModel:
     Attributes:
         title: of it; rows: how many were tested.
         lines: measure, value, ends of the interval, and whether higher or lower is better.
-        calibration: shares foretold and observed, by range of scores.
+        calibration: shares foretold and observed, by range of scores; none of what is not
+            probabilities.
+        finite: whether the model says a finite number of every row.
         binary: whether these are of the second of two classes.
         threshold: that it decides at; None: it takes the likeliest class.
     """
@@ -27,6 +31,7 @@ class MeasuredModel:
     rows: int
     lines: tuple[tuple[str, str, str, str], ...]
     calibration: tuple[CalibrationPoint, ...]
+    finite: bool
     binary: bool
     threshold: float | None
 
@@ -55,6 +60,7 @@ def measured_of(run: ReportedRun) -> MeasuredModel | None:
             for name, one in estimates(scored).items()
         ),
         calibration=calibration_curve(scored) if scored.classes else (),
+        finite=bool(np.isfinite(scored.scores).all()),
         binary=scored.classes == 2,
         threshold=scored.threshold,
     )  # fmt: skip

@@ -26,6 +26,7 @@ Extremes: TypeAlias = tuple[float, float]
 FEWEST_ROWS = 30
 _SHIFT, _WIDER, _FAR, _UNKNOWN, _OUTSIDE = 0.5, 2.0, 8.0, 0.05, 0.05
 _ROUNDING = 1e-5  # of features in float32, in deviations
+_SIX_DIGITS = 5e-6  # half of the last of six, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,8 @@ class DriftMeter:
         for column, own in self._parts:
             if not isinstance(column, CategoricalColumn) and column.name in self._extremes:
                 low, high = (
-                    (one - column.mean) / column.scale for one in self._extremes[column.name]
+                    (one + side * _SIX_DIGITS * abs(one) - column.mean) / column.scale
+                    for side, one in zip((-1, 1), self._extremes[column.name], strict=True)
                 )
                 low_F[own] = low - _ROUNDING * max(1.0, abs(low))
                 high_F[own] = high + _ROUNDING * max(1.0, abs(high))

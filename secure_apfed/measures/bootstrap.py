@@ -21,6 +21,9 @@ RESAMPLES = 500
 # of one block of resamples: what is worked on stays in the cache
 _CELLS, _LEAST = 50_000, 8
 _CONFIDENCE = 0.95
+# A largest difference grows by what is drawn: in the rows over all people, in resamples over the
+# rows. Mirrored at the value, the interval loses what they grew by.
+_MIRRORED = ("ks",)
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Estimate:
 
 
 def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Estimate]:
-    """All measures that the rows define, with percentile intervals.
+    """All measures that the rows define, with percentile intervals; of KS with the basic one.
 
     Rows are drawn class by class, so that a rare class is in every resample: intervals are
     for this share of each class. Measures of one resample are of the same rows.
@@ -49,7 +52,10 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
         redrawn = Redrawn(scored, counts_RB)
         for name, found in drawn.items():
             found.append(REDRAWN[name](redrawn))
-    return {name: _estimate(value, drawn[name]) for name, value in values.items()}
+    return {
+        name: _estimate(value, drawn[name], mirrored=name in _MIRRORED)
+        for name, value in values.items()
+    }
 
 
 def _draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
@@ -72,9 +78,11 @@ def _groups(scored: Scored) -> list[NDArray[np.int64]]:
     return [np.flatnonzero(scored.truth == one) for one in np.unique(scored.truth)]
 
 
-def _estimate(value: float, drawn: list[FloatArray]) -> Estimate:
+def _estimate(value: float, drawn: list[FloatArray], *, mirrored: bool) -> Estimate:
     if not drawn:
         return Estimate(value)
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(np.concatenate(drawn), [tail, 1 - tail])
+    if mirrored:
+        low, high = max(0.0, min(value, 2 * value - high)), max(value, 2 * value - low)
     return Estimate(value, float(low), float(high))

@@ -18,6 +18,7 @@ __all__ = ["CalibrationPoint", "ScoreRanges", "calibration_curve", "stability_in
 
 _RANGES = 10
 _LEAST_SHARE = 1e-4  # of an empty range, whose logarithm would be infinite
+_ROUNDING = 1e-5  # of a score: other batches and devices add float32 in another order
 
 
 class CalibrationPoint(BaseModel):
@@ -34,7 +35,7 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
     """Shares that were foretold and observed, in ranges with about as many rows each.
 
     Of two classes they are of the second; of several of the likeliest class: how sure it is, and
-    how often it is right.
+    how often it is right. There are none of a training that diverged.
 
     Raises:
         DataError: scores that are no probabilities.
@@ -43,7 +44,7 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
 
     if not scored.classes:
         raise DataError("measures: a calibration curve is of probabilities, got one number a row")
-    if not len(scored.truth):
+    if not len(scored.truth) or not np.isfinite(scored.scores).all():
         return ()
     if scored.classes == 2:
         said_B, true_B = scored.scores[:, 1], scored.truth == 1
@@ -81,15 +82,15 @@ class ScoreRanges(BaseModel):
 
     @classmethod
     def of(cls, probabilities_BK: FloatArray, *, ranges: int = _RANGES) -> "ScoreRanges":
-        """The ranges with about as many rows each; equal scores lie in one.
+        """The ranges with about as many rows each; scores that rounding tells apart lie in one.
 
         Raises:
-            DataError: no rows.
+            DataError: no rows, or scores that are not finite.
         """
         said_B = _said(probabilities_BK)
-        if not len(said_B):
-            raise DataError("measures: the spread of scores is of at least one row")
-        edges_E = np.unique(np.quantile(said_B, np.linspace(0, 1, ranges + 1)[1:-1]))
+        if not len(said_B) or not np.isfinite(said_B).all():
+            raise DataError("measures: the spread of scores is of at least one row, all finite")
+        edges_E = _edges(np.sort(said_B), np.linspace(0, 1, ranges + 1)[1:-1])
         shares = _counts(said_B, edges_E) / len(said_B)
         return cls(edges=tuple(edges_E.tolist()), shares=tuple(shares.tolist()))
 
@@ -124,6 +125,16 @@ def _said(probabilities_BK: FloatArray) -> FloatArray:
         return probabilities_BK
     two = probabilities_BK.shape[1] == 2
     return np.asarray(probabilities_BK[:, 1] if two else probabilities_BK.max(axis=1))
+
+
+def _edges(sorted_B: FloatArray, shares_E: FloatArray) -> FloatArray:
+    """In the middle between these quantiles and what is higher by more than rounding."""
+    at_E = np.quantile(sorted_B, shares_E, method="lower")
+    least = np.median(np.abs(sorted_B))  # near 0, too, scores are no better than the others
+    above_E = np.searchsorted(sorted_B, at_E + _ROUNDING * np.maximum(np.abs(at_E), least), "right")
+    above_E = above_E[above_E < len(sorted_B)]
+    middle_E = sorted_B[above_E - 1] + (sorted_B[above_E] - sorted_B[above_E - 1]) / 2
+    return np.unique(middle_E)
 
 
 def _counts(said_B: FloatArray, edges_E: FloatArray) -> NDArray[np.int64]:

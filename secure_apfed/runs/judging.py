@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,7 +150,9 @@ def _defined(measure: Measure, scored: Scored) -> dict[str, float]:
 
 
 def _ranges(trained: Scored) -> ScoreRanges | None:
-    return ScoreRanges.of(trained.scores) if len(trained.truth) else None
+    """None of no rows, and of a training that diverged."""
+    told = len(trained.truth) and np.isfinite(trained.scores).all()
+    return ScoreRanges.of(trained.scores) if told else None
 
 
 def _require_two_classes(held: OwnData) -> None:

@@ -4,6 +4,8 @@ In CSV a text that a spreadsheet would take for a formula stands behind an apost
 its name when it is complete; before it has another name beside it, and a failure leaves none.
 """
 
+import json
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -57,7 +59,10 @@ class _Csv(_Text):
 
 class _Json(_Text):
     def _add(self, frame: pd.DataFrame, *, first: bool) -> None:
-        text = frame.to_json(orient="records")
+        # pandas' own JSON rounds; every digit counts, and what is not finite is null
+        finite = frame.replace([math.inf, -math.inf], math.nan).astype(object)
+        rows = finite.where(finite.notna(), None).to_dict("records")
+        text = json.dumps(rows, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         self._file.write(("[" if first else ",") + text[1:-1])
 
     def end(self) -> None:

@@ -41,6 +41,8 @@ def read_scored(folder: RunFolder, variant: str, *, threshold: float | None) -> 
         truth, scores = tensors[f"{variant}/truth"], tensors[f"{variant}/scores"]
         if scores.ndim == 1:
             return Scored(truth=truth.numpy(), scores=scores.double().numpy())
+        if not scores.isfinite().all():  # the training diverged, and its measures are NaN
+            return Scored(truth=truth.numpy(), scores=scores.double().numpy(), threshold=threshold)
         return Scored.of_classes(truth.numpy(), scores.numpy()).at(threshold)
     except (KeyError, OverflowError, SafetensorError, DataError) as error:
         raise CheckpointError(

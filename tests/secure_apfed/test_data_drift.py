@@ -78,5 +78,16 @@ def test_rows_outside_of_what_was_trained_on() -> None:
     assert (job.outside, same.outside, same.extremes) == (0, 0, (7.0, 7.0))
 
 
+def test_training_rows_lie_within_their_extremes() -> None:
+    rng = np.random.default_rng(0)
+    for size in (1e-3, 1.0, 1e7):
+        year = np.round(2_000_000 + size * rng.integers(0, 2, 500), 5) + 0.4
+        frame = pd.DataFrame({"year": year})
+        encoding = fit_columns(frame, categorical=[], source="bank")
+        meter = DriftMeter(encoding, extremes_of(encoding, encoding.encode(frame)))
+        meter.add(encoding.encode(frame))
+        assert meter.result()[0].outside == 0
+
+
 def test_extremes_that_nobody_kept_are_none(encoding: ColumnEncoding) -> None:
     assert {one.extremes for one in drift_of(encoding, people(1)).values()} == {None}

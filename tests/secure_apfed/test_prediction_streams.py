@@ -1,6 +1,7 @@
 """`predict` of tables larger than memory: block by block it says the same as at once."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from secure_apfed.data import load_blocks, load_features
 from secure_apfed.data.column_encoding import ColumnEncoding
 from secure_apfed.errors import DataError
 from secure_apfed.runs import load_model, run
+from secure_apfed.runs.predicted_files import row_writer
 from secure_apfed.runs.prediction import predict_file, predict_into
 from tests.secure_apfed.test_tasks_regression import config_of, own_tables
 
@@ -78,6 +80,17 @@ def test_files_written_in_blocks_are_those_written_at_once(
         [one.shift for one in whole.compared.drift]
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == [parts.name, once.name]
+
+
+def test_no_digit_is_lost_in_json(trained: Path, tmp_path: Path) -> None:
+    told = predict_file(trained / "run", trained / "active.csv")
+    told.write(tmp_path / "told.json")
+    rows = json.loads((tmp_path / "told.json").read_text())
+    assert rows == told.frame().to_dict("records")
+    with row_writer(tmp_path / "few.json") as write:
+        write(pd.DataFrame({"id": ["é", "2"], "number": [math.inf, 1e-17]}))
+    few = json.loads((tmp_path / "few.json").read_text())
+    assert few == [{"id": "é", "number": None}, {"id": "2", "number": 1e-17}]
 
 
 def test_a_file_that_fails_half_way_leaves_the_old_one(trained: Path, tmp_path: Path) -> None:

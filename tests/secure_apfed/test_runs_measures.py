@@ -210,9 +210,25 @@ def test_new_rows_are_compared_with_those_of_training(tmp_path: Path) -> None:
     run(config, tmp_path / "run")
     model = load_model(tmp_path / "run")
     assert model.ranges is not None
-    features = load_data(config.data, seed=config.seed).active.features
-    same, moved = (
+    data = load_data(config.data, seed=config.seed)
+    features = data.active.features
+    trained, same, moved = (
         stability_index(model.ranges, model.ranges.counts(model.predict(rows).double().numpy()))
-        for rows in (features, features + 2)
+        for rows in (features[data.labelled_rows], features, features + 2)
     )
+    assert trained < 1e-6
     assert same < 0.1 < moved
+
+
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
+def test_a_training_that_diverged_is_reported_as_such(tmp_path: Path) -> None:
+    config = config_of(measure="auc", train={"learning_rate": 1e30})
+    assert math.isnan(run(config, tmp_path / "run").scores["single_view"])
+    kept = read_scored(RunFolder(tmp_path / "run"), "single_view", threshold=None)
+    assert kept is not None
+    assert np.isnan(kept.scores).any()
+    page = write_report(tmp_path / "run").read_text()
+    assert "<td>accuracy</td>" in page
+    assert "its training diverged" in page
+    assert "Calibration" not in page
+    assert load_model(tmp_path / "run").ranges is None
