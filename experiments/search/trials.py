@@ -15,7 +15,7 @@ from experiments.search.charges import Charge, bound_of, charge_of
 from experiments.search.found import Found, TrialLine
 from experiments.search.space import SearchSpace
 from experiments.study import OnDone
-from experiments.who_helped.runs import held_back
+from experiments.who_helped.runs import content_of, held_back
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
 from secure_apfed.data import load_data
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["search"]
 
 _JOURNAL, _BEST, _FINAL = "study.log", "best.yaml", "final"
-_CHARGE, _WHY, _REFUSED = "charge", "why", "refused"
+_CHARGE, _BOUND, _WHY, _REFUSED = "charge", "bound", "why", "refused"
 
 
 def search(
@@ -52,8 +52,9 @@ def search(
         on_done: called after each trial.
 
     Raises:
-        ConfigError: nothing that a budget could hold, no trial that can be judged, or settings
-            that do not fit; Optuna is not installed.
+        ConfigError: nothing that a budget could hold, no trial that can be judged, settings that
+            do not fit, or a budget below what earlier trials left for the final run; Optuna is
+            not installed.
         CheckpointError: the folder's study is of other settings.
     """
     one = _Search(config, space, folder, share=share, budget=budget)
@@ -88,11 +89,12 @@ class _Search:
             )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_private(folder)
-        self._study = _open(folder, self._settings(share), higher=self._measure.higher_is_better)
+        settings = self._settings(share, content_of(data))
+        self._study = _open(folder, settings, higher=self._measure.higher_is_better)
 
-    def _settings(self, share: float) -> str:
+    def _settings(self, share: float, content: str) -> str:
         """SHA-256 of all that trials depend on."""
-        parts = (dump_config(self._config), self._space.model_dump_json(), share)
+        parts = (dump_config(self._config), self._space.model_dump_json(), share, content)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def go_on(self, trials: int, on_done: OnDone) -> None:
@@ -138,13 +140,17 @@ class _Search:
         bound, nothing = bound_of(config, self._passives), Charge(delta=config.guard.delta)
         public = self._space.public is not None
         past = [one.charge for one in self._lines() if one.charge is not None]
-        reserve = reduce(Charge.at_least, past, bound)
+        # A trial that stopped early cost less than the final run of its settings may.
+        told = [one.user_attrs for one in self._study.get_trials(deepcopy=False)]
+        bounds = [Charge(**one[_BOUND]) for one in told if _BOUND in one]
+        reserve = reduce(Charge.at_least, bounds, bound)
         spent = _together([*past, nothing if public else bound], nothing)
         over = self._over(spent.and_then(reserve))
         if over is not None:
             trial.set_user_attr(_REFUSED, over)
             return None
         if not public:
+            trial.set_user_attr(_BOUND, bound.as_json())
             trial.set_user_attr(_CHARGE, bound.as_json())
         return bound
 
@@ -156,8 +162,8 @@ class _Search:
             epsilon = total.epsilons[what]
             if epsilon > self._budget:
                 return (
-                    f"with it and a final run epsilon of {what} would be {epsilon:.3g}, the budget "
-                    f"is {self._budget:g}"
+                    f"with a final run epsilon of {what} would be {epsilon:.3g}, the budget is "
+                    f"{self._budget:g}"
                 )
         return None
 
@@ -178,6 +184,12 @@ class _Search:
         nothing = Charge(delta=config.guard.delta)
         spent = _together([one.charge for one in lines if one.charge is not None], nothing)
         bound = bound_of(config, self._passives)
+        over = self._over(spent.and_then(bound)) if final else None
+        if over is not None:
+            raise ConfigError(
+                f"{self._folder}: the final run is not begun: {over}; trials of an earlier search "
+                "here were let in by a larger one: give it, or leave out the final run"
+            )
         result = self._final(config) if final else None
         own = bound if result is None else charge_of(result, bound)
         found = Found(
@@ -243,8 +255,8 @@ def _open(folder: Path, settings: str, *, higher: bool) -> "Study":
     )  # fmt: skip
     if study.user_attrs.setdefault("settings", settings) != settings:
         raise CheckpointError(
-            f"{folder} holds a search of other settings, or of another share held back; go on with "
-            "these, or choose a new folder"
+            f"{folder} holds a search of other settings or data, or of another share held back; go "
+            "on with these, or choose a new folder"
         )
     study.set_user_attr("settings", settings)
     return study

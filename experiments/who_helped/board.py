@@ -25,7 +25,7 @@ from experiments.study_page import (
 from experiments.summary import Interval
 from experiments.who_helped.game import Coalition, Game
 from experiments.who_helped.rules import players_of
-from experiments.who_helped.runs import CoalitionRun, Measured, measure
+from experiments.who_helped.runs import CoalitionRun, Measured, content_of, measure
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.plain_json import to_json
@@ -175,6 +175,7 @@ def measure_passives(
         ApfedError: as `secure_apfed.runs.run`.
     """
     data = load_data(config.data, seed=seeds[0])
+    content = content_of(data)
     players = players_of(config, data.active.name, [table.name for table in data.passives])
     games = {
         seed: Game.of(players.names, minimum=players.minimum, seed=seed, drawn=drawn)
@@ -182,7 +183,7 @@ def measure_passives(
     }
     trials = [
         CoalitionRun(config=config, folder=folder / "coalitions", coalition=coalition, seed=seed,
-                     share=share, noise=tuple(noise), simulated=simulated)
+                     share=share, data=content, noise=tuple(noise), simulated=simulated)
         for seed, game in games.items() for coalition in game.coalitions
     ]  # fmt: skip
     found: dict[tuple[int, Coalition], Measured] = {}
@@ -249,7 +250,7 @@ def _rows(
     rows = [
         PassiveRow(
             name=passive,
-            shapley={name: _over(added[name], at) for name in _MEASURES},
+            shapley={name: _over(added[name], at, exact=game.exact) for name in _MEASURES},
             left_out={name: _paired([one[passive] for one in lost[name]]) for name in _MEASURES},
             least=least.count(at),
             epsilon=charged[passive],
@@ -271,10 +272,10 @@ def _worth(
     }
 
 
-def _over(added: _Added, at: int) -> Interval:
+def _over(added: _Added, at: int, *, exact: bool) -> Interval:
     """Over the seeds; of one seed, over its orders, where these were drawn."""
     orders = [one[:, at] for one in added.values()]
-    if len(orders) == 1:
+    if len(orders) == 1 and not exact:
         return Interval.paired(orders[0].tolist())
     return Interval.paired([float(one.mean()) for one in orders])
 

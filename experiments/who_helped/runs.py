@@ -34,6 +34,7 @@ from secure_apfed.methods.votes import belief_of
 from secure_apfed.plain_json import to_json
 from secure_apfed.privacy import GuardSettings, LabelSettings
 from secure_apfed.runs import run
+from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.folder import write_atomically
 from secure_apfed.runs.record import Epsilon, Written
 from secure_apfed.runs.solo import predictor_of
@@ -42,7 +43,7 @@ from secure_apfed.simulation import why_not
 from secure_apfed.simulation.together import begin, finish, train
 from secure_apfed.solo.kept import fits_kept_by
 
-__all__ = ["CoalitionRun", "Measured", "held_back", "measure", "with_noise"]
+__all__ = ["CoalitionRun", "Measured", "content_of", "held_back", "measure", "with_noise"]
 
 
 class Measured(Written):
@@ -77,6 +78,7 @@ class CoalitionRun:
         coalition: passives that take part.
         seed: of rows, weights and what is held back.
         share: of the active's labelled rows that is held back.
+        data: digest of all parties' rows, see `content_of`.
         noise: passives whose features are replaced by noise; a check of the measure.
         simulated: whether a run that can be simulated is.
     """
@@ -86,6 +88,7 @@ class CoalitionRun:
     coalition: Coalition
     seed: int
     share: float
+    data: str
     noise: tuple[str, ...] = ()
     simulated: bool = True
 
@@ -93,7 +96,8 @@ class CoalitionRun:
     def settings(self) -> str:
         """SHA-256 of all that the figures depend on; the code is not in it."""
         own = self.config.model_dump_json(exclude={"name", "seed", "party_seeds", "attacks"})
-        parts = (own, sorted(self.coalition), self.seed, self.share, self.noise, self.simulated)
+        members = sorted(self.coalition)
+        parts = (own, self.data, members, self.seed, self.share, self.noise, self.simulated)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @property
@@ -133,6 +137,18 @@ def measure(one: CoalitionRun) -> Measured:
     one.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(one.path, to_json(found.model_dump()).encode())
     return found
+
+
+def content_of(data: VerticalData) -> str:
+    """SHA-256 (hex) of what all parties hold: figures of a file that was edited are not taken."""
+    found = hashlib.sha256()
+    for table in data.tables:
+        tensors = {"features": table.features}
+        if table.labels is not None:
+            tensors["labels"] = table.labels
+        found.update(repr((table.name, table.ids)).encode())
+        found.update(save_tensors(tensors))
+    return found.hexdigest()
 
 
 def held_back(data: VerticalData, share: float, *, seed: int) -> VerticalData:
@@ -238,7 +254,8 @@ def _alone(config: Config, data: VerticalData) -> nn.Module:
             "method": alone, "guard": GuardSettings(mechanism="none"), "defences": (),
             "labels": LabelSettings(), "dp_sgd": None,
         }  # fmt: skip
-        return _simulated(config.model_copy(update=without), data)
+        own_config = config.model_copy(update=without)
+        return _played(own_config, data) if why_not(own_config) else _simulated(own_config, data)
     name = data.active.name
     own = Start(config=config, data=data).own(name, freshly_brought(config, name), {})
     student = student_of(own, torch.arange(len(data.active.ids)))
@@ -250,6 +267,12 @@ def _alone(config: Config, data: VerticalData) -> nn.Module:
     student.teach(with_prior(silent, student, belief_of(config), seed=own.seed))
     train_student(student, config)
     model = predictor_of(student.networks)
+    assert model is not None
+    return model
+
+
+def _played(config: Config, data: VerticalData) -> nn.Module:
+    model = run(config, None, data=data).recording.model
     assert model is not None
     return model
 

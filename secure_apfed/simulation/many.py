@@ -11,7 +11,12 @@ from joblib import Parallel, delayed
 
 from secure_apfed.config import Config
 from secure_apfed.learning.compute import find_device
-from secure_apfed.simulation.stacked import shape_of, simulate_stacked, unstackable
+from secure_apfed.simulation.stacked import (
+    UnstackableError,
+    shape_of,
+    simulate_stacked,
+    unstackable,
+)
 from secure_apfed.simulation.together import Simulated, simulate
 
 __all__ = ["simulate_many"]
@@ -43,7 +48,11 @@ def simulate_many(
     for places in groups.values():
         for first in range(0, len(places), most):
             chosen = places[first : first + most]
-            results = simulate_stacked([configs[place] for place in chosen])
+            try:
+                results = simulate_stacked([configs[place] for place in chosen])
+            except UnstackableError:  # their data says so, which settings do not
+                alone += chosen
+                continue
             found |= dict(zip(chosen, results, strict=True))
     results = Parallel(n_jobs=jobs)(delayed(_alone)(configs[place]) for place in alone)
     found |= dict(zip(alone, results, strict=True))

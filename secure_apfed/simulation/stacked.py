@@ -28,7 +28,11 @@ from secure_apfed.methods.tvfl import TvflHelper, TvflLearner
 from secure_apfed.simulation.program import ApfedProgram, TvflProgram
 from secure_apfed.simulation.together import Simulated, begin, finish, passives_of
 
-__all__ = ["shape_of", "simulate_stacked", "unstackable"]
+__all__ = ["UnstackableError", "shape_of", "simulate_stacked", "unstackable"]
+
+
+class UnstackableError(ModelError):
+    """Runs whose rows do not make one program; each is simulated alone."""
 
 
 def shape_of(config: Config) -> str:
@@ -76,7 +80,9 @@ def simulate_stacked(configs: Sequence[Config]) -> list[Simulated]:
 
     Raises:
         ConfigError: see `simulate`.
-        ModelError: a run's batches have other sizes, or a gradient under a bound is not finite.
+        UnstackableError: runs' batches have other sizes than one another's, or not all of their
+            rows are sent.
+        ModelError: a gradient under a bound is not finite.
     """
     began = time.monotonic()
     sessions = [begin(config, load_data(config.data, seed=config.seed)) for config in configs]
@@ -187,6 +193,7 @@ def _part(session: Simulation, config: Config) -> _Part:
     assert isinstance(learner, ApfedLearner)
     trainer = learner.party.trainer
     aligned = session.alignment.get(learner.name, torch.arange(len(trainer.labels_N)))
+    _require_all_sent(session, learner, aligned, orders)
     # Where a row of the active's table stands in the alignment, which is the passives' order.
     place_N = torch.zeros(len(trainer.labels_N), dtype=torch.int64)
     place_N[aligned] = torch.arange(len(aligned))
@@ -205,6 +212,24 @@ def _part(session: Simulation, config: Config) -> _Part:
         orders=[[place_N[rows_B] for rows_B in order] for order in orders],
         weights={name: one.terms.weight for name, one in helping.items()},
     )  # fmt: skip
+
+
+def _require_all_sent(
+    session: Simulation, learner: ApfedLearner, aligned: Tensor, orders: Sequence[Sequence[Tensor]]
+) -> None:
+    if not session.contract.passives:
+        return
+    if not bool(torch.isin(learner.training_rows, aligned).all()):
+        raise UnstackableError(
+            f"{learner.name} trains on rows that not all passives have, and batches of runs then "
+            "differ in how many are sent; simulate each run alone"
+        )
+    least = session.contract.minimum_batch
+    if any(len(rows_B) < least for order in orders for rows_B in order):
+        raise UnstackableError(
+            f"a batch has fewer rows than passives answer, {least} (rules.minimum_batch), and "
+            "trains the active alone; simulate each run alone"
+        )
 
 
 def _tvfl_part(
@@ -231,7 +256,7 @@ def _batches(parts: Sequence[_Part], epoch: int) -> list[Tensor]:
     """(R, B) places of each batch of an epoch."""
     sizes = {tuple(map(len, part.orders[epoch])) for part in parts}
     if len(sizes) > 1:
-        raise ModelError(
+        raise UnstackableError(
             "runs that train as one program have batches of the same sizes; these have "
             f"{len(sizes)} different ones, since their training rows differ in number"
         )

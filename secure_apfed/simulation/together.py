@@ -67,7 +67,8 @@ def why_not(config: Config) -> str:
             facts.sums_gradients and config.secure_sum.name != "plain",
         "secure_sum.clip bounds what is sent":
             facts.sums_gradients and config.secure_sum.clip is not None,
-        "secure_sum.noise has to be accounted for": config.secure_sum.noise is not None,
+        "secure_sum.noise has to be accounted for":
+            facts.sums_gradients and config.secure_sum.noise is not None,
         "train.patience ends epochs by a loss that parties compute together":
             train.patience is not None,
     }  # fmt: skip

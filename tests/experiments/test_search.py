@@ -2,9 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from pydantic import ValidationError
 
@@ -17,7 +20,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy.gdp import gdp_epsilon
-from secure_apfed.runs import run
+from secure_apfed.runs import RunResult, run
 
 CONFIGS = Path(package.__file__).parent.parent / "configs"
 SPACE = {"model.random_features": {"low": 50, "high": 200}}
@@ -126,6 +129,39 @@ def test_what_would_exceed_the_budget_is_refused_before_it_begins(tmp_path: Path
     assert max(found.total.passives.values()) <= 13.0
     with pytest.raises(ConfigError, match="promises no epsilon"):
         search(config_of(votes={}), space_of(), tmp_path / "none", trials=1, budget=1.0)
+
+
+def test_a_trial_that_stops_early_leaves_enough_for_the_final_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def early(result: RunResult, bound: Charge) -> Charge:
+        return replace(bound, passives=dict.fromkeys(bound.passives, 1.0))
+
+    monkeypatch.setattr(played, "charge_of", early)
+    found = search(config_of(), space_of(), tmp_path, trials=4, budget=9.5, final=False)
+    assert [one.state for one in found.trials] == ["finished", "finished", "refused", "refused"]
+    assert max(found.total.passives.values()) <= 9.5
+    with pytest.raises(ConfigError, match="the final run is not begun"):
+        search(config_of(), space_of(), tmp_path, trials=4, budget=5.0)
+    assert not (tmp_path / "final").exists()
+
+
+def test_a_search_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(120, 4)), columns=list("abcd"))
+    frame.insert(0, "id", range(120))
+    frame["label"] = (frame["a"] + frame["c"] > 0).astype(int)
+    for name, columns in (("active", "ab"), ("shop", "c"), ("post", "d")):
+        more = ["label"] if name == "active" else []
+        frame[["id", *columns, *more]].to_csv(tmp_path / f"{name}.csv", index=False)
+    parties = {name: {"file": f"{name}.csv"} for name in ("active", "shop", "post")}
+    data = {"dataset": "tables", "folder": str(tmp_path), "parties": parties}
+    config = config_of(data=data)
+    search(config, space_of(), tmp_path / "study", trials=1, final=False)
+    search(config, space_of(), tmp_path / "study", trials=1, final=False)
+    text = (tmp_path / "shop.csv").read_text()
+    (tmp_path / "shop.csv").write_text(f"{text.rsplit(',', 1)[0]},0.125\n")
+    with pytest.raises(CheckpointError, match="other settings or data"):
+        search(config, space_of(), tmp_path / "study", trials=2, final=False)
 
 
 def test_trials_on_public_data_cost_the_parties_nothing(tmp_path: Path) -> None:

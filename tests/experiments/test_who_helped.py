@@ -14,7 +14,7 @@ import torch
 from experiments import study
 from experiments.study import base_config
 from experiments.who_helped import Coalition, Game, measure_passives, players_of
-from experiments.who_helped.runs import CoalitionRun, held_back, measure, with_noise
+from experiments.who_helped.runs import CoalitionRun, content_of, held_back, measure, with_noise
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -210,7 +210,7 @@ def test_charges_of_all_coalitions_are_added_up(tmp_path: Path) -> None:
 def test_a_simulated_coalition_is_worth_what_its_parties_reach(tmp_path: Path) -> None:
     coalition = frozenset({"passive-1", "passive-3"})
     one = CoalitionRun(config=config_of(**APFED), folder=tmp_path, coalition=coalition, seed=0,
-                       share=0.5)  # fmt: skip
+                       share=0.5, data="")  # fmt: skip
     simulated, played = measure(one), measure(replace(one, simulated=False))
     assert simulated.wire_bytes is None
     assert played.wire_bytes
@@ -218,9 +218,48 @@ def test_a_simulated_coalition_is_worth_what_its_parties_reach(tmp_path: Path) -
     assert dict(simulated.passives) == dict.fromkeys(sorted(coalition), math.inf)
 
 
+@pytest.mark.parametrize("changes", [
+    {"train": {"patience": 1, "held_out": 0.4, "keep_best": True}},
+    {"secure_sum": {"clip": 1.0, "noise": {"epsilon": 4.0}}},
+])  # fmt: skip
+def test_the_active_alone_is_worth_something_whatever_protects_sums(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    usual: dict[str, Any] = APFED
+    settings = {**usual, **{key: {**usual[key], **one} for key, one in changes.items()}}
+    nobody = CoalitionRun(config=config_of(**settings), folder=tmp_path, coalition=frozenset(),
+                          seed=0, share=0.3, data="")  # fmt: skip
+    alone = measure(nobody)
+    assert (alone.wire_bytes, alone.epsilon_x) == (0, 0)
+    assert 0 < alone.loss < 3
+    pair = frozenset({"passive-1", "passive-2"})
+    played = measure(replace(nobody, coalition=pair))
+    assert played.wire_bytes
+
+
+def test_of_all_orders_one_seed_has_no_interval(tmp_path: Path) -> None:
+    exact = measure_passives(config_of(), tmp_path, seeds=[0], share=2 / 3)
+    assert all(math.isnan(row.shapley["loss"].low) for row in exact.rows)
+    drawn = measure_passives(config_of(), tmp_path, seeds=[0], share=2 / 3, drawn=4)
+    assert all(row.shapley["loss"].low <= row.shapley["loss"].mean for row in drawn.rows)
+
+
+def test_figures_of_data_that_changed_are_measured_again() -> None:
+    data = load_data(config_of().data, seed=0)
+    table = data.passives[1]
+    other = table.features.clone()
+    other[-1, -1] += 1
+    changed = replace(data, passives=(data.passives[0], replace(table, features=other)))
+    assert content_of(replace(data, passives=data.passives[:2])) != content_of(changed)
+    assert content_of(data) == content_of(load_data(config_of().data, seed=0))
+    one = CoalitionRun(config=config_of(), folder=Path(), coalition=frozenset(), seed=0, share=0.5,
+                       data=content_of(data))  # fmt: skip
+    assert one.path != replace(one, data=content_of(changed)).path
+
+
 def test_figures_of_another_run_are_refused(tmp_path: Path) -> None:
     one = CoalitionRun(config=config_of(**APFED), folder=tmp_path, coalition=frozenset(), seed=0,
-                       share=0.5)  # fmt: skip
+                       share=0.5, data="")  # fmt: skip
     measure(one)
     text = one.path.read_text().replace(one.settings, "0" * 64)
     one.path.write_text(text)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from secure_apfed.methods.method import batches_of
 from secure_apfed.runs import run
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.simulation import simulate, simulate_many, why_not
-from secure_apfed.simulation.stacked import simulate_stacked
+from secure_apfed.simulation.stacked import UnstackableError, simulate_stacked
 from secure_apfed.simulation.together import begin, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -255,6 +256,34 @@ def test_runs_with_other_batches_are_not_one_program() -> None:
     configs = [config_of("single_view", {"data": {"limit": limit}}) for limit in (100, 200)]
     with pytest.raises(ModelError, match="batches of the same sizes"):
         simulate_stacked(configs)
+
+
+def test_rows_that_not_all_have_are_simulated_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load_data(config_of("apfed_c", {}).data, seed=0)
+    few = torch.arange(len(whole.passives[0].ids) - 50)
+    passive = whole.passives[0]
+    fewer = replace(passive, ids=passive.ids[: len(few)], features=passive.features[: len(few)])
+    data = replace(whole, passives=(fewer, *whole.passives[1:]))
+    for place in ("stacked", "together"):
+        monkeypatch.setattr(
+            f"secure_apfed.simulation.{place}.load_data", lambda settings, seed: data
+        )
+    configs = [
+        config_of("apfed_c", {}, seed=seed, rules={"minimum_spread": 0.0}) for seed in (0, 1)
+    ]
+    with pytest.raises(UnstackableError, match="rows that not all passives have"):
+        simulate_stacked(configs)
+    found = simulate_many(configs, stack=True)
+    assert [one.accuracy for one in found] == [simulate(one).accuracy for one in configs]
+
+
+def test_batches_that_passives_refuse_are_not_stacked() -> None:
+    rules = {"minimum_spread": 0.0, "minimum_batch": 60}
+    configs = [config_of("apfed_c", {}, seed=seed, rules=rules) for seed in (0, 1)]
+    with pytest.raises(UnstackableError, match="minimum_batch"):
+        simulate_stacked(configs)
+    found = simulate_many(configs, stack=True)
+    assert [one.accuracy for one in found] == [simulate(one).accuracy for one in configs]
 
 
 def test_a_stacked_run_that_diverges_is_named() -> None:
