@@ -39,6 +39,7 @@ from secure_apfed.methods.method import (
     Own,
     Save,
     keep_or_end,
+    learnt_rows,
 )
 from secure_apfed.methods.sum_noise import (
     NoisePlan,
@@ -60,6 +61,7 @@ from secure_apfed.parties.rules import StepGate, read_sum, write_sum
 from secure_apfed.privacy import PrivacyLedger, WholeTraining
 from secure_apfed.privacy.guarantee import NOTHING_RELEASED
 from secure_apfed.seeds import seeded
+from secure_apfed.settings.run import RunSettings
 
 __all__ = [
     "APFED",
@@ -91,7 +93,7 @@ class ApfedLearner(Learner):
         classes: K.
         headline: what its accuracy is called.
         only: rows of its table beside which it trains on none; None: it may train on all.
-        spreads: whether its labels are spread over h at the end (`train.spread_labels`).
+        config: of the run; says what is held out, and whether labels are spread at the end.
     """
 
     def __init__(
@@ -106,15 +108,20 @@ class ApfedLearner(Learner):
         train_rows: Tensor,
         test_rows: Tensor,
         classes: int,
+        config: RunSettings,
         only: Tensor | None = None,
-        spreads: bool = False,
     ) -> None:
         super().__init__()
-        self.name, self.party, self._only, self._spreads = party.name, party, only, spreads
+        self.name, self.party, self._only, self._config = party.name, party, only, config
         self.ledgers, self.training, self.guarantee = ledgers, training, guarantee
         self.rounding, self.training_rows = rounding, rows_among(train_rows, self._only)
         self._headline, self._test_rows, self._classes = headline, test_rows, classes
-        party.weigh_classes(self.training_rows, classes)
+        party.weigh_classes(self.learnt, classes)
+
+    @property
+    def learnt(self) -> Tensor:
+        """The rows of its table that it learns from."""
+        return learnt_rows(self, self._config)
 
     @property
     def opened(self) -> Tensor | None:
@@ -143,8 +150,8 @@ class ApfedLearner(Learner):
 
     async def conclude(self, links: Links, course: Course) -> None:
         """Spread the labels over h, where it was asked for; sends nothing."""
-        if self._spreads:
-            self.party.spread_labels(self.training_rows)
+        if self._config.train.spread_labels:
+            self.party.spread_labels(self.learnt)
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """What the active says alone; needs no exchange."""
@@ -160,7 +167,7 @@ class ApfedLearner(Learner):
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
         self.party.relabel(labels_N)
         self.training_rows = rows_among(train_rows, self._only)
-        self.party.weigh_classes(self.training_rows, self._classes)
+        self.party.weigh_classes(self.learnt, self._classes)
 
     def solo(self) -> ActiveNetworks | None:
         """The active's own networks: that is the point of the method."""
@@ -442,8 +449,8 @@ def _learner(
         train_rows=own.train_rows,
         test_rows=own.test_rows,
         classes=len(own.classes),
+        config=own.config,
         only=rows if secure_sum and not own.config.train.use_unaligned else None,
-        spreads=own.config.train.spread_labels,
     )
 
 

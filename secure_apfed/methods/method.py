@@ -44,6 +44,7 @@ __all__ = [
     "end_all",
     "held_out_of",
     "keep_or_end",
+    "learnt_rows",
     "meet",
     "meet_all",
     "save_all",
@@ -482,13 +483,17 @@ def held_out_of(learner: Learner, config: RunSettings) -> Tensor:
     return order[: max(1, round(config.train.held_out * len(order)))]
 
 
+def learnt_rows(learner: Learner, config: RunSettings) -> Tensor:
+    """The training rows but for those that are held out."""
+    rows = learner.training_rows
+    return rows[~torch.isin(rows, held_out_of(learner, config))]
+
+
 def batches_of(learner: Learner, config: RunSettings, epoch: int) -> list[Tensor]:
     """An epoch's batches: a function of seed and epoch, without a last one that is too small.
 
     Where parties average, an epoch is one step with all rows.
     """
-    rows = learner.training_rows
-    rows = rows[~torch.isin(rows, held_out_of(learner, config))]
-    order = shuffled(rows, config.seed, "batches", epoch)
+    order = shuffled(learnt_rows(learner, config), config.seed, "batches", epoch)
     batches = [order] if config.facts.averages else order.split(config.train.batch_size)
     return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]

@@ -38,7 +38,8 @@ class TrainSettings(Settings):
             ends with its last epoch.
         keep_best: whether the active's networks are in the end those of the epoch with the least
             loss on held-out rows, in place of the epoch in which training ends.
-        held_out: share of the active's labelled training rows that it learns nothing from then.
+        held_out: share of the active's labelled training rows that it learns nothing from then, but
+            when to end; a threshold that is chosen reads them, too.
         class_weights: "balanced" counts all classes alike in the task loss, by the labels that the
             active trains on; "none": all rows.
         loss: of `task: regression`, in standard deviations of the labels; huber is squared below

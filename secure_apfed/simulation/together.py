@@ -136,7 +136,7 @@ def finish(session: Simulation, config: Config, *, step: int, began: float) -> S
     """What follows the last step, and the accuracy."""
     learner = session.learner
     if config.train.spread_labels and isinstance(learner, ApfedLearner):
-        learner.party.spread_labels(learner.training_rows)
+        learner.party.spread_labels(learner.learnt)
     accuracy = session.evaluate(next_step=step, final=True)
     return Simulated(accuracy=accuracy, seconds=time.monotonic() - began)
 

@@ -1,6 +1,7 @@
 """Training that ends once held-out rows gain nothing, whatever the method."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,24 @@ def test_nobody_learns_from_held_out_rows(method: str) -> None:
         assert not torch.isin(learnt, held).any()
     every = config_of(method, patience=None)
     assert not len(held_out_of(learner, every))
+
+
+@pytest.mark.parametrize("method", ["single_view", "apfed_c"])
+@pytest.mark.parametrize("train", [{"class_weights": "balanced"}, {"spread_labels": True}])
+def test_a_model_is_the_same_whatever_the_held_out_rows_say(
+    method: str, train: dict[str, Any]
+) -> None:
+    config = config_of(method, epochs=4, patience=4, **train)
+    data = load_data(config.data, seed=config.seed)
+    held = held_out_of(open_session(config, data).learner, config)
+    features_N, labels_N = data.active.features.clone(), data.active.labels
+    assert labels_N is not None
+    labels_N = labels_N.clone()
+    features_N[held], labels_N[held] = 100.0, 0
+    other = replace(data, active=replace(data.active, features=features_N, labels=labels_N))
+    models = [run(config, None, data=one).recording.model for one in (data, other)]
+    one, another = (model.state_dict() for model in models if model is not None)
+    assert all(torch.equal(tensor, another[name]) for name, tensor in one.items())
 
 
 def test_held_out_rows_have_a_label() -> None:

@@ -83,6 +83,7 @@ class OneExchange(SingleView):
             alone.party, headline=self.headline, ledgers=alone.ledgers, training=alone.training,
             guarantee="every passive's features are released once", rounding=None,
             train_rows=alone.training_rows, test_rows=own.test_rows, classes=len(own.classes),
+            config=own.config,
         )  # fmt: skip
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
