@@ -16,6 +16,7 @@ from secure_apfed.methods.terms import asked_of
 from secure_apfed.models import Shape
 from secure_apfed.names import UPDATES, log_file
 from secure_apfed.parties import OpenAudits, PrivateUpdates, RefusedSums
+from secure_apfed.parties.rules import AnswersLog
 from secure_apfed.privacy import (
     GradientGuard,
     Mechanism,
@@ -53,6 +54,7 @@ def freshly_brought(
     identity: Identity | None = None,
     keeper: Keeper | None = None,
     logs: Path | None = None,
+    sends_out: bool = True,
 ) -> Brought:
     """What a party brings that begins: fresh secrets, or what the configuration derives."""
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
@@ -62,6 +64,7 @@ def freshly_brought(
         seed=seed if config.party_seeds == "secret" else config.seed,
         keeper=keeper,
         logs=logs,
+        sends_out=sends_out,
     )
 
 
@@ -100,9 +103,12 @@ def open_ledger(
     return ledger
 
 
-def answers_log(own: Own) -> Path | None:
+def answers_log(own: Own) -> AnswersLog | None:
     """Where a passive counts what it answers, over all sessions of the run."""
-    return log_file(own.logs, "answers", own.name, "jsonl") if own.logs else None
+    if own.logs is None:
+        return None
+    path = log_file(own.logs, "answers", own.name, "jsonl")
+    return AnswersLog(path, waits=own.brought.sends_out)
 
 
 def require_no_releases(own: Own) -> None:

@@ -112,6 +112,7 @@ class Brought:
         seed: of its weights and dropout.
         keeper: of its checkpoints; None: it keeps none.
         logs: folder of its write-ahead logs; None: keep them in memory.
+        sends_out: whether answers leave this process, and so wait until the disk has counted them.
     """
 
     identity: Identity
@@ -119,6 +120,7 @@ class Brought:
     seed: int = field(repr=False)
     keeper: Keeper | None = None
     logs: Path | None = None
+    sends_out: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -485,14 +487,13 @@ def held_out_of(learner: Learner, config: RunSettings) -> Tensor:
 
 def learnt_rows(learner: Learner, config: RunSettings) -> Tensor:
     """The training rows but for those that are held out."""
-    rows = learner.training_rows
-    return rows[~torch.isin(rows, held_out_of(learner, config))]
+    held = held_out_of(learner, config)
+    return learner.training_rows[~torch.isin(learner.training_rows, held)]
 
 
 def batches_of(learner: Learner, config: RunSettings, epoch: int) -> list[Tensor]:
-    """An epoch's batches: a function of seed and epoch, without a last one that is too small.
-
-    Where parties average, an epoch is one step with all rows.
+    """An epoch's batches: a function of seed and epoch, without a last one that is too small; where
+    parties average, an epoch is one step with all rows.
     """
     order = shuffled(learnt_rows(learner, config), config.seed, "batches", epoch)
     batches = [order] if config.facts.averages else order.split(config.train.batch_size)

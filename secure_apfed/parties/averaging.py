@@ -7,7 +7,6 @@ Letters: R rows of the weights' matrix, W numbers in each.
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.multiview import Floats
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.pseudo_labels import check_clip
-from secure_apfed.parties.rules import Allowance, StepGate, bind_step
+from secure_apfed.parties.rules import Allowance, AnswersLog, StepGate, bind_step
 
 __all__ = ["AveragingActive", "AveragingPassive"]
 
@@ -77,7 +76,7 @@ class AveragingPassive(Party):
 
     def __init__(
         self, name: str, contract: Contract, *, stages: Stages, share: float,
-        contributor: SumContributor, clip: float | None, answers: Path | None,
+        contributor: SumContributor, clip: float | None, answers: AnswersLog | None,
     ) -> None:  # fmt: skip
         super().__init__(name, contract)
         self.contributor = contributor

@@ -7,7 +7,6 @@ Letters: N aligned rows, U of them asked for, F own features.
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.parties.party import Party
-from secure_apfed.parties.rules import Allowance
+from secure_apfed.parties.rules import Allowance, AnswersLog
 
 __all__ = ["DecomposedPassive", "RowsAsked"]
 
@@ -73,7 +72,7 @@ class DecomposedPassive(Party):
 
     def __init__(
         self, name: str, contract: Contract, *, features_N: Tensor, owner: SvdOwner | None,
-        answers: Path | None,
+        answers: AnswersLog | None,
     ) -> None:  # fmt: skip
         super().__init__(name, contract)
         self._features_NF = features_N.flatten(1).double().cpu().numpy()

@@ -6,7 +6,6 @@ Letters: B batch, D numbers of a representation.
 
 import hashlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from secure_apfed.learning.compute import Compute
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.parties.party import Party
-from secure_apfed.parties.rules import Acceptance, Allowance
+from secure_apfed.parties.rules import Acceptance, Allowance, AnswersLog
 from secure_apfed.settings.training import TrainSettings
 
 __all__ = ["PassiveParty"]
@@ -56,7 +55,7 @@ class PassiveParty(Party):
         train: TrainSettings,
         compute: Compute,
         seed: int,
-        answers: Path | None,
+        answers: AnswersLog | None,
         held_N: Tensor | None = None,
         defences: GradientChain | None = None,
         waiting: Callable[[], None] | None = None,

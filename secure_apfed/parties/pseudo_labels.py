@@ -8,7 +8,6 @@ B of them in a step, F features, C classes, U labelled rows.
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from secure_apfed.learning.checks import check_norms, check_rows
 from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.multiview import Floats, Pull, ViewModel, common_labels, joint_weights
 from secure_apfed.parties.party import Party
-from secure_apfed.parties.rules import Allowance, StepGate, bind_step
+from secure_apfed.parties.rules import Allowance, AnswersLog, StepGate, bind_step
 
 __all__ = ["PseudoLabelActive", "PseudoLabelPassive", "check_clip", "read_request", "shares"]
 
@@ -94,7 +93,7 @@ class PseudoLabelPassive(Party):
 
     def __init__(
         self, name: str, contract: Contract, *, view: ViewModel, zetas: Mapping[str, float],
-        contributor: SumContributor, clip: float | None, answers: Path | None,
+        contributor: SumContributor, clip: float | None, answers: AnswersLog | None,
         pull: Pull | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, contract)

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from secure_apfed.regular_file import open_regular
 __all__ = [
     "Acceptance",
     "Allowance",
+    "AnswersLog",
     "OpenAudits",
     "RefusedSums",
     "StepGate",
@@ -61,6 +63,20 @@ class StepGate:
         self.last = envelope.step
 
 
+@dataclass(frozen=True)
+class AnswersLog:
+    """Where answers are counted, over all sessions of a run.
+
+    Attributes:
+        path: of the write-ahead log.
+        waits: whether an answer waits until its line is on the disk, and not with the operating
+            system alone, which a machine that loses power forgets.
+    """
+
+    path: Path
+    waits: bool = True
+
+
 class Allowance:
     """What the contract lets the active ask of one party: batch sizes, and answers for each row.
 
@@ -70,18 +86,21 @@ class Allowance:
     Args:
         me: the party; contract: of the session.
         aligned: number of positions; beyond: answers for a row above those for training.
-        log: file of the write-ahead log; None: memory and checkpoints only.
+        log: the write-ahead log; None: memory and checkpoints only.
 
     Raises:
         CheckpointError: the log was altered, or is of another run.
     """
 
     def __init__(
-        self, me: str, contract: Contract, *, aligned: int, log: Path | None, beyond: int = 0
+        self, me: str, contract: Contract, *, aligned: int, log: AnswersLog | None, beyond: int = 0
     ) -> None:
         self._me, self._largest = me, contract.batch_size
         self._answers = contract.epochs + contract.spare_answers + beyond
-        self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._answers})
+        self._waits = log is not None and log.waits
+        self._counts = ReleaseCounts(
+            rows=aligned, log=log.path if log else None, about={"answers": self._answers}
+        )
 
     def check(self, step: int, rows_B: Tensor, *, sender: str) -> None:
         """Refuse before anything is computed, unless it may be an answer that was given before.
@@ -98,7 +117,7 @@ class Allowance:
             self._check_answers(rows_B, sender)
 
     def take(self, step: int, rows_B: Tensor, digest: bytes, *, sender: str) -> None:
-        """Count one answer for each of these rows; on return it is on the disk and may leave.
+        """Count one answer for each of these rows; on return it is in the log and may leave.
 
         Args:
             step: of the run.
@@ -114,7 +133,8 @@ class Allowance:
             return
         self._check_answers(rows_B, sender)
         self._counts.add(answer)
-        self._counts.sync()
+        if self._waits:
+            self._counts.sync()
 
     def _check_answers(self, rows_B: Tensor, sender: str) -> None:
         if int(self._counts.of_row_N[rows_B.cpu().numpy()].max(initial=0)) >= self._answers:
@@ -173,7 +193,7 @@ class Acceptance:
         self._gate.enter(envelope)
 
     def count(self, envelope: Envelope, rows_B: Tensor, digest: bytes) -> None:
-        """Count the answer, on the disk, before it leaves."""
+        """Count the answer, in the log, before it leaves."""
         self.allowance.take(envelope.step, rows_B, digest, sender=envelope.sender)
 
     def binding(self, envelope: Envelope, rows_B: Tensor) -> StepBinding:

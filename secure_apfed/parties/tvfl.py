@@ -7,7 +7,6 @@ about labels. Letters: N rows of a table, B batch, K classes.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,13 @@ from secure_apfed.learning.release import ContributionNoise, Releases
 from secure_apfed.learning.tvfl import EncoderTrainer, HeadTrainer, SumTrainer
 from secure_apfed.models import Shape
 from secure_apfed.parties.party import Party
-from secure_apfed.parties.rules import Allowance, StepGate, bind_step, read_representations
+from secure_apfed.parties.rules import (
+    Allowance,
+    AnswersLog,
+    StepGate,
+    bind_step,
+    read_representations,
+)
 from secure_apfed.privacy import PrivacyLedger, RepresentationGuard
 from secure_apfed.privacy.clip import clip_rows
 from secure_apfed.settings.training import TrainSettings
@@ -150,7 +155,7 @@ class EncodingPassive(Party):
         train: TrainSettings,
         compute: Compute,
         seed: int,
-        answers: Path | None,
+        answers: AnswersLog | None,
         beyond: int = 1,
         defences: RepresentationChain | None = None,
     ) -> None:

@@ -9,7 +9,6 @@ Letters: U rows to vote on, n of them labelled, B rows at once, K classes.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from secure_apfed.learning.descent import prefixed, without_prefix
 from secure_apfed.learning.student import Belief, Student, with_prior
 from secure_apfed.learning.votes import Votes
 from secure_apfed.parties.party import Party
-from secure_apfed.parties.rules import Allowance, StepGate
+from secure_apfed.parties.rules import Allowance, AnswersLog, StepGate
 
 __all__ = ["Ballot", "VotesActive", "VotingParty"]
 
@@ -123,7 +122,7 @@ class VotingParty(Party):
         held_N: Tensor,
         labeller: Labeller,
         form: str,
-        answers: Path | None,
+        answers: AnswersLog | None,
     ) -> None:
         super().__init__(name, contract)
         (self.classes,) = contract.passives[name].representation.shape

@@ -20,8 +20,8 @@ A machine that loses power may lose lines that the operating system had not writ
 most those since `sync`, which the ledger calls for every checkpoint. Resuming from that
 checkpoint finds none missing; the steps after it are played again, and where that gives the
 same bytes, as it does on one kind of machine, counting them once is right. Waiting for the disk
-at every step closes the rest of the gap, at 4 to 8 ms a step: passives do so for their answers, and
-for noise under a sum, which no later session draws again.
+at every step closes the rest of the gap, at 3 to 8 ms a step: passives do so for answers that leave
+their process, and for noise under a sum, which no later session draws again.
 """
 
 import base64

@@ -184,6 +184,7 @@ class PartyKeeper:
     Args:
         folder: of the party, held.
         name: of the party; config: of the run; data: what the party holds of it.
+        sends_out: see `Brought`.
 
     Attributes:
         brought: keys and seed: fresh, or as at its newest checkpoint.
@@ -196,11 +197,14 @@ class PartyKeeper:
     """
 
     def __init__(
-        self, folder: PartyFolder, name: str, config: Config, data: OwnData | None
-    ) -> None:
+        self, folder: PartyFolder, name: str, config: Config, data: OwnData | None, *,
+        sends_out: bool = True,
+    ) -> None:  # fmt: skip
         self._folder, self._name = folder, name
         identity = folder.identity()
-        fresh = freshly_brought(config, name, identity=identity, keeper=self, logs=folder.path)
+        fresh = freshly_brought(
+            config, name, identity=identity, keeper=self, logs=folder.path, sends_out=sends_out
+        )
         self._kept = (
             Checkpoints(folder.steps, name, config, data, identity=identity.public)
             if data

@@ -75,7 +75,8 @@ def _brought(
     found = {}
     for name in roles:
         folder = stack.enter_context(PartyFolder.open(own_subfolder(parties / name), resume=resume))
-        found[name] = PartyKeeper(folder, name, config, data.own(name)).brought
+        keeper = PartyKeeper(folder, name, config, data.own(name), sends_out=False)
+        found[name] = keeper.brought
     return found
 
 

@@ -18,7 +18,7 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 from secure_apfed.parties import ActiveNetworks, ActiveParty, ContributionNoise, PassiveParty
-from secure_apfed.parties.rules import bind_step
+from secure_apfed.parties.rules import AnswersLog, bind_step
 from secure_apfed.privacy import BudgetExhaustedError, NoGuard, PrivacyLedger
 from secure_apfed.privacy.contributions import SummedRelease
 from tests.secure_apfed.seats import (
@@ -62,7 +62,7 @@ def passive(
     agreed: Contract,
     name: str = "p1",
     *,
-    answers: Path | None = None,
+    answers: AnswersLog | None = None,
     held_N: Tensor | None = None,
     noise: ContributionNoise | None = None,
 ) -> tuple[PassiveParty, Decoder]:
@@ -200,8 +200,8 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(tmp_path: Path) -> Non
         ]
     ):
         log = tmp_path / f"answers-{index}.jsonl"
-        passive(first, answers=log)[0].contribute(representations(rows, z))
-        again, _ = passive(second, answers=log)
+        passive(first, answers=AnswersLog(log))[0].contribute(representations(rows, z))
+        again, _ = passive(second, answers=AnswersLog(log))
         if free:
             again.contribute(representations(rows, sent))
         else:
@@ -219,9 +219,9 @@ def test_a_passive_that_does_not_know_everybody_counts_every_session(tmp_path: P
     rows, z = torch.arange(3), random(3, D)
     agreed = contract().model_copy(update={"epochs": 1})
     held_N = torch.arange(len(ALIGNMENT)) < 5
-    first = passive(agreed, answers=tmp_path / "log", held_N=held_N)[0]
+    first = passive(agreed, answers=AnswersLog(tmp_path / "log"), held_N=held_N)[0]
     first.contribute(representations(rows, z))
-    again, _ = passive(later_session(agreed), answers=tmp_path / "log", held_N=held_N)
+    again, _ = passive(later_session(agreed), answers=AnswersLog(tmp_path / "log"), held_N=held_N)
     with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
         again.contribute(representations(rows, z))
 
@@ -236,7 +236,7 @@ def test_every_session_has_noise_of_its_own_and_pays_for_it(tmp_path: Path) -> N
             release, delta=1e-5, budget=None, rows=len(ALIGNMENT), log=tmp_path / "ledger"
         )
         noise = ContributionNoise(deviation=1000, key=bytes(32), ledger=ledger, secret=True)
-        party, _ = passive(agreed, answers=tmp_path / "answers", noise=noise)
+        party, _ = passive(agreed, answers=AnswersLog(tmp_path / "answers"), noise=noise)
         sent.append(party.contribute(representations(rows, z)))
         counts = ledger.state_dict()["counts"][:3].tolist()
         assert counts == [len(sent)] * 3

@@ -16,6 +16,7 @@ from secure_apfed.exchange import Kind, pack
 from secure_apfed.learning.checks import check_rows
 from secure_apfed.parties.rules import (
     Allowance,
+    AnswersLog,
     StepGate,
     bind_step,
     read_representations,
@@ -167,11 +168,13 @@ def test_a_binding_changes_with_everything_it_binds() -> None:
 
 
 def allowance(
-    *, epochs: int = 2, beyond: int = 0, spare: int = 0, log: Path | None = None
-) -> Allowance:
+    *, epochs: int = 2, beyond: int = 0, spare: int = 0, log: Path | None = None,
+    waits: bool = True,
+) -> Allowance:  # fmt: skip
     agreed = {"batch_size": 3, "epochs": epochs, "spare_answers": spare}
     terms = contract().model_copy(update=agreed)
-    return Allowance("p1", terms, aligned=10, log=log, beyond=beyond)
+    kept = None if log is None else AnswersLog(log, waits=waits)
+    return Allowance("p1", terms, aligned=10, log=kept, beyond=beyond)
 
 
 def take(own: Allowance, rows: list[int], *, step: int, digest: bytes = b"answer") -> None:
@@ -235,6 +238,19 @@ def test_an_answer_is_on_the_disk_before_it_may_leave(
     own = allowance(log=log)
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(log.read_bytes()))
     take(own, [1, 2], step=0)
+    assert [content.count(b"\n") for content in synced] == [2]
+
+
+def test_an_answer_that_stays_in_its_process_is_on_the_disk_with_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, synced = tmp_path / "answers-p1.jsonl", []
+    own = allowance(log=log, waits=False)
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(log.read_bytes()))
+    take(own, [1, 2], step=0)
+    assert log.read_bytes().count(b"\n") == 2
+    assert not synced
+    own.tensors()
     assert [content.count(b"\n") for content in synced] == [2]
 
 

@@ -1,6 +1,7 @@
 """Links in a run folder that somebody sent lead nowhere: nothing outside is written or removed."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.methods import Start, freshly_brought
 from secure_apfed.methods.accounts import answers_log
+from secure_apfed.parties.rules import AnswersLog
 from secure_apfed.runs import RunFolder, run
 from secure_apfed.runs.folder import own_subfolder
 from tests.secure_apfed.single_steps import own_of
@@ -117,7 +119,13 @@ def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     brought = {name: freshly_brought(config, name, logs=folder) for name in ("shop", "../shop")}
     start = Start(config=config, data=load_data(config.data, seed=0), brought=brought)
-    assert answers_log(own_of(start, "shop")) == folder / "answers-shop.jsonl"
+    assert answers_log(own_of(start, "shop")) == AnswersLog(folder / "answers-shop.jsonl")
+    inside = replace(brought["shop"], sends_out=False)
+    start = replace(start, brought={"shop": inside})
+    assert answers_log(own_of(start, "shop")) == AnswersLog(
+        folder / "answers-shop.jsonl", waits=False
+    )
+    start = replace(start, brought=brought)
     with pytest.raises(ConfigError, match="no file of"):
         answers_log(own_of(start, "../shop"))
     with pytest.raises(ConfigError, match="no file of"):
