@@ -21,6 +21,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import DataSettings
 from secure_apfed.errors import ApfedError, DataError
 from secure_apfed.folder_files import count_lines
+from secure_apfed.measures import ACCURACY
 from secure_apfed.runs import RunFolder
 from secure_apfed.runs.record import Outcome
 
@@ -103,7 +104,7 @@ class ListedRun:
     @property
     def gain(self) -> float | None:
         """Share of the test rows above the best solo baseline; one run shows no help."""
-        if self.accuracy is None or self.alone is None:
+        if self.accuracy is None or self.alone is None or self.alone.measure != ACCURACY.name:
             return None
         return self.accuracy - self.alone.best.test
 
@@ -132,7 +133,8 @@ class ListedRun:
         """For programs; shares are of 1, and what is not known is null."""
         config, best = self.config, None if self.alone is None else self.alone.best
         return {
-            "folder": self.path, "name": self.name, "state": self.state, "reason": self.reason,
+            "folder": _legible(str(self.path)), "name": self.name, "state": self.state,
+            "reason": self.reason,
             "date": self.date.isoformat(timespec="seconds"),
             "method": None if config is None else config.method,
             "dataset": None if config is None else config.data.dataset,
@@ -180,7 +182,7 @@ def _read(path: Path, top: Path) -> ListedRun:
     folder = RunFolder(path)
     row = ListedRun(
         path=path,
-        name=path.relative_to(top).as_posix() if path != top else path.resolve().name,
+        name=_legible(path.relative_to(top).as_posix() if path != top else path.resolve().name),
         state=State.BROKEN,
         date=_date(folder),
         leaks={},
@@ -195,7 +197,12 @@ def _read(path: Path, top: Path) -> ListedRun:
         told = f"{done} of {config.train.epochs} epochs; continue it with --resume"
         return replace(row, state=State.UNFINISHED, reason=told, config=config)
     except (ApfedError, OSError) as error:
-        return replace(row, reason=str(error).replace(f"{path}{os.sep}", ""))
+        return replace(row, reason=_legible(str(error).replace(f"{path}{os.sep}", "")))
+
+
+def _legible(name: str) -> str:
+    """A name whose bytes are no UTF-8, with marks in their places."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
@@ -231,7 +238,10 @@ def _date(folder: RunFolder) -> datetime:
     """When the run last wrote what tells how far it came, else when its folder was changed."""
     files = (folder.result, folder.metrics, folder.config)
     there = (file for file in files if os.access(file, os.F_OK))
-    return datetime.fromtimestamp(next(there, folder.path).stat().st_mtime, UTC)
+    try:
+        return datetime.fromtimestamp(next(there, folder.path).stat().st_mtime, UTC)
+    except (ValueError, OverflowError):  # the clock of who sent it
+        return datetime.fromtimestamp(0, UTC)
 
 
 def _data_in_words(data: DataSettings) -> str:

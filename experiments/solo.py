@@ -10,14 +10,16 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator, Field
 
 from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
-from secure_apfed.measures import ACCURACY, MEASURES, Measure
+from secure_apfed.measures import ACCURACY, MEASURES, Measure, find_measure
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import own_subfolder, read_sealed, write_atomically, write_sealed
 from secure_apfed.runs.record import Written
@@ -38,8 +40,8 @@ class SoloRecord(Written):
     """The file: the digest of what it was measured on, the measure, and each baseline's."""
 
     settings: str
-    baselines: tuple[BaselineResult, ...]
-    measure: str = ACCURACY.name
+    baselines: tuple[BaselineResult, ...] = Field(min_length=1)
+    measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)] = ACCURACY.name
 
     @property
     def judged_by(self) -> Measure:

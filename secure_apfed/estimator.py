@@ -24,7 +24,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.cells import is_date
 from secure_apfed.data.column_encoding import fit_columns
-from secure_apfed.data.frames import is_numeric
+from secure_apfed.data.frames import is_numeric, plain_cells
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.methods import METHODS
 from secure_apfed.runs import RunResult, SoloModel, run
@@ -72,13 +72,14 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Align by index, and train.
 
         Args:
-            X: frame or array (N, columns) of the active; its index names people, row numbers
-                where it has none.
+            X: frame (N, columns) of the active, whose index names people; without passives also
+                an array.
             y: labels (N,).
 
         Raises:
             ConfigError, DataError: as `secure_apfed.runs.run`.
         """
+        self._require_index(X)
         X = _storable(X)
         raw, labels = self._checked(X, y)
         frame = _frame(X, raw)
@@ -105,6 +106,14 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             network, data.classes, encoding, {}, threshold=self.result_.threshold
         )
         return self
+
+    def _require_index(self, X: Any) -> None:
+        if self.passives and not isinstance(X, pd.DataFrame):
+            raise ConfigError(
+                f"VerticalClassifier: people are matched by the index of frames, and the active's "
+                f"rows came as {type(X).__name__}, which names nobody; give a pandas frame, and in "
+                'a Pipeline say .set_output(transform="pandas") of what stands before'
+            )
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities (N, K) in the order of `classes_`."""
@@ -169,6 +178,7 @@ def _storable(X: Any) -> Any:
     """The same with moments as objects: an array of numbers and moments is none to numpy."""
     if not isinstance(X, pd.DataFrame):
         return X
+    X = plain_cells(X) if X.columns.is_unique else X
     moments = X.select_dtypes(["datetime", "datetimetz"]).columns
     return X.astype(dict.fromkeys(moments, object)) if len(moments) else X
 

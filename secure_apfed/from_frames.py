@@ -7,6 +7,7 @@ composition root: `secure_apfed` gives its names to others, no module imports it
 
 import json
 import math
+import shutil
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
@@ -27,9 +29,16 @@ from secure_apfed.data import ColumnEncoding
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.measures import MEASURES, Estimate, Measure, estimates
 from secure_apfed.methods import METHODS
-from secure_apfed.party_frames import as_pandas, checked_frames, labels_by_text, write_frames
+from secure_apfed.party_frames import (
+    as_pandas,
+    checked_frames,
+    labels_by_text,
+    names_of_files,
+    write_frames,
+)
 from secure_apfed.runs import RunFolder, RunResult, SoloModel, load_model, run
 from secure_apfed.runs.scored_rows import read_scored
+from secure_apfed.tasks import Classification
 
 if TYPE_CHECKING:
     from attacks.interface import AttackResult
@@ -46,7 +55,8 @@ class FramesModel:
     """The active's model: it reads frames of the active's columns, and needs nobody else.
 
     Attributes:
-        classes_: labels as the active's frame had them, in the order of the probabilities.
+        classes_: labels as the active's frame had them, in the order of the probabilities; none
+            of a regression, and of anomalies.
         solo: the same model on encoded features, with its card.
     """
 
@@ -58,18 +68,36 @@ class FramesModel:
 
         Raises:
             DataError: a column of training is missing, or its cells do not fit.
+            ModelError: the model tells no probabilities.
         """
-        rows, encoding = as_pandas(frame, party="the input"), self.solo.encoding
-        assert isinstance(encoding, ColumnEncoding)
-        shares_NK = self.solo.predict(encoding.encode(rows)).double()
+        if self.solo.task.name != Classification.name:
+            raise ModelError(
+                f"a model of task {self.solo.task.name} tells one number a row and no "
+                "probabilities; ask predict"
+            )
+        shares_NK = self._told(frame)
         normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
         return normed
 
     def predict(self, frame: Any) -> NDArray[Any]:
-        """The label of each row (N,): the likeliest, or as the run's `threshold` decides."""
+        """The label of each row (N,): the likeliest, or as the run's `threshold` decides.
+
+        Of a regression numbers in the unit of the labels, of anomalies scores, higher for what is
+        stranger.
+
+        Raises:
+            DataError: see `predict_proba`.
+        """
+        if self.solo.task.name != Classification.name:
+            return np.asarray(self._told(frame).numpy())
         places_N = self.solo.decide(torch.from_numpy(self.predict_proba(frame)))
         labels: NDArray[Any] = np.array(self.classes_)[places_N.numpy()]
         return labels
+
+    def _told(self, frame: Any) -> Tensor:
+        rows, encoding = as_pandas(frame, party="the input"), self.solo.encoding
+        assert isinstance(encoding, ColumnEncoding)
+        return self.solo.predict(encoding.encode(rows)).double()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,44 +215,59 @@ def run_frames(
         ConfigError: a setting is wrong.
         CheckpointError: the folder holds a run already. Others as `secure_apfed.runs.run`.
     """
-    own = settings.get("data", {}).get("active", "active")
+    own = (settings.get("data") or {}).get("active", "active")
     frames = checked_frames(active, passives, name=own, id_column=id, label=label)
     with ExitStack() as stack:
         place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
         if (place / _TABLES).exists():
             raise CheckpointError(f"{place} holds frames of a run already; choose a new folder")
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = write_frames(frames, place / _TABLES)
         config = _config(
-            settings, files, method=method,
+            settings, names_of_files(frames), method=method,
             data={"active": own, "folder": str(place / _TABLES), "id_column": id,
                   "label_column": label},
         )  # fmt: skip
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_frames(frames, place / _TABLES)
         with warnings.catch_warnings():
             # All parties are this process: a plain sum hides nothing from whoever has it all.
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            found = run(config, place)
+            found = _ran(config, place)
         return _result(
             config, place, found, labels_by_text(frames[own], label), baselines=baselines,
             keeps=folder is not None,
         )  # fmt: skip
 
 
+def _ran(config: Config, folder: Path) -> RunResult:
+    try:
+        return run(config, folder)
+    except BaseException:
+        if not RunFolder(folder).config.exists():  # it never began: no frames are left behind
+            shutil.rmtree(folder / _TABLES)
+        raise
+
+
 def _config(
     settings: Mapping[str, Any], files: Mapping[str, str], *, method: str, data: Mapping[str, str]
 ) -> Config:
     given = {"name": "frames", **settings, "method": method}
+    given["data"] = given.get("data") or {}
     ours = {"dataset", "parties", "folder", "id_column", "label_column"}
-    if named := sorted(ours & set(given.get("data", {}))):
+    if named := sorted(ours & set(given["data"])):
         raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
     facts = METHODS[method].facts if method in METHODS else None
     if facts and facts.representations_from is None:  # then a guard has nothing to protect
         given.setdefault("guard", {"mechanism": "none"})
     given["data"] = {
-        "dataset": _TABLES, **data, **given.get("data", {}),
+        "dataset": _TABLES, **data, **given["data"],
         "parties": {name: {"file": file, "missing": "mean"} for name, file in files.items()},
     }  # fmt: skip
-    return load_config_text(json.dumps(given, default=str), source="run_frames")
+    return load_config_text(json.dumps(given, default=_plain), source="run_frames")
+
+
+def _plain(value: Any) -> Any:
+    """A setting that JSON has no word for: numpy's numbers, paths."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _result(

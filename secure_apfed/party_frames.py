@@ -13,15 +13,15 @@ import numpy as np
 import pandas as pd
 
 from secure_apfed.alignment.id_files import cell_text
-from secure_apfed.data.frames import to_texts
+from secure_apfed.data.frames import plain_cells, to_texts
 from secure_apfed.errors import DataError
 from secure_apfed.runs.folder import make_private
 
-__all__ = ["as_pandas", "checked_frames", "labels_by_text", "write_frames"]
+__all__ = ["as_pandas", "checked_frames", "labels_by_text", "names_of_files", "write_frames"]
 
 # What pandas infers of a column of IDs, in words; IDs of other kinds are refused.
 _ID_KINDS = {
-    "string": "text", "integer": "whole numbers", "datetime64": "dates", "datetime": "dates",
+    "string": "text", "integer": "whole numbers", "datetime64": "moments", "datetime": "moments",
     "date": "dates", "categorical": "categories",
 }  # fmt: skip
 
@@ -47,7 +47,7 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
     named: pd.DataFrame = rows.set_axis([str(column) for column in rows.columns], axis=1)
     if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
         named = named.reset_index() if str(frame.index.name) not in named.columns else named
-    return named
+    return plain_cells(named)
 
 
 def checked_frames(
@@ -90,17 +90,19 @@ def labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
     return {cell_text(one): one for one in frame[label].dropna().unique().tolist()}
 
 
-def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> dict[str, str]:
-    """Write each as a Parquet file that its owner alone may read; return their names by party.
+def names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """By party, what `write_frames` calls its file."""
+    return {party: f"party-{place}.parquet" for place, party in enumerate(frames)}
+
+
+def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Write each as a Parquet file in a folder that its owner alone may enter.
 
     Raises:
-        DataError: a column whose cells are of several kinds, such as texts and numbers.
+        DataError: a column whose cells are of several kinds, such as texts and numbers; nothing
+            is written.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    make_private(folder)
-    names = {}
-    for place, (party, frame) in enumerate(frames.items()):
-        names[party] = f"party-{place}.parquet"
+    for party, frame in frames.items():
         for column in frame.columns:
             kind = pd.api.types.infer_dtype(frame[column], skipna=True)
             if kind.startswith("mixed"):
@@ -108,8 +110,10 @@ def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> dict[str, 
                     f"{party}: column {column!r} holds cells of several kinds ({kind}); make them "
                     "all numbers or all text, as with .astype(str), or drop the column"
                 )
-        frame.to_parquet(folder / names[party], index=False)
-    return names
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
+    for party, name in names_of_files(frames).items():
+        frames[party].to_parquet(folder / name, index=False)
 
 
 def _id_kind(frame: pd.DataFrame, column: str, *, party: str) -> str:

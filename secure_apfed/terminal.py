@@ -124,15 +124,17 @@ def show_warning(
 def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table on stdout; columns of figures are right-aligned."""
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
-        show_header=any(columns),
+        title=Text(_printable(title)), title_justify="left", title_style="bold", box=None,
+        pad_edge=False, show_header=any(columns),
     )  # fmt: skip
     for at, name in enumerate(columns):
         figures = bool(rows) and all(row[at][:1].isdigit() for row in rows if row[at])
         justify: Literal["left", "right"] = "right" if figures else "left"
-        table.add_column(name, justify=justify, header_style="dim", overflow="fold")
+        table.add_column(
+            Text(_printable(name)), justify=justify, header_style="dim", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(_printable(cell)) for cell in row))
     Console().print(table)
 
 

@@ -80,4 +80,4 @@ def _figure(value: Any, form: Any, note: str = "") -> tuple[str, str, float | No
 
 def _address(run: ListedRun, start: Path) -> str:
     """Of the report, from where the page lies; names are quoted, so that they name no other."""
-    return quote(Path(os.path.relpath(run.path / "report.html", start)).as_posix())
+    return quote(os.fsencode(Path(os.path.relpath(run.path / "report.html", start)).as_posix()))

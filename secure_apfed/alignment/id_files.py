@@ -15,6 +15,7 @@ Example:
     (2, [('007',), ('7',)])
 """
 
+import lzma
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,12 +28,19 @@ from secure_apfed.errors import DataError
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["JOINT", "PARQUET", "IdFile", "cell_text"]
+__all__ = ["EMPTY", "JOINT", "PARQUET", "IdFile", "cell_text"]
 
 JOINT = "\x1f"
 """Between the parts of an ID of several columns."""
 
 PARQUET = (".parquet", ".pq")
+
+EMPTY = frozenset({
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
+    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+})  # fmt: skip
+"""What a cell of a CSV file says that counts as empty, here and in pandas."""
+
 _ROWS_OF_A_PIECE = 2**16
 
 
@@ -51,7 +59,7 @@ class IdFile:
 
     Args:
         party: whose file it is, for errors.
-        path: .parquet or .pq, else CSV (also .gz, .bz2) with a header line.
+        path: .parquet or .pq, else CSV (also .gz, .bz2, .xz, .zst) with a header line.
         columns: the one that holds the IDs, or several.
 
     Raises:
@@ -114,9 +122,23 @@ class IdFile:
             include_columns=list(self._columns),
             column_types=dict.fromkeys(self._columns, pyarrow.string()),
             strings_can_be_null=True,
+            null_values=sorted(EMPTY),
         )
-        with csv.open_csv(self._path, convert_options=options) as reader:
+        lines = csv.ParseOptions(newlines_in_values=True)
+        with (
+            self._opened() as file,
+            csv.open_csv(file, parse_options=lines, convert_options=options) as reader,
+        ):
             yield from reader
+
+    @contextmanager
+    def _opened(self) -> Iterator[object]:
+        """What pyarrow reads: by its name, which says how it is packed, but for xz."""
+        if self._path.suffix == ".xz":
+            with lzma.open(self._path) as file:
+                yield file
+        else:
+            yield self._path
 
     def _require_columns(self, found: Sequence[str]) -> None:
         absent = [name for name in self._columns if found.count(name) != 1]

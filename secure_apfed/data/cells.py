@@ -18,7 +18,6 @@ from secure_apfed.errors import DataError
 __all__ = ["days_of", "is_date", "refuse_look_alikes"]
 
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ][\d:.]+(Z|[+-]\d{2}:?\d{2})?)?")
-_DAY = pd.Timedelta(days=1)
 _MOSTLY = 0.5
 # What a number or a date looks like where nobody reads it as one, and what to write instead.
 _LOOK_ALIKES: Mapping[str, tuple[re.Pattern[str], str]] = {
@@ -63,8 +62,9 @@ def days_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
             f"{source}: column {column.name!r} holds dates, but {wrong.size} cells are none, first "
             f"in {place_of(column, wrong[0])}; write them as 2026-01-31"
         )
-    days = (moments - pd.Timestamp(0, tz="UTC")) / _DAY
-    return np.asarray(days.to_numpy(dtype=np.float64, na_value=np.nan))
+    # In microseconds: nanoseconds end in 2262, before the 9999-12-31 of an open end.
+    since = moments.dt.tz_convert(None).dt.as_unit("us").to_numpy() - np.datetime64(0, "us")
+    return np.asarray(since / np.timedelta64(1, "D"), dtype=np.float64)
 
 
 def refuse_look_alikes(column: "pd.Series", *, source: str) -> None:

@@ -110,9 +110,22 @@ class CategoricalColumn(Settings):
         shared = (f"{self.name}#{bucket}" for bucket in range(self.buckets))
         return (*own, *shared)
 
+    @property
+    def spellings(self) -> dict[str, str]:
+        """Every text that stands for a category, itself first: of true and false also those of
+        other programs, since a CSV file is read as truths here and as texts there.
+        """
+        found = {category: category for category in self.categories}
+        if {one.lower() for one in self.categories} <= {"true", "false"}:
+            for category in self.categories:
+                for text in (category.lower(), category.title(), category.upper()):
+                    found.setdefault(text, category)
+        return found
+
     def encode(self, column: "pd.Series", *, source: str) -> NDArray[np.float64]:
         """Return (N, categories and buckets)."""
-        places = {category: at for at, category in enumerate(self.categories)}
+        own = {category: at for at, category in enumerate(self.categories)}
+        places = {text: own[category] for text, category in self.spellings.items()}
         texts = to_texts(column)
         if self.buckets:
             from sklearn.utils import murmurhash3_32

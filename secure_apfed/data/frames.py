@@ -14,19 +14,20 @@ import pandas as pd
 from numpy.typing import NDArray
 from pyarrow import ArrowException, default_memory_pool
 
-from secure_apfed.alignment.id_files import PARQUET, cell_text
+from secure_apfed.alignment.id_files import EMPTY, PARQUET, cell_text
 from secure_apfed.errors import DataError
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 __all__ = [
-    "is_numeric", "is_table", "only_columns", "place_of", "read_blocks", "read_frame", "to_numbers",
-    "to_texts",
+    "is_csv", "is_numeric", "is_table", "only_columns", "place_of", "plain_cells", "read_blocks",
+    "read_frame", "to_numbers", "to_texts",
 ]  # fmt: skip
 
 _LINES = "lines of the file"
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
+_DAY = 86_400.0  # seconds
 
 
 def is_table(path: Path) -> bool:
@@ -35,18 +36,27 @@ def is_table(path: Path) -> bool:
     return name.suffix.lower() in (".csv", *PARQUET)
 
 
-def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.DataFrame:
+def is_csv(frame: pd.DataFrame) -> bool:
+    """Whether these rows are of a CSV file."""
+    return bool(frame.attrs.get(_LINES))
+
+
+def read_frame(
+    path: Path, *, texts: Sequence[str] = (), words: Sequence[str] = (), source: str
+) -> pd.DataFrame:
     """Return a file's rows.
 
     Args:
         path: the file.
         texts: columns of a CSV file to read as text, so that "007" stays what it is.
+        words: of these, columns whose cells are kept where they say "NA", "None" or the like; in
+            the others such a cell counts as empty.
         source: who or what it belongs to, for errors.
 
     Raises:
         DataError: no such file, or not of the format that its name says; a column with the
             name of another, or with lists or records in its cells; a file of one column that
-            would be several.
+            would be several; rows with more cells than the first line has names.
     """
     _refuse_workbook(path, source)
     with _readable(path, source):
@@ -56,12 +66,18 @@ def read_frame(path: Path, *, texts: Sequence[str] = (), source: str) -> pd.Data
             default_memory_pool().release_unused()
             names = frame.columns.to_series()
         else:
-            frame = pd.read_csv(path, dtype=dict.fromkeys(texts, str), low_memory=False)
             names = _header(path)
+            types = dict.fromkeys(texts, str)
+            # What counts as empty is said of each column: of words it is an empty cell alone.
+            empty = {name: [""] if name in words else [*EMPTY] for name in _named(names)}
+            frame = pd.read_csv(
+                path, dtype=types, na_values=empty, keep_default_na=False, low_memory=False
+            )
             frame.attrs[_LINES] = True
     _refuse_names(names, path, source)
+    _refuse_shifted(frame, path, source)
     _refuse_nested(frame, path, source)
-    return frame
+    return plain_cells(frame)
 
 
 def read_blocks(
@@ -94,8 +110,9 @@ def read_blocks(
             if frame is None:
                 return
             frame.attrs[_LINES] = not packed
+            _refuse_shifted(frame, path, source)
             _refuse_nested(frame, path, source)
-            yield frame
+            yield plain_cells(frame)
 
 
 def _batches(file: "ParquetFile", rows: int) -> Iterator[pd.DataFrame]:
@@ -110,6 +127,14 @@ def _batches(file: "ParquetFile", rows: int) -> Iterator[pd.DataFrame]:
 def _header(path: Path) -> "pd.Series":
     """Pandas gives repeated names another one, so the header is read as it stands."""
     return pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
+
+
+def _named(names: "pd.Series") -> list[str]:
+    """The columns as pandas calls them."""
+    return [
+        f"Unnamed: {place}" if empty else str(name)
+        for place, (name, empty) in enumerate(zip(names, names.isna(), strict=True))
+    ]
 
 
 @contextmanager
@@ -163,6 +188,31 @@ def _refuse_separators(names: "pd.Series", path: Path, source: str) -> None:
                 f"{source}: the first line of {path} has no comma, but {called}; save it with "
                 "commas between the columns"
             )
+
+
+def _refuse_shifted(frame: pd.DataFrame, path: Path, source: str) -> None:
+    """Pandas takes the first cells of each row for its name where rows have more than the header,
+    and every column would have the cells of its neighbour.
+    """
+    if not isinstance(frame.index, pd.RangeIndex):
+        cells = frame.index.nlevels + len(frame.columns)
+        raise DataError(
+            f"{source}: the rows of {path} have {cells} cells, and its first line names "
+            f"{len(frame.columns)}; name the column of row names, or take the comma from the end "
+            "of each row"
+        )
+
+
+def plain_cells(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same with decimals as floats and durations as days; both would be categories."""
+    plain = {}
+    for name in frame.columns:
+        column = frame[name]
+        if pd.api.types.is_timedelta64_dtype(column.dtype):
+            plain[name] = column.dt.total_seconds() / _DAY
+        elif column.dtype == object and pd.api.types.infer_dtype(column, skipna=True) == "decimal":
+            plain[name] = column.astype(np.float64)
+    return frame.assign(**plain) if plain else frame
 
 
 def _refuse_nested(frame: pd.DataFrame, path: Path, source: str) -> None:

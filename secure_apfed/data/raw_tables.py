@@ -4,6 +4,7 @@ Run by: that party. IDs are compared as text, "007" and "7" differ.
 """
 
 import difflib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +12,20 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from secure_apfed.alignment.id_files import JOINT
+from secure_apfed.alignment.id_files import EMPTY, JOINT
 from secure_apfed.data.cells import is_date, refuse_look_alikes
-from secure_apfed.data.frames import is_numeric, only_columns, place_of, read_frame, to_texts
+from secure_apfed.data.frames import (
+    is_csv,
+    is_numeric,
+    only_columns,
+    place_of,
+    read_frame,
+    to_texts,
+)
 from secure_apfed.data.records import check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.data.suspects import warn_of_ids, warn_of_labels
-from secure_apfed.errors import DataError
+from secure_apfed.errors import DataError, SuspectColumnWarning
 
 __all__ = ["RawTable", "party_path", "read_raw"]
 
@@ -59,7 +67,8 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     id_columns = (given,) if isinstance(given, str) else given
     labels = () if label_column is None else (label_column,)
     texts = (*id_columns, *labels, *(party.categorical or ()))
-    frame = read_frame(party_path(settings, party.file), texts=texts, source=name)
+    path = party_path(settings, party.file)
+    frame = read_frame(path, texts=texts, words=labels, source=name)
     if not len(frame):
         raise DataError(f"{name}: {party.file} has no rows")
     named = (*texts, *(party.numeric or ()), *party.ignore)
@@ -79,7 +88,9 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
         frame = frame[frame[[*numeric, *categorical]].notna().all(axis=1)]
     if not len(frame):
         raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
-    label_texts = tuple(to_texts(frame[label_column])) if label_column else (None,) * len(frame)
+    label_texts: tuple[str | None, ...] = (None,) * len(frame)
+    if label_column:
+        label_texts = _labels(frame[label_column], settings, is_csv=is_csv(frame), party=name)
     ids = _complete(frame, id_columns, party=name)
     check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
     for column in {*frame.columns} - {*numeric, *categorical}:
@@ -89,6 +100,26 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     if label_column is not None:
         warn_of_labels(features, label_texts, source=name, label=label_column)
     return RawTable(ids, features, categorical, label_texts)
+
+
+def _labels(
+    column: "pd.Series", settings: DataSettings, *, is_csv: bool, party: str
+) -> tuple[str | None, ...]:
+    """Labels as texts, None where there is none; of "NA" and the like only where it is a class."""
+    texts = to_texts(column)
+    if not is_csv:
+        return tuple(texts)
+    empty = EMPTY.difference(settings.classes or ())
+    read = {text: texts.count(text) for text in sorted(empty & set(texts)) if text}
+    if read and not settings.labels_are_numbers:
+        counts = ", ".join(f"{text!r} ({count})" for text, count in read.items())
+        warnings.warn(
+            f"{party}: labels {counts} of column {column.name!r} count as empty; list them under "
+            "data.classes if they are classes",
+            SuspectColumnWarning,
+            stacklevel=2,
+        )
+    return tuple(None if text in empty else text for text in texts)
 
 
 def _guess(absent: str, frame: pd.DataFrame) -> str:

@@ -40,7 +40,7 @@ class TargetScale(BaseModel):
             DataError: all of them are alike, so there is nothing to learn.
         """
         mean, scale = float(np.mean(targets_n)), float(np.std(targets_n))
-        if not (math.isfinite(scale) and scale > 1e-12 * max(1.0, abs(mean))):
+        if not (math.isfinite(scale) and scale > 1e-12 * abs(mean)):
             raise DataError(
                 f"{party}: the labels of its {len(targets_n)} labelled training rows are all "
                 f"{mean:g}, or too large to tell apart, so there is nothing to learn; take rows "

@@ -48,7 +48,9 @@ class RandomFeatures(nn.Module):
         """Standardise by these rows; the width is the median distance of some of them."""
         rows_NF = features_NF.flatten(1).to(self.centre)
         self.centre = rows_NF.mean(0)
-        self.scale = rows_NF.std(0, correction=0).clamp(min=_LEAST_SCALE)
+        scale = rows_NF.std(0, correction=0)
+        # What never differed says nothing of a row, and z stays 0 where it does one day.
+        self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
         step = max(1, len(rows_NF) // _SAMPLE)
         sample_NF = (rows_NF[::step] - self.centre) / self.scale
         distances = torch.pdist(sample_NF)

@@ -3,10 +3,10 @@
 The encoding is part of the graph: each raw column is an input of its own, (N, 1), numbers as
 float64, dates as days since 1970-01-01, categories as texts; images are one input, (N, C, H, W),
 whole. Outputs: `output_label` (N,), texts, and `output_probability` (N, K); of a regression
-`output_prediction` (N,), in the unit of the labels; of anomalies `output_score` (N,). An empty
-number is NaN: where the model was trained with `missing: mean` it counts as the mean; otherwise
-what is told of its row is NaN, since a graph can refuse nothing. An unknown category is a row of
-zeros, as in training.
+`output_prediction` (N,), in the unit of the labels; of anomalies `output_score` (N,), both float64.
+An empty number is NaN: where the model was trained with `missing: mean` it counts as the mean;
+otherwise what is told of its row is NaN, since a graph can refuse nothing. An unknown category is a
+row of zeros, as in training.
 """
 
 import logging
@@ -87,7 +87,8 @@ class _Predicting(nn.Module):
 
     def forward(self, features_N: Tensor) -> Tensor:
         placed_N = features_N.to(next(self.network.parameters()).dtype)
-        return self.task.told(self.network(placed_N), placed_N).float()
+        told_N = self.task.told(self.network(placed_N), placed_N)
+        return told_N.double() if told_N.ndim == 1 else told_N.float()
 
 
 def _network(model: SoloModel) -> Any:
@@ -165,7 +166,7 @@ class _Graph:
         own = f"encoding/{at}"
         if isinstance(column, CategoricalColumn):
             hot = self.node(
-                "OneHotEncoder", [column.name], f"{own}_hot", "ai.onnx.ml",
+                "OneHotEncoder", [self._spelled(own, column)], f"{own}_hot", "ai.onnx.ml",
                 cats_strings=[text.encode() for text in column.categories], zeros=1,
             )  # fmt: skip
             known = self.node("Flatten", [hot], f"{own}_known", axis=1)
@@ -182,6 +183,17 @@ class _Graph:
             zero = self.constant(f"{own}_zero", _DOUBLE, [0.0])
             scaled = self.node("Where", [empty, zero, scaled], f"{own}_filled")
         return self.node("Cast", [scaled], own, to=_FLOAT)
+
+    def _spelled(self, own: str, column: CategoricalColumn) -> str:
+        """The column, with other spellings of its categories as these."""
+        if len(column.spellings) == len(column.categories):
+            return column.name
+        return self.node(
+            "LabelEncoder", [column.name], f"{own}_spelled", "ai.onnx.ml",
+            keys_strings=[text.encode() for text in column.spellings],
+            values_strings=[text.encode() for text in column.spellings.values()],
+            default_string=b"",
+        )  # fmt: skip
 
     def _buckets(self, own: str, column: CategoricalColumn, known: str) -> str:
         """The features that texts share which are no category; an empty text has none."""
@@ -223,7 +235,7 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
         number = f"output_{model.task.tells}"
         graph.node.append(helper.make_node("Identity", [net], [number]))
         del graph.output[:]
-        graph.output.append(helper.make_tensor_value_info(number, _FLOAT, ["rows"]))
+        graph.output.append(helper.make_tensor_value_info(number, _DOUBLE, ["rows"]))
         return
     texts = [name.encode() for name in model.classes]
     names = helper.make_tensor("network/classes", _TEXT, [len(texts)], texts)

@@ -104,6 +104,7 @@ def row_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
         with closing(_KINDS[path.suffix](partial)) as rows:
             yield rows.add
             rows.end()
+        partial.chmod(0o600)  # what is said of people is their owner's
         partial.replace(path)
     except OSError as error:
         raise DataError(f"{path} cannot be written ({error}); check the folder") from error

@@ -1,5 +1,6 @@
 """`secure-apfed runs`: each folder is a row, broken ones with the reason; the page is whole."""
 
+import contextlib
 import json
 import math
 import os
@@ -119,6 +120,38 @@ def test_a_broken_folder_is_a_row_that_names_the_file(top: Path, name: str, said
     assert run.state is State.BROKEN
     assert run.reason.startswith(said)
     assert str(top) not in run.reason
+
+
+@pytest.mark.parametrize("text", ['"measure": "x"', '"baselines": []'])
+def test_baselines_that_are_none_are_a_row_that_says_so(top: Path, text: str) -> None:
+    file = top / "guarded" / FILE
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, **json.loads(f"{{{text}}}")}))
+    run = by_name(top)["guarded"]
+    assert run.state is State.BROKEN
+    assert FILE in run.reason
+
+
+def test_gains_of_another_measure_are_no_points(top: Path) -> None:
+    file = top / "guarded" / FILE
+    file.write_text(json.dumps({**json.loads(file.read_text()), "measure": "auc"}))
+    assert by_name(top)["guarded"].gain is None
+
+
+def test_names_and_clocks_of_others_are_shown(
+    top: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = os.fsdecode(b"bad\xff \x1b[31m[b]")
+    (top / "guarded").rename(top / strange)
+    with contextlib.suppress(OSError):  # not every file system has such years
+        os.utime(top / strange / "result.json", (300_000_000_000, 300_000_000_000))
+    assert execute(["runs", str(top)]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b[31m" not in said
+    assert "[b]" in said
+    page = tmp_path / "page.html"
+    assert execute(["runs", str(top), "--html", str(page)]) == 0
+    assert "bad%FF" in page.read_text()
 
 
 def test_a_folder_that_may_not_be_entered_is_a_row(

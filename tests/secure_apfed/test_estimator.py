@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from secure_apfed.errors import DataError
+from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.estimator import VerticalClassifier
 
 BRIEF: dict[str, Any] = {
@@ -63,6 +63,13 @@ def test_it_is_crossed_and_calibrated_and_stands_in_a_pipeline(bunch: Any) -> No
     assert calibrated.predict_proba(own).shape == (len(own), 2)
     piped = make_pipeline(StandardScaler().set_output(transform="pandas"), one)
     assert piped.fit(own, bunch.target).score(own, bunch.target) > 0.8
+
+
+def test_rows_that_name_nobody_are_matched_to_nobody(bunch: Any) -> None:
+    own, passives = parties(bunch)
+    piped = make_pipeline(StandardScaler(), VerticalClassifier(passives=passives, settings=HELPED))
+    with pytest.raises(ConfigError, match="came as ndarray, which names nobody"):
+        piped.fit(own, bunch.target)
 
 
 def test_texts_are_categories_and_labels_keep_their_kind() -> None:

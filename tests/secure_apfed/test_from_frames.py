@@ -44,6 +44,47 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> FramesResult:
     return run_frames(own, passives, label="target", folder=folder, attacks=attacks, **BRIEF)
 
 
+@pytest.mark.parametrize("task", ["regression", "anomaly"])
+def test_numbers_are_told_where_there_are_no_classes(task: str) -> None:
+    own, passives = parties()
+    settings = {**BRIEF, "task": task, "method": "apfed_r", "votes": {}}
+    settings["train"] = {"epochs": 2, "learning_rate": 0.01}
+    settings["model"] = {"hidden": [16], "representation": 8, "projection": 8}
+    settings["guard"] = {"mechanism": "none"}
+    settings["data"] = {"limit": 200}
+    if task == "regression":
+        own = own.assign(target=own["mean radius"] * 3)
+        settings["data"] |= {"numeric_labels": True}
+    else:
+        settings["data"] |= {"anomaly": "ill"}
+    found = run_frames(own, passives, label="target", baselines=False, **settings)
+    told = found.model.predict(own)
+    assert told.shape == (len(own),)
+    assert np.isfinite(told).all()
+    with pytest.raises(ModelError, match="no probabilities; ask predict"):
+        found.model.predict_proba(own)
+
+
+def test_a_wrong_setting_leaves_no_frames(tmp_path: Path) -> None:
+    own, passives = parties()
+    with pytest.raises(ConfigError, match="epsilom"):
+        run_frames(
+            own, passives, label="target", folder=tmp_path, **{**BRIEF, "votes": {"epsilom": 8}}
+        )
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(DataError):
+        run_frames(own, passives, label="target", folder=tmp_path,
+                   **{**BRIEF, "data": {"labelled": 5000}})  # fmt: skip
+    assert not (tmp_path / "tables").exists()
+
+
+def test_settings_may_be_numbers_of_numpy() -> None:
+    own, passives = parties()
+    settings = {**BRIEF, "seed": np.int64(1), "data": {"labelled": np.int64(30), "limit": 200}}
+    found = run_frames(own, passives, label="target", baselines=False, **settings)
+    assert (found.config.seed, found.config.data.labelled) == (1, 30)
+
+
 def test_the_result_says_all_of_it(result: FramesResult) -> None:
     assert result.alone is not None
     assert result.gain == pytest.approx(result.score.value - result.alone.best.test)

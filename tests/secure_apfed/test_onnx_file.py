@@ -102,6 +102,18 @@ def mixed(missing: Missing, columns: tuple[Any, ...] = ()) -> SoloModel:
     return SoloModel(network, ("yes", "nø", "maybe"), encoding, {})
 
 
+def test_truths_may_be_spelled_as_other_programs_do(tmp_path: Path) -> None:
+    columns = (CategoricalColumn(name="smoker", categories=("False", "True"), buckets=2),)
+    model = mixed("mean", columns)
+    write_onnx(model, tmp_path / "model.onnx")
+    cells = np.array([["TRUE"], ["true"], ["True"], ["FALSE"], ["other"]], dtype=object)
+    _, probability_NK = said(tmp_path / "model.onnx", model, cells)
+    rows = pd.DataFrame({"smoker": cells[:, 0]})
+    expected_NK = model.predict(model.encoding.encode(rows)).numpy()
+    assert np.abs(probability_NK - expected_NK).max() < 1e-6
+    assert np.ptp(probability_NK[:3], axis=0).max() == 0
+
+
 ROWS = pd.DataFrame({
     "age": [30.0, np.nan, 51.5, 40.0], "städt": ["Köln", "no", "elsewhere", "KÖLN"],
     "debt": [1_000_001.5, 999_998.0, np.nan, 1e6],

@@ -1,0 +1,155 @@
+"""Files as other programs write them: what is read is what they hold, or an error says why not."""
+
+import datetime
+import decimal
+import lzma
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from secure_apfed.alignment.id_files import IdFile
+from secure_apfed.data import ColumnEncoding, DataSettings, PartySettings, load_data, load_features
+from secure_apfed.data.column_encoding import CategoricalColumn, DateColumn, NumericColumn
+from secure_apfed.data.targets import TargetScale
+from secure_apfed.errors import DataError, SuspectColumnWarning
+from secure_apfed.models.random_features import RandomFeatures
+
+ROWS = 60
+
+
+def bank(**more: Any) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame({
+        "id": [f"p{row}" for row in range(ROWS)], "age": rng.normal(size=ROWS).round(3), **more,
+        "label": np.where(np.arange(ROWS) % 2, "yes", "no"),
+    })  # fmt: skip
+
+
+def loaded(folder: Path, frame: pd.DataFrame, name: str = "bank.csv", **more: Any) -> Any:
+    if name.endswith("csv"):
+        frame.to_csv(folder / name, index=False)
+    elif name.endswith("parquet"):
+        frame.to_parquet(folder / name, index=False)
+    bank()[["id", "age"]].rename(columns={"age": "visits"}).to_csv(folder / "shop.csv", index=False)
+    files = {"active": name, "shop": "shop.csv"}
+    settings = DataSettings(
+        dataset="tables", folder=folder,
+        parties={one: PartySettings(file=Path(file)) for one, file in files.items()}, **more,
+    )  # fmt: skip
+    return load_data(settings, seed=0)
+
+
+@pytest.mark.parametrize("texts", [("TRUE", "FALSE"), ("true", "false"), ("True", "False")])
+@pytest.mark.parametrize("file", ["bank.csv", "bank.parquet"])
+def test_truths_are_encoded_as_in_training(
+    texts: tuple[str, str], file: str, tmp_path: Path
+) -> None:
+    frame = bank(smoker=np.array(texts)[np.arange(ROWS) % 3 // 2])
+    data = loaded(tmp_path, frame, file)
+    encoding = data.active.encoding
+    assert isinstance(encoding, ColumnEncoding)
+    for again in ("again.csv", "again.parquet"):
+        if again.endswith("csv"):
+            frame.to_csv(tmp_path / again, index=False)
+        else:
+            frame.assign(smoker=frame["smoker"].str.lower() == "true").to_parquet(tmp_path / again)
+        _, features = load_features(tmp_path / again, encoding, id_columns=("id",))
+        assert torch.equal(features, data.active.features), again
+    spelled = CategoricalColumn(name="x", categories=("True", "yes"))
+    assert list(spelled.spellings) == ["True", "yes"]
+    both = CategoricalColumn(name="x", categories=("TRUE", "True"))
+    assert both.spellings["TRUE"] == "TRUE"
+
+
+@pytest.mark.parametrize("end", [",", ",,"])
+def test_rows_with_more_cells_than_names_are_refused(end: str, tmp_path: Path) -> None:
+    first, *rows = bank().to_csv(index=False).splitlines()
+    text = "\n".join([first, *(row + end for row in rows)])
+    for name in ("comma.csv", "comma.txt"):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=rf"have {3 + len(end)} cells, and its first line names 3"):
+        loaded(tmp_path, bank(), "comma.txt")
+    encoding = ColumnEncoding.plain(("age",))
+    with pytest.raises(DataError, match="take the comma from the end"):
+        load_features(tmp_path / "comma.csv", encoding, id_columns=("id",))
+
+
+def test_row_names_without_a_header_are_refused(tmp_path: Path) -> None:
+    frame = bank().set_index("id")
+    text = frame.to_csv(index_label=False)
+    (tmp_path / "r.csv").write_text(text)
+    with pytest.raises(DataError, match="name the column of row names"):
+        load_features(tmp_path / "r.csv", ColumnEncoding.plain(("age",)))
+
+
+def test_a_class_called_none_is_one_where_it_is_listed(tmp_path: Path) -> None:
+    frame = bank()
+    frame["label"] = np.array(["None", "Mild", "Severe"])[np.arange(ROWS) % 3]
+    listed = loaded(tmp_path, frame, classes=("None", "Mild", "Severe"))
+    assert torch.bincount(listed.active.labels).tolist() == [20, 20, 20]
+    with pytest.warns(SuspectColumnWarning, match=r"labels 'None' \(20\) of column 'label' count"):
+        inferred = loaded(tmp_path, frame)
+    assert inferred.classes == ("Mild", "Severe")
+    kept = loaded(tmp_path, frame, "bank.parquet")
+    assert kept.classes == ("Mild", "None", "Severe")
+
+
+def test_decimals_and_durations_are_numbers(tmp_path: Path) -> None:
+    amounts = np.random.default_rng(1).integers(0, 10_000, ROWS)
+    cells = [decimal.Decimal(int(one)) / 10 for one in amounts]
+    stay = pd.to_timedelta(np.arange(ROWS), unit="h")
+    data = loaded(tmp_path, bank(amount=cells, stay=stay), "bank.parquet")
+    encoding, rows = data.active.encoding, data.train_rows.numpy()
+    _, amount, days = encoding.columns
+    assert isinstance(amount, NumericColumn)
+    assert amount.mean == pytest.approx(amounts[rows].mean() / 10)
+    assert isinstance(days, NumericColumn)
+    assert days.mean == pytest.approx(rows.mean() / 24)
+
+
+@pytest.mark.parametrize("file", ["bank.csv", "bank.parquet"])
+def test_dates_may_lie_far_off(file: str, tmp_path: Path) -> None:
+    ends = [datetime.date(2020, 1, 1 + row % 27) for row in range(ROWS)]
+    ends[10], ends[20] = datetime.date(9999, 12, 31), datetime.date(1500, 2, 28)
+    data = loaded(tmp_path, bank(end=ends), file)
+    (_, column) = data.active.encoding.columns
+    assert isinstance(column, DateColumn)
+    days = np.array([(one - datetime.date(1970, 1, 1)).days for one in ends])
+    told = data.active.features[:, 1].numpy() * column.scale + column.mean
+    assert told == pytest.approx(days, abs=1.0)
+
+
+def test_labels_may_be_small() -> None:
+    assert TargetScale.of(np.array([1e-13, 3e-13]), party="bank").scale == pytest.approx(1e-13)
+    with pytest.raises(DataError, match="are all 1e-13"):
+        TargetScale.of(np.array([1e-13, 1e-13]), party="bank")
+
+
+def test_a_feature_that_never_differed_says_nothing_where_it_does() -> None:
+    torch.manual_seed(0)
+    encoder, rows_NF = RandomFeatures(4, 50), torch.randn(100, 4)
+    rows_NF[:, 3] = 2024.0
+    encoder.fit(rows_NF)
+    later_NF = rows_NF.clone()
+    later_NF[:, 3] = 2025.0
+    assert torch.equal(encoder(later_NF), encoder(rows_NF))
+    assert encoder(rows_NF).isfinite().all()
+
+
+def test_ids_are_read_as_a_run_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "bank.csv.xz"
+    path.write_bytes(lzma.compress(b"id,note\na,x\nb,y\n"))
+    pieces = IdFile("bank", path, "id").pieces()
+    assert [row for piece in pieces for row in piece] == [("a",), ("b",)]
+    empty = tmp_path / "empty.csv"
+    empty.write_text("id,note\na,x\nNone,y\n")
+    with pytest.raises(DataError, match="is empty in row 1"):
+        list(IdFile("bank", empty, "id").pieces())
+    long = tmp_path / "long.csv"
+    rows = "".join(f'{row},"a\nb{"c" * 100}"\n' for row in range(30_000))
+    long.write_text(f"id,note\n{rows}")
+    assert len(IdFile("bank", long, "id")) == 30_000
