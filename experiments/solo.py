@@ -16,7 +16,7 @@ import torch
 from pydantic import AfterValidator, Field
 
 from secure_apfed.config import Config
-from secure_apfed.data import OwnData, VerticalData, load_data
+from secure_apfed.data import OwnData, VerticalData, files_digest, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.measures import ACCURACY, MEASURES, Measure, find_measure
@@ -80,6 +80,8 @@ def settings_digest(config: Config) -> str:
         "train": config.train.model_dump(mode="json", exclude={"class_weights", "loss"}),
         **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
     }
+    if files := files_digest(config.data):
+        of["files"] = files
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
 
 

@@ -28,7 +28,7 @@ from experiments.solo import SoloRecord, fits_beside, keep_solo, read_solo, solo
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.data import VerticalData, load_data
+from secure_apfed.data import VerticalData, files_digest, load_data
 from secure_apfed.data.settings import DataSettings
 from secure_apfed.errors import ApfedError, CheckpointError
 from secure_apfed.folder_files import read_json
@@ -128,8 +128,9 @@ class Trial:
 
     @property
     def settings(self) -> str:
-        """SHA-256 of the settings that differ from the defaults; the code is not in it."""
+        """SHA-256 of settings that differ from the defaults, and own tables; not of the code."""
         settings = self.config.model_dump_json(exclude_defaults=True) + str(self.point.centralised)
+        settings += files_digest(self.config.data)
         return hashlib.sha256(settings.encode()).hexdigest()
 
     def refuse_another_run(self) -> None:

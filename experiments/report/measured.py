@@ -33,6 +33,7 @@ class MeasuredModel:
     calibration: tuple[CalibrationPoint, ...]
     finite: bool
     binary: bool
+    ranked: bool
     threshold: float | None
 
 
@@ -46,6 +47,7 @@ def measured_of(run: ReportedRun) -> MeasuredModel | None:
     scored = read_scored(RunFolder(run.path), variant, threshold=threshold)
     if scored is None or not len(scored.truth):
         return None
+    found = estimates(scored)
     return MeasuredModel(
         title=run.title_of(variant),
         rows=len(scored.truth),
@@ -57,10 +59,11 @@ def measured_of(run: ReportedRun) -> MeasuredModel | None:
                 else f"{MEASURES[name].text(one.low)} to {MEASURES[name].text(one.high)}",
                 "higher" if MEASURES[name].higher_is_better else "lower",
             )
-            for name, one in estimates(scored).items()
+            for name, one in found.items()
         ),
         calibration=calibration_curve(scored) if scored.classes else (),
         finite=bool(np.isfinite(scored.scores).all()),
         binary=scored.classes == 2,
+        ranked="ks" in found,
         threshold=scored.threshold,
     )  # fmt: skip

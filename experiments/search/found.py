@@ -11,7 +11,6 @@ from experiments.study_page import markdown, write_text
 from secure_apfed.config import Config
 from secure_apfed.measures import MEASURES
 from secure_apfed.plain_json import to_json
-from secure_apfed.runs import RunResult
 
 __all__ = ["HEADER", "Found", "TrialLine"]
 
@@ -43,8 +42,10 @@ class Found:
     config: of the best trial, on the run's own data.
     trials: in their order; best: the number of the best.
     public: name of the public data that trials ran on; None: the run's own.
-    spent: of all trials; total: with the final run.
-    final: that run; None: it was not asked for.
+    spent: of all trials; total: with the final run, and those that were made of settings that
+        were the best before.
+    final: what that run reached on the test rows, by variant; None: it was not asked for.
+    finals: how many final runs are counted.
     """
 
     config: Config
@@ -53,12 +54,15 @@ class Found:
     public: str | None
     spent: Charge
     total: Charge
-    final: RunResult | None
+    final: Mapping[str, float] | None
+    finals: int
 
     @property
     def notes(self) -> list[str]:
         """On which data trials ran, and what they cost, in sentences."""
         finals = "the final run" if self.final else "one run more of the best settings"
+        if self.finals > 1:
+            finals = f"{self.finals} final runs, one of each of the best settings so far,"
         charged = sum(one.charge is not None for one in self.trials)
         if self.public is not None:
             said = (
@@ -104,7 +108,7 @@ class Found:
             ],
             "epsilon_of_trials": self.spent.epsilons, "epsilon_in_all": self.total.epsilons,
             "delta": self.total.delta, "added_delta": self.total.added_delta,
-            "final": None if self.final is None else dict(self.final.scores),
+            "final": None if self.final is None else dict(self.final),
         }  # fmt: skip
 
     def write(self, folder: Path) -> None:

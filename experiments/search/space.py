@@ -77,7 +77,7 @@ class SearchSpace(Settings):
     @classmethod
     def _may_vary(cls, space: dict[str, Range | Choice]) -> dict[str, Range | Choice]:
         for key in space:
-            if key.split(".")[0] in _FIXED or key.endswith(".delta"):
+            if key.split(".")[0] in _FIXED or key.endswith("delta"):
                 raise ValueError(
                     f"{key}: trials that differ by it cannot be compared; leave it out, and search "
                     "again for each value"

@@ -1,7 +1,8 @@
 """The trials of a search, one after the other, in a study that a stopped search goes on with.
 
 A trial is charged with its bound before it begins, in the study's file, and with its ledgers'
-figures when it is finished: one that was stopped in between stays charged with the bound.
+figures when it is finished: one that was stopped in between stays charged with the bound. So is the
+final run, and one more where later trials were better.
 """
 
 import hashlib
@@ -15,13 +16,13 @@ from experiments.search.charges import Charge, bound_of, charge_of
 from experiments.search.found import Found, TrialLine
 from experiments.search.space import SearchSpace
 from experiments.study import OnDone
-from experiments.who_helped.runs import content_of, held_back
+from experiments.who_helped.runs import held_back
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config
-from secure_apfed.data import load_data
+from secure_apfed.data import files_digest, load_data
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.measures import MEASURES
-from secure_apfed.runs import RunFolder, RunResult, run
+from secure_apfed.runs import RunFolder, run
 from secure_apfed.runs.folder import make_private, write_atomically
 from secure_apfed.seeds import derive_seed
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["search"]
 
-_JOURNAL, _BEST, _FINAL = "study.log", "best.yaml", "final"
+_JOURNAL, _BEST, _FINAL, _FINALS = "study.log", "best.yaml", "final", "finals"
 _CHARGE, _BOUND, _WHY, _REFUSED = "charge", "bound", "why", "refused"
 
 
@@ -80,8 +81,8 @@ class _Search:
             if space.public is None
             else list(config.data.party_names[1:])
         )
-        self._promised = bound_of(config, self._passives).promised()
-        if budget is not None and not self._promised:
+        self._own = bound_of(config, self._passives)
+        if budget is not None and not self._own.promised():
             raise ConfigError(
                 f"--budget {budget:g}: the run promises no epsilon that it could hold; add noise, "
                 "as guard: {mechanism: gaussian, epsilon: 4} or votes: {epsilon: 4}, or leave out "
@@ -89,12 +90,13 @@ class _Search:
             )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         make_private(folder)
-        settings = self._settings(share, content_of(data))
+        settings = self._settings(share)
         self._study = _open(folder, settings, higher=self._measure.higher_is_better)
 
-    def _settings(self, share: float, content: str) -> str:
+    def _settings(self, share: float) -> str:
         """SHA-256 of all that trials depend on."""
-        parts = (dump_config(self._config), self._space.model_dump_json(), share, content)
+        files = [files_digest(one.data) for one in (self._config, self._judged)]
+        parts = (dump_config(self._config), self._space.model_dump_json(), share, files)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def go_on(self, trials: int, on_done: OnDone) -> None:
@@ -139,13 +141,17 @@ class _Search:
         """What the trial may cost, noted before it begins; None: it is refused."""
         bound, nothing = bound_of(config, self._passives), Charge(delta=config.guard.delta)
         public = self._space.public is not None
+        if bound.delta != self._own.delta:
+            raise ConfigError(
+                f"a trial of delta {bound.delta:g} promises something else than the run, of "
+                f"{self._own.delta:g}; leave deltas out of the space"
+            )
         past = [one.charge for one in self._lines() if one.charge is not None]
+        past += [Charge(**one["charge"]) for one in self._finals()]
         # A trial that stopped early cost less than the final run of its settings may.
-        told = [one.user_attrs for one in self._study.get_trials(deepcopy=False)]
-        bounds = [Charge(**one[_BOUND]) for one in told if _BOUND in one]
-        reserve = reduce(Charge.at_least, bounds, bound)
+        reserve = reduce(Charge.at_least, self._bounds(), bound)
         spent = _together([*past, nothing if public else bound], nothing)
-        over = self._over(spent.and_then(reserve))
+        over = self._over(spent.and_then(reserve), [*self._bounds(), bound])
         if over is not None:
             trial.set_user_attr(_REFUSED, over)
             return None
@@ -154,11 +160,21 @@ class _Search:
             trial.set_user_attr(_CHARGE, bound.as_json())
         return bound
 
-    def _over(self, total: Charge) -> str | None:
-        """What of the promises would exceed the budget, in words."""
+    def _bounds(self) -> list[Charge]:
+        """Of the trials that began."""
+        told = [one.user_attrs for one in self._study.get_trials(deepcopy=False)]
+        return [Charge(**one[_BOUND]) for one in told if _BOUND in one]
+
+    def _finals(self) -> list[dict[str, Any]]:
+        """Of each final run that was begun: settings, folder, charge, and its scores or None."""
+        return list(self._study.user_attrs.get(_FINALS, ()))
+
+    def _over(self, total: Charge, bounds: Sequence[Charge]) -> str | None:
+        """What of the run's promises, or of any of these, would exceed the budget, in words."""
         if self._budget is None:
             return None
-        for what in self._promised:
+        promised = [what for one in (self._own, *bounds) for what in one.promised()]
+        for what in dict.fromkeys(promised):
             epsilon = total.epsilons[what]
             if epsilon > self._budget:
                 return (
@@ -183,31 +199,51 @@ class _Search:
         write_atomically(self._folder / _BEST, dump_config(config).encode())
         nothing = Charge(delta=config.guard.delta)
         spent = _together([one.charge for one in lines if one.charge is not None], nothing)
-        bound = bound_of(config, self._passives)
-        over = self._over(spent.and_then(bound)) if final else None
-        if over is not None:
-            raise ConfigError(
-                f"{self._folder}: the final run is not begun: {over}; trials of an earlier search "
-                "here were let in by a larger one: give it, or leave out the final run"
-            )
-        result = self._final(config) if final else None
-        own = bound if result is None else charge_of(result, bound)
+        reached = self._final(config, spent) if final else None
+        finals = self._finals()
+        total = _together([spent, *(Charge(**one["charge"]) for one in finals)], nothing)
+        if not any(one["settings"] == _digest(config) for one in finals):
+            total = total.and_then(bound_of(config, self._passives))
         found = Found(
             config=config, trials=tuple(lines), best=best.number,
             public=None if self._space.public is None else self._space.public.dataset,
-            spent=spent, total=spent.and_then(own), final=result,
+            spent=spent, total=total, final=reached, finals=len(finals),
         )  # fmt: skip
         found.write(self._folder)
         return found
 
-    def _final(self, config: Config) -> RunResult:
-        """On all labels; one that was stopped goes on.
+    def _final(self, config: Config, spent: Charge) -> Mapping[str, float]:
+        """On all labels; one that was stopped goes on, and one that is finished stands.
 
         Raises:
-            CheckpointError: the folder holds the final run of other settings.
+            ConfigError: the budget does not hold it.
         """
-        folder = self._folder / _FINAL
-        return run(config, folder, resume=RunFolder(folder).config.exists())
+        settings, finals = _digest(config), self._finals()
+        own = next((one for one in finals if one["settings"] == settings), None)
+        bound = bound_of(config, self._passives)
+        if own is None:
+            total = _together([*(Charge(**one["charge"]) for one in finals), bound], spent)
+            over = self._over(total, [bound])
+            if over is not None:
+                raise ConfigError(
+                    f"{self._folder}: the final run is not begun: {over}; give a larger budget, or "
+                    "leave out the final run"
+                )
+            name = f"{_FINAL}-{len(finals) + 1}" if finals else _FINAL
+            own = {"settings": settings, "folder": name, "charge": bound.as_json(), "scores": None}
+            finals.append(own)
+            self._study.set_user_attr(_FINALS, finals)
+        if own["scores"] is None:
+            folder = self._folder / own["folder"]
+            result = run(config, folder, resume=RunFolder(folder).config.exists())
+            own |= {"charge": charge_of(result, bound).as_json(), "scores": dict(result.scores)}
+            self._study.set_user_attr(_FINALS, finals)
+        scores: Mapping[str, float] = own["scores"]
+        return scores
+
+
+def _digest(config: Config) -> str:
+    return hashlib.sha256(dump_config(config).encode()).hexdigest()
 
 
 class _Fixed:

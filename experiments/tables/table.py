@@ -8,6 +8,7 @@ paper's file.
 
 import hashlib
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # n
 
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
-from secure_apfed.errors import CheckpointError
+from secure_apfed.errors import CheckpointError, ModelError
 from secure_apfed.folder_files import read_json
 from secure_apfed.runs import run
 from secure_apfed.runs.folder import write_atomically
@@ -218,6 +219,11 @@ def _kept(path: Path, settings: str, measure: Callable[[], Figures]) -> Measured
         began = time.monotonic()
         with threadpool_limits(1):
             figures = dict(measure())
+        if lost := sorted(name for name, one in figures.items() if not math.isfinite(one)):
+            raise ModelError(
+                f"{path.stem}: {', '.join(lost)} is no finite number, so its training diverged; "
+                "nothing is kept of it"
+            )
         measured = Measured(figures=figures, seconds=time.monotonic() - began)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         kept = _Kept(settings=digest, measured=measured)

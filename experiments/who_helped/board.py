@@ -25,9 +25,9 @@ from experiments.study_page import (
 from experiments.summary import Interval
 from experiments.who_helped.game import Coalition, Game
 from experiments.who_helped.rules import players_of
-from experiments.who_helped.runs import CoalitionRun, Measured, content_of, measure
+from experiments.who_helped.runs import CoalitionRun, Measured, measure
 from secure_apfed.config import Config
-from secure_apfed.data import load_data
+from secure_apfed.data import files_digest, load_data
 from secure_apfed.plain_json import to_json
 
 __all__ = ["HEADER", "READING", "Board", "PassiveRow", "measure_passives"]
@@ -175,8 +175,8 @@ def measure_passives(
         ApfedError: as `secure_apfed.runs.run`.
     """
     data = load_data(config.data, seed=seeds[0])
-    content = content_of(data)
     players = players_of(config, data.active.name, [table.name for table in data.passives])
+    content = files_digest(config.data)
     games = {
         seed: Game.of(players.names, minimum=players.minimum, seed=seed, drawn=drawn)
         for seed in seeds

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,6 @@ from secure_apfed.methods.votes import belief_of
 from secure_apfed.plain_json import to_json
 from secure_apfed.privacy import GuardSettings, LabelSettings
 from secure_apfed.runs import run
-from secure_apfed.runs.checkpoint import save_tensors
 from secure_apfed.runs.folder import write_atomically
 from secure_apfed.runs.record import Epsilon, Written
 from secure_apfed.runs.solo import predictor_of
@@ -43,7 +43,7 @@ from secure_apfed.simulation import why_not
 from secure_apfed.simulation.together import begin, finish, train
 from secure_apfed.solo.kept import fits_kept_by
 
-__all__ = ["CoalitionRun", "Measured", "content_of", "held_back", "measure", "with_noise"]
+__all__ = ["CoalitionRun", "Measured", "held_back", "measure", "with_noise"]
 
 
 class Measured(Written):
@@ -78,7 +78,7 @@ class CoalitionRun:
         coalition: passives that take part.
         seed: of rows, weights and what is held back.
         share: of the active's labelled rows that is held back.
-        data: digest of all parties' rows, see `content_of`.
+        data: digest of own tables, see `files_digest`.
         noise: passives whose features are replaced by noise; a check of the measure.
         simulated: whether a run that can be simulated is.
     """
@@ -131,24 +131,17 @@ def measure(one: CoalitionRun) -> Measured:
     rows = data.test_rows
     assert data.active.labels is not None
     loss, accuracy = _figures(model, data.active.features[rows], data.active.labels[rows])
+    if not math.isfinite(loss):
+        raise ConfigError(
+            f"training with {', '.join(sorted(one.coalition)) or 'nobody'} under seed {one.seed} "
+            "diverged, so that nobody can be told apart; lower train.learning_rate"
+        )
     found = spent.model_copy(
         update={"loss": loss, "accuracy": accuracy, "seconds": time.monotonic() - began}
     )
     one.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(one.path, to_json(found.model_dump()).encode())
     return found
-
-
-def content_of(data: VerticalData) -> str:
-    """SHA-256 (hex) of what all parties hold: figures of a file that was edited are not taken."""
-    found = hashlib.sha256()
-    for table in data.tables:
-        tensors = {"features": table.features}
-        if table.labels is not None:
-            tensors["labels"] = table.labels
-        found.update(repr((table.name, table.ids)).encode())
-        found.update(save_tensors(tensors))
-    return found.hexdigest()
 
 
 def held_back(data: VerticalData, share: float, *, seed: int) -> VerticalData:
@@ -212,7 +205,12 @@ def _config_of(one: CoalitionRun) -> Config:
         name: each for name, each in config.passives.items()
         if name in one.coalition or name == "default"
     }  # fmt: skip
-    own = {"seed": one.seed, "party_seeds": "shared_for_comparison", "passives": named}
+    own: dict[str, Any] = {
+        "seed": one.seed, "party_seeds": "shared_for_comparison", "passives": named
+    }  # fmt: skip
+    if config.secure_sum.threshold is not None:  # of all: each coalition asks as many as it has
+        threshold = min(config.secure_sum.threshold, max(1, len(one.coalition)))
+        own["secure_sum"] = config.secure_sum.model_copy(update={"threshold": threshold})
     return config.model_copy(update=own)
 
 

@@ -12,7 +12,7 @@ from secure_apfed.data.prepared import pack_own, read_own
 from secure_apfed.data.presets import PRESETS, preset
 from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
 from secure_apfed.data.settings import DataSettings, PartySettings
-from secure_apfed.data.tables import load_own_tables
+from secure_apfed.data.tables import files_digest, load_own_tables
 from secure_apfed.data.targets import TargetScale
 from secure_apfed.data.views import View, ViewColumns
 
@@ -36,6 +36,7 @@ __all__ = [
     "default_folder",
     "describe",
     "fetch",
+    "files_digest",
     "find_dataset",
     "load_blocks",
     "load_data",

@@ -6,6 +6,7 @@ passive; or from elsewhere, where it names an encoding. IDs are compared as text
 "7" differ.
 """
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from secure_apfed.data.views import View, ViewColumns, fit_views, locate_views
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.folder_files import read_json
 
-__all__ = ["load_active", "load_own_tables", "load_passive", "load_tables"]
+__all__ = ["files_digest", "load_active", "load_own_tables", "load_passive", "load_tables"]
 
 # The one view of parties that all hold the same columns.
 _ALL = "all"
@@ -54,6 +55,28 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
         targets=own.targets,
         one_class=settings.anomaly is not None,
     )
+
+
+def files_digest(settings: DataSettings) -> str:
+    """SHA-256 (hex) of all parties' own files: figures that were kept of others are not taken.
+
+    Empty of a data set of the catalogue, which holds the same always.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    if settings.parties is None:
+        return ""
+    found = hashlib.sha256()
+    for name, party in sorted(settings.parties.items()):
+        path = party_path(settings, party.file)
+        try:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DataError(f"{name}: {path} cannot be read ({error}); check the path") from error
+        found.update(f"{name}: {content}\n".encode())
+    return found.hexdigest()
 
 
 def load_active(settings: DataSettings, *, seed: int) -> OwnData:

@@ -84,5 +84,5 @@ def _estimate(value: float, drawn: list[FloatArray], *, mirrored: bool) -> Estim
     tail = (1 - _CONFIDENCE) / 2
     low, high = np.quantile(np.concatenate(drawn), [tail, 1 - tail])
     if mirrored:
-        low, high = max(0.0, min(value, 2 * value - high)), max(value, 2 * value - low)
+        low, high = max(0.0, min(value, 2 * value - high)), min(1.0, max(value, 2 * value - low))
     return Estimate(value, float(low), float(high))

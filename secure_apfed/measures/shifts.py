@@ -17,6 +17,7 @@ from secure_apfed.measures.scored import FloatArray, Scored
 __all__ = ["CalibrationPoint", "ScoreRanges", "calibration_curve", "stability_index"]
 
 _RANGES = 10
+_ROWS_OF_A_RANGE = 25  # of fewer the index of new rows is high by chance
 _LEAST_SHARE = 1e-4  # of an empty range, whose logarithm would be infinite
 _ROUNDING = 1e-5  # of a score: other batches and devices add float32 in another order
 
@@ -82,7 +83,8 @@ class ScoreRanges(BaseModel):
 
     @classmethod
     def of(cls, probabilities_BK: FloatArray, *, ranges: int = _RANGES) -> "ScoreRanges":
-        """The ranges with about as many rows each; scores that rounding tells apart lie in one.
+        """The ranges with about as many rows each, fewer ranges of fewer than 250 rows; scores that
+        rounding tells apart lie in one.
 
         Raises:
             DataError: no rows, or scores that are not finite.
@@ -90,7 +92,8 @@ class ScoreRanges(BaseModel):
         said_B = _said(probabilities_BK)
         if not len(said_B) or not np.isfinite(said_B).all():
             raise DataError("measures: the spread of scores is of at least one row, all finite")
-        edges_E = _edges(np.sort(said_B), np.linspace(0, 1, ranges + 1)[1:-1])
+        count = min(ranges, max(2, len(said_B) // _ROWS_OF_A_RANGE))
+        edges_E = _edges(np.sort(said_B), np.linspace(0, 1, count + 1)[1:-1])
         shares = _counts(said_B, edges_E) / len(said_B)
         return cls(edges=tuple(edges_E.tolist()), shares=tuple(shares.tolist()))
 
@@ -128,13 +131,23 @@ def _said(probabilities_BK: FloatArray) -> FloatArray:
 
 
 def _edges(sorted_B: FloatArray, shares_E: FloatArray) -> FloatArray:
-    """In the middle between these quantiles and what is higher by more than rounding."""
+    """In the middle between these quantiles and what is higher by more than rounding.
+
+    Scores that rounding tells apart, and are as many as a range has, are a range by themselves:
+    what lies beside them is another, even where no training row does.
+    """
     at_E = np.quantile(sorted_B, shares_E, method="lower")
     least = np.median(np.abs(sorted_B))  # near 0, too, scores are no better than the others
-    above_E = np.searchsorted(sorted_B, at_E + _ROUNDING * np.maximum(np.abs(at_E), least), "right")
-    above_E = above_E[above_E < len(sorted_B)]
-    middle_E = sorted_B[above_E - 1] + (sorted_B[above_E] - sorted_B[above_E - 1]) / 2
-    return np.unique(middle_E)
+    apart_E = _ROUNDING * np.maximum(np.abs(at_E), max(least, _ROUNDING))
+    first_E = np.searchsorted(sorted_B, at_E - apart_E, "left")
+    end_E = np.searchsorted(sorted_B, at_E + apart_E, "right")
+    ends_B = np.concatenate([[-np.inf], sorted_B, [np.inf]])  # sorted_B[i] is ends_B[i + 1]
+    under_E = ends_B[first_E] / 2 + ends_B[first_E + 1] / 2
+    over_E = ends_B[end_E] / 2 + ends_B[end_E + 1] / 2
+    crowd_E = (end_E - first_E) * (len(shares_E) + 1) >= len(sorted_B)
+    below_E = np.maximum(under_E, ends_B[first_E + 1] - apart_E)[crowd_E]
+    above_E = np.where(crowd_E, np.minimum(over_E, ends_B[end_E] + apart_E), over_E)
+    return np.unique(np.concatenate([below_E, above_E[np.isfinite(above_E)]]))
 
 
 def _counts(said_B: FloatArray, edges_E: FloatArray) -> NDArray[np.int64]:

@@ -146,6 +146,33 @@ def test_a_trial_that_stops_early_leaves_enough_for_the_final_run(
     assert not (tmp_path / "final").exists()
 
 
+def test_a_final_run_stands_and_one_more_is_counted(tmp_path: Path) -> None:
+    config, space = config_of(seed=4), space_of({"model.random_features": {"low": 10, "high": 400}})
+    first = search(config, space, tmp_path, trials=1, budget=12)
+    again = search(config, space, tmp_path, trials=1, budget=12)
+    assert again.as_json() == first.as_json()
+    refused = search(config, space, tmp_path, trials=2, budget=12)
+    assert [one.state for one in refused.trials] == ["finished", "refused"]
+    more = search(config, space, tmp_path, trials=4)
+    assert more.finals == 1 + (more.best != 0)
+    assert max(more.total.passives.values()) == pytest.approx(4.0 * (3 + more.finals), rel=1e-3)
+    assert (tmp_path / "final-2").exists() is (more.best != 0)
+
+
+def test_a_budget_holds_what_the_space_promises(tmp_path: Path) -> None:
+    answers = [{"mechanism": "randomised_response", "epsilon": one} for one in (3.0, 4.0)]
+    space = space_of({"labels": {"choices": answers}})
+    found = search(config_of(**APFED), space, tmp_path, trials=4, budget=10)
+    assert found.total.epsilons["a label"] <= 10
+    assert "refused" in [one.state for one in found.trials]
+
+
+def test_no_trial_has_a_delta_of_its_own(tmp_path: Path) -> None:
+    guards = [{**APFED["guard"], "delta": one} for one in (1e-2, 1e-3)]
+    with pytest.raises(ConfigError, match="leave deltas out of the space"):
+        search(config_of(**APFED), space_of({"guard": {"choices": guards}}), tmp_path, trials=2)
+
+
 def test_a_search_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(120, 4)), columns=list("abcd"))
     frame.insert(0, "id", range(120))
@@ -165,10 +192,10 @@ def test_a_search_does_not_go_on_with_other_data(tmp_path: Path) -> None:
 
 
 def test_trials_on_public_data_cost_the_parties_nothing(tmp_path: Path) -> None:
-    public = {"dataset": "handwritten", "labelled": 60, "limit": 300}
+    public = {"dataset": "breast_cancer", "labelled": 60, "limit": 300}
     config = config_of(data={"dataset": "digits", "views": 6, "labelled": 60, "limit": 300})
     found = search(config, space_of(public=public), tmp_path, trials=2, budget=4.0, final=False)
-    assert found.public == "handwritten"
+    assert found.public == "breast_cancer"
     assert {one.charge for one in found.trials} == {None}
     assert found.spent.passives == {}
     assert set(found.total.passives.values()) == {4.0}

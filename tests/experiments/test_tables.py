@@ -19,7 +19,7 @@ from experiments.tables.table import FunctionJob, Line, PaperTable, Printed, Siz
 from experiments.tables.writing import cells_of, write
 from secure_apfed.cli import execute
 from secure_apfed.data import load_data
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.errors import ConfigError, DataError, ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -82,6 +82,14 @@ def test_every_line_is_measured_or_combines_some_that_are(table: PaperTable, ful
     if table.leaves_out:
         default, whole = (sum(job.cost for job in table.size(full).jobs) for full in (False, True))
         assert whole > default
+
+
+def test_a_figure_that_is_none_is_not_kept(tmp_path: Path) -> None:
+    job = FunctionJob(label="a", seed=0, measure=lambda seed: {"accuracy": math.nan}, settings={},
+                      lines={}, cost=1.0)  # fmt: skip
+    with pytest.raises(ModelError, match="accuracy is no finite number"):
+        job.finish(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path) -> None:

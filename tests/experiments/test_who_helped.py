@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from experiments import study
+from experiments.solo import solo_file
 from experiments.study import base_config
 from experiments.who_helped import Coalition, Game, measure_passives, players_of
-from experiments.who_helped.runs import CoalitionRun, content_of, held_back, measure, with_noise
+from experiments.who_helped.runs import CoalitionRun, held_back, measure, with_noise
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -244,17 +246,52 @@ def test_of_all_orders_one_seed_has_no_interval(tmp_path: Path) -> None:
     assert all(row.shapley["loss"].low <= row.shapley["loss"].mean for row in drawn.rows)
 
 
-def test_figures_of_data_that_changed_are_measured_again() -> None:
-    data = load_data(config_of().data, seed=0)
-    table = data.passives[1]
-    other = table.features.clone()
-    other[-1, -1] += 1
-    changed = replace(data, passives=(data.passives[0], replace(table, features=other)))
-    assert content_of(replace(data, passives=data.passives[:2])) != content_of(changed)
-    assert content_of(data) == content_of(load_data(config_of().data, seed=0))
-    one = CoalitionRun(config=config_of(), folder=Path(), coalition=frozenset(), seed=0, share=0.5,
-                       data=content_of(data))  # fmt: skip
-    assert one.path != replace(one, data=content_of(changed)).path
+def tables(folder: Path) -> dict[str, Any]:
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(150, 4)), columns=list("abcd"))
+    frame.insert(0, "id", [f"p{row}" for row in range(150)])
+    frame["label"] = np.where(frame["a"] + frame["c"] > 0, "yes", "no")
+    for name, columns in (("active", "ab"), ("shop", "c"), ("post", "d")):
+        more = ["label"] if name == "active" else []
+        frame[["id", *columns, *more]].to_csv(folder / f"{name}.csv", index=False)
+    parties = {name: {"file": f"{name}.csv"} for name in ("active", "shop", "post")}
+    return {"dataset": "tables", "folder": str(folder), "parties": parties}
+
+
+def test_figures_of_files_that_were_edited_are_measured_again(tmp_path: Path) -> None:
+    config = config_of(**{**APFED, "data": tables(tmp_path)})
+    before = measure_passives(config, tmp_path / "study", seeds=[0], share=0.5)
+    kept = set((tmp_path / "study/coalitions").iterdir())
+    alone, point = solo_file(config, tmp_path), study.Point(config=config, folder=tmp_path)
+    settings = point.trial(0).settings
+    own = pd.read_csv(tmp_path / "shop.csv")
+    own.assign(c=-own["c"].sample(frac=1, random_state=0).to_numpy()).to_csv(
+        tmp_path / "shop.csv", index=False
+    )
+    again = measure_passives(config, tmp_path / "study", seeds=[0], share=0.5)
+    assert before.gain["loss"].mean != again.gain["loss"].mean
+    assert len(set((tmp_path / "study/coalitions").iterdir())) == 2 * len(kept)
+    assert solo_file(config, tmp_path) != alone
+    assert point.trial(0).settings != settings
+
+
+def test_a_threshold_of_all_is_one_of_each_coalition(tmp_path: Path) -> None:
+    sums = {"scheme": "plain", "masks": "recoverable", "clip": 1.0, "threshold": 4}
+    data = {"dataset": "digits", "views": 5, "labelled": 60, "limit": 200}
+    config = config_of(**{**APFED, "secure_sum": sums, "data": data})
+    pair = CoalitionRun(
+        config=config, folder=tmp_path, coalition=frozenset({"passive-1", "passive-2"}), seed=0,
+        share=0.3, data="", simulated=False,
+    )  # fmt: skip
+    assert measure(pair).wire_bytes
+
+
+def test_a_training_that_diverged_tells_nobody_apart(tmp_path: Path) -> None:
+    usual: dict[str, Any] = APFED
+    config = config_of(**{**usual, "train": {**usual["train"], "learning_rate": 1e30}})
+    one = CoalitionRun(config=config, folder=tmp_path, coalition=frozenset(), seed=0, share=0.3,
+                       data="")  # fmt: skip
+    with pytest.raises(ConfigError, match="with nobody under seed 0 diverged"):
+        measure(one)
 
 
 def test_figures_of_another_run_are_refused(tmp_path: Path) -> None:

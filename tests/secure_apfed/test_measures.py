@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -248,6 +249,28 @@ def test_rows_whose_scores_rounding_moves_are_as_stable(values: int) -> None:
     if values > 20:
         assert len(ranges.edges) == 9
         assert ScoreRanges.of(50 + said).shares == pytest.approx(ranges.shares, abs=0.02)
+
+
+@pytest.mark.parametrize(("trained", "later"), [
+    (np.full(100, 0.9), np.full(100, 0.1)),
+    (np.full(100, 0.9), np.full(100, 0.95)),
+    (1 - np.random.default_rng(0).uniform(0, 4e-6, 500), np.full(500, 1 / 3)),
+    (np.repeat([1e-8, 1 - 1e-8], 250), np.repeat([0.4, 0.6], 250)),
+    (np.repeat([0.2, 0.8], [299, 201]), np.repeat([0.2, 0.5, 0.8], [249, 50, 201])),
+])  # fmt: skip
+def test_scores_beside_a_crowd_are_others(trained: Any, later: Any) -> None:
+    ranges = ScoreRanges.of(trained)
+    assert stability_index(ranges, ranges.counts(trained)) == 0
+    assert stability_index(ranges, ranges.counts(later)) > 0.25
+
+
+def test_few_rows_have_few_ranges() -> None:
+    rng = np.random.default_rng(1)
+    for rows, most in ((20, 2), (60, 2), (100, 4), (250, 10), (5000, 10)):
+        found = [ScoreRanges.of(rng.uniform(size=rows)) for _ in range(40)]
+        assert {len(one.shares) for one in found} == {most}
+        new = [stability_index(one, one.counts(rng.uniform(size=1000))) for one in found]
+        assert np.median(new) < 0.1
 
 
 def test_scores_that_are_not_finite_have_no_ranges() -> None:
