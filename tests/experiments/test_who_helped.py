@@ -258,7 +258,8 @@ def tables(folder: Path) -> dict[str, Any]:
 
 
 def test_figures_of_files_that_were_edited_are_measured_again(tmp_path: Path) -> None:
-    config = config_of(**{**APFED, "data": tables(tmp_path)})
+    sums = {"scheme": "plain", "clip": None, "allow_single_passive": True}
+    config = config_of(**{**APFED, "data": tables(tmp_path), "secure_sum": sums})
     before = measure_passives(config, tmp_path / "study", seeds=[0], share=0.5)
     kept = set((tmp_path / "study/coalitions").iterdir())
     alone, point = solo_file(config, tmp_path), study.Point(config=config, folder=tmp_path)
