@@ -67,8 +67,7 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     id_columns = (given,) if isinstance(given, str) else given
     labels = () if label_column is None else (label_column,)
     texts = (*id_columns, *labels, *(party.categorical or ()))
-    path = party_path(settings, party.file)
-    frame = read_frame(path, texts=texts, words=labels, source=name)
+    frame = read_frame(party_path(settings, party.file), texts=texts, words=labels, source=name)
     if not len(frame):
         raise DataError(f"{name}: {party.file} has no rows")
     named = (*texts, *(party.numeric or ()), *party.ignore)
@@ -88,9 +87,7 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
         frame = frame[frame[[*numeric, *categorical]].notna().all(axis=1)]
     if not len(frame):
         raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
-    label_texts: tuple[str | None, ...] = (None,) * len(frame)
-    if label_column:
-        label_texts = _labels(frame[label_column], settings, is_csv=is_csv(frame), party=name)
+    label_texts = _labels(frame, label_column, settings, party=name)
     ids = _complete(frame, id_columns, party=name)
     check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
     for column in {*frame.columns} - {*numeric, *categorical}:
@@ -98,23 +95,28 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     features = only_columns(frame, (*numeric, *categorical))
     warn_of_ids(features, categorical, source=name)
     if label_column is not None:
-        warn_of_labels(features, label_texts, source=name, label=label_column)
+        warn_of_labels(
+            features, label_texts, source=name, label=label_column,
+            numbers=settings.labels_are_numbers,
+        )  # fmt: skip
     return RawTable(ids, features, categorical, label_texts)
 
 
 def _labels(
-    column: "pd.Series", settings: DataSettings, *, is_csv: bool, party: str
+    frame: pd.DataFrame, column: str | None, settings: DataSettings, *, party: str
 ) -> tuple[str | None, ...]:
     """Labels as texts, None where there is none; of "NA" and the like only where it is a class."""
-    texts = to_texts(column)
-    if not is_csv:
+    if column is None:
+        return (None,) * len(frame)
+    texts = to_texts(frame[column])
+    if not is_csv(frame):
         return tuple(texts)
     empty = EMPTY.difference(settings.classes or ())
     read = {text: texts.count(text) for text in sorted(empty & set(texts)) if text}
     if read and not settings.labels_are_numbers:
         counts = ", ".join(f"{text!r} ({count})" for text, count in read.items())
         warnings.warn(
-            f"{party}: labels {counts} of column {column.name!r} count as empty; list them under "
+            f"{party}: labels {counts} of column {column!r} count as empty; list them under "
             "data.classes if they are classes",
             SuspectColumnWarning,
             stacklevel=2,

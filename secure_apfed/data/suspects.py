@@ -50,20 +50,28 @@ def _warn(source: str, name: str, why: str) -> None:
 
 
 def warn_of_labels(
-    features: pd.DataFrame, labels: Sequence[str | None], *, source: str, label: str
-) -> None:
+    features: pd.DataFrame, labels: Sequence[str | None], *, source: str, label: str,
+    numbers: bool = False,
+) -> None:  # fmt: skip
     """Warn of a column that alone tells every known label: by its values, or by cuts between them.
 
-    A column of as many values as rows tells them, too, and is taken by its order alone.
+    A column of as many values as rows tells them, too, and is taken by its order alone; labels that
+    are `numbers` rise or fall in that order. An empty cell is a value, or its row is left out.
     """
     known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
     if len(known) < _FEWEST_ROWS:
         return
     truth = pd.Series([labels[row] for row in known])
-    classes = truth.nunique()
+    tells = _orders if numbers else _tells
+    if numbers:
+        truth = pd.to_numeric(truth, errors="coerce")
     for name in features.columns:
         column = features[name].iloc[known].reset_index(drop=True)
-        if 1 < classes <= len(known) / 2 and _tells(column, truth, classes):
+        full = column.notna()
+        parts = [(column, truth)]
+        if _FEWEST_ROWS <= full.sum() < len(column):
+            parts.append((column[full], truth[full]))
+        if any(tells(*part) for part in parts):
             warnings.warn(
                 f"{source}: column {name!r} alone tells {label!r} of all {len(known)} rows that "
                 "have one; it may be the label in disguise, or known only after it. Put it under "
@@ -73,13 +81,28 @@ def warn_of_labels(
             )
 
 
-def _tells(column: "pd.Series", truth: "pd.Series", classes: int) -> bool:
-    if column.isna().any():
+def _tells(column: "pd.Series", truth: "pd.Series") -> bool:
+    """Whether its values, or cuts between them, part the classes; empty cells come last."""
+    classes = truth.nunique()
+    if not 1 < classes <= len(truth) / 2:
         return False
-    values = column.nunique()
-    if values <= len(column) / 2:
-        return bool((truth.groupby(column).nunique() == 1).all())
+    if column.nunique(dropna=False) <= len(column) / 2:
+        return bool((truth.groupby(column, dropna=False).nunique() == 1).all())
     if not is_numeric(column):
         return False
-    in_order = truth.iloc[column.argsort(kind="stable")].to_numpy()
+    order = np.argsort(column.to_numpy(np.float64, na_value=np.nan), kind="stable")
+    in_order = truth.to_numpy()[order]
     return int((in_order[1:] != in_order[:-1]).sum()) == classes - 1
+
+
+def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
+    """Whether labels that are numbers rise or fall with it throughout."""
+    numbers = column.to_numpy(np.float64, na_value=np.nan) if is_numeric(column) else None
+    if numbers is None or truth.isna().any() or truth.nunique() <= len(truth) / 2:
+        return False
+    if len(np.unique(numbers)) <= len(numbers) / 2 or np.isnan(numbers).any():
+        return False
+    return any(
+        bool((np.diff(sign * truth.to_numpy()[np.lexsort((sign * truth, numbers))]) >= 0).all())
+        for sign in (1, -1)
+    )

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import lzma
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from secure_apfed.alignment.id_files import IdFile
 from secure_apfed.data import ColumnEncoding, DataSettings, PartySettings, load_data, load_features
 from secure_apfed.data.column_encoding import CategoricalColumn, DateColumn, NumericColumn
+from secure_apfed.data.suspects import warn_of_labels
 from secure_apfed.data.targets import TargetScale
 from secure_apfed.errors import DataError, SuspectColumnWarning
 from secure_apfed.models.random_features import RandomFeatures
@@ -153,3 +155,29 @@ def test_ids_are_read_as_a_run_reads_them(tmp_path: Path) -> None:
     rows = "".join(f'{row},"a\nb{"c" * 100}"\n' for row in range(30_000))
     long.write_text(f"id,note\n{rows}")
     assert len(IdFile("bank", long, "id")) == 30_000
+
+
+ORDER = np.random.default_rng(5).permutation(ROWS)
+HALVES = [("yes" if one < ROWS // 2 else "no") for one in ORDER]
+
+
+@pytest.mark.parametrize(("column", "labels", "numbers", "told"), [
+    (np.where(ORDER < ROWS // 2, 3.0, 7.0), HALVES, False, True),
+    (ORDER * 1.5, HALVES, False, True),
+    (np.where(ORDER == 0, np.nan, ORDER * 1.5), HALVES, False, True),  # but for an empty cell
+    (np.where(ORDER < ROWS // 2, ORDER * 1.5, np.nan), HALVES, False, True),  # empty of one class
+    (np.roll(ORDER, 1) * 1.5, HALVES, False, False),
+    (np.where(np.roll(ORDER, 1) < 9, np.nan, np.roll(ORDER, 1)), HALVES, False, False),
+    (ORDER * -1.1, [f"{one:g}" for one in ORDER * 3.0], True, True),
+    (np.where(ORDER == 7, np.nan, ORDER * 1.1), [f"{one:g}" for one in ORDER], True, True),
+    (np.roll(ORDER, 1), [f"{one:g}" for one in ORDER], True, False),
+    (np.full(ROWS, 2.0), [f"{one:g}" for one in ORDER], True, False),
+])  # fmt: skip
+def test_a_column_that_is_the_label_is_warned_of(
+    column: Any, labels: list[str], numbers: bool, told: bool
+) -> None:
+    features = pd.DataFrame({"column": column})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_labels(features, labels, source="bank", label="y", numbers=numbers)
+    assert [one.category for one in caught] == [SuspectColumnWarning] * told
