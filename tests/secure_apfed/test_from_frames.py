@@ -53,7 +53,7 @@ def test_numbers_are_told_where_there_are_no_classes(task: str) -> None:
     settings["guard"] = {"mechanism": "none"}
     settings["data"] = {"limit": 200}
     if task == "regression":
-        own = own.assign(target=own["mean radius"] * 3)
+        own = own.assign(target=own["mean radius"] * 3 + own["mean texture"])
         settings["data"] |= {"numeric_labels": True}
     else:
         settings["data"] |= {"anomaly": "ill"}
