@@ -37,10 +37,13 @@ FILE = "solo.json"
 
 
 class SoloRecord(Written):
-    """The file: the digest of what it was measured on, the measure, and each baseline's."""
+    """The file: digests of the settings and of the active's own table, the measure, and each
+    baseline's.
+    """
 
     settings: str
     baselines: tuple[BaselineResult, ...] = Field(min_length=1)
+    files: str = ""
     measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)] = ACCURACY.name
 
     @property
@@ -80,8 +83,6 @@ def settings_digest(config: Config) -> str:
         "train": config.train.model_dump(mode="json", exclude={"class_weights", "loss"}),
         **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
     }
-    if files := files_digest(config.data):
-        of["files"] = files
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
 
 
@@ -92,8 +93,15 @@ def solo_file(config: Config, folder: Path) -> Path:
 
 def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -> SoloRecord:
     """Measure the baselines on one thread and write the file, unless it is there."""
+    files = files_digest(config.data, of=[config.data.active_name])
     if path.is_file():
-        return read_solo(config, path)
+        kept = read_solo(config, path)
+        if kept.files not in ("", files):
+            raise CheckpointError(
+                f"{path} holds solo baselines of a table that was edited since; remove it and "
+                "measure again"
+            )
+        return kept
     own = (data or load_data(config.data, seed=config.seed)).own(config.data.active_name)
     assert own is not None
     with _one_thread():
@@ -102,8 +110,9 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
         else:
             found = _numbers(config, own) if own.targets else _classes(config, own)
     record = SoloRecord(
-        settings=settings_digest(config), baselines=tuple(found), measure=config.measure
-    )
+        settings=settings_digest(config), baselines=tuple(found), measure=config.measure,
+        files=files,
+    )  # fmt: skip
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
     return record

@@ -26,6 +26,7 @@ from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
+from secure_apfed.data.frames import plain_cells
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.measures import MEASURES, Estimate, Measure, estimates
 from secure_apfed.methods import METHODS
@@ -97,7 +98,7 @@ class FramesModel:
     def _told(self, frame: Any) -> Tensor:
         rows, encoding = as_pandas(frame, party="the input"), self.solo.encoding
         assert isinstance(encoding, ColumnEncoding)
-        return self.solo.predict(encoding.encode(rows)).double()
+        return self.solo.predict(encoding.encode(plain_cells(rows))).double()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,23 +228,23 @@ def run_frames(
                   "label_column": label},
         )  # fmt: skip
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_frames(frames, place / _TABLES)
         with warnings.catch_warnings():
             # All parties are this process: a plain sum hides nothing from whoever has it all.
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            found = _ran(config, place)
+            found = _ran(config, place, frames)
         return _result(
             config, place, found, labels_by_text(frames[own], label), baselines=baselines,
             keeps=folder is not None,
         )  # fmt: skip
 
 
-def _ran(config: Config, folder: Path) -> RunResult:
+def _ran(config: Config, folder: Path, frames: Mapping[str, pd.DataFrame]) -> RunResult:
     try:
+        write_frames(frames, folder / _TABLES)
         return run(config, folder)
     except BaseException:
         if not RunFolder(folder).config.exists():  # it never began: no frames are left behind
-            shutil.rmtree(folder / _TABLES)
+            shutil.rmtree(folder / _TABLES, ignore_errors=True)
         raise
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import narwhals.stable.v2 as nw
 import numpy as np
 import pandas as pd
+from pyarrow import ArrowException
 
 from secure_apfed.alignment.id_files import cell_text
-from secure_apfed.data.frames import plain_cells, to_texts
+from secure_apfed.data.frames import to_texts
 from secure_apfed.errors import DataError
 from secure_apfed.runs.folder import make_private
 
@@ -47,7 +48,7 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
     named: pd.DataFrame = rows.set_axis([str(column) for column in rows.columns], axis=1)
     if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
         named = named.reset_index() if str(frame.index.name) not in named.columns else named
-    return plain_cells(named)
+    return named
 
 
 def checked_frames(
@@ -113,7 +114,13 @@ def write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private(folder)
     for party, name in names_of_files(frames).items():
-        frames[party].to_parquet(folder / name, index=False)
+        try:
+            frames[party].to_parquet(folder / name, index=False)
+        except (ArrowException, ValueError) as error:
+            raise DataError(
+                f"{party}: its frame cannot be written as Parquet ({error}); drop or convert the "
+                "column"
+            ) from error
 
 
 def _id_kind(frame: pd.DataFrame, column: str, *, party: str) -> str:

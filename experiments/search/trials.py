@@ -24,6 +24,7 @@ from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.measures import MEASURES
 from secure_apfed.runs import RunFolder, run
 from secure_apfed.runs.folder import make_private, write_atomically
+from secure_apfed.runs.record import read_outcome
 from secure_apfed.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ class _Search:
 
     def _settings(self, share: float) -> str:
         """SHA-256 of all that trials depend on."""
-        files = [files_digest(one.data) for one in (self._config, self._judged)]
-        parts = (dump_config(self._config), self._space.model_dump_json(), share, files)
+        files = {files_digest(one.data) for one in (self._config, self._judged)} - {""}
+        parts = (dump_config(self._config), self._space.model_dump_json(), share, *sorted(files))
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def go_on(self, trials: int, on_done: OnDone) -> None:
@@ -234,9 +235,12 @@ class _Search:
             finals.append(own)
             self._study.set_user_attr(_FINALS, finals)
         if own["scores"] is None:
-            folder = self._folder / own["folder"]
-            result = run(config, folder, resume=RunFolder(folder).config.exists())
-            own |= {"charge": charge_of(result, bound).as_json(), "scores": dict(result.scores)}
+            folder = RunFolder(self._folder / own["folder"])
+            if folder.result.exists():  # it ended, and what noted it here was killed
+                own |= {"scores": dict(read_outcome(folder).scores)}
+            else:
+                result = run(config, folder.path, resume=folder.config.exists())
+                own |= {"charge": charge_of(result, bound).as_json(), "scores": dict(result.scores)}
             self._study.set_user_attr(_FINALS, finals)
         scores: Mapping[str, float] = own["scores"]
         return scores

@@ -96,8 +96,9 @@ class CoalitionRun:
     def settings(self) -> str:
         """SHA-256 of all that the figures depend on; the code is not in it."""
         own = self.config.model_dump_json(exclude={"name", "seed", "party_seeds", "attacks"})
-        members = sorted(self.coalition)
-        parts = (own, self.data, members, self.seed, self.share, self.noise, self.simulated)
+        files = (self.data,) if self.data else ()
+        coalition = sorted(self.coalition)
+        parts = (own, *files, coalition, self.seed, self.share, self.noise, self.simulated)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @property

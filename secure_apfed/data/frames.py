@@ -4,17 +4,20 @@ Run by: a party on its own files. The format follows from the name: .parquet or 
 CSV (also .gz, .bz2, .xz, .zst) with a header line.
 """
 
+import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas.api.types import is_object_dtype
 from pyarrow import ArrowException, default_memory_pool
 
-from secure_apfed.alignment.id_files import EMPTY, PARQUET, cell_text
+from secure_apfed.alignment.id_files import PARQUET, cell_text
 from secure_apfed.errors import DataError
 
 if TYPE_CHECKING:
@@ -64,20 +67,21 @@ def read_frame(
             # else the packed file, and what it was unpacked to, would stay beside the frame
             frame = pd.read_parquet(path, pre_buffer=False)
             default_memory_pool().release_unused()
+            frame = frame.reset_index(drop=frame.index.names == [None])
             names = frame.columns.to_series()
         else:
             names = _header(path)
             types = dict.fromkeys(texts, str)
-            # What counts as empty is said of each column: of words it is an empty cell alone.
-            empty = {name: [""] if name in words else [*EMPTY] for name in _named(names)}
-            frame = pd.read_csv(
-                path, dtype=types, na_values=empty, keep_default_na=False, low_memory=False
-            )
+            frame = pd.read_csv(path, dtype=types, index_col=False, low_memory=False)
+            for name in set(words) & set(frame.columns):
+                frame[name] = pd.read_csv(
+                    path, usecols=[name], dtype=str, keep_default_na=False, na_values=[""],
+                    index_col=False,
+                )[name]  # fmt: skip
             frame.attrs[_LINES] = True
     _refuse_names(names, path, source)
-    _refuse_shifted(frame, path, source)
     _refuse_nested(frame, path, source)
-    return plain_cells(frame)
+    return plain_cells(frame, but=texts, source=source)
 
 
 def read_blocks(
@@ -101,7 +105,9 @@ def read_blocks(
                 names = _header(path)
                 types = dict.fromkeys(texts, str)
                 blocks = files.enter_context(
-                    pd.read_csv(path, dtype=types, low_memory=False, chunksize=rows)
+                    pd.read_csv(
+                        path, dtype=types, index_col=False, low_memory=False, chunksize=rows
+                    )
                 )
         _refuse_names(names, path, source)
         while True:
@@ -110,9 +116,8 @@ def read_blocks(
             if frame is None:
                 return
             frame.attrs[_LINES] = not packed
-            _refuse_shifted(frame, path, source)
             _refuse_nested(frame, path, source)
-            yield plain_cells(frame)
+            yield plain_cells(frame, but=texts, source=source)
 
 
 def _batches(file: "ParquetFile", rows: int) -> Iterator[pd.DataFrame]:
@@ -126,22 +131,24 @@ def _batches(file: "ParquetFile", rows: int) -> Iterator[pd.DataFrame]:
 
 def _header(path: Path) -> "pd.Series":
     """Pandas gives repeated names another one, so the header is read as it stands."""
-    return pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
-
-
-def _named(names: "pd.Series") -> list[str]:
-    """The columns as pandas calls them."""
-    return [
-        f"Unnamed: {place}" if empty else str(name)
-        for place, (name, empty) in enumerate(zip(names, names.isna(), strict=True))
-    ]
+    first = pd.read_csv(
+        path, header=None, nrows=1, dtype=str, keep_default_na=False, na_values=[""]
+    )
+    return first.iloc[0]
 
 
 @contextmanager
 def _readable(path: Path, source: str) -> Iterator[None]:
     """Errors of reading, for people."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            yield
+    except pd.errors.ParserWarning as error:  # it would leave the last cells of rows out
+        raise DataError(
+            f"{source}: the rows of {path} have more cells than its first line has names; name "
+            "every column there, that of row names, too"
+        ) from error
     except FileNotFoundError as error:
         raise DataError(f"{source}: there is no file {path}; check the path") from error
     except (OSError, EOFError) as error:
@@ -190,29 +197,49 @@ def _refuse_separators(names: "pd.Series", path: Path, source: str) -> None:
             )
 
 
-def _refuse_shifted(frame: pd.DataFrame, path: Path, source: str) -> None:
-    """Pandas takes the first cells of each row for its name where rows have more than the header,
-    and every column would have the cells of its neighbour.
+def plain_cells(
+    frame: pd.DataFrame, *, but: Sequence[str] = (), source: str = "the input"
+) -> pd.DataFrame:
+    """The same with decimals as floats and durations as days, which would be categories.
+
+    Args:
+        frame: as read.
+        but: columns that stay as they are: a number as an ID has every digit.
+        source: who or what it belongs to, for errors.
+
+    Raises:
+        DataError: a decimal that is no number.
     """
-    if not isinstance(frame.index, pd.RangeIndex):
-        cells = frame.index.nlevels + len(frame.columns)
-        raise DataError(
-            f"{source}: the rows of {path} have {cells} cells, and its first line names "
-            f"{len(frame.columns)}; name the column of row names, or take the comma from the end "
-            "of each row"
-        )
-
-
-def plain_cells(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same with decimals as floats and durations as days; both would be categories."""
     plain = {}
     for name in frame.columns:
         column = frame[name]
-        if pd.api.types.is_timedelta64_dtype(column.dtype):
-            plain[name] = column.dt.total_seconds() / _DAY
-        elif column.dtype == object and pd.api.types.infer_dtype(column, skipna=True) == "decimal":
-            plain[name] = column.astype(np.float64)
+        kind = "" if name in but else _kind_of(column)
+        if kind == "timedelta":
+            plain[name] = pd.to_timedelta(column).dt.total_seconds() / _DAY
+        elif kind == "decimal":
+            try:
+                numbers = [math.nan if empty else float(cell) for cell, empty in _cells(column)]
+            except ValueError as error:  # a signalling NaN
+                raise DataError(
+                    f"{source}: column {name!r} holds a decimal that is no number; mend it"
+                ) from error
+            plain[name] = pd.Series(numbers, index=column.index)
     return frame.assign(**plain) if plain else frame
+
+
+def _kind_of(column: "pd.Series") -> str:
+    """What pandas infers of cells that may be decimals or durations; else empty."""
+    dtype = column.dtype
+    if pd.api.types.is_timedelta64_dtype(dtype) or str(dtype).startswith("duration"):
+        return "timedelta"
+    if str(dtype).startswith("decimal"):
+        return "decimal"
+    return pd.api.types.infer_dtype(column, skipna=True) if is_object_dtype(dtype) else ""
+
+
+def _cells(column: "pd.Series") -> Iterator[tuple[Any, bool]]:
+    """Each cell, and whether it is empty; iterating a column itself takes longer."""
+    return zip(column.tolist(), column.isna().tolist(), strict=True)
 
 
 def _refuse_nested(frame: pd.DataFrame, path: Path, source: str) -> None:
@@ -288,5 +315,4 @@ def to_numbers(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
 def to_texts(column: "pd.Series") -> list[str | None]:
     """Return a column as texts, None where a cell is empty; see `cell_text`."""
     text_of = str.strip if _holds_texts(column) else cell_text
-    cells = zip(column.tolist(), column.isna().tolist(), strict=True)  # iterating it takes longer
-    return [None if empty else text_of(cell) for cell, empty in cells]
+    return [None if empty else text_of(cell) for cell, empty in _cells(column)]

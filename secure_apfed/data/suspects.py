@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from secure_apfed.data.frames import is_numeric
 from secure_apfed.errors import SuspectColumnWarning
@@ -16,6 +17,7 @@ __all__ = ["warn_of_ids", "warn_of_labels"]
 
 _FEWEST_ROWS = 20
 _DISTINCT = 0.5
+_SAMPLE = 1000
 
 
 def warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, source: str) -> None:
@@ -97,12 +99,20 @@ def _tells(column: "pd.Series", truth: "pd.Series") -> bool:
 
 def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
     """Whether labels that are numbers rise or fall with it throughout."""
-    numbers = column.to_numpy(np.float64, na_value=np.nan) if is_numeric(column) else None
-    if numbers is None or truth.isna().any() or truth.nunique() <= len(truth) / 2:
+    if not is_numeric(column):
         return False
-    if len(np.unique(numbers)) <= len(numbers) / 2 or np.isnan(numbers).any():
-        return False
-    return any(
-        bool((np.diff(sign * truth.to_numpy()[np.lexsort((sign * truth, numbers))]) >= 0).all())
-        for sign in (1, -1)
-    )
+    numbers, targets = column.to_numpy(np.float64, na_value=np.nan), truth.to_numpy(np.float64)
+    for rows in (slice(_SAMPLE), slice(None)):  # most columns show it in the first few rows
+        one, other = numbers[rows], targets[rows]
+        if np.isnan(one).any() or np.isnan(other).any():
+            return False
+        if min(len(np.unique(one)), len(np.unique(other))) <= len(one) / 2:
+            return False
+        if not any(_rises(one, sign * other) for sign in (1.0, -1.0)):
+            return False
+    return True
+
+
+def _rises(numbers: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
+    """Whether targets never fall where numbers rise."""
+    return bool((np.diff(targets[np.lexsort((targets, numbers))]) >= 0).all())

@@ -7,6 +7,8 @@ passive; or from elsewhere, where it names an encoding. IDs are compared as text
 """
 
 import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,10 +59,14 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     )
 
 
-def files_digest(settings: DataSettings) -> str:
-    """SHA-256 (hex) of all parties' own files: figures that were kept of others are not taken.
+def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> str:
+    """SHA-256 (hex) of parties' own files: figures that were kept of others are not taken.
 
     Empty of a data set of the catalogue, which holds the same always.
+
+    Args:
+        settings: that name the files.
+        of: parties; None: all.
 
     Raises:
         DataError: a file cannot be read.
@@ -69,14 +75,26 @@ def files_digest(settings: DataSettings) -> str:
         return ""
     found = hashlib.sha256()
     for name, party in sorted(settings.parties.items()):
-        path = party_path(settings, party.file)
-        try:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise DataError(f"{name}: {path} cannot be read ({error}); check the path") from error
-        found.update(f"{name}: {content}\n".encode())
+        if of is not None and name not in of:
+            continue
+        for given in (party.file, party.encoding):
+            path = None if given is None else party_path(settings, given)
+            found.update(repr((name, None if path is None else _digest(path, name))).encode())
     return found.hexdigest()
+
+
+def _digest(path: Path, party: str) -> list[str]:
+    """Of a file, or of all files of a Parquet file that is a folder."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    found = []
+    for one in files:
+        try:
+            if not one.is_dir():
+                with one.open("rb") as file:
+                    found.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            raise DataError(f"{party}: {one} cannot be read ({error}); check the path") from error
+    return found
 
 
 def load_active(settings: DataSettings, *, seed: int) -> OwnData:

@@ -137,8 +137,9 @@ def _edges(sorted_B: FloatArray, shares_E: FloatArray) -> FloatArray:
     what lies beside them is another, even where no training row does.
     """
     at_E = np.quantile(sorted_B, shares_E, method="lower")
-    least = np.median(np.abs(sorted_B))  # near 0, too, scores are no better than the others
-    apart_E = _ROUNDING * np.maximum(np.abs(at_E), max(least, _ROUNDING))
+    # Near 0, too, scores are no better than the others.
+    least = max(np.median(np.abs(sorted_B)), _ROUNDING * np.abs(sorted_B).max()) or 1.0
+    apart_E = _ROUNDING * np.maximum(np.abs(at_E), least)
     first_E = np.searchsorted(sorted_B, at_E - apart_E, "left")
     end_E = np.searchsorted(sorted_B, at_E + apart_E, "right")
     ends_B = np.concatenate([[-np.inf], sorted_B, [np.inf]])  # sorted_B[i] is ends_B[i + 1]

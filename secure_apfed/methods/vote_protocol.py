@@ -210,7 +210,7 @@ def vote_noise(own: Own, release: SummedRelease | None, *, rows: int) -> Contrib
 
 
 def counted(party: VotingParty, ballot: Ballot, values_U: NDArray[np.float64]) -> bytes:
-    """Count an answer for every row of the ballot, on the disk; return a digest of all.
+    """Count an answer for every row of the ballot, in the log; return a digest of all.
 
     Every session counts anew: its request, or its noise, is another one.
     """

@@ -108,7 +108,7 @@ class DecomposedPassive(Party):
         return owner.mask(table_UF, asked.people)
 
     def _count(self, asked: RowsAsked, values: bytes, *, sender: str) -> None:
-        """Count one answer for each row, on the disk, before it leaves.
+        """Count one answer for each row, in the log, before it leaves.
 
         The same rows again, in another session, are under other masks and tell nothing new.
         """

@@ -174,7 +174,7 @@ class VotingParty(Party):
         return known_U, known_U[ballot.labelled.numpy()]
 
     def count(self, ballot: Ballot, block: slice, step: int, *, new: bool, values: bytes) -> bytes:
-        """Count one answer for each of these rows, on the disk, before it leaves.
+        """Count one answer for each of these rows, in the log, before it leaves.
 
         Args:
             ballot: what is answered.

@@ -159,6 +159,24 @@ def test_a_final_run_stands_and_one_more_is_counted(tmp_path: Path) -> None:
     assert (tmp_path / "final-2").exists() is (more.best != 0)
 
 
+def test_a_final_run_that_nobody_noted_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(config: Config, folder: Path | None, **options: Any) -> RunResult:
+        result = run(config, folder, **options)
+        if folder is not None:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(played, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        search(config_of(), space_of(), tmp_path, trials=1)
+    monkeypatch.setattr(played, "run", run)
+    found = search(config_of(), space_of(), tmp_path, trials=1)
+    assert found.final
+    assert max(found.total.passives.values()) == pytest.approx(8.0, rel=1e-3)
+
+
 def test_a_budget_holds_what_the_space_promises(tmp_path: Path) -> None:
     answers = [{"mechanism": "randomised_response", "epsilon": one} for one in (3.0, 4.0)]
     space = space_of({"labels": {"choices": answers}})

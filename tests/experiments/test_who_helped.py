@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from experiments import study
-from experiments.solo import solo_file
+from experiments.solo import keep_solo
 from experiments.study import base_config
 from experiments.who_helped import Coalition, Game, measure_passives, players_of
 from experiments.who_helped.runs import CoalitionRun, held_back, measure, with_noise
@@ -262,7 +262,7 @@ def test_figures_of_files_that_were_edited_are_measured_again(tmp_path: Path) ->
     config = config_of(**{**APFED, "data": tables(tmp_path), "secure_sum": sums})
     before = measure_passives(config, tmp_path / "study", seeds=[0], share=0.5)
     kept = set((tmp_path / "study/coalitions").iterdir())
-    alone, point = solo_file(config, tmp_path), study.Point(config=config, folder=tmp_path)
+    point = study.Point(config=config, folder=tmp_path)
     settings = point.trial(0).settings
     own = pd.read_csv(tmp_path / "shop.csv")
     own.assign(c=-own["c"].sample(frac=1, random_state=0).to_numpy()).to_csv(
@@ -271,8 +271,18 @@ def test_figures_of_files_that_were_edited_are_measured_again(tmp_path: Path) ->
     again = measure_passives(config, tmp_path / "study", seeds=[0], share=0.5)
     assert before.gain["loss"].mean != again.gain["loss"].mean
     assert len(set((tmp_path / "study/coalitions").iterdir())) == 2 * len(kept)
-    assert solo_file(config, tmp_path) != alone
     assert point.trial(0).settings != settings
+
+
+def test_baselines_are_of_the_actives_own_table(tmp_path: Path) -> None:
+    config = config_of(**{**APFED, "data": tables(tmp_path)})
+    kept = keep_solo(config, tmp_path / "solo.json")
+    (tmp_path / "shop.csv").write_text("id,c\np1,1\n")
+    assert keep_solo(config, tmp_path / "solo.json") == kept
+    own = pd.read_csv(tmp_path / "active.csv")
+    own.assign(a=own["a"] + 1).to_csv(tmp_path / "active.csv", index=False)
+    with pytest.raises(CheckpointError, match="a table that was edited since"):
+        keep_solo(config, tmp_path / "solo.json")
 
 
 def test_a_threshold_of_all_is_one_of_each_coalition(tmp_path: Path) -> None:

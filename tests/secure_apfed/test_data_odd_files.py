@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from secure_apfed.alignment.id_files import IdFile
-from secure_apfed.data import ColumnEncoding, DataSettings, PartySettings, load_data, load_features
+from secure_apfed.data import (
+    ColumnEncoding,
+    DataSettings,
+    PartySettings,
+    files_digest,
+    load_data,
+    load_features,
+)
 from secure_apfed.data.column_encoding import CategoricalColumn, DateColumn, NumericColumn
 from secure_apfed.data.suspects import warn_of_labels
 from secure_apfed.data.targets import TargetScale
@@ -67,24 +74,31 @@ def test_truths_are_encoded_as_in_training(
     assert both.spellings["TRUE"] == "TRUE"
 
 
-@pytest.mark.parametrize("end", [",", ",,"])
-def test_rows_with_more_cells_than_names_are_refused(end: str, tmp_path: Path) -> None:
-    first, *rows = bank().to_csv(index=False).splitlines()
-    text = "\n".join([first, *(row + end for row in rows)])
-    for name in ("comma.csv", "comma.txt"):
-        (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=rf"have {3 + len(end)} cells, and its first line names 3"):
-        loaded(tmp_path, bank(), "comma.txt")
-    encoding = ColumnEncoding.plain(("age",))
-    with pytest.raises(DataError, match="take the comma from the end"):
-        load_features(tmp_path / "comma.csv", encoding, id_columns=("id",))
+def test_a_comma_at_the_end_of_each_row_shifts_nothing(tmp_path: Path) -> None:
+    first, *rows = bank(n=np.arange(ROWS) % 7).to_csv(index=False).splitlines()
+    text = "\n".join([first, *(row + "," for row in rows)]) + "\n"
+    (tmp_path / "comma.txt").write_text(text)
+    (tmp_path / "comma.csv").write_text(text)
+    data = loaded(tmp_path, bank(n=np.arange(ROWS) % 7))
+    assert torch.equal(loaded(tmp_path, bank(), "comma.txt").active.features, data.active.features)
+    encoding = data.active.encoding
+    ids, features = load_features(tmp_path / "comma.csv", encoding, id_columns=("id",))
+    assert ids == data.active.ids
+    assert torch.equal(features, data.active.features)
+
+
+def test_rows_with_more_cells_than_names_are_refused(tmp_path: Path) -> None:
+    for rows in ("51,2782,3,9\n48,1500,4,8\n", "51,2782,3,,\n48,1500,4,,\n"):
+        (tmp_path / "more.csv").write_text("age,income,visits\n" + rows)
+        with pytest.raises(DataError, match="more cells than its first line has names"):
+            load_features(tmp_path / "more.csv", ColumnEncoding.plain(("age",)))
 
 
 def test_row_names_without_a_header_are_refused(tmp_path: Path) -> None:
     frame = bank().set_index("id")
     text = frame.to_csv(index_label=False)
     (tmp_path / "r.csv").write_text(text)
-    with pytest.raises(DataError, match="name the column of row names"):
+    with pytest.raises(DataError, match="name every column there, that of row names"):
         load_features(tmp_path / "r.csv", ColumnEncoding.plain(("age",)))
 
 
@@ -111,6 +125,63 @@ def test_decimals_and_durations_are_numbers(tmp_path: Path) -> None:
     assert amount.mean == pytest.approx(amounts[rows].mean() / 10)
     assert isinstance(days, NumericColumn)
     assert days.mean == pytest.approx(rows.mean() / 24)
+
+
+def test_decimals_that_are_ids_and_labels_keep_their_digits(tmp_path: Path) -> None:
+    numbers = [10**17 + 7 * row for row in range(ROWS)]
+    labels = [decimal.Decimal(f"{1 + row % 2}.50") for row in range(ROWS)]
+    frame = pd.DataFrame({**bank(), "id": list(map(decimal.Decimal, numbers)), "label": labels})
+    data = loaded(tmp_path, frame, "bank.parquet", classes=("1.50", "2.50"))
+    assert data.active.ids == tuple(map(str, numbers))
+    assert (data.active.labels >= 0).all()
+
+
+@pytest.mark.parametrize("index", [None, "id"])
+def test_rows_of_a_frame_that_was_shuffled_are_read(index: str | None, tmp_path: Path) -> None:
+    frame = bank().sample(frac=1, random_state=0)
+    (frame.set_index(index) if index else frame).to_parquet(tmp_path / "odd.pq")
+    assert loaded(tmp_path, bank(), "odd.pq").active.ids == tuple(frame["id"])
+
+
+@pytest.mark.parametrize("name", ["NA", "null", "None"])
+def test_a_column_may_be_called_like_an_empty_cell(name: str, tmp_path: Path) -> None:
+    cells = np.where(np.arange(ROWS) % 3, np.nan, np.arange(ROWS) % 5)
+    shop = {"active": PartySettings(file=Path("bank.csv"), missing="mean")}
+    frame = bank(**{name: cells})
+    frame.to_csv(tmp_path / "bank.csv", index=False)
+    bank()[["id", "age"]].to_csv(tmp_path / "shop.csv", index=False)
+    settings = DataSettings(
+        dataset="tables", folder=tmp_path,
+        parties={**shop, "shop": PartySettings(file=Path("shop.csv"))},
+    )  # fmt: skip
+    encoding = load_data(settings, seed=0).active.encoding
+    assert isinstance(encoding, ColumnEncoding)
+    assert [one.kind for one in encoding.columns] == ["numeric", "numeric"]
+
+
+def test_the_digest_of_files_is_of_all_that_is_read(tmp_path: Path) -> None:
+    frame = bank(part=np.arange(ROWS) % 2)
+    frame.to_parquet(tmp_path / "bank.parquet", partition_cols=["part"])
+    (tmp_path / "enc.json").write_text(ColumnEncoding.plain(("age",)).model_dump_json())
+    parties = {
+        "active": PartySettings(file=Path("bank.parquet")),
+        "shop": PartySettings(file=Path("shop.csv"), encoding=Path("enc.json")),
+    }
+    (tmp_path / "shop.csv").write_text("id,age\np1,3\n")
+    settings = DataSettings(dataset="tables", folder=tmp_path, parties=parties)
+    found = [files_digest(settings)]
+    own = files_digest(settings, of=["active"])
+    (tmp_path / "enc.json").write_text("{}")
+    found.append(files_digest(settings))
+    (tmp_path / "shop.csv").write_text("id,age\np1,4\n")
+    found.append(files_digest(settings))
+    assert files_digest(settings, of=["active"]) == own
+    (tmp_path / "bank.parquet" / "part=0" / "more").write_text("")
+    found.append(files_digest(settings))
+    assert len(set(found)) == 4
+    (tmp_path / "shop.csv").unlink()
+    with pytest.raises(DataError, match=r"shop: .* cannot be read"):
+        files_digest(settings)
 
 
 @pytest.mark.parametrize("file", ["bank.csv", "bank.parquet"])

@@ -256,6 +256,7 @@ def test_rows_whose_scores_rounding_moves_are_as_stable(values: int) -> None:
     (np.full(100, 0.9), np.full(100, 0.95)),
     (1 - np.random.default_rng(0).uniform(0, 4e-6, 500), np.full(500, 1 / 3)),
     (np.repeat([1e-8, 1 - 1e-8], 250), np.repeat([0.4, 0.6], 250)),
+    (1e-11 * np.random.default_rng(2).normal(size=1000), np.full(1000, 3e-11)),
     (np.repeat([0.2, 0.8], [299, 201]), np.repeat([0.2, 0.5, 0.8], [249, 50, 201])),
 ])  # fmt: skip
 def test_scores_beside_a_crowd_are_others(trained: Any, later: Any) -> None:
