@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from experiments.report.folder import ReportedRun
 from secure_apfed.measures import MEASURES, CalibrationPoint, calibration_curve, estimates
 from secure_apfed.runs import RunFolder
@@ -24,6 +22,7 @@ class MeasuredModel:
             probabilities.
         finite: whether the model says a finite number of every row.
         binary: whether these are of the second of two classes.
+        ranked: whether KS is among the measures.
         threshold: that it decides at; None: it takes the likeliest class.
     """
 
@@ -62,7 +61,7 @@ def measured_of(run: ReportedRun) -> MeasuredModel | None:
             for name, one in found.items()
         ),
         calibration=calibration_curve(scored) if scored.classes else (),
-        finite=bool(np.isfinite(scored.scores).all()),
+        finite=scored.finite,
         binary=scored.classes == 2,
         ranked="ks" in found,
         threshold=scored.threshold,

@@ -96,8 +96,9 @@ class _Search:
 
     def _settings(self, share: float) -> str:
         """SHA-256 of all that trials depend on."""
-        files = {files_digest(one.data) for one in (self._config, self._judged)} - {""}
-        parts = (dump_config(self._config), self._space.model_dump_json(), share, *sorted(files))
+        read = [self._config.data, *([self._space.public] if self._space.public else ())]
+        files = sorted({files_digest(one) for one in read} - {""})
+        parts = (dump_config(self._config), self._space.model_dump_json(), share, *files)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def go_on(self, trials: int, on_done: OnDone) -> None:
@@ -148,11 +149,12 @@ class _Search:
                 f"{self._own.delta:g}; leave deltas out of the space"
             )
         past = [one.charge for one in self._lines() if one.charge is not None]
-        past += [Charge(**one["charge"]) for one in self._finals()]
+        past += _charges(self._finals())
         # A trial that stopped early cost less than the final run of its settings may.
-        reserve = reduce(Charge.at_least, self._bounds(), bound)
+        bounds = [*self._bounds(), bound]
+        reserve = reduce(Charge.at_least, bounds)
         spent = _together([*past, nothing if public else bound], nothing)
-        over = self._over(spent.and_then(reserve), [*self._bounds(), bound])
+        over = self._over(spent.and_then(reserve), bounds)
         if over is not None:
             trial.set_user_attr(_REFUSED, over)
             return None
@@ -200,11 +202,12 @@ class _Search:
         write_atomically(self._folder / _BEST, dump_config(config).encode())
         nothing = Charge(delta=config.guard.delta)
         spent = _together([one.charge for one in lines if one.charge is not None], nothing)
-        reached = self._final(config, spent) if final else None
+        bound = bound_of(config, self._passives)
+        reached = self._final(config, spent, bound) if final else None
         finals = self._finals()
-        total = _together([spent, *(Charge(**one["charge"]) for one in finals)], nothing)
+        total = _together(_charges(finals), spent)
         if not any(one["settings"] == _digest(config) for one in finals):
-            total = total.and_then(bound_of(config, self._passives))
+            total = total.and_then(bound)
         found = Found(
             config=config, trials=tuple(lines), best=best.number,
             public=None if self._space.public is None else self._space.public.dataset,
@@ -213,7 +216,7 @@ class _Search:
         found.write(self._folder)
         return found
 
-    def _final(self, config: Config, spent: Charge) -> Mapping[str, float]:
+    def _final(self, config: Config, spent: Charge, bound: Charge) -> Mapping[str, float]:
         """On all labels; one that was stopped goes on, and one that is finished stands.
 
         Raises:
@@ -221,10 +224,8 @@ class _Search:
         """
         settings, finals = _digest(config), self._finals()
         own = next((one for one in finals if one["settings"] == settings), None)
-        bound = bound_of(config, self._passives)
         if own is None:
-            total = _together([*(Charge(**one["charge"]) for one in finals), bound], spent)
-            over = self._over(total, [bound])
+            over = self._over(_together([*_charges(finals), bound], spent), [bound])
             if over is not None:
                 raise ConfigError(
                     f"{self._folder}: the final run is not begun: {over}; give a larger budget, or "
@@ -260,6 +261,10 @@ class _Fixed:
         return self._drawn[key]
 
     suggest_float = suggest_categorical = suggest_int
+
+
+def _charges(finals: Sequence[Mapping[str, Any]]) -> list[Charge]:
+    return [Charge(**one["charge"]) for one in finals]
 
 
 def _together(charges: Sequence[Charge], nothing: Charge) -> Charge:

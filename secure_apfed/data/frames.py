@@ -73,7 +73,8 @@ def read_frame(
             names = _header(path)
             types = dict.fromkeys(texts, str)
             frame = pd.read_csv(path, dtype=types, index_col=False, low_memory=False)
-            for name in set(words) & set(frame.columns):
+            emptied = [name for name in words if name in frame and frame[name].isna().any()]
+            for name in emptied:
                 frame[name] = pd.read_csv(
                     path, usecols=[name], dtype=str, keep_default_na=False, na_values=[""],
                     index_col=False,

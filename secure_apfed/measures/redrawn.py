@@ -6,6 +6,7 @@ its measure in the table.
 Letters: B rows, R resamples, K classes, T places between which scores differ.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,9 +143,9 @@ def _r2(drawn: Redrawn) -> FloatArray:
     truth_B = drawn.scored.truth - drawn.scored.truth.mean()  # large means lose no digits
     left_R = drawn.mean((drawn.scored.truth - drawn.scored.scores) ** 2)
     all_R = drawn.mean(truth_B**2) - drawn.mean(truth_B) ** 2
-    _, alike_B = np.unique(drawn.scored.truth, return_inverse=True)
-    least_R = np.where(drawn.counts > 0, alike_B, len(alike_B)).min(axis=1)
-    differ_R = least_R < np.where(drawn.counts > 0, alike_B, -1).max(axis=1)
+    # Their variance may be but rounding where they are all alike.
+    least_R = np.where(drawn.counts > 0, drawn.scored.truth, math.inf).min(axis=1)
+    differ_R = least_R < np.where(drawn.counts > 0, drawn.scored.truth, -math.inf).max(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         # of rows that are all alike it is 1 where all are told, else 0, as scikit-learn says
         return np.where(differ_R, 1 - left_R / all_R, (left_R == 0).astype(np.float64))

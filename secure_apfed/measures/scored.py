@@ -98,6 +98,11 @@ class Scored:
         return self.scores.shape[1] if self.scores.ndim == 2 else 0
 
     @cached_property
+    def finite(self) -> bool:
+        """Whether each score is a finite number; of a training that diverged some are none."""
+        return bool(np.isfinite(self.scores).all())
+
+    @cached_property
     def decided(self) -> NDArray[np.int64]:
         """The class (B,) that each row is given."""
         if self.threshold is None:

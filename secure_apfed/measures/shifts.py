@@ -45,7 +45,7 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
 
     if not scored.classes:
         raise DataError("measures: a calibration curve is of probabilities, got one number a row")
-    if not len(scored.truth) or not np.isfinite(scored.scores).all():
+    if not len(scored.truth) or not scored.finite:
         return ()
     if scored.classes == 2:
         said_B, true_B = scored.scores[:, 1], scored.truth == 1

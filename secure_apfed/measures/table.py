@@ -64,7 +64,7 @@ class Measure:
             )
         if not len(scored.truth):
             return math.nan
-        if not self.decides and not np.isfinite(scored.scores).all():
+        if not self.decides and not scored.finite:
             return math.nan
         from sklearn import config_context
 

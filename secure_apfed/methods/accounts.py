@@ -54,7 +54,6 @@ def freshly_brought(
     identity: Identity | None = None,
     keeper: Keeper | None = None,
     logs: Path | None = None,
-    sends_out: bool = True,
 ) -> Brought:
     """What a party brings that begins: fresh secrets, or what the configuration derives."""
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
@@ -64,7 +63,6 @@ def freshly_brought(
         seed=seed if config.party_seeds == "secret" else config.seed,
         keeper=keeper,
         logs=logs,
-        sends_out=sends_out,
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -151,7 +150,7 @@ def _defined(measure: Measure, scored: Scored) -> dict[str, float]:
 
 def _ranges(trained: Scored) -> ScoreRanges | None:
     """None of no rows, and of a training that diverged."""
-    told = len(trained.truth) and np.isfinite(trained.scores).all()
+    told = len(trained.truth) and trained.finite
     return ScoreRanges.of(trained.scores) if told else None
 
 

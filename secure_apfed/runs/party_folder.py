@@ -184,7 +184,6 @@ class PartyKeeper:
     Args:
         folder: of the party, held.
         name: of the party; config: of the run; data: what the party holds of it.
-        sends_out: see `Brought`.
 
     Attributes:
         brought: keys and seed: fresh, or as at its newest checkpoint.
@@ -197,14 +196,11 @@ class PartyKeeper:
     """
 
     def __init__(
-        self, folder: PartyFolder, name: str, config: Config, data: OwnData | None, *,
-        sends_out: bool = True,
-    ) -> None:  # fmt: skip
+        self, folder: PartyFolder, name: str, config: Config, data: OwnData | None
+    ) -> None:
         self._folder, self._name = folder, name
         identity = folder.identity()
-        fresh = freshly_brought(
-            config, name, identity=identity, keeper=self, logs=folder.path, sends_out=sends_out
-        )
+        fresh = freshly_brought(config, name, identity=identity, keeper=self, logs=folder.path)
         self._kept = (
             Checkpoints(folder.steps, name, config, data, identity=identity.public)
             if data

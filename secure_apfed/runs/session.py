@@ -8,6 +8,7 @@ what was written is whole: see `folder` and `checkpoint`.
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -75,8 +76,8 @@ def _brought(
     found = {}
     for name in roles:
         folder = stack.enter_context(PartyFolder.open(own_subfolder(parties / name), resume=resume))
-        keeper = PartyKeeper(folder, name, config, data.own(name), sends_out=False)
-        found[name] = keeper.brought
+        keeper = PartyKeeper(folder, name, config, data.own(name))
+        found[name] = replace(keeper.brought, sends_out=False)
     return found
 
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 from pydantic import ValidationError
 
@@ -21,6 +19,7 @@ from secure_apfed.config.file import load_config
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy.gdp import gdp_epsilon
 from secure_apfed.runs import RunResult, run
+from tests.experiments.own_tables import own_tables
 
 CONFIGS = Path(package.__file__).parent.parent / "configs"
 SPACE = {"model.random_features": {"low": 50, "high": 200}}
@@ -192,15 +191,7 @@ def test_no_trial_has_a_delta_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_search_does_not_go_on_with_other_data(tmp_path: Path) -> None:
-    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(120, 4)), columns=list("abcd"))
-    frame.insert(0, "id", range(120))
-    frame["label"] = (frame["a"] + frame["c"] > 0).astype(int)
-    for name, columns in (("active", "ab"), ("shop", "c"), ("post", "d")):
-        more = ["label"] if name == "active" else []
-        frame[["id", *columns, *more]].to_csv(tmp_path / f"{name}.csv", index=False)
-    parties = {name: {"file": f"{name}.csv"} for name in ("active", "shop", "post")}
-    data = {"dataset": "tables", "folder": str(tmp_path), "parties": parties}
-    config = config_of(data=data)
+    config = config_of(data=own_tables(tmp_path))
     search(config, space_of(), tmp_path / "study", trials=1, final=False)
     search(config, space_of(), tmp_path / "study", trials=1, final=False)
     text = (tmp_path / "shop.csv").read_text()

@@ -21,6 +21,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
+from tests.experiments.own_tables import own_tables
 
 NAMES = ("a", "b", "c", "d")
 
@@ -246,20 +247,9 @@ def test_of_all_orders_one_seed_has_no_interval(tmp_path: Path) -> None:
     assert all(row.shapley["loss"].low <= row.shapley["loss"].mean for row in drawn.rows)
 
 
-def tables(folder: Path) -> dict[str, Any]:
-    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(150, 4)), columns=list("abcd"))
-    frame.insert(0, "id", [f"p{row}" for row in range(150)])
-    frame["label"] = np.where(frame["a"] + frame["c"] > 0, "yes", "no")
-    for name, columns in (("active", "ab"), ("shop", "c"), ("post", "d")):
-        more = ["label"] if name == "active" else []
-        frame[["id", *columns, *more]].to_csv(folder / f"{name}.csv", index=False)
-    parties = {name: {"file": f"{name}.csv"} for name in ("active", "shop", "post")}
-    return {"dataset": "tables", "folder": str(folder), "parties": parties}
-
-
 def test_figures_of_files_that_were_edited_are_measured_again(tmp_path: Path) -> None:
     sums = {"scheme": "plain", "clip": None, "allow_single_passive": True}
-    config = config_of(**{**APFED, "data": tables(tmp_path), "secure_sum": sums})
+    config = config_of(**{**APFED, "data": own_tables(tmp_path), "secure_sum": sums})
     before = measure_passives(config, tmp_path / "study", seeds=[0], share=0.5)
     kept = set((tmp_path / "study/coalitions").iterdir())
     point = study.Point(config=config, folder=tmp_path)
@@ -275,7 +265,7 @@ def test_figures_of_files_that_were_edited_are_measured_again(tmp_path: Path) ->
 
 
 def test_baselines_are_of_the_actives_own_table(tmp_path: Path) -> None:
-    config = config_of(**{**APFED, "data": tables(tmp_path)})
+    config = config_of(**{**APFED, "data": own_tables(tmp_path)})
     kept = keep_solo(config, tmp_path / "solo.json")
     (tmp_path / "shop.csv").write_text("id,c\np1,1\n")
     assert keep_solo(config, tmp_path / "solo.json") == kept

@@ -21,7 +21,12 @@ from secure_apfed.data import (
     load_data,
     load_features,
 )
-from secure_apfed.data.column_encoding import CategoricalColumn, DateColumn, NumericColumn
+from secure_apfed.data.column_encoding import (
+    CategoricalColumn,
+    DateColumn,
+    Missing,
+    NumericColumn,
+)
 from secure_apfed.data.suspects import warn_of_labels
 from secure_apfed.data.targets import TargetScale
 from secure_apfed.errors import DataError, SuspectColumnWarning
@@ -38,17 +43,20 @@ def bank(**more: Any) -> pd.DataFrame:
     })  # fmt: skip
 
 
-def loaded(folder: Path, frame: pd.DataFrame, name: str = "bank.csv", **more: Any) -> Any:
+def loaded(
+    folder: Path, frame: pd.DataFrame, name: str = "bank.csv", missing: Missing = "error",
+    **more: Any,
+) -> Any:  # fmt: skip
     if name.endswith("csv"):
         frame.to_csv(folder / name, index=False)
     elif name.endswith("parquet"):
         frame.to_parquet(folder / name, index=False)
     bank()[["id", "age"]].rename(columns={"age": "visits"}).to_csv(folder / "shop.csv", index=False)
-    files = {"active": name, "shop": "shop.csv"}
-    settings = DataSettings(
-        dataset="tables", folder=folder,
-        parties={one: PartySettings(file=Path(file)) for one, file in files.items()}, **more,
-    )  # fmt: skip
+    parties = {
+        "active": PartySettings(file=Path(name), missing=missing),
+        "shop": PartySettings(file=Path("shop.csv")),
+    }
+    settings = DataSettings(dataset="tables", folder=folder, parties=parties, **more)
     return load_data(settings, seed=0)
 
 
@@ -146,15 +154,7 @@ def test_rows_of_a_frame_that_was_shuffled_are_read(index: str | None, tmp_path:
 @pytest.mark.parametrize("name", ["NA", "null", "None"])
 def test_a_column_may_be_called_like_an_empty_cell(name: str, tmp_path: Path) -> None:
     cells = np.where(np.arange(ROWS) % 3, np.nan, np.arange(ROWS) % 5)
-    shop = {"active": PartySettings(file=Path("bank.csv"), missing="mean")}
-    frame = bank(**{name: cells})
-    frame.to_csv(tmp_path / "bank.csv", index=False)
-    bank()[["id", "age"]].to_csv(tmp_path / "shop.csv", index=False)
-    settings = DataSettings(
-        dataset="tables", folder=tmp_path,
-        parties={**shop, "shop": PartySettings(file=Path("shop.csv"))},
-    )  # fmt: skip
-    encoding = load_data(settings, seed=0).active.encoding
+    encoding = loaded(tmp_path, bank(**{name: cells}), missing="mean").active.encoding
     assert isinstance(encoding, ColumnEncoding)
     assert [one.kind for one in encoding.columns] == ["numeric", "numeric"]
 

@@ -258,6 +258,13 @@ def test_runs_with_other_batches_are_not_one_program() -> None:
         simulate_stacked(configs)
 
 
+def are_simulated_run_by_run(configs: list[Config], why: str) -> None:
+    with pytest.raises(UnstackableError, match=why):
+        simulate_stacked(configs)
+    found = simulate_many(configs, stack=True)
+    assert [one.accuracy for one in found] == [simulate(one).accuracy for one in configs]
+
+
 def test_rows_that_not_all_have_are_simulated_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_data(config_of("apfed_c", {}).data, seed=0)
     few = torch.arange(len(whole.passives[0].ids) - 50)
@@ -271,19 +278,13 @@ def test_rows_that_not_all_have_are_simulated_run_by_run(monkeypatch: pytest.Mon
     configs = [
         config_of("apfed_c", {}, seed=seed, rules={"minimum_spread": 0.0}) for seed in (0, 1)
     ]
-    with pytest.raises(UnstackableError, match="rows that not all passives have"):
-        simulate_stacked(configs)
-    found = simulate_many(configs, stack=True)
-    assert [one.accuracy for one in found] == [simulate(one).accuracy for one in configs]
+    are_simulated_run_by_run(configs, "rows that not all passives have")
 
 
 def test_batches_that_passives_refuse_are_not_stacked() -> None:
     rules = {"minimum_spread": 0.0, "minimum_batch": 60}
     configs = [config_of("apfed_c", {}, seed=seed, rules=rules) for seed in (0, 1)]
-    with pytest.raises(UnstackableError, match="minimum_batch"):
-        simulate_stacked(configs)
-    found = simulate_many(configs, stack=True)
-    assert [one.accuracy for one in found] == [simulate(one).accuracy for one in configs]
+    are_simulated_run_by_run(configs, "minimum_batch")
 
 
 def test_a_stacked_run_that_diverges_is_named() -> None:
