@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer import TyperException
 
-from experiments.__main__ import app as experiments
+from experiments.cli import app as experiments
 from secure_apfed.cli import app as secure_apfed
 from tests.docs.pages import DOCUMENTS, command_lines
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from experiments.__main__ import app
 from experiments.bench import (
     BENCHES,
     Bench,
@@ -29,6 +28,7 @@ from experiments.bench import (
     votes,
 )
 from experiments.bench.running import Measured, run_all, run_one
+from experiments.cli import app
 from secure_apfed.errors import ConfigError
 
 # glob, where something is measured, and what of its arguments is seen there; psi has its own test
@@ -166,7 +166,7 @@ def test_the_command_prints_a_line_a_bench_and_fails_where_a_case_did(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     benches = {"whole": _bench("a"), "broken": _bench("broken")}
-    for name in ("experiments.bench.BENCHES", "experiments.__main__.BENCHES"):
+    for name in ("experiments.bench.BENCHES", "experiments.cli.BENCHES"):
         monkeypatch.setattr(name, benches)
     arguments = ["bench", "all", "--json", "--output", str(tmp_path)]
     done = CliRunner().invoke(app, arguments)

@@ -1,0 +1,53 @@
+"""The processes of studies, forked from a server that has imported what they need.
+
+Run by: `python -m experiments`, before it imports anything large itself, so that the server and it
+import at the same time, each on a core of its own, and the workers import nothing. Elsewhere joblib
+starts its processes as it always does; what they compute is the same.
+"""
+
+import gc
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import forkserver, get_all_start_methods, set_forkserver_preload
+
+__all__ = ["begin", "uncollected"]
+
+_PRELOADED = "experiments.preloaded"
+# Libraries read these when they are loaded; every worker computes on one thread.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def begin() -> None:
+    """Start the server, and let joblib's processes be forked there; nothing where none can be."""
+    if "forkserver" not in get_all_start_methods():
+        return
+    from joblib.externals.loky.backend.context import set_start_method
+
+    set_forkserver_preload([_PRELOADED])
+    with _environment(_ONE_THREAD):
+        forkserver.ensure_running()
+    set_start_method("forkserver", force=True)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import within: nothing of it becomes garbage, so that no collection need look at it, ever."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables for what is started within; what the user set goes before."""
+    new = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]

@@ -1,0 +1,74 @@
+"""Workers come from a server that has imported what they need, and compute on one thread."""
+
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from experiments import workers
+from experiments.cli import app
+
+# In a process of its own, since a server stays as long as who began it.
+_ASKED = """
+import json, os, sys
+from experiments import workers
+
+def seen():
+    import torch
+    return {"parent": os.getppid(), "preloaded": "experiments.main_job" in sys.modules,
+            "threads": torch.get_num_threads(), "frozen": __import__("gc").get_freeze_count()}
+
+if __name__ == "__main__":
+    workers.begin()
+    from joblib import Parallel, delayed
+    found = Parallel(n_jobs=2)(delayed(seen)() for _ in range(4))
+    print(json.dumps({"own": os.getpid(), "omp": os.environ.get("OMP_NUM_THREADS"), "seen": found}))
+"""
+
+
+def test_workers_are_forked_from_a_server_that_imported_everything(tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(_ASKED, "utf-8")
+    environment = {name: value for name, value in os.environ.items() if "THREADS" not in name}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True,
+        env=environment,
+    )  # fmt: skip
+    told = json.loads(done.stdout)
+    parents = {one["parent"] for one in told["seen"]}
+    assert len(parents) == 1
+    assert told["own"] not in parents
+    assert all(one["preloaded"] and one["threads"] == 1 for one in told["seen"])
+    assert all(one["frozen"] > 10_000 for one in told["seen"])
+    assert told["omp"] is None
+
+
+def test_collections_go_on_after_imports_that_fail() -> None:
+    seen = []
+    with contextlib.suppress(ImportError), workers.uncollected():
+        seen.append(gc.isenabled())
+        raise ImportError
+    gc.unfreeze()
+    assert (seen, gc.isenabled()) == ([False], True)
+
+
+def test_where_nothing_can_be_forked_processes_start_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from joblib.externals.loky.backend.context import get_context
+
+    monkeypatch.setattr(workers, "get_all_start_methods", lambda: ["spawn"])
+    workers.begin()
+    assert get_context().get_start_method() == "loky"
+
+
+def test_commands_that_play_runs_are_commands() -> None:
+    from experiments.__main__ import _PLAYING
+
+    assert set(get_command(app).commands) >= _PLAYING  # type: ignore[attr-defined]
