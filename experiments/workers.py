@@ -7,13 +7,21 @@ starts its processes as it always does; what they compute is the same.
 
 import gc
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing import forkserver, get_all_start_methods, set_forkserver_preload
+from multiprocessing import (
+    forkserver,
+    get_all_start_methods,
+    parent_process,
+    set_forkserver_preload,
+)
+from threading import Thread
 
-__all__ = ["begin", "uncollected"]
+__all__ = ["begin", "end_with_parent", "uncollected"]
 
 _PRELOADED = "experiments.preloaded"
+_SOON_S = 0.05
 # Libraries read these when they are loaded; every worker computes on one thread.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -28,6 +36,21 @@ def begin() -> None:
     with _environment(_ONE_THREAD):
         forkserver.ensure_running()
     set_start_method("forkserver", force=True)
+
+
+def end_with_parent() -> None:
+    """Let every process that is forked from this one end when the one that asked for it does.
+
+    A worker that waits for work would not notice: it holds both ends of the queue.
+    """
+    os.register_at_fork(after_in_child=lambda: Thread(target=_follow, daemon=True).start())
+
+
+def _follow() -> None:
+    while (parent := parent_process()) is None:
+        time.sleep(_SOON_S)  # it is told a moment after the fork
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager

@@ -72,3 +72,31 @@ def test_commands_that_play_runs_are_commands() -> None:
     from experiments.__main__ import _PLAYING
 
     assert set(get_command(app).commands) >= _PLAYING  # type: ignore[attr-defined]
+
+
+_WORKING = """
+import os, sys, time
+from experiments import workers
+
+def work():
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    workers.begin()
+    from joblib import Parallel, delayed
+    Parallel(n_jobs=2)(delayed(work)() for _ in range(2))
+"""
+
+
+def test_workers_end_with_the_process_that_asked_for_them(tmp_path: Path) -> None:
+    script = tmp_path / "works.py"
+    script.write_text(_WORKING, "utf-8")
+    asking = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert asking.stdout is not None
+    at_work = [int(asking.stdout.readline()) for _ in range(2)]
+    asking.kill()
+    # Whoever still worked would hold the pipe open.
+    rest, _ = asking.communicate(timeout=30)
+    assert rest == ""
+    assert len(set(at_work)) == 2
