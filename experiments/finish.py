@@ -17,7 +17,7 @@ from secure_apfed.config import AttackChoice
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
-from secure_apfed.runs import RunFolder, load_recording
+from secure_apfed.runs import Recording, RunFolder, load_recording
 from secure_apfed.runs.folder import make_private
 
 __all__ = ["mount_attacks"]
@@ -30,6 +30,7 @@ def mount_attacks(
     seed: int | None = None,
     device: str = "cpu",
     data: VerticalData | None = None,
+    recording: Recording | None = None,
 ) -> tuple[AttackResult, ...]:
     """Mount attacks on a finished run and write attacks.json; return the results of all.
 
@@ -41,12 +42,13 @@ def mount_attacks(
         seed: of the attacks; the run's unless given.
         device: where their networks compute.
         data: of the run, where it is loaded already.
+        recording: of the run, where it was played a moment ago.
 
     Raises:
         ConfigError: an unknown attack or option.
         CheckpointError: the folder is no finished run, or attacks.json holds something else.
     """
-    recording = load_recording(folder, data=data)
+    recording = recording or load_recording(folder, data=data)
     make_private(folder)
     config = recording.config
     chosen = tuple(config.attacks if choices is None else choices)

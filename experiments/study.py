@@ -170,12 +170,13 @@ def finish(trial: Trial) -> FinishedRun:
             if not trial.path.exists():
                 _keep_figures(trial)
             return _read_figures(trial)
-        folder = RunFolder(trial.path)
-        if not folder.result.exists():
+        recording = None
+        if not RunFolder(trial.path).result.exists():
             resume = resumable(trial.path, trial.config)
-            run(trial.config, trial.path, data=_data_of(trial.config), resume=resume)
+            data = _data_of(trial.config)
+            recording = run(trial.config, trial.path, data=data, resume=resume).recording
         if not (trial.path / "attacks.json").exists():
-            mount_attacks(trial.path, data=_data_of(trial.config))
+            mount_attacks(trial.path, data=_data_of(trial.config), recording=recording)
     return replace(read_finished_run(trial.path), solo=_solo(trial))
 
 

@@ -22,8 +22,15 @@ __all__ = ["begin", "end_with_parent", "uncollected"]
 
 _PRELOADED = "experiments.preloaded"
 _SOON_S = 0.05
-# Libraries read these when they are loaded; every worker computes on one thread.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_ENVIRONMENT = {
+    # Libraries read these when they are loaded; every worker computes on one thread.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # glibc's: what one step frees the next takes again, in place of fresh pages from the kernel.
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+}
 
 
 def begin() -> None:
@@ -33,7 +40,7 @@ def begin() -> None:
     from joblib.externals.loky.backend.context import set_start_method
 
     set_forkserver_preload([_PRELOADED])
-    with _environment(_ONE_THREAD):
+    with _environment(_ENVIRONMENT):
         forkserver.ensure_running()
     set_start_method("forkserver", force=True)
 

@@ -150,12 +150,11 @@ async def _sign(
     peers: list[str],
 ) -> Agreement:
     """Exchange signatures and the hellos of the links; seal them."""
-    me, session = links.me, contract.session
+    me, session, digest = links.me, contract.session, contract.digest
     seals = {
-        peer: SealedLink(me=me, peer=peer, run_key=run_key, contract_hash=contract.digest)
-        for peer in peers
+        peer: SealedLink(me=me, peer=peer, run_key=run_key, contract_hash=digest) for peer in peers
     }
-    own = identity.sign(_PURPOSE, session.encode(), run_key.public, contract.digest)
+    own = identity.sign(_PURPOSE, session.encode(), run_key.public, digest)
     signatures = {me: own}
     for peer in peers:
         body = msgpack.packb([own, seals[peer].hello, contract.document])
@@ -164,7 +163,7 @@ async def _sign(
         message = await links.receive(peer, Kind.SIGNATURE, step=BEFORE_TRAINING, patience=2)
         signatures[peer], hello = _read_signature(message, contract)
         theirs = greetings[peer]
-        parts = (session.encode(), theirs.run_key, contract.digest)
+        parts = (session.encode(), theirs.run_key, digest)
         verify(theirs.identity, signatures[peer], _PURPOSE, *parts, signer=peer)
         seals[peer].agree(theirs.run_key, hello)
     links.seal(session, seals)

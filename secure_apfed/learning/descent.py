@@ -91,7 +91,8 @@ class Descent:
 
     def begin(self) -> None:
         """Forget the gradients of the last step."""
-        self._optimizer.zero_grad()
+        for one in self._parameters:
+            one.grad = None
 
     def step(self) -> None:
         """Scale the gradient onto the norm bound, if there is one and it is longer; descend.

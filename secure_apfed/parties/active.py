@@ -89,6 +89,7 @@ class ActiveParty(Party):
         self.receiver = receiver
         self.bind: Callable[[str, int, Tensor, bytes], StepBinding] = bind_step
         self._refused = refused or RefusedSums(self.name, None, allowed=0)
+        self._agreed = contract.digest.hex()
         self._releases = Releases(guard, ledger)
         self._position_N = torch.full((len(table.ids),), -1, dtype=torch.int64)
         self._position_N[alignment] = torch.arange(len(alignment))
@@ -202,7 +203,7 @@ class ActiveParty(Party):
             LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
         """
         assert self.receiver is not None
-        with self._refused.noting(step=binding.step, contract=self.contract.digest.hex()):
+        with self._refused.noting(step=binding.step, contract=self._agreed):
             sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
         self.opened = sum_BD.to(self.trainer.compute.dtype)
         return sum_BD

@@ -5,6 +5,7 @@ the others get the score 0.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,14 @@ def logistic(strength: float) -> Any:
 
 def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float:
     """Return the C with the largest likelihood of held-out labels; 1 where none can be held out."""
+    return _best_strength(scaled_nF.tobytes(), labels_n.tobytes(), seed)
+
+
+@lru_cache(maxsize=4)
+def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
+    """Several baselines ask for the same, one after the other."""
+    labels_n = np.frombuffer(labels, dtype=np.int64)
+    scaled_nF = np.frombuffer(rows, dtype=np.float64).reshape(len(labels_n), -1)
     parts = held_out(labels_n, _FOLDS, seed)
     if not parts:
         return 1.0
