@@ -265,7 +265,10 @@ def run_main_job(
     # The longest variants are the last; begun first, they leave no process without work at the end.
     study = Study(points=points[::-1], seeds=seeds)
     results = study.run(jobs=jobs, on_done=on_done, solo=True)
-    Parallel(n_jobs=jobs)(delayed(write_report)(point.trial(seeds[0]).path) for point in points)
+    # Written by the workers meanwhile.
+    reports = Parallel(n_jobs=jobs, return_as="generator")(
+        delayed(write_report)(point.trial(seeds[0]).path) for point in points
+    )
     found = [Comparison(base, of_base, compare(of_base, results)) for base, of_base in parts]
     for comparison in found:
         path, lines = folder / comparison.config.name, comparison.lines
@@ -278,6 +281,7 @@ def run_main_job(
         header=HEADER,
         parts=[_part(comparison, folder, seeds) for comparison in found],
     )
+    list(reports)
     return found
 
 

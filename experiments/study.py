@@ -265,6 +265,12 @@ def _attempt(trial: Trial, *, keep_going: bool) -> tuple[str, FinishedRun | Fail
         return trial.name, Failure(point=trial.point.name, trial=trial.name, message=message)
 
 
+def _beside(found: FinishedRun | Failure, trial: Trial) -> FinishedRun | Failure:
+    if isinstance(found, Failure) or found.solo is not None:
+        return found
+    return replace(found, solo=_solo(trial))
+
+
 def figures_of(run: FinishedRun) -> Figures:
     """The run's measure of each way of inference and solo baseline, and each attack that applied.
 
@@ -360,21 +366,23 @@ class Study:
             keep_going: a trial that ends with an error meant for people becomes a failure;
                 otherwise it ends the study.
             figures: what to read of each run.
-            solo: measure first what the active would do alone, once for all runs on the same data.
+            solo: measure, too, what the active would do alone, once for all runs on the same data.
 
         Raises:
             CheckpointError: a trial's place holds a run with other settings.
             ApfedError, LocalProtocolError, RemoteProtocolError: as `secure_apfed.runs.run`.
         """
         trials = self.trials
-        if solo:
-            files = {solo_file(one.alone, one.point.folder): one.alone for one in trials}
-            Parallel(n_jobs=jobs)(delayed(_keep_alone)(of, path) for path, of in files.items())
+        files = {solo_file(one.alone, one.point.folder): one.alone for one in trials if solo}
         found: dict[str, FinishedRun | Failure] = {}
-        finished = Parallel(n_jobs=jobs, return_as="generator_unordered")(
-            delayed(_attempt)(trial, keep_going=keep_going) for trial in trials
-        )
-        for name, result in finished:
-            found[name] = result
-            on_done(len(found), len(trials))
-        return results_of([(trial, found[trial.name]) for trial in trials], figures=figures)
+        finished = Parallel(n_jobs=jobs, return_as="generator_unordered")([
+            *(delayed(_keep_alone)(of, path) for path, of in files.items()),
+            *(delayed(_attempt)(trial, keep_going=keep_going) for trial in trials),
+        ])  # fmt: skip
+        for done in finished:
+            if done is not None:
+                found.update([done])
+                on_done(len(found), len(trials))
+        # Some of these may have been measured after the runs that they stand beside.
+        beside = [(trial, _beside(found[trial.name], trial)) for trial in trials]
+        return results_of(beside, figures=figures)
