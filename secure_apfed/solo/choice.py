@@ -22,6 +22,7 @@ from secure_apfed.solo.interface import (
     IntArray,
     Predictor,
     SoloTask,
+    Together,
     checked_rows,
 )
 from secure_apfed.solo.kept import fits_kept_meanwhile
@@ -79,16 +80,20 @@ def compare(
         raise DataError(f"solo: labels are held out in at least 2 parts, got {folds}")
     x_BF, y_B = _test_rows(task, test_features, test_labels)
     parts = held_out(task.labels, folds, task.seed)
+    tasks = [*(task.without(part) for part in parts), task]
+    found = []
     with fits_kept_meanwhile():
-        return [
-            BaselineResult(
-                name=name,
-                title=one.title,
-                validation=_validation(one, task, parts, measure),
-                test=measure.of(_scored(one.fit(task), x_BF, y_B)),
+        for name, one in baselines.items():
+            *others, whole = _fitted(one, tasks)
+            found.append(
+                BaselineResult(
+                    name=name,
+                    title=one.title,
+                    validation=_validation(others, task, parts, measure),
+                    test=measure.of(_scored(whole, x_BF, y_B)),
+                )
             )
-            for name, one in baselines.items()
-        ]
+    return found
 
 
 def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
@@ -103,14 +108,21 @@ def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> B
     return max(ranked, key=lambda one: measure.rank(one.validation))
 
 
+def _fitted(one: Baseline, tasks: Sequence[SoloTask]) -> Sequence[Predictor]:
+    if isinstance(one, Together):
+        return one.fit_together(tasks)
+    return [one.fit(task) for task in tasks]
+
+
 def _validation(
-    one: Baseline, task: SoloTask, parts: list[IntArray], measure: Measure
+    fitted: Sequence[Predictor], task: SoloTask, parts: list[IntArray], measure: Measure
 ) -> float | None:
+    """The measure on the parts, of each by what was fitted without it."""
     if not parts:
         return None
     said = [
-        _scored(one.fit(task.without(part)), task.labelled_rows[part], task.labels[part])
-        for part in parts
+        _scored(one, task.labelled_rows[part], task.labels[part])
+        for one, part in zip(fitted, parts, strict=True)
     ]
     value = measure.of(
         Scored(

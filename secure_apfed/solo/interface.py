@@ -7,8 +7,9 @@ Letters: N training rows, n of them with labels, B rows to predict, F features o
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,7 +19,9 @@ from secure_apfed.models import ModelSettings, Shape
 from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.training import TrainSettings
 
-__all__ = ["Baseline", "FloatArray", "IntArray", "Predictor", "SoloTask", "checked_rows"]
+__all__ = [
+    "Baseline", "FloatArray", "IntArray", "Predictor", "SoloTask", "Together", "checked_rows",
+]  # fmt: skip
 
 FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -144,6 +147,15 @@ class Baseline(Protocol):
 
     def fit(self, task: SoloTask) -> Predictor:
         """Learn from the labelled rows and, as the baseline likes, from the unlabelled ones."""
+        ...
+
+
+@runtime_checkable
+class Together(Baseline, Protocol):
+    """A baseline that fits several tasks at the same time, faster than one after the other."""
+
+    def fit_together(self, tasks: Sequence[SoloTask]) -> Sequence[Predictor]:
+        """Fit each of these as it would be by itself; they differ in which rows have a label."""
         ...
 
 

@@ -5,17 +5,23 @@ features have no crops and flips, so a row is augmented by noise and by features
 guesses are aligned with the labels' frequencies (D. Berthelot et al., ICLR 2020, section 3.1),
 since with one label a class all of them soon fell into one; the network is a small MLP; batches are
 drawn with replacement; the ramp and the average of the weights fit a few hundred steps.
+
+Letters: G parts of one task's labels, n rows with one of them, U others, B rows of a batch, M rows
+that are mixed, A guesses side by side, F features, K classes, P weights of all.
 """
 
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn import functional as F
 
-from secure_apfed.solo.flat import flattened, parted
+from secure_apfed.solo.flat import flattened
 from secure_apfed.solo.interface import FloatArray, SoloTask
 from secure_apfed.solo.kept import fitted_once
 from secure_apfed.solo.scikit import scale_of
@@ -54,23 +60,42 @@ class MixMatch:
     name, title = "mixmatch", "MixMatch"
 
     def fit(self, task: SoloTask) -> MixedNetwork:
-        scale = scale_of(task)
-        x_NF = torch.from_numpy(scale.transform(task.features)).float()
+        return self.fit_together([task])[0]
+
+    def fit_together(self, tasks: Sequence[SoloTask]) -> list[MixedNetwork]:
+        """Each as it would be fitted by itself; they learn at the same time."""
+        scale = scale_of(tasks[0])
+        x_NF = torch.from_numpy(scale.transform(tasks[0].features)).float()
+        trained = cache(lambda: _trained([_Rows.of(task, x_NF) for task in tasks]))
+
+        def network(place: int) -> nn.Module:
+            return fitted_once(
+                self.name,
+                tasks[place],
+                fresh=lambda: _fresh(x_NF.shape[1], tasks[0].classes),
+                fit=lambda: trained()[place],
+            )
+
+        return [MixedNetwork(scale, network(place)) for place in range(len(tasks))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Scaled features (n, F) and labels (n, K) of labelled rows; features (U, F) of the others."""
+
+    labelled: Tensor
+    labels: Tensor
+    others: Tensor
+
+    @classmethod
+    def of(cls, task: SoloTask, x_NF: Tensor) -> Self:
         unlabelled = torch.ones(len(x_NF), dtype=torch.bool)
         unlabelled[task.labelled] = False
         x_nF, y_nK = x_NF[task.labelled], torch.from_numpy(task.indicators).float()
-        x_UF = x_NF[unlabelled] if bool(unlabelled.any()) else x_nF
-
-        network = fitted_once(
-            self.name,
-            task,
-            fresh=lambda: _fresh(x_nF.shape[1], y_nK.shape[1]),
-            fit=lambda: _trained(x_nF, y_nK, x_UF),
-        )
-        return MixedNetwork(scale, network)
+        return cls(x_nF, y_nK, x_NF[unlabelled] if bool(unlabelled.any()) else x_nF)
 
 
-def _fresh(features: int, classes: int) -> nn.Module:
+def _fresh(features: int, classes: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(features, _WIDTH), nn.ReLU(),
         nn.Linear(_WIDTH, _WIDTH), nn.ReLU(),
@@ -78,64 +103,131 @@ def _fresh(features: int, classes: int) -> nn.Module:
     )  # fmt: skip
 
 
-def _trained(x_nF: Tensor, y_nK: Tensor, x_UF: Tensor) -> nn.Module:
-    network = _fresh(x_nF.shape[1], y_nK.shape[1])
-    weights_P, gradient_P = flattened([network])
+class _SideBySide(nn.Module):
+    """Copies of one network, which go apart; rows (G, B, F) -> logits (G, B, K)."""
+
+    def __init__(self, network: nn.Sequential, copies: int) -> None:
+        super().__init__()
+        self.weights, self.biases = (
+            nn.ParameterList(
+                getattr(layer, name).detach().repeat(copies, *[1] * getattr(layer, name).dim())
+                for layer in network
+                if isinstance(layer, nn.Linear)
+            )
+            for name in ("weight", "bias")
+        )
+
+    def forward(self, x_GBF: Tensor) -> Tensor:
+        first, middle, last = zip(self.weights, self.biases, strict=True)
+        hidden_GBW = _one_by_one(x_GBF, *first).relu()
+        hidden_GBW = torch.baddbmm(middle[1][:, None], hidden_GBW, middle[0].mT).relu()
+        return _one_by_one(hidden_GBW, *last)
+
+    def apart(self, network: nn.Sequential) -> list[nn.Module]:
+        """Each as a network by itself, of the shape of this one."""
+        found: list[nn.Module] = []
+        for place in range(len(self.weights[0])):
+            one = copy.deepcopy(network).requires_grad_(False)
+            layers = (layer for layer in one if isinstance(layer, nn.Linear))
+            for layer, weight, bias in zip(layers, self.weights, self.biases, strict=True):
+                layer.weight.copy_(weight[place])
+                layer.bias.copy_(bias[place])
+            found.append(one)
+        return found
+
+
+def _one_by_one(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
+    """Layers whose gradients a batched product of so narrow matrices would round otherwise."""
+    of_each = zip(x_GBF, weight_GWF, bias_GW, strict=True)
+    return torch.stack([F.linear(x_BF, weight, bias) for x_BF, weight, bias in of_each])
+
+
+def _trained(parts: Sequence[_Rows]) -> list[nn.Module]:
+    """Train one network on each part, all with the same random numbers."""
+    features, classes = parts[0].labelled.shape[1], parts[0].labels.shape[1]
+    network = _fresh(features, classes)
+    networks = _SideBySide(network, len(parts))
+    weights_P, gradient_P = flattened([networks])
     average_P = weights_P.detach().clone()
     adam = torch.optim.AdamW([weights_P], lr=_RATE, weight_decay=_DECAY)
     shares = torch.distributions.Beta(_MIX, _MIX)
-    frequency_K = y_nK.mean(0)
-    guessed_K = frequency_K.clone()
+    frequency_G1K = _frequencies([part.labels for part in parts])
+    guessed_G1K = frequency_G1K.clone()
     for step in range(_STEPS):
-        rows = torch.randint(len(x_nF), (_BATCH,))
-        x_BF, y_BK = _augmented(x_nF[rows]), y_nK[rows]
-        others_BF = x_UF[torch.randint(len(x_UF), (_BATCH,))]
-        guesses = [_augmented(others_BF) for _ in range(_GUESSES)]
-        mean_BK = _guess(network, guesses)
-        guessed_K.lerp_(mean_BK.mean(0), 1 - _AVERAGE)
-        targets_BK = _sharpened(mean_BK * frequency_K / guessed_K.clamp_min(1e-6))
-        x_MF = torch.cat([x_BF, *guesses])
-        y_MK = torch.cat([y_BK, *([targets_BK] * _GUESSES)])
+        rows = _drawn([len(part.labelled) for part in parts])
+        x_GBF = _augmented(_taken([part.labelled for part in parts], rows))
+        y_GBK = _taken([part.labels for part in parts], rows)
+        rows = _drawn([len(part.others) for part in parts])
+        others_GBF = _taken([part.others for part in parts], rows)
+        guesses = [_augmented(others_GBF) for _ in range(_GUESSES)]
+        mean_GBK = _guess(networks, guesses)
+        guessed_G1K.lerp_(_frequencies(mean_GBK), 1 - _AVERAGE)
+        targets_GBK = _sharpened(mean_GBK * frequency_G1K / guessed_G1K.clamp_min(1e-6))
+        x_GMF = torch.cat([x_GBF, *guesses], dim=1)
+        y_GMK = torch.cat([y_GBK, *([targets_GBK] * _GUESSES)], dim=1)
         weight = _WEIGHT * min(1.0, 2 * step / _STEPS)
-        loss = _loss(network, *_mixed(x_MF, y_MK, shares), weight=weight)
+        loss = _loss(networks, *_mixed(x_GMF, y_GMK, shares), weight=weight)
         gradient_P.zero_()
         loss.backward()
         adam.step()
         average_P.lerp_(weights_P.detach(), 1 - min(_AVERAGE, step / (step + 10)))
     weights_P.data.copy_(average_P)
-    return parted(network).requires_grad_(False)
+    return networks.apart(network)
 
 
-def _augmented(x_BF: Tensor) -> Tensor:
-    return (x_BF + _NOISE * torch.randn_like(x_BF)) * (torch.rand_like(x_BF) >= _DROPPED)
+def _frequencies(labels: Iterable[Tensor]) -> Tensor:
+    """The mean of each table (B, K) of labels, (G, 1, K)."""
+    return torch.stack([y_BK.mean(0) for y_BK in labels])[:, None]
+
+
+def _drawn(sizes: Sequence[int]) -> list[Tensor]:
+    """Places (B,) among so many rows, of each part by the same random numbers."""
+    state, drawn = torch.get_rng_state(), []
+    for size in sizes:
+        torch.set_rng_state(state)
+        drawn.append(torch.randint(size, (_BATCH,)))
+    return drawn
+
+
+def _taken(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+    return torch.stack([table[at] for table, at in zip(tables, rows, strict=True)])
+
+
+def _augmented(x_GBF: Tensor) -> Tensor:
+    shape = x_GBF.shape[1:]
+    return (x_GBF + _NOISE * torch.randn(shape)) * (torch.rand(shape) >= _DROPPED)
 
 
 @torch.no_grad()
-def _guess(network: nn.Module, augmented: list[Tensor]) -> Tensor:
+def _guess(networks: nn.Module, augmented: list[Tensor]) -> Tensor:
     """Eq. (6): the mean guess over the augmentations."""
-    scores_AK: Tensor = network(torch.cat(augmented)).softmax(1)
-    return scores_AK.reshape(len(augmented), -1, scores_AK.shape[1]).mean(0)
+    scores_GAK: Tensor = networks(torch.cat(augmented, dim=1)).softmax(-1)
+    copies, _, classes = scores_GAK.shape
+    return scores_GAK.reshape(copies, len(augmented), -1, classes).mean(1)
 
 
-def _sharpened(guess_BK: Tensor) -> Tensor:
+def _sharpened(guess_GBK: Tensor) -> Tensor:
     """Eq. (7)."""
-    sharp_BK = guess_BK ** (1 / _TEMPERATURE)
-    return sharp_BK / sharp_BK.sum(1, keepdim=True)
+    sharp_GBK = guess_GBK ** (1 / _TEMPERATURE)
+    return sharp_GBK / sharp_GBK.sum(-1, keepdim=True)
 
 
-def _mixed(x_MF: Tensor, y_MK: Tensor, shares: Distribution) -> tuple[Tensor, Tensor]:
+def _mixed(x_GMF: Tensor, y_GMK: Tensor, shares: Distribution) -> tuple[Tensor, Tensor]:
     """MixUp that stays nearer to the first row of a pair, Eqs. (8) to (11)."""
-    share_M: Tensor = shares.sample((len(x_MF),))
+    share_M: Tensor = shares.sample((x_GMF.shape[1],))
     share_M1 = torch.maximum(share_M, 1 - share_M)[:, None]
-    other = torch.randperm(len(x_MF))
+    other = torch.randperm(x_GMF.shape[1])
     return (
-        share_M1 * x_MF + (1 - share_M1) * x_MF[other],
-        share_M1 * y_MK + (1 - share_M1) * y_MK[other],
+        share_M1 * x_GMF + (1 - share_M1) * x_GMF[:, other],
+        share_M1 * y_GMK + (1 - share_M1) * y_GMK[:, other],
     )
 
 
-def _loss(network: nn.Module, x_MF: Tensor, y_MK: Tensor, *, weight: float) -> Tensor:
+def _loss(networks: nn.Module, x_GMF: Tensor, y_GMK: Tensor, *, weight: float) -> Tensor:
     """Eqs. (2) to (5): cross-entropy of the labelled rows, squared error of the guessed ones."""
-    logits_MK = network(x_MF)
-    labelled = F.cross_entropy(logits_MK[:_BATCH], y_MK[:_BATCH])
-    return labelled + weight * F.mse_loss(logits_MK[_BATCH:].softmax(1), y_MK[_BATCH:])
+    losses = [
+        F.cross_entropy(logits_MK[:_BATCH], y_MK[:_BATCH])
+        + weight * F.mse_loss(logits_MK[_BATCH:].softmax(1), y_MK[_BATCH:])
+        for logits_MK, y_MK in zip(networks(x_GMF), y_GMK, strict=True)
+    ]
+    return torch.stack(losses).sum()

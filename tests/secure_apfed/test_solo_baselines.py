@@ -19,7 +19,8 @@ from secure_apfed.models import ModelSettings
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import BASELINES, Baseline, SoloTask
 from secure_apfed.solo.flat import flattened, parted
-from secure_apfed.solo.interface import FloatArray, IntArray
+from secure_apfed.solo.folds import held_out
+from secure_apfed.solo.interface import FloatArray, IntArray, Together
 from secure_apfed.solo.kept import fits_kept_by
 
 Rows = tuple[FloatArray, IntArray]
@@ -120,6 +121,44 @@ def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
             mixmatch.fit(other)
     mixmatch.fit(task)
     assert len(made) == len(set(made)) == 1 + len(changed)
+
+
+together = [one for one in BASELINES.values() if isinstance(one, Together)]
+
+
+@pytest.mark.parametrize("baseline", together, ids=[one.name for one in together])
+@pytest.mark.parametrize("rows", [moons, strips], ids=["two features", "images"])
+def test_tasks_that_are_fitted_together_are_fitted_as_apart(
+    baseline: Together, rows: Callable[[], Rows]
+) -> None:
+    task, (x_BF, _) = task_of(rows(), 4)
+    tasks = [task, *(task.without(part) for part in held_out(task.labels, 3, task.seed))]
+    fitted = baseline.fit_together(tasks)
+    assert len(fitted) == len(tasks) == 4
+    for one, of_task in zip(fitted, tasks, strict=True):
+        apart = baseline.fit(of_task).scores(x_BF)
+        assert np.allclose(one.scores(x_BF), apart, atol=1e-4)
+    assert not np.allclose(fitted[0].scores(x_BF), fitted[1].scores(x_BF), atol=1e-2)
+
+
+def test_of_tasks_together_kept_fits_are_taken_and_the_others_are_made() -> None:
+    task, (x_BF, _) = task_of(moons(), 6)
+    tasks = [task, *(task.without(part) for part in held_out(task.labels, 3, task.seed))]
+    mixmatch, kept, made = BASELINES["mixmatch"], dict[str, bytes](), list[str]()
+
+    def store(name: str, make: Callable[[], bytes]) -> bytes:
+        if name not in kept:
+            made.append(name)
+            kept[name] = make()
+        return kept[name]
+
+    assert isinstance(mixmatch, Together)
+    with fits_kept_by(store):
+        mixmatch.fit(tasks[1])
+        fitted = mixmatch.fit_together(tasks)
+    assert len(made) == len(set(made)) == len(tasks)
+    for one, of_task in zip(fitted, tasks, strict=True):
+        assert np.allclose(one.scores(x_BF), mixmatch.fit(of_task).scores(x_BF), atol=1e-4)
 
 
 @each_baseline
