@@ -108,14 +108,9 @@ class _SideBySide(nn.Module):
 
     def __init__(self, network: nn.Sequential, copies: int) -> None:
         super().__init__()
-        self.weights, self.biases = (
-            nn.ParameterList(
-                getattr(layer, name).detach().repeat(copies, *[1] * getattr(layer, name).dim())
-                for layer in network
-                if isinstance(layer, nn.Linear)
-            )
-            for name in ("weight", "bias")
-        )
+        layers = [layer for layer in network if isinstance(layer, nn.Linear)]
+        self.weights = nn.ParameterList(one.weight.detach().repeat(copies, 1, 1) for one in layers)
+        self.biases = nn.ParameterList(one.bias.detach().repeat(copies, 1) for one in layers)
 
     def forward(self, x_GBF: Tensor) -> Tensor:
         first, middle, last = zip(self.weights, self.biases, strict=True)
