@@ -39,6 +39,7 @@ def _digest(made_of: Iterable[NDArray[Any] | str | int]) -> bytes:
     found = hashlib.sha256()
     for one in made_of:
         if isinstance(one, np.ndarray):
+            assert one.dtype.kind in "bif"  # whose bytes are their values
             found.update(repr((one.dtype.str, one.shape)).encode())
             found.update(np.ascontiguousarray(one).data)
         else:

@@ -274,14 +274,15 @@ def run_main_job(
         path, lines = folder / comparison.config.name, comparison.lines
         write_text(path.with_suffix(".csv"), as_csv(lines))
         write_text(path.with_suffix(".md"), markdown(HEADER, [line.cells() for line in lines]))
+    shown = [_part(comparison, folder, seeds) for comparison in found]
+    list(reports)
     write_comparison(
         folder,
         title="The main job: what help is worth where few rows have a label",
         reading=READING,
         header=HEADER,
-        parts=[_part(comparison, folder, seeds) for comparison in found],
+        parts=shown,
     )
-    list(reports)
     return found
 
 

@@ -3,7 +3,10 @@
 from experiments.workers import end_with_parent, uncollected
 
 with uncollected():
-    import experiments.main_job  # noqa: F401  # for those that are forked from here
+    # For those that are forked from here; torch's optimizers import its compiler when they begin.
+    import torch._dynamo  # noqa: F401
+
+    import experiments.main_job  # noqa: F401
 
 end_with_parent()
 

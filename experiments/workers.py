@@ -1,21 +1,18 @@
 """The processes of studies, forked from a server that has imported what they need.
 
 Run by: `python -m experiments`, before it imports anything large itself, so that the server and it
-import at the same time, each on a core of its own, and the workers import nothing. Elsewhere joblib
-starts its processes as it always does; what they compute is the same.
+import at the same time, each on a core of its own, and workers find what they need. Elsewhere, and
+on other systems than Linux, whose libraries may not survive a fork, joblib starts its processes as
+it always does; what they compute is the same.
 """
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing import (
-    forkserver,
-    get_all_start_methods,
-    parent_process,
-    set_forkserver_preload,
-)
+from multiprocessing import forkserver, parent_process, set_forkserver_preload
 from threading import Thread
 
 __all__ = ["begin", "end_with_parent", "uncollected"]
@@ -24,9 +21,9 @@ _PRELOADED = "experiments.preloaded"
 _SOON_S = 0.05
 _ENVIRONMENT = {
     # Libraries read these when they are loaded; every worker computes on one thread.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+    ),
     # glibc's: what one step frees the next takes again, in place of fresh pages from the kernel.
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
@@ -34,8 +31,8 @@ _ENVIRONMENT = {
 
 
 def begin() -> None:
-    """Start the server, and let joblib's processes be forked there; nothing where none can be."""
-    if "forkserver" not in get_all_start_methods():
+    """Start the server, and let joblib's processes be forked there."""
+    if sys.platform != "linux":
         return
     from joblib.externals.loky.backend.context import set_start_method
 
@@ -63,12 +60,14 @@ def _follow() -> None:
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Import within: nothing of it becomes garbage, so that no collection need look at it, ever."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn import functional as F
 
+from secure_apfed.errors import DataError
 from secure_apfed.solo.flat import flattened
 from secure_apfed.solo.interface import FloatArray, SoloTask
 from secure_apfed.solo.kept import fitted_once
@@ -63,7 +64,16 @@ class MixMatch:
         return self.fit_together([task])[0]
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> list[MixedNetwork]:
-        """Each as it would be fitted by itself; they learn at the same time."""
+        """Each as it would be fitted by itself; they learn at the same time.
+
+        Raises:
+            DataError: no task, or tasks that differ in more than which rows have a label.
+        """
+        if len({(task.features.tobytes(), task.classes, task.seed) for task in tasks}) != 1:
+            raise DataError(
+                f"solo: {self.title} fits parts of one task's labels together, with its rows, "
+                f"classes and seed; got {len(tasks)} tasks that differ in these, or none"
+            )
         scale = scale_of(tasks[0])
         x_NF = torch.from_numpy(scale.transform(tasks[0].features)).float()
         trained = cache(lambda: _trained([_Rows.of(task, x_NF) for task in tasks]))
@@ -118,6 +128,7 @@ class _SideBySide(nn.Module):
         hidden_GBW = torch.baddbmm(middle[1][:, None], hidden_GBW, middle[0].mT).relu()
         return _one_by_one(hidden_GBW, *last)
 
+    @torch.no_grad()
     def apart(self, network: nn.Sequential) -> list[nn.Module]:
         """Each as a network by itself, of the shape of this one."""
         found: list[nn.Module] = []

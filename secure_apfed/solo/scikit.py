@@ -55,7 +55,8 @@ def logistic(strength: float) -> Any:
 
 def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float:
     """Return the C with the largest likelihood of held-out labels; 1 where none can be held out."""
-    return _best_strength(scaled_nF.tobytes(), labels_n.tobytes(), seed)
+    rows, labels = np.asarray(scaled_nF, np.float64), np.asarray(labels_n, np.int64)
+    return _best_strength(rows.tobytes(), labels.tobytes(), seed)
 
 
 @lru_cache(maxsize=4)

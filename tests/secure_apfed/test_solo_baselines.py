@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from secure_apfed.solo.flat import flattened, parted
 from secure_apfed.solo.folds import held_out
 from secure_apfed.solo.interface import FloatArray, IntArray, Together
 from secure_apfed.solo.kept import fits_kept_by
+from secure_apfed.solo.mixmatch import MixMatch
+from secure_apfed.solo.scikit import best_strength
 
 Rows = tuple[FloatArray, IntArray]
 
@@ -159,6 +162,36 @@ def test_of_tasks_together_kept_fits_are_taken_and_the_others_are_made() -> None
     assert len(made) == len(set(made)) == len(tasks)
     for one, of_task in zip(fitted, tasks, strict=True):
         assert np.allclose(one.scores(x_BF), mixmatch.fit(of_task).scores(x_BF), atol=1e-4)
+
+
+def test_tasks_that_are_no_parts_of_one_are_not_fitted_together() -> None:
+    task, _ = task_of(moons(), 4)
+    mixmatch = BASELINES["mixmatch"]
+    assert isinstance(mixmatch, Together)
+    for tasks in ([], [task, replace(task, seed=1)], [task, replace(task, classes=3)]):
+        with pytest.raises(DataError, match="parts of one task"):
+            mixmatch.fit_together(tasks)
+
+
+def test_a_fitted_network_keeps_no_graph_and_no_memory_of_others() -> None:
+    task, _ = task_of(moons(), 4)
+    network = MixMatch().fit(task).network
+    for one in network.parameters():
+        assert not one.requires_grad
+        assert one.is_leaf
+        assert one.untyped_storage().nbytes() == one.nbytes
+
+
+def test_the_strength_is_of_the_values_whatever_their_type() -> None:
+    rows_nF = np.random.default_rng(0).normal(size=(12, 5))
+    labels_n = np.arange(12) % 2
+    single: Any = rows_nF.astype(np.float32)
+    small: Any = labels_n.astype(np.int32)
+    widened = single.astype(np.float64)
+    assert best_strength(single, small, 0) == best_strength(widened, labels_n, 0)
+    assert best_strength(np.asfortranarray(rows_nF), labels_n, 0) == best_strength(
+        rows_nF, labels_n, 0
+    )
 
 
 @each_baseline
