@@ -22,7 +22,7 @@ from secure_apfed.solo import BASELINES, Baseline, SoloTask
 from secure_apfed.solo.flat import flattened, parted
 from secure_apfed.solo.folds import held_out
 from secure_apfed.solo.interface import FloatArray, IntArray, Together
-from secure_apfed.solo.kept import fits_kept_by
+from secure_apfed.solo.kept import FitStore, fits_kept_by
 from secure_apfed.solo.mixmatch import MixMatch
 from secure_apfed.solo.scikit import best_strength
 
@@ -101,9 +101,9 @@ def test_the_same_seed_gives_the_same_scores(baseline: Baseline) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
-    task, (x_BF, _) = task_of(moons(80), 3)
-    mixmatch, kept, made = BASELINES["mixmatch"], dict[str, bytes](), list[str]()
+def store_telling(made: list[str]) -> FitStore:
+    """A store of fits in memory, which adds the name of each to what it makes."""
+    kept: dict[str, bytes] = {}
 
     def store(name: str, make: Callable[[], bytes]) -> bytes:
         if name not in kept:
@@ -111,12 +111,18 @@ def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
             kept[name] = make()
         return kept[name]
 
+    return store
+
+
+def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
+    task, (x_BF, _) = task_of(moons(80), 3)
+    mixmatch, made = BASELINES["mixmatch"], list[str]()
     alone = mixmatch.fit(task).scores(x_BF)
     changed = (
         replace(task, seed=1), task.without(np.array([0])), replace(task, labels=1 - task.labels),
         replace(task, features=task.features + 1.0), replace(task, classes=3),
     )  # fmt: skip
-    with fits_kept_by(store):
+    with fits_kept_by(store_telling(made)):
         assert np.array_equal(mixmatch.fit(task).scores(x_BF), alone)
         assert np.array_equal(mixmatch.fit(replace(task)).scores(x_BF), alone)
         assert len(made) == 1
@@ -147,16 +153,9 @@ def test_tasks_that_are_fitted_together_are_fitted_as_apart(
 def test_of_tasks_together_kept_fits_are_taken_and_the_others_are_made() -> None:
     task, (x_BF, _) = task_of(moons(), 6)
     tasks = [task, *(task.without(part) for part in held_out(task.labels, 3, task.seed))]
-    mixmatch, kept, made = BASELINES["mixmatch"], dict[str, bytes](), list[str]()
-
-    def store(name: str, make: Callable[[], bytes]) -> bytes:
-        if name not in kept:
-            made.append(name)
-            kept[name] = make()
-        return kept[name]
-
+    mixmatch, made = BASELINES["mixmatch"], list[str]()
     assert isinstance(mixmatch, Together)
-    with fits_kept_by(store):
+    with fits_kept_by(store_telling(made)):
         mixmatch.fit(tasks[1])
         fitted = mixmatch.fit_together(tasks)
     assert len(made) == len(set(made)) == len(tasks)
