@@ -18,7 +18,6 @@ __all__ = [
     "no_method_by_name",
     "one_way",
     "parse",
-    "short",
     "the_tree",
     "unsafe_calls",
     "without_cycles",
@@ -39,9 +38,6 @@ COMPOSITION_ROOT = (
 )
 # The package itself gives `run_frames` to others, and loads it when it is asked for.
 ENTRY_POINTS = ("secure_apfed.__main__", "secure_apfed")
-
-MODULE_LINES = 500
-FUNCTION_LINES = 40
 
 UNPICKLING = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"})
 UNSAFE_NAMES = frozenset(
@@ -70,7 +66,6 @@ WORDS = frozenset({"votes"})
 # Experiments that read runs of any method, and declare none.
 NO_STUDY = frozenset({"experiments.report"})
 
-_Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -247,23 +242,6 @@ def _compared(tree: ast.Module) -> Iterator[ast.AST]:
             yield from ast.walk(node)
 
 
-def short(modules: Mapping[str, Module]) -> dict[str, str]:
-    """Return what is longer than the limits, by dotted name; a docstring is not code.
-
-    A module counts all its lines, a function those from `def` to its end less its docstring.
-    """
-    long = {}
-    for module in modules.values():
-        lines = len(module.source.splitlines())
-        if lines > MODULE_LINES:
-            long[module.name] = f"{lines} lines, at most {MODULE_LINES}"
-        for name, function in _functions(module.tree, module.name):
-            lines = _code_lines(function)
-            if lines > FUNCTION_LINES:
-                long[name] = f"{lines} lines, at most {FUNCTION_LINES}"
-    return long
-
-
 def _all_imports(modules: Mapping[str, Module]) -> Iterator[tuple[Module, str, int]]:
     for module in modules.values():
         for target, line in _imports(ast.walk(module.tree), modules):
@@ -342,22 +320,3 @@ def _within(name: str, forbidden: frozenset[str]) -> bool:
 def _allows_pickles(keyword: ast.keyword) -> bool:
     refused = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
     return keyword.arg == "allow_pickle" and not refused
-
-
-def _functions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, _Function]]:
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, _Definition):
-            name = f"{prefix}.{node.name}"
-            if isinstance(node, _Function):
-                yield name, node
-            yield from _functions(node, name)
-
-
-def _code_lines(function: _Function) -> int:
-    assert function.end_lineno is not None
-    lines = function.end_lineno - function.lineno + 1
-    if ast.get_docstring(function) is not None:
-        docstring = function.body[0]
-        assert docstring.end_lineno is not None
-        lines -= docstring.end_lineno - docstring.lineno + 1
-    return lines

@@ -13,7 +13,6 @@ from tests.architecture_rules import (
     no_method_by_name,
     one_way,
     parse,
-    short,
     the_tree,
     unsafe_calls,
     without_cycles,
@@ -33,9 +32,6 @@ RULES: tuple[Rule, ...] = (
     unsafe_calls,
     documented,
 )
-
-# Dotted name -> why it may be longer than the limits, for instance to keep a formula whole.
-LONGER_FOR_A_REASON: dict[str, str] = {}
 
 _TABLE = {"secure_apfed.methods": "METHODS: dict[str, int] = {'tvfl': 1}"}
 
@@ -121,13 +117,6 @@ def test_no_method_is_asked_for_by_name() -> None:
     assert not offences, "\n".join(offences)
 
 
-def test_modules_and_functions_are_short() -> None:
-    long = short(TREE)
-    unexcused = [f"{name}: {why}" for name, why in long.items() if name not in LONGER_FOR_A_REASON]
-    assert not unexcused, "\n".join(unexcused)
-    assert set(LONGER_FOR_A_REASON) <= set(long), "an excuse that is no longer needed"
-
-
 @pytest.mark.parametrize(("rule", "sources", "says"), PLANTED)
 def test_a_rule_finds(rule: Rule, sources: dict[str, str], says: str) -> None:
     offences = rule(_planted(sources))
@@ -138,14 +127,3 @@ def test_a_rule_finds(rule: Rule, sources: dict[str, str], says: str) -> None:
 @pytest.mark.parametrize(("rule", "sources"), ALLOWED)
 def test_a_rule_permits(rule: Rule, sources: dict[str, str]) -> None:
     assert rule(_planted(sources)) == []
-
-
-def test_length_leaves_out_docstrings() -> None:
-    body = "    x = 1\n" * 38
-    docstring = '    """One.\n\n    Two.\n    """\n'
-    assert short(_planted({"attacks.a": f"def f():\n{docstring}{body}    return x\n"})) == {}
-    long = short(_planted({"attacks.a": f"class C:\n  def f():\n{body}    y = 1\n    return x\n"}))
-    assert long == {"attacks.a.C.f": "41 lines, at most 40"}
-    assert short(_planted({"attacks.a": "x = 1\n" * 501})) == {
-        "attacks.a": "501 lines, at most 500"
-    }
