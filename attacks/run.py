@@ -16,6 +16,7 @@ from secure_apfed.config.problems import describe
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs import Recording
 from secure_apfed.settings import unknown_name
+from secure_apfed.torch_state import undisturbed
 
 __all__ = ["full_suite", "headlines", "mount", "prepare"]
 
@@ -52,6 +53,7 @@ def prepare(choice: AttackChoice) -> Attack:
         raise ConfigError(f"attacks: {choice.name}: options: {problems}") from error
 
 
+@undisturbed()
 def mount(
     recording: Recording,
     choices: Iterable[AttackChoice],

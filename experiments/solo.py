@@ -28,6 +28,7 @@ from secure_apfed.solo.choice import BaselineResult, best, compare
 from secure_apfed.solo.detectors import DETECTORS, compare_detectors
 from secure_apfed.solo.kept import FitStore
 from secure_apfed.solo.numbers import compare_numbers
+from secure_apfed.torch_state import undisturbed
 
 __all__ = [
     "FILE", "SoloRecord", "fits_beside", "keep_solo", "read_solo", "settings_digest", "solo_file",
@@ -91,6 +92,7 @@ def solo_file(config: Config, folder: Path) -> Path:
     return folder / f"solo-{settings_digest(config)[:16]}.json"
 
 
+@undisturbed()
 def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -> SoloRecord:
     """Measure the baselines on one thread and write the file, unless it is there."""
     files = files_digest(config.data, of=[config.data.active_name])

@@ -2,12 +2,14 @@
 
 Run by: who has all parties' frames in one process, to try a method out or to compare it with other
 classifiers; parties that keep their frames to themselves take part in a run (`secure-apfed party`).
-People are matched by the frames' index. After `fit` nothing of a passive is needed any more.
+People are matched by the frames' index. After `fit` nothing of a passive is needed any more: what
+is shown of a classifier, and a pickle of a fitted one, hold none of their rows.
 """
 
 import numbers
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,12 +32,20 @@ from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.methods import METHODS
 from secure_apfed.runs import RunResult, SoloModel, run
 from secure_apfed.tasks import Classification
+from secure_apfed.torch_state import undisturbed
 
 __all__ = ["VerticalClassifier"]
 
 _ACTIVE = "active"
 # Settings name two parties or more, also those of a method that has no passive.
 _NOBODY = ("nobody",)
+
+
+class _Unshown(dict[str, pd.DataFrame | None]):
+    """Frames by party, which no text or page shows the rows of."""
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(self)}>"
 
 
 class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -62,6 +72,26 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.settings = settings
         self.seed = seed
 
+    @property
+    def passives(self) -> Mapping[str, pd.DataFrame | None] | None:
+        """As they were given; None for the rows that a pickle left out."""
+        given: Mapping[str, pd.DataFrame | None] | None = self.__dict__["passives"]
+        return given
+
+    @passives.setter
+    def passives(self, given: Mapping[str, pd.DataFrame | None] | None) -> None:
+        if isinstance(given, Mapping) and not isinstance(given, _Unshown):
+            given = _Unshown(given)
+        self.__dict__["passives"] = given
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a pickle holds: once fitted, nothing of the passives' rows."""
+        state: dict[str, Any] = dict(super().__getstate__())
+        if "model_" in state:
+            state["passives"] = self.passives and _Unshown.fromkeys(self.passives)
+            state["result_"] = replace(self.result_, recorded=None)
+        return state
+
     def __sklearn_tags__(self) -> Tags:
         tags: Tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
@@ -69,6 +99,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.string = True
         return tags
 
+    @undisturbed()
     def fit(self, X: Any, y: Any) -> "VerticalClassifier":
         """Align by index, and train.
 
@@ -95,7 +126,9 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = self._config()
         data = VerticalData(
             active=_table(_ACTIVE, frame, torch.from_numpy(numbers_N).long()),
-            passives=tuple(_table(name, one) for name, one in (self.passives or {}).items()),
+            passives=tuple(
+                _table(name, one) for name, one in (self.passives or {}).items() if one is not None
+            ),
             classes=tuple(map(str, self.classes_)),
             train_rows=torch.arange(len(frame)),
             test_rows=torch.empty(0, dtype=torch.int64),
@@ -114,6 +147,12 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _require_index(self, X: Any) -> None:
+        absent = [name for name, frame in (self.passives or {}).items() if frame is None]
+        if absent:
+            raise ConfigError(
+                f"VerticalClassifier: the rows of {', '.join(absent)} are not here, since a pickle "
+                "of a fitted classifier leaves them out; give the frames, set_params(passives=...)"
+            )
         if self.passives and not isinstance(X, pd.DataFrame):
             raise ConfigError(
                 f"VerticalClassifier: people are matched by the index of frames, and the active's "
@@ -121,6 +160,7 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 'a Pipeline say .set_output(transform="pandas") of what stands before'
             )
 
+    @undisturbed()
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Probabilities (N, K) in the order of `classes_`."""
         check_is_fitted(self)

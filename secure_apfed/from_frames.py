@@ -40,6 +40,7 @@ from secure_apfed.party_frames import (
 from secure_apfed.runs import RunFolder, RunResult, SoloModel, load_model, run
 from secure_apfed.runs.scored_rows import read_scored
 from secure_apfed.tasks import Classification
+from secure_apfed.torch_state import undisturbed
 
 if TYPE_CHECKING:
     from attacks.interface import AttackResult
@@ -95,6 +96,7 @@ class FramesModel:
         labels: NDArray[Any] = np.array(self.classes_)[places_N.numpy()]
         return labels
 
+    @undisturbed()
     def _told(self, frame: Any) -> Tensor:
         rows, encoding = as_pandas(frame, party="the input"), self.solo.encoding
         assert isinstance(encoding, ColumnEncoding)
@@ -186,6 +188,7 @@ class FramesResult:
         return table
 
 
+@undisturbed()
 def run_frames(
     active: Any,
     passives: Mapping[str, Any],

@@ -21,6 +21,7 @@ from secure_apfed.data.drift import ColumnDrift, DriftMeter
 from secure_apfed.measures import stability_index
 from secure_apfed.runs import RunFolder, SoloModel, load_model
 from secure_apfed.runs.predicted_files import row_writer
+from secure_apfed.torch_state import undisturbed
 
 __all__ = [
     "Compared", "Predicted", "PredictedNumbers", "Predictions", "predict_file", "predict_into",
@@ -150,6 +151,7 @@ class PredictedNumbers(Predicted):
         }
 
 
+@undisturbed()
 def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None = None) -> Predicted:
     """Predict the rows of a file.
 
@@ -170,6 +172,7 @@ def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None =
     return replace(whole, compared=predictor.compared())
 
 
+@undisturbed()
 def predict_into(
     folder: Path, path: Path, output: Path, *, id_columns: Sequence[str] | None = None
 ) -> Compared:
