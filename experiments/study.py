@@ -25,6 +25,7 @@ from experiments.centralised import centralise
 from experiments.finish import mount_attacks
 from experiments.finished_run import FinishedRun, read_finished_run
 from experiments.solo import SoloRecord, fits_beside, keep_solo, read_solo, solo_file
+from experiments.summary import shared_share
 from protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
@@ -215,6 +216,7 @@ def _keep_figures(trial: Trial) -> None:
         privacy=Privacy.model_validate(asdict(result.privacy)),
         seconds=time.monotonic() - began,
         aligned_rows=len(aligned),
+        train_rows=len(data.train_rows),
         labelled_rows=len(data.labelled_rows),
         test_rows=len(data.test_rows),
         contributions={
@@ -302,7 +304,8 @@ class Results:
 
     Attributes:
         table: a row for each figure of each run, seed by seed. Columns: point and seed; those of
-            `figures_of`; epsilon_x, epsilon_y, releases and wire_bytes of the run.
+            `figures_of`; epsilon_x, epsilon_y, releases and wire_bytes of the run; shared: see
+            `shared_share`.
         failures: runs that are not in it.
     """
 
@@ -331,9 +334,17 @@ def results_of(
             "point": trial.point.name, "seed": trial.seed, "epsilon_x": privacy.epsilon_x,
             "epsilon_y": privacy.epsilon_y, "releases": privacy.releases or 0,
             "wire_bytes": found.outcome.wire_bytes, "epsilon_passives": _worst(found.outcome),
+            "shared": _shared(trial.config.data, found.outcome),
         }  # fmt: skip
         rows += [{**of_run, **figure} for figure in figures(found)]
     return Results(pd.DataFrame(rows), tuple(failures))
+
+
+def _shared(data: DataSettings, outcome: Outcome) -> float:
+    """See `shared_share`; an older version's figures tell the aligned rows alone."""
+    labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
+    train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
+    return shared_share(data, train=train, labelled=labelled, test=test) if train else 0.0
 
 
 def _worst(outcome: Outcome) -> float:

@@ -27,15 +27,17 @@ Clock: TypeAlias = Callable[[], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Filled:
-    """One line with what was measured of it, by seed."""
+    """One line with what was measured of it, by seed; shared: as `PaperTable.shared`."""
 
     line: Line
     values: Mapping[int, float] = field(default_factory=dict)
+    shared: float = 0.0
 
     @property
     def interval(self) -> Interval | None:
-        """The mean and its 95 % Student interval over the seeds; None: nothing was measured."""
-        return Interval.paired(list(self.values.values())) if self.values else None
+        """The mean and its 95 % interval over the seeds; None: nothing was measured."""
+        values = list(self.values.values())
+        return Interval.of(values, shared=self.shared) if values else None
 
     @property
     def sd(self) -> float | None:
@@ -177,8 +179,8 @@ def fill(
     return Board(
         table=table,
         full=full,
-        lines=_filled(size, found),
-        forecast=_forecast(size, table.size(True), kept, found, jobs),
+        lines=_filled(size, found, shared=table.shared),
+        forecast=_forecast(size, table.size(True), kept, found, jobs, table.hours),
         failures=failures,
     )
 
@@ -196,7 +198,7 @@ def _attempt(job: Job, kept: Path) -> tuple[str, Measured | str]:
         return job.name, f"{type(error).__name__}: {error}"
 
 
-def _filled(size: Size, found: Mapping[str, Measured]) -> list[Filled]:
+def _filled(size: Size, found: Mapping[str, Measured], *, shared: float) -> list[Filled]:
     """Every line with its values; those that combine others read what jobs measured."""
     values: dict[str, dict[int, float]] = {line.name: {} for line in size.lines}
     for job in size.jobs:
@@ -209,7 +211,7 @@ def _filled(size: Size, found: Mapping[str, Measured]) -> list[Filled]:
                 seed: sum(weight * values[name][seed] for name, weight in line.combines.items())
                 for seed in sorted(seeds)
             }
-    return [Filled(line=line, values=values[line.name]) for line in size.lines]
+    return [Filled(line=line, values=values[line.name], shared=shared) for line in size.lines]
 
 
 def _forecast(

@@ -34,6 +34,7 @@ _SHARES = (2, 4, 6, 8, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 _BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _METHODS = ("MMVFL", "supFL")
 _FOLDS, _TRAINING = 5, 120
+_SHARED = 1 / _FOLDS * _TRAINING / 160  # see `experiments.summary.shared_share`
 _ZETA, _ETA = 1000.0, 1000.0
 _ITERATIONS, _TOLERANCE = (5, 10, 100), 1e-5
 _PAPER = {  # by participant, and on average
@@ -211,6 +212,7 @@ TABLES = (
         reading=_READING,
         leaves_out="",
         hours=0.02,
+        shared=_SHARED,
         size=_curves,
         axis="features kept, %",
         ticks={share: "" if 2 < share < 20 else f"{share:g}" for share in _SHARES},
@@ -224,6 +226,7 @@ TABLES = (
         reading=_READING,
         leaves_out="",
         hours=0.02,
+        shared=_SHARED,
         size=_differences,
     ),
 )
