@@ -218,7 +218,7 @@ def compare(points: Sequence[VariantPoint], results: Results) -> list[Line]:
         for variant, summary in summaries
         for inference, accuracy in summary.accuracies.items()
     ]
-    adjusted = holm([line.gain for line in lines], summaries[0][1].seeds)
+    adjusted = holm([line.gain for line in lines], [line.summary.seeds for line in lines])
     return [replace(line, p_holm=p) for line, p in zip(lines, adjusted, strict=True)]
 
 

@@ -330,17 +330,21 @@ def _shared(rows: pd.DataFrame) -> float:
     return float(rows["shared"].max())
 
 
-def holm(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
+def holm(intervals: Sequence[Interval | None], seeds: int | Sequence[int]) -> list[float]:
     """P-values of all that one table compares, adjusted for their number (Holm 1979).
 
     Args:
         intervals: of differences; None: this line compares nothing.
-        seeds: of each.
+        seeds: of all, or of each.
 
     Returns:
         One for each; NaN where nothing was compared, or one seed was run.
     """
-    found = [math.nan if one is None else one.p_value(seeds) for one in intervals]
+    each = [seeds] * len(intervals) if isinstance(seeds, int) else seeds
+    found = [
+        math.nan if one is None else one.p_value(many)
+        for one, many in zip(intervals, each, strict=True)
+    ]
     order = sorted((at for at, p in enumerate(found) if not math.isnan(p)), key=found.__getitem__)
     adjusted, worst = [math.nan] * len(found), 0.0
     for done, at in enumerate(order):

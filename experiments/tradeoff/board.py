@@ -141,7 +141,7 @@ class Board:
         undefended = next(summary.accuracy for point, summary in whole if point.undefended)
         entries = [Entry.of(point, summary, undefended=undefended) for point, summary in whole]
         gains = [entry.summary.gain and entry.summary.gain.over_chosen for entry in entries]
-        adjusted = holm(gains, whole[0][1].seeds)
+        adjusted = holm(gains, [entry.summary.seeds for entry in entries])
         entries = [replace(one, p_holm=p) for one, p in zip(entries, adjusted, strict=True)]
         entries.sort(key=lambda entry: (not entry.point.reference, -(entry.dcs_baseline or 0.0)))
         return cls(tuple(entries), results.failures)
