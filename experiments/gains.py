@@ -319,6 +319,7 @@ def stored_of(rows: Sequence[GainRow]) -> list[dict[str, Any]]:
             "active_view": data.active_view, "labelled": row.case.labelled,
             "epsilon": row.case.epsilon, "seeds": row.seeds, "baseline": row.gain.baseline,
             "gain": 100 * over.mean, "low": 100 * over.low, "high": 100 * over.high,
+            "shared": row.gain.shared,
         })  # fmt: skip
     return stored
 

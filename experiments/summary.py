@@ -203,6 +203,7 @@ class Gain:
         over_chosen: the gain over it.
         hindsight: the baseline with the best mean on the test rows, which nobody could choose.
         over_hindsight: the gain over that one, which is never above the other by its mean.
+        shared: of the intervals; see `shared_share`.
     """
 
     baseline: str
@@ -211,6 +212,7 @@ class Gain:
     over_chosen: Interval
     hindsight: str
     over_hindsight: Interval
+    shared: float
     measure: str = ACCURACY.name
 
     @classmethod
@@ -228,6 +230,7 @@ class Gain:
         reached, shared = accuracy_of(rows), _shared(rows)
         return cls(
             baseline=chosen,
+            shared=shared,
             solo=float(tests[chosen].mean()),
             reached=float(reached.mean()),
             measure=measure.name,
