@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 import torch
@@ -52,6 +52,8 @@ Figures: TypeAlias = Iterator[Mapping[str, Any]]
 """Rows of one run; columns as `figures_of` has them."""
 
 
+PartySeeds: TypeAlias = Literal["secret", "shared_for_comparison"]
+
 _ALIGNED: dict[str, PastAlignment] = {}
 """What this process aligned: the runs of a study on one data set and seed share it."""
 
@@ -74,6 +76,8 @@ class Point:
             `config`: points that share it share them.
         centralised: all features in one table at the active, of which figures are kept: as a run
             folder it would look like a run of the active alone.
+        party_seeds: of its runs, in place of what `config` says: a study compares, and whoever
+            repeats it finds the same.
     """
 
     config: Config
@@ -81,6 +85,7 @@ class Point:
     figures_only: bool = False
     alone: Config | None = None
     centralised: bool = False
+    party_seeds: PartySeeds = "shared_for_comparison"
 
     @property
     def name(self) -> str:
@@ -109,8 +114,8 @@ class Trial:
 
     @property
     def config(self) -> Config:
-        """Its seed decides everything: a study compares, and whoever repeats it finds the same."""
-        own = {"name": self.name, "seed": self.seed, "party_seeds": "shared_for_comparison"}
+        """The point's, under its own name and seed."""
+        own = {"name": self.name, "seed": self.seed, "party_seeds": self.point.party_seeds}
         return self.point.config.model_copy(update=own)
 
     @property
