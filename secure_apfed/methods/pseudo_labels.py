@@ -257,7 +257,7 @@ class PseudoLabels(Method):
         return pull_of(own, rows, eta=self._weighting.eta(own.config), own=self._weighting.own)
 
     def _zetas(self, own: Own, contract: Contract) -> dict[str, float]:
-        """zeta_k of every party: in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8 and 13) as in Z."""
+        """zeta_k of every party, in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8, 13) as in Z."""
         zeta = self._weighting.zeta(own.config)
         weights = {name: terms.weight for name, terms in contract.passives.items()}
         return {name: zeta * weight for name, weight in {own.active: 1.0, **weights}.items()}

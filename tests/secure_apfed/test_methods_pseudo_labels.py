@@ -90,7 +90,7 @@ class Paper:
     def together(self) -> np.ndarray:
         """FedMV's Eqs. 12 and 13 for the test rows, as often as it takes."""
         scores = [x[self.asked] @ w for x, w in zip(self.views, self.w, strict=True)]
-        z = np.zeros_like(scores[0])
+        z: np.ndarray = np.zeros_like(scores[0])
         for _ in range(3000):
             each = [(s + zeta * z) / (1 + zeta) for s, zeta in zip(scores, self.zeta, strict=True)]
             z = np.tensordot(self.zeta, each, 1) / self.zeta.sum()
