@@ -299,7 +299,7 @@ def run_gains(
                 wire_bytes=float(found.drop_duplicates("seed")["wire_bytes"].mean()),
             )
         )
-    adjusted = holm([row.gain and row.gain.over_chosen for row in rows], seeds)
+    adjusted = holm([None if row.gain is None else row.gain.over_chosen for row in rows], seeds)
     rows = [replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
     write_text(folder / "gains.json", to_json({"rows": [row.as_json() for row in rows]}))
     write_text(folder / "gains.md", markdown(header_of(measure), [row.cells() for row in rows]))

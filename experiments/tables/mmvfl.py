@@ -88,7 +88,8 @@ def fit_mmvfl(
         for x_NF in views
     ]
     pull = Pull(truth_NC, np.full((rows, 1), _ETA), own=True)
-    common_NC, before, found = start(rows, classes, rng), np.inf, {}
+    common_NC, before = start(rows, classes, rng), np.inf
+    found: dict[int, list[Floats]] = {}
     for done in range(1, max(iterations) + 1):
         common_NC = iterate(models, common_NC, pull)
         now = objective(models, common_NC, pull)

@@ -140,7 +140,8 @@ class Board:
         ]
         undefended = next(summary.accuracy for point, summary in whole if point.undefended)
         entries = [Entry.of(point, summary, undefended=undefended) for point, summary in whole]
-        gains = [entry.summary.gain and entry.summary.gain.over_chosen for entry in entries]
+        found = [entry.summary.gain for entry in entries]
+        gains = [None if gain is None else gain.over_chosen for gain in found]
         adjusted = holm(gains, [entry.summary.seeds for entry in entries])
         entries = [replace(one, p_holm=p) for one, p in zip(entries, adjusted, strict=True)]
         entries.sort(key=lambda entry: (not entry.point.reference, -(entry.dcs_baseline or 0.0)))
