@@ -70,7 +70,7 @@ class SoloRecord(Written):
         return (
             f"{measure.gain_text(reached, alone.test)} in {measure.title} against {alone.title}, "
             f"the best that the active does alone {self.chosen} ({measure.text(alone.test)}); "
-            "one run shows no gain, only several seeds do"
+            "one run shows no gain, only several seeds do (secure-apfed run CONFIG --seeds 5)"
         )
 
 

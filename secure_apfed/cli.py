@@ -125,6 +125,15 @@ def run(
         ),
     ] = False,
     baselines: Annotated[bool, typer.Option(help="Measure what the active does alone.")] = True,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Run under so many seeds, from the run's on: means, intervals and whether "
+            "help paid. Parties draw theirs as party_seeds says, secret ones unless set.",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, with --seeds.")] = 1,
     overrides: Overrides = None,
     as_json: AsJson = False,
     json_events: JsonEvents = False,
@@ -139,6 +148,15 @@ def run(
         _prepare(config, folder, timeout, transport, as_json=as_json)
         return
     _check_attacks(config)
+    if seeds is not None:
+        if transport is not TransportName.memory or resume or json_events:
+            raise typer.BadParameter(
+                "--seeds runs in memory, goes on where it was stopped, and prints with --json "
+                "alone; "
+                "leave out --transport, --resume and --json-events"
+            )
+        _run_seeds(config, folder, seeds, jobs, baselines=baselines, as_json=as_json)
+        return
     if json_events and transport is TransportName.memory:
         raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
     quiet = as_json or json_events
@@ -168,6 +186,27 @@ def _prepare(
         return
     for file in files.values():
         typer.echo(f"secure-apfed party --config {file}")
+
+
+def _run_seeds(
+    config: "Config", folder: Path, seeds: int, jobs: int, *, baselines: bool, as_json: bool
+) -> None:
+    """Run under several seeds, and say what all of them found; each has a report."""
+    from experiments.several import run_seeds
+
+    with progress_bars.counting(f"{config.name}: seeds", quiet=as_json) as on_done:
+        found = run_seeds(
+            config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
+        )
+    for path in found.folders.values():
+        if leakage.report_if_possible(path) is None:
+            break
+    if as_json:
+        terminal.print_json(found.as_json())
+        return
+    terminal.show_rows(f"{config.name}: {seeds} seeds", ("", ""), found.rows())
+    terminal.show_note(found.note)
+    typer.echo(folder)
 
 
 def _check_attacks(config: "Config") -> None:

@@ -154,7 +154,8 @@ class FramesResult:
     @property
     def gain(self) -> float | None:
         """How much better than the best that the active does alone, by the headline measure; None:
-        not measured. One run shows no gain, only several seeds do.
+        not measured. One run shows no gain, only several seeds do: `seed` draws the split, and
+        each party its initial weights from a secret seed unless `party_seeds` says otherwise.
         """
         if self.alone is None:
             return None

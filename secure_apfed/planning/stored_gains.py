@@ -23,7 +23,9 @@ class StoredGain(Settings):
         method, dataset, active_view: of the runs; labelled: rows with a label, None: all.
         epsilon: of a person's vote; None: without noise.
         seeds: how many; baseline: the best that the active did alone.
-        gain, low, high: mean and 95 % Student interval, paired by seed.
+        gain, low, high: mean and 95 % interval over re-splits of one table, paired by seed (the
+            corrected resampled t of Nadeau and Bengio 2003).
+        shared: the correlation of two splits that it was corrected for.
     """
 
     method: str
@@ -36,6 +38,7 @@ class StoredGain(Settings):
     gain: float
     low: float
     high: float
+    shared: float
 
     @property
     def sentence(self) -> str:

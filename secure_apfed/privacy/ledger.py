@@ -16,7 +16,7 @@ import torch
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, ConfigError
-from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, GridTooLargeError
+from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, NoFigureError
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.gdp import Mechanism, NoPrivacy, compose
 from secure_apfed.privacy.label_mechanism import LabelMechanism
@@ -277,7 +277,7 @@ def _figure(
 ) -> float | str:
     try:
         return accountant.epsilon(mechanism, releases=releases, delta=delta)
-    except GridTooLargeError as error:
+    except NoFigureError as error:
         return f"left out: {error}"
     except Exception as error:  # noqa: BLE001 - other people's numerics may fail in any way
         return f"failed: {type(error).__name__}: {error}"

@@ -1,7 +1,6 @@
 """Gains: paired by seed against a baseline that no test row chose; solo baselines are kept once."""
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from experiments.gains import CASES, GainCase, cases_like, run_gains, stored_of
 from experiments.solo import fits_beside, keep_solo, read_solo
-from experiments.summary import Gain, Interval
+from experiments.summary import Gain
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.planning.stored_gains import StoredGain, load_gains, nearest_gain
@@ -29,7 +28,7 @@ def rows_of(accuracies: list[float], **baselines: list[tuple[float, float]]) -> 
              "baseline": held_out}
             for seed, (held_out, test) in enumerate(values)
         ]  # fmt: skip
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(shared=0.0)
 
 
 def test_the_baseline_is_chosen_by_held_out_labels_and_hindsight_is_told() -> None:
@@ -54,13 +53,6 @@ def test_a_sentence_says_whether_help_paid() -> None:
     assert [each.sentence.partition(":")[0] for each in (paid, nothing, cost, one) if each] == [
         "Help paid", "No help shown", "Help cost", "One seed",
     ]  # fmt: skip
-
-
-def test_an_interval_of_differences_is_students() -> None:
-    found = Interval.paired([1.0, 2.0, 3.0])
-    assert found.mean == 2.0
-    # 4.303 is the .975 quantile for two degrees of freedom; the standard error is 1 / sqrt 3.
-    assert found.high - 2.0 == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
 
 
 def test_every_case_is_a_run_that_can_be_described() -> None:
