@@ -176,6 +176,8 @@ class Gain:
         over_chosen: the gain over it.
         hindsight: the baseline with the best mean on the test rows, which nobody could choose.
         over_hindsight: the gain over that one, which is never above the other by its mean.
+        control: mean of the same run without help, where one was made; over_control: the gain over
+            it, which is what others' messages were worth.
     """
 
     baseline: str
@@ -185,10 +187,12 @@ class Gain:
     hindsight: str
     over_hindsight: Interval
     measure: str = ACCURACY.name
+    control: float | None = None
+    over_control: Interval | None = None
 
     @classmethod
-    def of(cls, rows: pd.DataFrame) -> "Gain | None":
-        """Of the rows of a point; None where no baseline was measured."""
+    def of(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
+        """Of the rows of a point and of its control; None where no baseline was measured."""
         alone = rows[rows["target"] == "solo"]
         if alone.empty:
             return None
@@ -199,6 +203,7 @@ class Gain:
         chosen = str(held_out.fillna(-math.inf).idxmax())
         best = str((sign * tests.mean()).idxmax())
         reached = accuracy_of(rows)
+        without = None if control is None else accuracy_of(control)
         return cls(
             baseline=chosen,
             solo=float(tests[chosen].mean()),
@@ -207,6 +212,10 @@ class Gain:
             over_chosen=Interval.paired((sign * (reached - tests[chosen])).tolist()),
             hindsight=best,
             over_hindsight=Interval.paired((sign * (reached - tests[best])).tolist()),
+            control=None if without is None else float(without.mean()),
+            over_control=None
+            if without is None
+            else Interval.paired((sign * (reached - without)).tolist()),
         )
 
     def text(self, gain: Interval) -> str:

@@ -45,11 +45,12 @@ def own_children() -> Children:
 
 @pytest.fixture(autouse=True)
 def _few_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside runs of tests two solo baselines are measured, not all; those have tests of theirs."""
+    """Runs of tests measure, and choose of, two solo baselines; all have tests of their own."""
     from secure_apfed.solo import BASELINES
 
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
     monkeypatch.setattr("experiments.solo.BASELINES", few)
+    monkeypatch.setattr("secure_apfed.solo.choice.BASELINES", few)
 
 
 @pytest.fixture(autouse=True)
