@@ -25,6 +25,7 @@ from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.measures import ACCURACY, MEASURES, Measure
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.record import Outcome, Privacy
+from secure_apfed.settings.votes import VotesSettings
 
 __all__ = [
     "CASES", "EPSILONS", "HEADER", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase",
@@ -76,6 +77,17 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     "votes-randomised": {"method": "votes_randomised", **_STUDENT},
     "votes-moment": {"method": "votes_moment", **_STUDENT},
     "votes-encrypted": {"method": "votes_encrypted", **_STUDENT},
+    # Whose votes a person without a label moves in no way but by the own one.
+    "votes-moment-logistic": {
+        "method": "votes_moment",
+        **_STUDENT,
+        "votes": {"labeller": "logistic"},
+    },
+    "votes-randomised-logistic": {
+        "method": "votes_randomised",
+        **_STUDENT,
+        "votes": {"labeller": "logistic"},
+    },
     "joint_teacher": {
         "method": "joint_teacher",
         **_STUDENT,
@@ -186,6 +198,8 @@ def _cases() -> dict[str, GainCase]:
         ),
         ("votes-randomised", "digits", 50, 4.0),
         ("votes-encrypted", "digits", 50, None),
+        *(("votes-moment-logistic", "digits", 20, epsilon) for epsilon in (1.0, 4.0)),
+        ("votes-randomised-logistic", "digits", 50, 4.0),
         *(
             (method, data, n, None)
             for method in ("joint_teacher", "imputation", "apc_vfl")
@@ -345,10 +359,10 @@ def run_gains(
 
 
 def stored_of(rows: Sequence[GainRow]) -> list[dict[str, Any]]:
-    """What `secure-apfed plan` reads of these rows."""
+    """What `secure-apfed plan` reads of these rows: those with the default labeller."""
     stored = []
     for row in rows:
-        if row.gain is None:
+        if row.gain is None or row.case.config.votes.labeller != VotesSettings().labeller:
             continue
         data, over = row.case.config.data, row.gain.over_chosen
         stored.append({
