@@ -106,7 +106,7 @@ _METHODS: Mapping[str, dict[str, Any]] = {
 }
 
 
-class NoHelpPoint(Point):
+class _NoHelpPoint(Point):
     """The student of votes, which nobody casts: taught by its prior alone."""
 
     def played(self, config: Config) -> Outcome:
@@ -153,12 +153,12 @@ class GainCase:
     @property
     def control(self) -> "GainCase":
         """The same without help, which cases on the same rows share."""
-        method = _LAMBDA_0 if self.method.startswith("apfed") else _NO_HELP
+        method = _LAMBDA_0 if self.config.facts.sums_gradients else _NO_HELP
         return replace(self, method=method, epsilon=None)
 
     def point(self, folder: Path, measure: Measure) -> Point:
         """Its runs, judged by this measure."""
-        kind = NoHelpPoint if self.method == _NO_HELP else Point
+        kind = _NoHelpPoint if self.method == _NO_HELP else Point
         return kind(
             config=_judged(self.config, measure), folder=folder, figures_only=True,
             alone=_judged(self.alone, measure),
