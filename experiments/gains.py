@@ -2,25 +2,30 @@
 
 `python -m experiments gains` runs what is missing. A case names method, data, labelled rows and
 epsilon. The best solo baseline of a case is chosen by held-out labels of the active, never by test
-rows; beside the gain over it stands the gain over the baseline that the test rows would have
-chosen, which nobody could know.
+rows; beside the gain over it stand the gain over the baseline that the test rows would have chosen,
+which nobody could know, and that over the same without help: the student taught by its prior alone,
+or APFed's own network and training at lambda 0.
 """
 
 import fnmatch
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.solo import taught_alone
 from experiments.study import OnDone, Point, Study
 from experiments.study_page import COLOURS, OTHER, drawing, markdown, write_text
 from experiments.summary import Gain, holm, p_text
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.measures import ACCURACY, Measure
+from secure_apfed.measures import ACCURACY, MEASURES, Measure
 from secure_apfed.plain_json import to_json
+from secure_apfed.runs.record import Outcome, Privacy
+from secure_apfed.settings.votes import VotesSettings
 
 __all__ = [
     "CASES", "EPSILONS", "HEADER", "QUICK", "QUICK_SEEDS", "READING", "SEEDS", "GainCase",
@@ -34,13 +39,15 @@ READING = (
     "(corrected resampled t; of test rows that a set brings along, Student's). p: adjusted for the "
     "number of cases (Holm). The baseline is "
     "chosen by cross-validation over the active's labelled rows, so test rows only measure. Beside "
-    "it: the gain over the baseline that the test rows would have chosen. Epsilon: of one person's "
-    "vote at one passive, with the labeller held fixed, at delta 1e-5 (randomised answers: 0)."
+    "it: the gain over the baseline that the test rows would have chosen; and over no help, which "
+    "is the student of votes taught by its prior alone, or APFed's own network and training at "
+    "lambda 0, with what that reaches. Epsilon: of one person's vote at one passive, with the "
+    "labeller held fixed, at delta 1e-5 (randomised answers: 0)."
 )
 
 SEEDS, QUICK_SEEDS = 10, 3
 EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
-_ALONE = "votes"
+_ALONE, _NO_HELP, _LAMBDA_0 = "votes", "no-help", "lambda-0"
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
 
 _DATA: Mapping[str, dict[str, Any]] = {
@@ -73,6 +80,17 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     "votes-randomised": {"method": "votes_randomised", **_STUDENT},
     "votes-moment": {"method": "votes_moment", **_STUDENT},
     "votes-encrypted": {"method": "votes_encrypted", **_STUDENT},
+    # Whose votes a person without a label moves in no way but by the own one.
+    "votes-moment-logistic": {
+        "method": "votes_moment",
+        **_STUDENT,
+        "votes": {"labeller": "logistic"},
+    },
+    "votes-randomised-logistic": {
+        "method": "votes_randomised",
+        **_STUDENT,
+        "votes": {"labeller": "logistic"},
+    },
     "joint_teacher": {
         "method": "joint_teacher",
         **_STUDENT,
@@ -86,7 +104,26 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     },
     "apfed_c": {"method": "apfed_c", **_NETWORK},
     "apfed_r": {"method": "apfed_r", **_NETWORK},
+    _NO_HELP: {"method": "votes", **_STUDENT},
+    _LAMBDA_0: {"method": "apfed_c", **_NETWORK, "passives": {"default": {"weight": 0.0}}},
 }
+
+
+class _NoHelpPoint(Point):
+    """The student of votes, which nobody casts: taught by its prior alone."""
+
+    def played(self, config: Config) -> Outcome:
+        began, data = time.monotonic(), self.data(config.seed)
+        scored = taught_alone(config, data).scored(data.test_rows)
+        return Outcome(
+            method=config.method,
+            accuracy={_NO_HELP: ACCURACY.of(scored)},
+            measure=config.measure,
+            measures={_NO_HELP: {config.measure: MEASURES[config.measure].of(scored)}},
+            wire_bytes=0,
+            privacy=Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf),
+            seconds=time.monotonic() - began,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +152,20 @@ class GainCase:
     def alone(self) -> Config:
         """With what the solo baselines are measured, for all methods on the same rows."""
         return replace(self, method=_ALONE, epsilon=None).config
+
+    @property
+    def control(self) -> "GainCase":
+        """The same without help, which cases on the same rows share."""
+        method = _LAMBDA_0 if self.config.facts.sums_gradients else _NO_HELP
+        return replace(self, method=method, epsilon=None)
+
+    def point(self, folder: Path, measure: Measure) -> Point:
+        """Its runs, judged by this measure."""
+        kind = _NoHelpPoint if self.method == _NO_HELP else Point
+        return kind(
+            config=_judged(self.config, measure), folder=folder, figures_only=True,
+            alone=_judged(self.alone, measure),
+        )  # fmt: skip
 
     @property
     def config(self) -> Config:
@@ -150,6 +201,8 @@ def _cases() -> dict[str, GainCase]:
         ),
         ("votes-randomised", "digits", 50, 4.0),
         ("votes-encrypted", "digits", 50, None),
+        *(("votes-moment-logistic", "digits", 20, epsilon) for epsilon in (1.0, 4.0)),
+        ("votes-randomised-logistic", "digits", 50, 4.0),
         *(
             (method, data, n, None)
             for method in ("joint_teacher", "imputation", "apc_vfl")
@@ -210,6 +263,9 @@ class GainRow:
         if self.gain is None:
             return {**told, "missing": self.missing}
         gain, chosen, hindsight = self.gain, self.gain.over_chosen, self.gain.over_hindsight
+        without = gain.over_control
+        assert without is not None
+        assert gain.control is not None
         return {
             **told,
             "solo": 100 * gain.solo,
@@ -224,6 +280,12 @@ class GainRow:
             "hindsight": gain.hindsight,
             "gain_hindsight": 100 * hindsight.mean,
             "low_hindsight": 100 * hindsight.low,
+            "high_hindsight": 100 * hindsight.high,
+            "control": self.case.control.name,
+            "no_help": 100 * gain.control,
+            "gain_no_help": 100 * without.mean,
+            "low_no_help": 100 * without.low,
+            "high_no_help": 100 * without.high,
             "wire_bytes": self.wire_bytes,
         }
 
@@ -231,7 +293,9 @@ class GainRow:
         """Texts in the order of `HEADER`."""
         if self.gain is None:
             return (self.case.name, *[""] * 6, self.missing)
-        gain = self.gain
+        gain, without = self.gain, self.gain.over_control
+        assert without is not None
+        assert gain.control is not None
         return (
             self.case.name,
             f"{100 * gain.solo:.1f} ({gain.baseline})",
@@ -239,6 +303,7 @@ class GainRow:
             gain.over_chosen.text(scale=100, form="+.1f"),
             p_text(self.p_holm),
             f"{gain.over_hindsight.text(scale=100, form='+.1f')} ({gain.hindsight})",
+            f"{without.text(scale=100, form='+.1f')} ({100 * gain.control:.1f})",
             "∞" if math.isinf(self.epsilon) else f"{self.epsilon:.3g}",
             gain.sentence.partition(":")[0],
         )
@@ -246,8 +311,7 @@ class GainRow:
 
 HEADER = (
     "case", "best solo %", "accuracy %", "gain, points", "p, Holm",
-    "over the best by test rows",
-    "epsilon of a vote", "",
+    "over the best by test rows", "over no help", "epsilon of a vote", "",
 )  # fmt: skip
 
 
@@ -272,14 +336,10 @@ def run_gains(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     absent = {case.name: _absent(case) for case in cases}
     points = {
-        case.name: Point(
-            config=_judged(case.config, measure),
-            folder=folder,
-            figures_only=True,
-            alone=_judged(case.alone, measure),
-        )
+        one.name: one.point(folder, measure)
         for case in cases
         if not absent[case.name]
+        for one in (case, case.control)
     }
     results = Study(points=list(points.values()), seeds=range(seeds)).run(
         jobs=jobs, on_done=on_done, solo=True
@@ -294,7 +354,7 @@ def run_gains(
             GainRow(
                 case=case,
                 seeds=seeds,
-                gain=Gain.of(found),
+                gain=Gain.of(found, results.of(points[case.control.name])),
                 epsilon=float(found["epsilon_passives"].max()),
                 wire_bytes=float(found.drop_duplicates("seed")["wire_bytes"].mean()),
             )
@@ -308,10 +368,10 @@ def run_gains(
 
 
 def stored_of(rows: Sequence[GainRow]) -> list[dict[str, Any]]:
-    """What `secure-apfed plan` reads of these rows."""
+    """What `secure-apfed plan` reads of these rows: those with the default labeller."""
     stored = []
     for row in rows:
-        if row.gain is None:
+        if row.gain is None or row.case.config.votes.labeller != VotesSettings().labeller:
             continue
         data, over = row.case.config.data, row.gain.over_chosen
         stored.append({

@@ -7,8 +7,7 @@ the runs of a study that share these share it, too.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -19,19 +18,24 @@ from secure_apfed.config import Config
 from secure_apfed.data import OwnData, VerticalData, files_digest, load_data
 from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
+from secure_apfed.learning.student import Student, with_prior
 from secure_apfed.measures import ACCURACY, MEASURES, Measure, find_measure
+from secure_apfed.methods import Start, freshly_brought
+from secure_apfed.methods.students import student_of, train_student
+from secure_apfed.methods.votes import prior_of
 from secure_apfed.plain_json import to_json
 from secure_apfed.runs.folder import own_subfolder, read_sealed, write_atomically, write_sealed
 from secure_apfed.runs.record import Written
 from secure_apfed.solo import BASELINES, SoloTask
 from secure_apfed.solo.choice import BaselineResult, best, compare
 from secure_apfed.solo.detectors import DETECTORS, compare_detectors
-from secure_apfed.solo.kept import FitStore
+from secure_apfed.solo.kept import FitStore, one_thread
 from secure_apfed.solo.numbers import compare_numbers
 from secure_apfed.torch_state import undisturbed
 
 __all__ = [
-    "FILE", "SoloRecord", "fits_beside", "keep_solo", "read_solo", "settings_digest", "solo_file",
+    "FILE", "SoloRecord", "fits_beside", "keep_solo", "read_solo", "settings_digest",
+    "solo_file", "taught_alone",
 ]  # fmt: skip
 
 FILE = "solo.json"
@@ -106,7 +110,7 @@ def keep_solo(config: Config, path: Path, *, data: VerticalData | None = None) -
         return kept
     own = (data or load_data(config.data, seed=config.seed)).own(config.data.active_name)
     assert own is not None
-    with _one_thread():
+    with one_thread():
         if config.data.anomaly is not None:
             found = _anomalies(config, own)
         else:
@@ -161,15 +165,14 @@ def _classes(config: Config, own: OwnData) -> list[BaselineResult]:
     )  # fmt: skip
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """So that figures depend on no number of cores, and small tensors wait for none."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def taught_alone(config: Config, data: VerticalData) -> Student:
+    """The student of a run with votes as it is without help: taught by the active's prior alone."""
+    name = data.active.name
+    own = Start(config=config, data=data).own(name, freshly_brought(config, name), {})
+    student = student_of(own, torch.arange(len(data.active.ids)))
+    student.teach(with_prior(None, student, prior_of(config), seed=config.seed))
+    train_student(student, config)
+    return student
 
 
 def read_solo(config: Config, path: Path) -> SoloRecord:

@@ -100,6 +100,29 @@ class Point:
         data = _loaded(self.config.data.model_dump_json(), seed)
         return centralise(data) if self.centralised else data
 
+    def played(self, config: Config) -> Outcome:
+        """Run it, and tell the figures that are kept of it."""
+        began, data = time.monotonic(), self.data(config.seed)
+        result = run(config, None, data=data)
+        aligned = result.recording.alignment.get(data.active.name, ())
+        return Outcome(
+            method=result.method,
+            accuracy=result.accuracy,
+            measure=result.measure,
+            measures=result.measures,
+            wire_bytes=result.wire_bytes,
+            privacy=Privacy.model_validate(asdict(result.privacy)),
+            seconds=time.monotonic() - began,
+            aligned_rows=len(aligned),
+            train_rows=len(data.train_rows),
+            labelled_rows=len(data.labelled_rows),
+            test_rows=len(data.test_rows),
+            contributions={
+                name: Contributions.model_validate(told)
+                for name, told in result.contributions.items()
+            },
+        )
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -209,25 +232,7 @@ class _KeptFigures(Written):
 
 
 def _keep_figures(trial: Trial) -> None:
-    began, data = time.monotonic(), trial.point.data(trial.seed)
-    result = run(trial.config, None, data=data)
-    aligned = result.recording.alignment.get(data.active.name, ())
-    outcome = Outcome(
-        method=result.method,
-        accuracy=result.accuracy,
-        measure=result.measure,
-        measures=result.measures,
-        wire_bytes=result.wire_bytes,
-        privacy=Privacy.model_validate(asdict(result.privacy)),
-        seconds=time.monotonic() - began,
-        aligned_rows=len(aligned),
-        train_rows=len(data.train_rows),
-        labelled_rows=len(data.labelled_rows),
-        test_rows=len(data.test_rows),
-        contributions={
-            name: Contributions.model_validate(told) for name, told in result.contributions.items()
-        },
-    )
+    outcome = trial.point.played(trial.config)
     kept = _KeptFigures(settings=trial.settings, outcome=outcome)
     trial.point.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(trial.path, to_json(kept.model_dump(exclude_unset=True)).encode())

@@ -204,6 +204,8 @@ class Gain:
         hindsight: the baseline with the best mean on the test rows, which nobody could choose.
         over_hindsight: the gain over that one, which is never above the other by its mean.
         shared: of the intervals; see `shared_share`.
+        control: mean of the same run without help, where one was made; over_control: the gain over
+            it, which is what others' messages were worth.
     """
 
     baseline: str
@@ -214,10 +216,12 @@ class Gain:
     over_hindsight: Interval
     shared: float
     measure: str = ACCURACY.name
+    control: float | None = None
+    over_control: Interval | None = None
 
     @classmethod
-    def of(cls, rows: pd.DataFrame) -> "Gain | None":
-        """Of the rows of a point; None where no baseline was measured."""
+    def of(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
+        """Of the rows of a point and of its control; None where no baseline was measured."""
         alone = rows[rows["target"] == "solo"]
         if alone.empty:
             return None
@@ -228,6 +232,7 @@ class Gain:
         chosen = str(held_out.fillna(-math.inf).idxmax())
         best = str((sign * tests.mean()).idxmax())
         reached, shared = accuracy_of(rows), _shared(rows)
+        without = None if control is None else accuracy_of(control)
         return cls(
             baseline=chosen,
             shared=shared,
@@ -237,6 +242,10 @@ class Gain:
             over_chosen=Interval.of((sign * (reached - tests[chosen])).tolist(), shared=shared),
             hindsight=best,
             over_hindsight=Interval.of((sign * (reached - tests[best])).tolist(), shared=shared),
+            control=None if without is None else float(without.mean()),
+            over_control=None
+            if without is None
+            else Interval.of((sign * (reached - without)).tolist(), shared=shared),
         )
 
     def text(self, gain: Interval) -> str:

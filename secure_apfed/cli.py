@@ -141,6 +141,7 @@ def run(
     """Align, train, protect, attack and report."""
     from secure_apfed import live_view
     from secure_apfed.config.file import load_config
+    from secure_apfed.solo.kept import fits_kept_meanwhile
 
     config = load_config(config_file, overrides=overrides or ())
     folder = output or Path("runs", config.name)
@@ -162,8 +163,9 @@ def run(
     quiet = as_json or json_events
     shown = live_view.shown_as(as_json=as_json, json_events=json_events)
     how = {"transport": transport.value, "timeout_s": timeout}
-    result = _train(config, folder, resume=resume, shown=shown, how=how)
-    solo = _alone(config, folder, quiet=quiet) if baselines else None
+    with fits_kept_meanwhile():
+        result = _train(config, folder, resume=resume, shown=shown, how=how)
+        solo = _alone(config, folder, quiet=quiet) if baselines else None
     results, page = _finish(config, folder, result, quiet=quiet)
     if quiet:
         terminal.print_json(_as_json(result, results, solo, page))

@@ -39,6 +39,7 @@ from secure_apfed.party_frames import (
 )
 from secure_apfed.runs import RunFolder, RunResult, SoloModel, load_model, run
 from secure_apfed.runs.scored_rows import read_scored
+from secure_apfed.solo.kept import fits_kept_meanwhile
 from secure_apfed.tasks import Classification
 from secure_apfed.torch_state import undisturbed
 
@@ -232,14 +233,15 @@ def run_frames(
                   "label_column": label},
         )  # fmt: skip
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            # All parties are this process: a plain sum hides nothing from whoever has it all.
-            warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            found = _ran(config, place, frames)
-        return _result(
-            config, place, found, labels_by_text(frames[own], label), baselines=baselines,
-            keeps=folder is not None,
-        )  # fmt: skip
+        with fits_kept_meanwhile():
+            with warnings.catch_warnings():
+                # All parties are this process: a plain sum hides nothing from whoever has it all.
+                warnings.simplefilter("ignore", UnsafeChoiceWarning)
+                found = _ran(config, place, frames)
+            return _result(
+                config, place, found, labels_by_text(frames[own], label), baselines=baselines,
+                keeps=folder is not None,
+            )  # fmt: skip
 
 
 def _ran(config: Config, folder: Path, frames: Mapping[str, pd.DataFrame]) -> RunResult:

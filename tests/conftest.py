@@ -43,22 +43,27 @@ def own_children() -> Children:
     return lambda: set(multiprocessing.active_children()) - before
 
 
+def _starts_others(request: pytest.FixtureRequest) -> bool:
+    """Whether the test starts processes of its own, which must find the same as this one."""
+    return any(
+        request.path.is_relative_to(Path(__file__).parent / name) for name in ("local", "links")
+    )
+
+
 @pytest.fixture(autouse=True)
-def _few_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside runs of tests two solo baselines are measured, not all; those have tests of theirs."""
+def _few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of tests measure, and choose of, two solo baselines; all have tests of their own."""
     from secure_apfed.solo import BASELINES
 
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
     monkeypatch.setattr("experiments.solo.BASELINES", few)
+    if not _starts_others(request):
+        monkeypatch.setattr("secure_apfed.solo.choice.BASELINES", few)
 
 
 @pytest.fixture(autouse=True)
 def _short_mixmatch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prior of most students trains for a few steps, where a test asks not how good it is.
-
-    Processes of their own train it whole, so tests that start some leave it whole here, too.
-    """
-    apart = Path(__file__).parent / "local", Path(__file__).parent / "links"
+    """MixMatch trains for a few steps, where a test asks not how good it is."""
     whole = any(map(request.node.get_closest_marker, ("whole_mixmatch", "slow")))
-    if not whole and not any(request.path.is_relative_to(folder) for folder in apart):
+    if not whole and not _starts_others(request):
         monkeypatch.setattr("secure_apfed.solo.mixmatch._STEPS", 40)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.solo import fits_beside
+from experiments.solo import fits_beside, taught_alone
 from experiments.who_helped.game import Coalition
 from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
@@ -27,11 +27,7 @@ from secure_apfed.data import VerticalData, load_data
 from secure_apfed.data.partition import choose_labelled
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.folder_files import read_json
-from secure_apfed.learning.student import with_prior
-from secure_apfed.learning.votes import Votes
-from secure_apfed.methods import METHODS, Start, freshly_brought
-from secure_apfed.methods.students import student_of, train_student
-from secure_apfed.methods.votes import belief_of
+from secure_apfed.methods import METHODS
 from secure_apfed.plain_json import to_json
 from secure_apfed.privacy import GuardSettings, LabelSettings
 from secure_apfed.runs import run
@@ -255,16 +251,7 @@ def _alone(config: Config, data: VerticalData) -> nn.Module:
         }  # fmt: skip
         own_config = config.model_copy(update=without)
         return _played(own_config, data) if why_not(own_config) else _simulated(own_config, data)
-    name = data.active.name
-    own = Start(config=config, data=data).own(name, freshly_brought(config, name), {})
-    student = student_of(own, torch.arange(len(data.active.ids)))
-    silent = Votes(
-        totals=np.zeros((len(student.rows_U), student.classes)),
-        variance=np.zeros(len(student.rows_U)),
-        voters=1,
-    )
-    student.teach(with_prior(silent, student, belief_of(config), seed=own.seed))
-    train_student(student, config)
+    student = taught_alone(config, data)
     model = predictor_of(student.networks)
     assert model is not None
     return model

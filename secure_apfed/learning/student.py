@@ -27,13 +27,18 @@ from secure_apfed.learning.votes import (
     likely_labels,
     reliability_of,
 )
-from secure_apfed.measures import Scored
-from secure_apfed.models import RandomFeatures
+from secure_apfed.measures import Measure, Scored
+from secure_apfed.models import ModelSettings, RandomFeatures
 from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import Baseline, SoloTask
+from secure_apfed.solo.choice import chosen
+from secure_apfed.solo.kept import fits_kept_meanwhile, one_thread
 from secure_apfed.tasks import LOSSES, Classification, Regression, Task, scored_rows
 
-__all__ = ["Belief", "Student", "by_baseline", "by_labeller", "side_by_side", "with_prior"]
+__all__ = [
+    "Belief", "Prior", "Student", "by_baseline", "by_best_baseline", "by_labeller", "side_by_side",
+    "with_prior",
+]  # fmt: skip
 
 Floats = NDArray[np.float64]
 
@@ -46,7 +51,7 @@ class Student:
     Args:
         owner: the active; data: what it holds, with the labels that it may train on.
         rows_U: of its table, to learn from.
-        networks: at their start; classes: K.
+        networks: at their start, made of these `model` settings; classes: K.
         train, compute, seed: how a network that descends trains.
         task: what it learns.
 
@@ -56,7 +61,8 @@ class Student:
 
     def __init__(
         self, owner: str, *, data: OwnData, rows_U: Tensor, networks: ActiveNetworks, classes: int,
-        train: TrainSettings, compute: Compute, seed: int, task: Task | None = None,
+        model: ModelSettings, train: TrainSettings, compute: Compute, seed: int,
+        task: Task | None = None,
     ) -> None:  # fmt: skip
         assert data.table.labels is not None
         features_N = data.table.features
@@ -68,7 +74,8 @@ class Student:
             owner, networks, features_N=features_N, train=train, compute=compute, seed=seed,
             loss=LOSSES[loss] if loss else F.cross_entropy,
         )  # fmt: skip
-        self.rows_U, self.classes = rows_U, classes
+        self.rows_U, self.classes, self._model, self._train = rows_U, classes, model, train
+        self._shape = features_N.shape[1:]
         self.features_UF: Floats = features_N[rows_U].flatten(1).double().numpy()
         self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
         known_n = data.table.labels[rows_U[self.labelled]].numpy()
@@ -78,6 +85,14 @@ class Student:
         self._labels_N = compute.place(data.table.labels)
         numbers = self._truth_nT.shape[1]
         self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
+
+    def task_alone(self, seed: int) -> SoloTask:
+        """What the active has of these rows before it asks anybody."""
+        features = self.features_UF.reshape(len(self.rows_U), *self._shape)
+        return SoloTask.of(
+            features, self.labelled, self.labels,
+            classes=self.classes, seed=seed, model=self._model, train=self._train,
+        )  # fmt: skip
 
     @property
     def networks(self) -> ActiveNetworks:
@@ -131,32 +146,51 @@ class Student:
 Belief: TypeAlias = Callable[[SoloTask], Floats]
 """What the active believes of the rows of a task before it reads anything of others, (U, K)."""
 
+Prior: TypeAlias = Callable[[SoloTask], Belief]
+"""Whose belief that is, which a task's labels may choose."""
 
-def by_labeller(labeller: Labeller) -> Belief:
+
+def by_labeller(labeller: Labeller) -> Prior:
     """What a labeller says."""
-    return lambda task: labeller.label(task.features, task.labelled, task.labels, task.classes)
+    return lambda _: (
+        lambda task: labeller.label(task.features, task.labelled, task.labels, task.classes)
+    )
 
 
-def by_baseline(baseline: Baseline) -> Belief:
+def by_baseline(baseline: Baseline) -> Prior:
     """What the active would do alone."""
+    return lambda _: _alone(baseline)
+
+
+def by_best_baseline(measure: Measure) -> Prior:
+    """What the active would do alone by the baseline that its own held-out labels choose."""
+    return lambda task: _alone(chosen(task, measure=measure))
+
+
+def _alone(baseline: Baseline) -> Belief:
     return lambda task: baseline.fit(task).scores(task.features)
 
 
-def with_prior(votes: Votes, student: Student, believed: Belief, *, seed: int) -> Floats:
-    """Return the probability of each class for each row, with what was believed as the prior.
+def with_prior(votes: Votes | None, student: Student, prior: Prior, *, seed: int) -> Floats:
+    """Return the probability of each class for each row, with what is believed as the prior.
 
     Args:
-        votes: on the rows that the student learns from.
+        votes: on the rows that the student learns from; None: nobody voted.
         student: whose features and labels the belief reads.
-        believed: the active's own.
+        prior: the active's own.
         seed: of the folds that tell how often it is right.
     """
-    task = SoloTask.of(
-        student.features_UF, student.labelled, student.labels, classes=student.classes, seed=seed
-    )
-    own_UK = believed(task)
+    task, rows = student.task_alone(seed), len(student.rows_U)
+    with one_thread(), fits_kept_meanwhile():
+        believed = prior(task)
+        own_UK, reliability = believed(task), reliability_of(believed, task)
     own_U = np.where(own_UK.any(axis=1), own_UK.argmax(axis=1), _NO_CLASS)
-    return likely_labels(votes, own_U, reliability_of(believed, task))
+    counted_K = np.bincount(task.labels, minlength=task.classes) + 1.0
+    silence = Votes(totals=np.zeros((rows, task.classes)), variance=np.zeros(rows), voters=1)
+    return likely_labels(
+        votes or silence, own_U, reliability,
+        frequencies=counted_K / counted_K.sum(), labelled=student.labelled,
+    )  # fmt: skip
 
 
 def side_by_side(parts: Iterable[Tensor]) -> Floats:

@@ -33,7 +33,8 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0)
-_LEAST_AGREEMENT = 0.3
+_USUAL, _SPREAD = 0.5, 0.2
+"""mu of one voter where nothing tells it, and how far that is from the truth (mean, deviation)."""
 _LEAST_MISFIT = 0.02
 
 
@@ -55,46 +56,84 @@ class Votes:
 def reliability_of(believed: Callable[[SoloTask], Floats], task: SoloTask) -> float:
     """How often a prior is right, by cross-validation over the labelled rows alone.
 
-    Between twice chance and .98, since few rows tell it roughly; .5 where no label can be held out.
+    Each row is judged by what is believed without its label. (right + 1) / (judged + 2), Laplace's
+    rule of succession, since few rows tell it roughly: .5 where no label can be held out, below 1
+    where all were right; and 1 / K at least, as often as a guess is.
+
+    Args:
+        believed: of the rows of a task, (N, K); a row of zeros says nothing, and is not judged.
+        task: whose labels are held out.
     """
-    right = [
-        believed(task.without(part))[task.labelled[part]].argmax(1) == task.labels[part]
-        for part in held_out(task.labels, FOLDS, task.seed)
-    ]
-    share = np.concatenate(right).mean() if right else 0.5
-    return float(np.clip(share, min(2 / task.classes, 0.9), 0.98))
+    judged, right = 0, 0
+    for part in held_out(task.labels, FOLDS, task.seed):
+        said_BK = believed(task.without(part))[task.labelled[part]]
+        says_B = said_BK.any(axis=1)
+        judged += int(says_B.sum())
+        right += int((said_BK.argmax(axis=1) == task.labels[part])[says_B].sum())
+    return max((right + 1) / (judged + 2), 1 / task.classes)
 
 
-def likely_labels(votes: Votes, own_U: Integers, reliability: float) -> Floats:
+def likely_labels(
+    votes: Votes, own_U: Integers, reliability: float, *,
+    frequencies: Floats | None = None, labelled: Integers | None = None,
+) -> Floats:  # fmt: skip
     """Return the probability of each class for each row, (U, K).
 
+    The prior knows the class of a row with the chance kappa, and otherwise names one blindly, each
+    as often as it does over all rows: a rater with one coin (Dawid and Skene 1979), whose kappa is
+    what its agreement with the truth is above chance (Cohen 1960). One that tosses a coin, or names
+    the same class always, says no more than how frequent classes are.
+
     A row of class c is modelled with votes around mu for c and around 0 for the others, after the
-    row's mean is taken off, with the variance of the noise and of the voters' own errors; the prior
-    is right with `reliability`, and otherwise names any other class (a one-coin rater of Dawid and
-    Skene 1979). mu comes from how far votes agree with the prior, which has not seen their noise,
-    corrected for its errors; of a voter it lies in .3 to 1.
+    row's mean is taken off, with the variance of the noise and of the voters' own errors. mu comes
+    from how votes vary with the prior's probabilities, which have not seen their noise; of a voter
+    it lies in 0 to 1, and near 1/2 where the prior tells nothing.
 
     Args:
         votes: of the passives.
         own_U: class that the prior names, -1: none.
-        reliability: of it.
+        reliability: how often it is right.
+        frequencies: of the classes, (K,), above 0, adding up to 1; all alike unless given.
+        labelled: places of rows whose labels voters were told: their votes show no reliability.
     """
     rows, classes = votes.totals.shape
+    frequency_K = np.full(classes, 1 / classes) if frequencies is None else frequencies
+    prior_UK = _prior(own_U, reliability, frequency_K)
     spread_UK = votes.totals - votes.totals.mean(1, keepdims=True)
-    wrong = (1 - reliability) / (classes - 1)
-    named = own_U >= 0
-    here = np.flatnonzero(named)
-    agreement = spread_UK[here, own_U[here]].mean() * classes / (classes - 1) if len(here) else 0.0
-    least = _LEAST_AGREEMENT * votes.voters
-    mu = float(np.clip(agreement / max(reliability - wrong, wrong), least, votes.voters))
+    told = np.zeros(rows, dtype=bool)
+    told[[] if labelled is None else labelled] = True
+    if told.all():
+        told[:] = False
+    spread_VK, centred_VK = spread_UK[~told], prior_UK[~told] - prior_UK[~told].mean(0)
+    power = float((spread_VK**2).mean())
+    # The regression of votes on the prior, drawn to what is usual by the precision of that.
+    usual, precision = _USUAL * votes.voters, power / (_SPREAD * votes.voters) ** 2
+    mu = ((centred_VK * spread_VK).sum() + precision * usual) / max(
+        (centred_VK**2).sum() + precision, np.finfo(float).tiny
+    )
+    mu = float(np.clip(mu, 0.0, votes.voters))
+    # A row about its mean has (1 - 1/K) of the variance of its numbers.
     explained = mu**2 / classes * (1 - 1 / classes)
-    noise_U = votes.variance
-    misfit = float((spread_UK**2).mean() - noise_U.mean() - explained)
-    variance_U = noise_U + max(misfit, _LEAST_MISFIT * votes.voters)
-    prior_UK = np.full((rows, classes), np.log(wrong))
-    prior_UK[here, own_U[here]] = np.log(reliability)
-    prior_UK[~named] = 0.0
-    return np.asarray(softmax(prior_UK + mu * spread_UK / variance_U[:, None], axis=1))
+    misfit = (power - explained) / (1 - 1 / classes) - float(votes.variance[~told].mean())
+    variance_U = votes.variance + max(misfit, _LEAST_MISFIT * votes.voters)
+    return np.asarray(softmax(np.log(prior_UK) + mu * spread_UK / variance_U[:, None], axis=1))
+
+
+def _prior(own_U: Integers, reliability: float, frequency_K: Floats) -> Floats:
+    """How likely each class of a row is by what the prior names, and how frequent classes are."""
+    prior_UK = np.tile(frequency_K, (len(own_U), 1))
+    named = np.flatnonzero(own_U >= 0)
+    own_V = own_U[named]
+    named_K = np.bincount(own_V, minlength=len(frequency_K)) / max(len(own_V), 1)
+    chance = float(named_K @ frequency_K)
+    kappa = float(np.clip((reliability - chance) / max(1 - chance, 1e-12), 0.0, 1 - 1e-6))
+    # It knows no class in more rows than it names it.
+    kappa_K = np.minimum(kappa, named_K / frequency_K)
+    of_class_VK = (1 - kappa_K) * named_K[own_V][:, None]
+    of_class_VK[np.arange(len(own_V)), own_V] += kappa_K[own_V]
+    prior_VK = of_class_VK * frequency_K
+    prior_UK[named] = prior_VK / prior_VK.sum(1, keepdims=True)
+    return prior_UK
 
 
 def fit_ridge(

@@ -122,6 +122,7 @@ def student_of(own: Own, aligned: Tensor) -> Student:
         rows_U=own.train_rows[torch.isin(own.train_rows, aligned)],
         networks=ActiveNetworks(encoder, head),
         classes=classes_voted(own),
+        model=config.model,
         train=config.train,
         compute=Compute.of(config.train),
         seed=own.seed,

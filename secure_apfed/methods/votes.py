@@ -2,10 +2,10 @@
 
 One round trip before training: the active names rows and the labels that it has, every passive
 labels the rows from its own features, and the active opens the votes: as a secure sum (`votes`), or
-each passive's under randomised response (`votes_randomised`). Its student then learns alone;
-the prior is what the active believes without votes (`votes.prior`: by default MixMatch). Help is
-worth most where few rows have a label and many more are aligned. Two more openings are files of
-their own.
+each passive's under randomised response (`votes_randomised`). Its student then learns alone; the
+prior is what the active believes without votes (`votes.prior`: by default the solo baseline that
+its held-out labels choose). Help is worth most where few rows have a label and many more are
+aligned. Two more openings are files of their own.
 """
 
 from abc import abstractmethod
@@ -25,8 +25,9 @@ from secure_apfed.facts import MethodFacts, VoteOpening
 from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, make_labeller
 from secure_apfed.learning.agreement import agreements
 from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.learning.student import Belief, by_baseline, by_labeller
+from secure_apfed.learning.student import Prior, by_baseline, by_best_baseline, by_labeller
 from secure_apfed.learning.votes import Votes
+from secure_apfed.measures import ACCURACY, MEASURES
 from secure_apfed.methods.accounts import answers_log, open_ledger, refused_sums
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.apfed import ApfedAggregator
@@ -54,6 +55,7 @@ from secure_apfed.privacy import PrivacyLedger
 from secure_apfed.privacy.vote_response import VoteResponse
 from secure_apfed.privacy.votes import Opening, table_guarantee
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.votes import BEST_SOLO
 from secure_apfed.solo import BASELINES
 
 __all__ = [
@@ -66,9 +68,9 @@ __all__ = [
     "VotesHelper",
     "VotesLearner",
     "VotesMethod",
-    "belief_of",
     "open_votes_facts",
     "passive_labeller",
+    "prior_of",
 ]
 
 _ASK = 0
@@ -167,8 +169,9 @@ class VotesMethod(Method):
             contract,
             student=student,
             positions_U=positions_in(rows, student.rows_U),
-            believed=belief_of(own.config),
-            seed=own.seed,
+            prior=prior_of(own.config),
+            # As the solo baselines beside the run, which are the same fits: none of them is sent.
+            seed=own.config.seed,
             shown=self.facts.sends_labels,
         )
 
@@ -206,9 +209,12 @@ def passive_labeller(own: Own) -> Labeller:
     )
 
 
-def belief_of(config: RunSettings) -> Belief:
+def prior_of(config: RunSettings) -> Prior:
     """What the active believes before it reads votes; it needs no noise against itself."""
     votes = config.votes
+    if votes.prior == BEST_SOLO:
+        measure = MEASURES[config.measure]
+        return by_best_baseline(measure if "classification" in measure.tasks else ACCURACY)
     if votes.prior in BASELINES:
         return by_baseline(BASELINES[votes.prior])
     noised = votes.labeller == PrivateLogistic.name

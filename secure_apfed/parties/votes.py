@@ -21,7 +21,7 @@ from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
 from secure_apfed.labellers import Labeller, about, hard
 from secure_apfed.learning.checks import check_rows
 from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.student import Belief, Student, with_prior
+from secure_apfed.learning.student import Prior, Student, with_prior
 from secure_apfed.learning.votes import Votes
 from secure_apfed.parties.party import Party
 from secure_apfed.parties.rules import Allowance, AnswersLog, StepGate
@@ -211,8 +211,8 @@ class VotesActive(Party):
     Args:
         student: at its start.
         positions_U: of its rows in the alignment.
-        believed: of these rows before it reads votes; seed: of the folds that tell how often that
-            is right.
+        prior: what it believes of these rows before it reads votes; seed: of the folds that tell
+            how often that is right.
         shown: whether passives see the labels.
 
     Attributes:
@@ -222,11 +222,11 @@ class VotesActive(Party):
 
     def __init__(
         self, name: str, contract: Contract, *, student: Student, positions_U: Tensor,
-        believed: Belief, seed: int, shown: bool = True,
+        prior: Prior, seed: int, shown: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(name, contract)
         self.student, self.classes = student, student.classes
-        self._believed, self._seed = believed, seed
+        self._prior, self._seed = prior, seed
         self.ballot = Ballot.of(
             positions_U, torch.from_numpy(student.labelled), torch.from_numpy(student.labels),
             size=contract.batch_size, shown=shown,
@@ -236,7 +236,7 @@ class VotesActive(Party):
     def take(self, votes: Votes) -> None:
         """Turn what was opened into labels to learn; fit a student that has a best fit."""
         self.votes = votes
-        self.student.teach(with_prior(votes, self.student, self._believed, seed=self._seed))
+        self.student.teach(with_prior(votes, self.student, self._prior, seed=self._seed))
 
     def tensors(self) -> dict[str, Tensor]:
         """What was opened."""

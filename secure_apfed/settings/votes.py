@@ -8,9 +8,10 @@ from secure_apfed.labellers import LABELLERS, PrivateLogistic
 from secure_apfed.settings import Settings, unknown_name
 from secure_apfed.solo import BASELINES
 
-__all__ = ["VotesSettings"]
+__all__ = ["BEST_SOLO", "VotesSettings"]
 
-_OWN = "labeller"
+BEST_SOLO = "best_solo"
+_PRIORS = (BEST_SOLO, "labeller", *BASELINES)
 
 
 class VotesSettings(Settings):
@@ -25,8 +26,9 @@ class VotesSettings(Settings):
             votes are opened without noise.
         delta: of that epsilon; randomised answers have none.
         colluders: passives that may help the active, or add no noise; theirs is not counted.
-        prior: what the active believes of its rows before it reads votes: "labeller", its own of
-            the same kind, or a key of `BASELINES`, what it would do alone.
+        prior: what the active believes of its rows before it reads votes: "best_solo", what it
+            would do alone by the baseline that its held-out labels choose; a key of `BASELINES`,
+            by this one; or "labeller", what its own labeller of the passives' kind says.
         weights_epsilon: what the weights of a labeller that noises them may cost a labelled
             person, at `delta`; for `private_logistic`, which needs it.
         moment_features: d, signs of random hyperplanes under which the moment is taken.
@@ -39,7 +41,7 @@ class VotesSettings(Settings):
 
     labeller: str = "spreading"
     form: Literal["soft", "hard"] = "soft"
-    prior: str = "mixmatch"
+    prior: str = BEST_SOLO
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=0.5)
     colluders: int = Field(0, ge=0)
@@ -60,8 +62,8 @@ class VotesSettings(Settings):
     @field_validator("prior")
     @classmethod
     def _is_a_prior(cls, name: str) -> str:
-        if name not in (_OWN, *BASELINES):
-            raise ValueError(unknown_name(name, (_OWN, *BASELINES)))
+        if name not in _PRIORS:
+            raise ValueError(unknown_name(name, _PRIORS))
         return name
 
     @field_validator("labeller")

@@ -1,18 +1,20 @@
 """The best that the active does alone, chosen as it would have to choose: by its own labels.
 
-Run by: whoever measures what help was worth. Test rows only measure; they choose nothing. From few
+Run by: the active, whose votes have what it chooses as their prior, and whoever measures what help
+was worth. Test rows only measure; they choose nothing. From few
 labels the choice is often not the one that the test rows would have made, so a study that claims a
 gain should also name the baseline with the best mean over its seeds, and gain over that one.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from secure_apfed.errors import DataError
+from secure_apfed.errors import DataError, ModelError
 from secure_apfed.measures import ACCURACY, Measure, Scored, probabilities_of
 from secure_apfed.solo import BASELINES
 from secure_apfed.solo.folds import held_out
@@ -20,14 +22,13 @@ from secure_apfed.solo.interface import (
     Baseline,
     FloatArray,
     IntArray,
-    Predictor,
     SoloTask,
     Together,
     checked_rows,
 )
-from secure_apfed.solo.kept import fits_kept_meanwhile
+from secure_apfed.solo.kept import fits_kept_meanwhile, scored_once
 
-__all__ = ["FOLDS", "BaselineResult", "best", "compare"]
+__all__ = ["FOLDS", "BaselineResult", "best", "chosen", "compare"]
 
 FOLDS = 3
 
@@ -79,21 +80,31 @@ def compare(
     if folds < 2:
         raise DataError(f"solo: labels are held out in at least 2 parts, got {folds}")
     x_BF, y_B = _test_rows(task, test_features, test_labels)
-    parts = held_out(task.labels, folds, task.seed)
-    tasks = [*(task.without(part) for part in parts), task]
     found = []
     with fits_kept_meanwhile():
         for name, one in baselines.items():
-            *others, whole = _fitted(one, tasks)
             found.append(
                 BaselineResult(
                     name=name,
                     title=one.title,
-                    validation=_validation(others, task, parts, measure),
-                    test=measure.of(_scored(whole, x_BF, y_B)),
+                    validation=_validation(one, task, folds, measure),
+                    test=measure.of(_scored(one.fit(task).scores(x_BF), y_B)),
                 )
             )
     return found
+
+
+def chosen(task: SoloTask, *, measure: Measure = ACCURACY) -> Baseline:
+    """Return the baseline with the best validation, as `compare` and `best` find it.
+
+    One that cannot be fitted with the settings of the run is passed over.
+    """
+    found = {}
+    with fits_kept_meanwhile():
+        for name, one in BASELINES.items():
+            with suppress(ModelError):
+                found[name] = measure.rank(_validation(one, task, FOLDS, measure))
+    return BASELINES[max(found, key=found.__getitem__)]
 
 
 def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
@@ -108,33 +119,35 @@ def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> B
     return max(ranked, key=lambda one: measure.rank(one.validation))
 
 
-def _fitted(one: Baseline, tasks: Sequence[SoloTask]) -> Sequence[Predictor]:
-    if isinstance(one, Together):
-        return one.fit_together(tasks)
-    return [one.fit(task) for task in tasks]
-
-
-def _validation(
-    fitted: Sequence[Predictor], task: SoloTask, parts: list[IntArray], measure: Measure
-) -> float | None:
-    """The measure on the parts, of each by what was fitted without it."""
+def _validation(one: Baseline, task: SoloTask, folds: int, measure: Measure) -> float | None:
+    """The measure on the labels held out, of each part by what was fitted without it."""
+    parts = held_out(task.labels, folds, task.seed)
     if not parts:
         return None
-    said = [
-        _scored(one, task.labelled_rows[part], task.labels[part])
-        for one, part in zip(fitted, parts, strict=True)
-    ]
-    value = measure.of(
-        Scored(
-            truth=np.concatenate([scored.truth for scored in said]),
-            scores=np.concatenate([scored.scores for scored in said]),
-        )
+    scores_nK = scored_once(
+        f"without-{len(parts)}-of-{folds}-{one.name}", task, lambda: _out_of_fold(one, task, parts)
     )
+    value = measure.of(_scored(scores_nK, task.labels[np.concatenate(parts)]))
     return None if math.isnan(value) else value
 
 
-def _scored(predictor: Predictor, x_BF: FloatArray, y_B: IntArray) -> Scored:
-    return Scored(truth=y_B, scores=probabilities_of(predictor.scores(x_BF)))
+def _out_of_fold(one: Baseline, task: SoloTask, parts: list[IntArray]) -> FloatArray:
+    """Scores of the labelled rows of the parts, one part after the other."""
+    tasks = [task.without(part) for part in parts]
+    # With the whole task, too: it takes hardly longer, and is asked for next.
+    fitted = (
+        one.fit_together([*tasks, task])
+        if isinstance(one, Together)
+        else [one.fit(without) for without in tasks]
+    )
+    return np.concatenate([
+        predictor.scores(task.labelled_rows[part])
+        for predictor, part in zip(fitted, parts, strict=False)
+    ])  # fmt: skip
+
+
+def _scored(scores_BK: FloatArray, y_B: IntArray) -> Scored:
+    return Scored(truth=y_B, scores=probabilities_of(scores_BK))
 
 
 def _test_rows(

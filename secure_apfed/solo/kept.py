@@ -1,9 +1,10 @@
 """Kept fits: whoever asks again with the same rows, labels and seed gets what was fitted before.
 
-Run by: who plays many runs on the same data. A study measures MixMatch alone and has it as the
-prior of every run with votes; a fit is a function of its task, so one of them serves all, and no
-figure changes. Nothing is kept unless a store is named. What it holds was learnt from the active's
-labels, so it belongs to whoever plays the active.
+Run by: the active, and who plays many runs on the same data. Every solo baseline is fitted without
+a part of the labels to choose one of them, for the report of a run as for the prior of its votes; a
+fit is a function of its task, so one of them serves all, and no figure changes. Nothing is kept
+unless a store is named. What it holds was learnt from the active's labels, so it belongs to whoever
+plays the active.
 """
 
 import hashlib
@@ -17,9 +18,11 @@ from safetensors.torch import load, save
 from torch import nn
 
 from secure_apfed.seeds import Draws, seeded
-from secure_apfed.solo.interface import SoloTask
+from secure_apfed.solo.interface import FloatArray, SoloTask
 
-__all__ = ["FitStore", "fits_kept_by", "fits_kept_meanwhile", "fitted_once"]
+__all__ = [
+    "FitStore", "fits_kept_by", "fits_kept_meanwhile", "fitted_once", "one_thread", "scored_once",
+]  # fmt: skip
 
 FitStore: TypeAlias = Callable[[str, Callable[[], bytes]], bytes]
 """Called with the name of a fit and what makes it; returns what was made for this name first."""
@@ -76,6 +79,32 @@ def fitted_once(
         network = fresh()
     network.load_state_dict(load(content), assign=True)
     return network.eval()
+
+
+def scored_once(name: str, task: SoloTask, score: Callable[[], FloatArray]) -> FloatArray:
+    """Return these scores, or those that were kept by this name for an equal task.
+
+    They may depend on the settings of the run's own network, too.
+    """
+    store = _STORE.get()
+    if store is None:
+        return score()
+    settings = task.model.model_dump_json() + task.train.model_dump_json()
+    of_run = hashlib.sha256(settings.encode()).hexdigest()[:16]
+    make = lambda: save({"scores": torch.from_numpy(score())})  # noqa: E731
+    kept: FloatArray = load(store(f"{name}-{of_run}-{_digest(task, True)}", make))["scores"].numpy()
+    return kept
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """So that fits depend on no number of cores, and small tensors wait for none."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _digest(task: SoloTask, labels: bool) -> str:

@@ -1,17 +1,20 @@
 """Gains: paired by seed against a baseline that no test row chose; solo baselines are kept once."""
 
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from experiments.gains import CASES, GainCase, cases_like, run_gains, stored_of
-from experiments.solo import fits_beside, keep_solo, read_solo
-from experiments.summary import Gain
+from experiments.gains import CASES, HEADER, GainCase, cases_like, run_gains, stored_of
+from experiments.solo import fits_beside, keep_solo, read_solo, taught_alone
+from experiments.summary import Gain, Interval
 from secure_apfed.config import Config
+from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.measures import ACCURACY
 from secure_apfed.planning.stored_gains import StoredGain, load_gains, nearest_gain
 from secure_apfed.solo import SoloTask
 from secure_apfed.solo.choice import compare
@@ -41,7 +44,12 @@ def test_the_baseline_is_chosen_by_held_out_labels_and_hindsight_is_told() -> No
     assert gain.over_chosen.low == pytest.approx(0.2)
     assert gain.hindsight == "lucky"
     assert gain.over_hindsight.mean == pytest.approx(0.1)
+    assert gain.over_control is None
     assert Gain.of(rows_of([0.8])) is None
+    beside = Gain.of(rows_of([0.8, 0.9], honest=[(0.7, 0.6)] * 2), rows_of([0.78, 0.92]))
+    assert beside is not None
+    assert beside.over_control is not None
+    assert (beside.control, beside.over_control.mean) == pytest.approx((0.85, 0.0))
 
 
 def test_a_sentence_says_whether_help_paid() -> None:
@@ -66,9 +74,34 @@ def test_every_case_is_a_run_that_can_be_described() -> None:
         cases_like(["vots/*"])
 
 
+def test_every_control_is_the_case_without_help() -> None:
+    for case in CASES.values():
+        ours, control = case.config, case.control.config
+        assert case.control.alone == case.alone
+        assert control.data == ours.data
+        if case.method.startswith("apfed"):
+            assert {passive.weight for passive in control.passives.values()} == {0.0}
+            assert (control.model, control.train) == (ours.model, ours.train)
+        else:
+            assert (control.model, control.train) == (case.alone.model, case.alone.train)
+
+
+def test_a_student_without_help_reads_nothing_of_passives() -> None:
+    point = GainCase(method="votes", data="wine", labelled=9).control.point(Path(), ACCURACY)
+    config = point.trial(0).config
+    data = load_data(config.data, seed=0)
+    other = replace(data, passives=tuple(
+        replace(table, features=-table.features) for table in data.passives
+    ))  # fmt: skip
+    said = [taught_alone(config, held).scored(data.test_rows).scores for held in (data, other)]
+    assert (said[0] == said[1]).all()
+
+
 def test_a_case_is_measured_written_and_not_run_again(tmp_path: Path) -> None:
     case = GainCase(method="votes", data="wine", labelled=9)
     (row,) = run_gains(tmp_path, [case], seeds=2, jobs=1)
+    assert row.as_json()["control"] == "no-help/wine/n9"
+    assert len(row.cells()) == len(HEADER)
     assert row.gain is not None
     assert row.gain.baseline in ("ridge", "logistic")
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*seed*.json")}

@@ -19,6 +19,7 @@ SUMS = {
 }
 OPEN = {"mechanism": "none", "noise": "reproducible_insecure"}
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
+NOISED: dict[str, Any] = {"epsilon": 4.0, "prior": "ridge"}
 NOISE = {"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 0.1}}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: ("apfed_c", changes) for name, changes in SUMS.items()},
@@ -38,19 +39,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "noise under the sum": ("apfed_c", {"secure_sum": NOISE}),
     "private training": ("apfed_c", {"dp_sgd": {"clip": 0.5, "noise_multiplier": 2.0}}),
     "votes": ("votes", FEW),
-    "votes, noised": ("votes", {**FEW, "votes": {"epsilon": 4.0}}),
-    "votes, randomised": ("votes_randomised", {**FEW, "votes": {"epsilon": 4.0}}),
-    "votes, encrypted": ("votes_encrypted", {**FEW, "votes": {"epsilon": 4.0, "candidates": 3}}),
+    "votes, noised": ("votes", {**FEW, "votes": NOISED}),
+    "votes, randomised": ("votes_randomised", {**FEW, "votes": NOISED}),
+    "votes, encrypted": ("votes_encrypted", {**FEW, "votes": NOISED | {"candidates": 3}}),
     "votes, encrypted, dealt": (
         "votes_encrypted",
-        {**FEW, "alignment": {"protocol": "circuit"}},
+        {**FEW, "votes": {"prior": "ridge"}, "alignment": {"protocol": "circuit"}},
     ),
-    "votes, moment": ("votes_moment", {**FEW, "votes": {"epsilon": 4.0, "moment_features": 32}}),
+    "votes, moment": ("votes_moment", {**FEW, "votes": NOISED | {"moment_features": 32}}),
     "votes, moment, dealt": (
         "votes_moment",
         {
             **FEW,
-            "votes": {"epsilon": 4.0, "moment_features": 32},
+            "votes": NOISED | {"moment_features": 32},
             "alignment": {"protocol": "circuit"},
         },
     ),

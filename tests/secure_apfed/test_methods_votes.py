@@ -24,7 +24,7 @@ from secure_apfed.parties import Ballot, VotingParty
 from secure_apfed.parties.rules import StepGate
 from secure_apfed.runs import RunFolder, load_model, run
 from secure_apfed.runs.record import read_outcome
-from secure_apfed.solo import SoloTask
+from secure_apfed.solo import BASELINES, Predictor, SoloTask
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
@@ -145,18 +145,126 @@ def test_clear_votes_beat_a_wrong_prior() -> None:
     assert nothing == pytest.approx(0.25)
 
 
+def spread(task: SoloTask) -> np.ndarray:
+    return Spreading().label(task.features, task.labelled, task.labels, task.classes)
+
+
 def test_reliability_is_of_rows_that_were_not_shown() -> None:
     rng = np.random.default_rng(0)
-    labels = np.arange(40) % 2
+    labels, every = np.arange(40) % 2, np.arange(40)
     apart = rng.normal(size=(40, 3)) + 9 * labels[:, None]
+    # Laplace's rule of succession: all 40 are right.
+    assert reliability_of(spread, SoloTask.of(apart, every, labels, classes=2)) == 41 / 42
+    one_each = SoloTask.of(apart, every[:2], labels[:2], classes=2)
+    assert reliability_of(spread, one_each) == 0.5, "no label can be held out"
 
-    def spread(task: SoloTask) -> np.ndarray:
-        return Spreading().label(task.features, task.labelled, task.labels, task.classes)
 
-    every = np.arange(40)
-    assert reliability_of(spread, SoloTask.of(apart, every, labels, classes=2)) == 0.98
-    noise = rng.normal(size=(40, 3))
-    assert reliability_of(spread, SoloTask.of(noise, every, labels, classes=2)) <= 0.9
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("right", [0.0, 0.55, 0.9])
+def test_reliability_is_told_as_it_is(classes: int, right: float) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(3000) % classes
+
+    def believed(task: SoloTask) -> np.ndarray:
+        """Right so often, else any class: with 0 a coin."""
+        named = np.where(rng.random(3000) < right, labels, rng.integers(0, classes, 3000))
+        return np.eye(classes)[named]
+
+    task = SoloTask.of(rng.normal(size=(3000, 2)), np.arange(390), labels[:390], classes=classes)
+    expected = right + (1 - right) / classes
+    assert reliability_of(believed, task) == pytest.approx(expected, abs=0.07)
+    assert reliability_of(believed, task) >= 1 / classes
+
+
+def voted(truth: np.ndarray, classes: int, rights: list[float], seed: int = 1) -> Votes:
+    """Hard votes of voters that are right so often, and name any other class else."""
+    rng, rows = np.random.default_rng(seed), len(truth)
+    totals = np.zeros((rows, classes))
+    for right in rights:
+        other = (truth + rng.integers(1, classes, rows)) % classes
+        totals += np.eye(classes)[np.where(rng.random(rows) < right, truth, other)]
+    return Votes(totals=totals, variance=np.zeros(rows), voters=len(rights))
+
+
+@pytest.mark.parametrize(("classes", "right"), [(2, 0.75), (3, 0.6), (10, 0.5)])
+@pytest.mark.parametrize("prior", ["weak", "coin", "one class", "says nothing"])
+def test_a_prior_that_tells_little_takes_nothing_from_the_votes(
+    classes: int, right: float, prior: str
+) -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, classes, 4000)
+    votes = voted(truth, classes, [right] * 3)
+    alone = (votes.totals + 0.01 * rng.random(votes.totals.shape)).argmax(1)
+    named, reliability = {
+        "weak": (np.where(rng.random(4000) < 0.1, truth, rng.integers(0, classes, 4000)),
+                 0.1 + 0.9 / classes),
+        "coin": (rng.integers(0, classes, 4000), 1 / classes),
+        "one class": (np.zeros(4000, np.int64), 0.9),
+        "says nothing": (np.full(4000, -1), 0.5),
+    }[prior]  # fmt: skip
+    likely = likely_labels(votes, named, reliability)
+    assert (likely.argmax(1) == truth).mean() > (alone == truth).mean() - 0.015
+    # And as sure as it is right, roughly.
+    assert likely.max(1).mean() == pytest.approx((likely.argmax(1) == truth).mean(), abs=0.17)
+
+
+def test_how_frequent_classes_are_enters_once() -> None:
+    rng = np.random.default_rng(0)
+    frequencies = np.array([0.9, 0.1])
+    truth = (rng.random(6000) < 0.1).astype(np.int64)
+    silent = Votes(totals=np.zeros((6000, 2)), variance=np.zeros(6000), voters=3)
+    for named in (np.zeros(6000, np.int64), np.full(6000, -1)):
+        likely = likely_labels(silent, named, 0.9, frequencies=frequencies)
+        assert likely == pytest.approx(np.tile(frequencies, (6000, 1)))
+    # Three voters of 75 %: two of them are no reason to believe in the rare class, all three are.
+    votes = voted(truth, 2, [0.75] * 3)
+    prior = np.where(rng.random(6000) < 0.8, truth, (rng.random(6000) < 0.1).astype(np.int64))
+    likely = likely_labels(votes, prior, (prior == truth).mean(), frequencies=frequencies)
+    assert (likely.argmax(1) == truth).mean() > max(0.9, (prior == truth).mean())
+    even = likely_labels(votes, prior, (prior == truth).mean())
+    assert (likely.argmax(1) == truth).mean() > (even.argmax(1) == truth).mean() + 0.003
+    # A rare class named by a prior that is right about it half of the time.
+    said = likely_labels(silent, prior, (prior == truth).mean(), frequencies=frequencies)
+    assert said[prior == 1, 1].mean() == pytest.approx((truth[prior == 1] == 1).mean(), abs=0.06)
+
+
+def test_voters_who_were_told_labels_are_not_judged_by_them() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 4, 600)
+    prior = np.where(rng.random(600) < 0.6, truth, rng.integers(0, 4, 600))
+    labelled = np.arange(300)
+    prior[labelled] = truth[labelled]
+    votes = voted(truth, 4, [0.3] * 3)
+    votes.totals[labelled] = 3 * np.eye(4)[truth[labelled]]
+    likely = likely_labels(votes, prior, 0.7, labelled=labelled)[300:]
+    apart = replace(votes, totals=votes.totals[300:], variance=votes.variance[300:])
+    expected = likely_labels(apart, prior[300:], 0.7)
+    assert (likely.argmax(1) == expected.argmax(1)).mean() > 0.99
+    assert (likely.argmax(1) == truth[300:]).mean() > 0.65
+
+
+@pytest.mark.parametrize("method", OPENINGS)
+def test_the_prior_is_what_held_out_labels_choose(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, in every opening: a baseline that is worse than chance is not asked."""
+    asked, ridge = list[int](), BASELINES["ridge"]
+
+    class Collapsed:
+        name, title = "collapsed", "Collapsed"
+
+        def fit(self, task: SoloTask) -> Predictor:
+            asked.append(len(task.labels))
+            return SimpleNamespace(scores=lambda x_BF: np.eye(10)[np.zeros(len(x_BF), int)])
+
+    table = {"collapsed": Collapsed(), "ridge": ridge}
+    monkeypatch.setattr("secure_apfed.solo.choice.BASELINES", table)
+    config = config_of(method, votes=noise(method))
+    default = run(config, None).accuracy
+    assert asked
+    assert max(asked) < 30, "it was judged by parts of the labels, and fitted to all of them never"
+    named = config_of(method, votes={**noise(method), "prior": "ridge"})
+    assert run(named, None).accuracy == default
 
 
 def test_people_may_have_different_voters() -> None:

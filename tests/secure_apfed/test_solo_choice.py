@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from secure_apfed.errors import DataError
+from secure_apfed.errors import DataError, ModelError
+from secure_apfed.settings.training import TrainSettings
 from secure_apfed.solo import BASELINES, SoloTask
-from secure_apfed.solo.choice import FOLDS, BaselineResult, best, compare
+from secure_apfed.solo.choice import FOLDS, BaselineResult, best, chosen, compare
 from secure_apfed.solo.folds import ENOUGH_LABELS, held_out
 from secure_apfed.solo.interface import FloatArray, IntArray
+from secure_apfed.solo.kept import fits_kept_meanwhile
 
 FAST = {name: BASELINES[name] for name in ("label_spreading", "ridge", "logistic")}
 
@@ -74,6 +76,33 @@ def test_accuracies_are_those_of_held_out_labels_and_of_test_rows() -> None:
     task = SoloTask.of(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
     (result,) = compare(task, rows(20)[10:], np.arange(10, 20) % 2, baselines={"w": witness})
     assert result == BaselineResult(name="w", title="witness", validation=0.6, test=0.8)
+
+
+def test_labels_are_held_out_once_for_the_prior_and_the_report() -> None:
+    witness = Witness("witness", [True] * 30)
+    task = SoloTask.of(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
+    with pytest.MonkeyPatch.context() as patch, fits_kept_meanwhile():
+        patch.setattr("secure_apfed.solo.choice.BASELINES", {"witness": witness})
+        assert chosen(task) is witness
+        folds = len(witness.tasks)
+        for again in (task, replace(task)):
+            compare(again, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
+        assert len(witness.tasks) == folds + 2, "only the test rows' fits are made"
+        other = replace(task, train=TrainSettings(learning_rate=0.5))
+        assert chosen(other) is witness
+        assert len(witness.tasks) == 2 * folds + 2, "the run's own network trains otherwise"
+
+
+def test_a_baseline_that_cannot_be_fitted_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, _, _ = blobs(24)
+
+    class Diverges(Witness):
+        def fit(self, task: SoloTask) -> Answers:
+            raise ModelError("diverged")
+
+    table = {"diverges": Diverges("diverges", []), "ridge": BASELINES["ridge"]}
+    monkeypatch.setattr("secure_apfed.solo.choice.BASELINES", table)
+    assert chosen(task).name == "ridge"
 
 
 def test_test_labels_choose_nothing() -> None:
