@@ -40,5 +40,9 @@ class SuspectColumnWarning(UserWarning):
     """A column that looks like an ID or like the label, among the features."""
 
 
+class UnseenCellsWarning(UserWarning):
+    """Cells to predict from that are unlike all in training, and count for nothing."""
+
+
 class NoHelpWarning(UserWarning):
     """A run with passives in which they were never asked: the active trained alone."""
