@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import narwhals.stable.v2 as nw
 import numpy as np
 import pandas as pd
 import torch
@@ -190,7 +191,9 @@ def _storable(X: Any) -> Any:
     numbers and moments is none to numpy.
     """
     if not isinstance(X, pd.DataFrame):
-        return as_pandas(X, party="the input") if hasattr(X, "__dataframe__") else X
+        if not isinstance(nw.from_native(X, pass_through=True), nw.DataFrame):
+            return X
+        X = as_pandas(X, party="the input")
     moments = [name for name, kind in X.dtypes.items() if kind.kind in "mM"]
     if not moments or not X.columns.is_unique:
         return X

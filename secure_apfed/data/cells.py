@@ -59,7 +59,7 @@ LINES = "lines of the file"
 """Attribute of a frame whose rows are lines of a CSV file."""
 
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ][\d:.]+(Z|[+-]\d{2}:?\d{2})?)?")
-_SPAN = re.compile(r"-?\d+ days?( .+)?|-?P.+")  # as pandas and ISO 8601 write durations
+_SPAN = re.compile(r"-?\d+ days?( [+-]?\d{1,2}:\d{2}:\d{2}(\.\d+)?)?")  # as pandas writes durations
 _DAY = datetime.timedelta(days=1)
 _MOSTLY = 0.5
 # What a number or a date looks like where nobody reads it as one, and what to write instead.
@@ -243,18 +243,12 @@ def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
 
 def is_date(column: "pd.Series") -> bool:
     """Whether a column holds dates: read as such, or texts in ISO 8601 alone (2026-01-31)."""
-    if column.dtype.kind == "M":
-        return True
-    return _all(column, _is_date)
+    return column.dtype.kind == "M" or _all(column, _is_date)
 
 
 def is_duration(column: "pd.Series") -> bool:
-    """Whether a column holds durations, read as such; a text is none."""
-    if column.dtype.kind == "m":
-        return True
-    return column.dtype == object and _all(
-        column, lambda cell: isinstance(cell, datetime.timedelta)
-    )
+    """Whether a column holds durations: read as such, or texts like 3 days 12:00:00 alone."""
+    return column.dtype.kind == "m" or _all(column, _is_duration)
 
 
 def has_measures(column: "pd.Series") -> bool:
@@ -296,6 +290,12 @@ def _is_date(cell: Any) -> bool:
     if isinstance(cell, str):
         return _ISO.fullmatch(cell) is not None
     return isinstance(cell, datetime.date | np.datetime64)
+
+
+def _is_duration(cell: Any) -> bool:
+    if isinstance(cell, str):
+        return _SPAN.fullmatch(cell) is not None
+    return isinstance(cell, datetime.timedelta | np.timedelta64)
 
 
 def _all(column: "pd.Series", holds: Callable[[Any], bool]) -> bool:

@@ -176,7 +176,8 @@ class CategoricalColumn(Settings):
     """One-hot over `categories`; then over `buckets`, which other texts share by their hash.
 
     Where there are no buckets an unknown cell is a row of zeros, as an empty one always is. The
-    hash is MurmurHash3 of the UTF-8 text, modulo the buckets.
+    hash is MurmurHash3 of the UTF-8 text, modulo the buckets; of 1.50 that of 1.5, of TRUE that of
+    True.
 
     Attributes:
         words: of those that mean an empty cell (such as NA), what is a text here, as every category
@@ -228,7 +229,8 @@ class CategoricalColumn(Settings):
             from sklearn.utils import murmurhash3_32
 
             for other in {text for text in texts if text is not None} - places.keys():
-                bucket = murmurhash3_32(other, positive=True) % self.buckets
+                text = str(TRUTHS[other]) if other in TRUTHS else _plain(other)
+                bucket = murmurhash3_32(text, positive=True) % self.buckets
                 places[other] = len(self.categories) + bucket
         hot_NF = np.zeros((len(column), len(self.features)))
         for row, text in enumerate(texts):

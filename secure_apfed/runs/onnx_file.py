@@ -9,7 +9,8 @@ both float64.
 An empty number is NaN, an empty category one of the texts that mean so in a file. A graph can
 refuse nothing: of a row that `secure_apfed.data.ColumnEncoding` refuses what is told is NaN, and
 its label the empty text. So it is, too, of a text that a graph cannot bring into the form that was
-learnt: with blanks at its ends, or an unknown one with a mark that form NFC composes.
+learnt: with blanks at its ends, or an unknown one with a mark that form NFC composes; and, where
+unknown texts share buckets, of 1.0 and TRUE, which have the bucket of 1 and True.
 """
 
 import functools
@@ -244,6 +245,8 @@ class _Graph:
         known = self.node("Flatten", [hot], f"{own}_known", axis=1)
         other = self._other(own, known, empty)
         pattern = f"(?s){blank}.*|.*{blank}|{_uncomposed()}"
+        if column.buckets:  # their hash is that of another spelling
+            pattern += r"|-?(0|[1-9]\d*)\.\d*0|true|TRUE|false|FALSE"
         odd = self._matches(column, pattern, f"{own}_odd")
         self._refused.append(self.node("And", [odd, other], f"{own}_refused"))
         if column.constant:

@@ -93,7 +93,7 @@ def test_it_says_what_predict_says(tmp_path: Path, dataset: str, network: str) -
 def mixed(missing: Missing, columns: tuple[Any, ...] = ()) -> SoloModel:
     columns = columns or (
         NumericColumn(name="age", mean=40.0, scale=12.5),
-        CategoricalColumn(name="städt", categories=("Köln", "", "no")),
+        CategoricalColumn(name="städt", categories=("Köln", "no")),
         NumericColumn(name="debt", mean=1e6, scale=3.0),
     )
     encoding = ColumnEncoding(columns=columns, missing=missing)
