@@ -9,6 +9,7 @@ __all__ = [
     "NarrowBatchWarning",
     "NoHelpWarning",
     "SuspectColumnWarning",
+    "UnseenCellsWarning",
 ]
 
 

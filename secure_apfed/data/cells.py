@@ -220,7 +220,7 @@ def _text(cell: Any) -> str:
     if isinstance(cell, decimal.Decimal) and cell.is_finite():
         text = format(cell, "f")
         return text.rstrip("0").rstrip(".") if "." in text else text
-    if isinstance(cell, datetime.datetime) and not isinstance(cell, type(pd.NaT)):
+    if isinstance(cell, datetime.datetime) and cell is not pd.NaT:
         midnight = cell.tzinfo is None and cell.time() == datetime.time()
         return cell.date().isoformat() if midnight else cell.isoformat(" ")
     return cell_text(cell)
@@ -232,13 +232,12 @@ def _nfc(text: str) -> str:
 
 def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
     """Whether each cell (N,) is null, or a text that says one of these words."""
-    nulls = column.isna().to_numpy(dtype=bool)
+    nulls: NDArray[np.bool_] = column.isna().to_numpy(dtype=bool, copy=True)
     if holds_texts(column):
-        return nulls | column.str.strip().isin(words).to_numpy(dtype=bool)
-    if column.dtype.kind != "O":
-        return nulls
-    cells = column.tolist()
-    return nulls | np.array([isinstance(one, str) and one.strip() in words for one in cells], bool)
+        nulls |= column.str.strip().isin(words).to_numpy(dtype=bool)
+    elif column.dtype.kind == "O":
+        nulls |= [isinstance(one, str) and one.strip() in words for one in column.tolist()]
+    return nulls
 
 
 def is_date(column: "pd.Series") -> bool:

@@ -229,8 +229,8 @@ class CategoricalColumn(Settings):
             from sklearn.utils import murmurhash3_32
 
             for other in {text for text in texts if text is not None} - places.keys():
-                text = str(TRUTHS[other]) if other in TRUTHS else _plain(other)
-                bucket = murmurhash3_32(text, positive=True) % self.buckets
+                one = str(TRUTHS[other]) if other in TRUTHS else _plain(other)
+                bucket = murmurhash3_32(one, positive=True) % self.buckets
                 places[other] = len(self.categories) + bucket
         hot_NF = np.zeros((len(column), len(self.features)))
         for row, text in enumerate(texts):

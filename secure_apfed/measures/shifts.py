@@ -118,7 +118,8 @@ def stability_index(trained: ScoreRanges, counts: NDArray[np.int64]) -> float:
 
     The sum over the ranges of (new - trained) ln(new / trained). By a rule of thumb of credit
     scoring (Siddiqi, Credit Risk Scorecards, 2006) below 0.1 nothing has changed, and above 0.25
-    much has; of fewer rows than `rows_for_stability` chance alone is above that. An empty range counts as a share of 0.0001.
+    much has; of fewer rows than `rows_for_stability` chance alone may be above that. An empty range
+    counts as a share of 0.0001.
 
     Args:
         trained: of the training rows.

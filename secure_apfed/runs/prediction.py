@@ -235,10 +235,11 @@ class _Predictor:
         """All rows so far with those of training."""
         ranges, drift = self.model.ranges, self._drift
         needs = 0 if ranges is None else rows_for_stability(ranges)
-        few = ranges is None or self._rows < needs
         return Compared(
             rows=self._rows,
-            stability=None if few else stability_index(ranges, self._counts),
+            stability=None
+            if ranges is None or self._rows < needs
+            else stability_index(ranges, self._counts),
             stability_needs=needs,
             drift=() if drift is None else drift.result(),
         )

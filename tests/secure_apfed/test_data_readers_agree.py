@@ -24,7 +24,7 @@ from torch import nn
 
 from secure_apfed.alignment.id_files import EMPTY
 from secure_apfed.data import ColumnEncoding, DataSettings, PartySettings, load_features
-from secure_apfed.data.cells import texts_of, typed
+from secure_apfed.data.cells import name_of, texts_of, typed
 from secure_apfed.data.column_encoding import (
     CategoricalColumn,
     CellCounts,
@@ -144,8 +144,8 @@ def test_every_reader_says_the_same(
     if trained.startswith("CSV"):
         given = Frame({name: typed(column) for name, column in given.items()})
     given = given.dropna(axis=1, how="all")
-    categorical = [name for name in given if unicodedata.normalize("NFC", name) == "größe"
-                   or name in CATEGORIES]  # fmt: skip
+    names = map(str, given)
+    categorical = [name for name in names if name_of(name) in ("größe", *CATEGORIES)]
     rare = RareCategories(most=3, buckets=buckets) if buckets else None
     blank = [name for name in categorical if not any(texts_of(given[name], words=EMPTY))]
     given = given.drop(columns=blank)

@@ -145,7 +145,7 @@ def test_a_row_is_told_the_same_whatever_comes_with_it(trained: Path, tmp_path: 
         one = frame.iloc[[at]]
         one.to_csv(path, index=False) if at % 2 else one.to_parquet(path)
         alone = predict_file(trained / "run", path).frame()
-        assert alone.iloc[0, 0] == whole.iloc[at, 0]
+        assert alone.iloc[:, 0].tolist() == whole.iloc[[at], 0].tolist()
         assert alone.iloc[0, 1] == pytest.approx(whole.iloc[at, 1], rel=1e-5)
 
 
