@@ -9,6 +9,7 @@ __all__ = [
     "NarrowBatchWarning",
     "NoHelpWarning",
     "SuspectColumnWarning",
+    "UnseenCellsWarning",
 ]
 
 
@@ -38,6 +39,10 @@ class NarrowBatchWarning(UserWarning):
 
 class SuspectColumnWarning(UserWarning):
     """A column that looks like an ID or like the label, among the features."""
+
+
+class UnseenCellsWarning(UserWarning):
+    """Cells to predict from that are unlike all in training, and count for nothing."""
 
 
 class NoHelpWarning(UserWarning):

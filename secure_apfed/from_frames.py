@@ -26,7 +26,7 @@ from protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
-from secure_apfed.data.frames import plain_cells
+from secure_apfed.data.column_encoding import CellCounts
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.measures import MEASURES, Estimate, Measure, estimates
 from secure_apfed.methods import METHODS
@@ -101,7 +101,10 @@ class FramesModel:
     def _told(self, frame: Any) -> Tensor:
         rows, encoding = as_pandas(frame, party="the input"), self.solo.encoding
         assert isinstance(encoding, ColumnEncoding)
-        return self.solo.predict(encoding.encode(plain_cells(rows))).double()
+        counts = CellCounts()
+        features = encoding.encode(rows, counts=counts)
+        counts.warn(source="the input")
+        return self.solo.predict(features).double()
 
 
 @dataclass(frozen=True, kw_only=True)

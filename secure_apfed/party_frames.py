@@ -14,6 +14,7 @@ import pandas as pd
 from pyarrow import ArrowException
 
 from secure_apfed.alignment.id_files import cell_text
+from secure_apfed.data.cells import name_of
 from secure_apfed.data.frames import to_texts
 from secure_apfed.errors import DataError
 from secure_apfed.runs.folder import make_private
@@ -45,7 +46,11 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
         raise DataError(
             f"{party}: its frame has several columns of one name; give each a name of its own"
         ) from error
-    named: pd.DataFrame = rows.set_axis([str(column) for column in rows.columns], axis=1)
+    named: pd.DataFrame = rows.set_axis(list(map(name_of, rows.columns)), axis=1)
+    if not named.columns.is_unique:  # 1 and "1", or one name in two forms of Unicode
+        raise DataError(
+            f"{party}: its frame has several columns of one name; give each a name of its own"
+        )
     if isinstance(frame, pd.DataFrame) and frame.index.name is not None:
         named = named.reset_index() if str(frame.index.name) not in named.columns else named
     return named

@@ -11,6 +11,7 @@ from secure_apfed.measures.shifts import (
     CalibrationPoint,
     ScoreRanges,
     calibration_curve,
+    rows_for_stability,
     stability_index,
 )
 from secure_apfed.measures.table import (
@@ -39,6 +40,7 @@ __all__ = [
     "measure_all",
     "names_of",
     "probabilities_of",
+    "rows_for_stability",
     "scored_by",
     "stability_index",
 ]

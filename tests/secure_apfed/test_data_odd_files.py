@@ -24,6 +24,7 @@ from secure_apfed.data import (
 from secure_apfed.data.column_encoding import (
     CategoricalColumn,
     DateColumn,
+    DurationColumn,
     Missing,
     NumericColumn,
 )
@@ -132,7 +133,7 @@ def test_decimals_and_durations_are_numbers(tmp_path: Path) -> None:
     _, amount, days = encoding.columns
     assert isinstance(amount, NumericColumn)
     assert amount.mean == pytest.approx(amounts[rows].mean() / 10)
-    assert isinstance(days, NumericColumn)
+    assert isinstance(days, DurationColumn)
     assert days.mean == pytest.approx(rows.mean() / 24)
 
 

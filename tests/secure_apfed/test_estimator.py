@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -21,7 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.errors import ConfigError, DataError, UnseenCellsWarning
 from secure_apfed.estimator import VerticalClassifier
 
 BRIEF: dict[str, Any] = {
@@ -98,6 +100,44 @@ def test_dates_are_days() -> None:
     assert model.score(frame, labels) > 0.9
     texts = frame.assign(since=frame["since"].dt.strftime("%Y-%m-%d"))
     assert (model.predict(texts) == model.predict(frame)).all()
+
+
+def test_columns_named_by_numbers_are_taken_by_name() -> None:
+    draw = np.random.default_rng(0)
+    rows = pd.DataFrame({1: draw.normal(size=200), 0: draw.normal(size=200) + 50})
+    labels = rows[1] > 0
+    model = VerticalClassifier(settings=BRIEF).fit(rows, labels)
+    told = model.predict_proba(rows)
+    np.testing.assert_array_equal(model.predict_proba(rows[[0, 1]]), told)
+    by_place = VerticalClassifier(settings=BRIEF).fit(rows.to_numpy(), labels)
+    with pytest.raises(DataError, match="numbered in another order"):
+        by_place.predict(rows)
+    with pytest.raises(DataError, match="2 of 2 columns are missing: 1, 0"):
+        model.predict(rows.rename(columns={0: 3, 1: 4}))
+
+
+def test_frames_of_every_library_and_cells_of_every_type_say_the_same() -> None:
+    draw = np.random.default_rng(0)
+    day = pd.Timestamp("2026-01-01") + pd.to_timedelta(draw.integers(0, 9, 200), unit="D")
+    frame = pd.DataFrame({
+        "colour": pd.Series(draw.choice(["red", "blue", "NA"], 200)), "day": day,
+        "size": draw.integers(0, 5, 200), "old": draw.random(200) < 0.5,
+    })  # fmt: skip
+    model = VerticalClassifier(settings=BRIEF).fit(frame, frame["colour"] == "red")
+    told = model.predict_proba(frame)
+    arrow = pa.Table.from_pandas(frame)
+    for same in (
+        arrow,
+        pl.from_arrow(arrow),
+        frame.convert_dtypes(),
+        frame.astype(object),
+        frame.assign(size=frame["size"].astype(str), old=frame["old"].astype(int)),
+    ):
+        np.testing.assert_allclose(model.predict_proba(same), told, atol=1e-9)
+    with pytest.warns(UnseenCellsWarning, match="the input: 200 of 200 cells of column 'colour'"):
+        model.predict(frame.assign(colour="green"))
+    with pytest.raises(DataError, match="'day' holds dates, but 200 cells are none"):
+        model.predict(frame.assign(day=20_000))
 
 
 def test_a_person_that_stands_twice_is_named(bunch: Any) -> None:
