@@ -48,9 +48,10 @@ def _over_tcp(told: PartyFile, identity: Identity, known: Mapping[str, bytes]) -
     addresses = {name: _address_of(told, name) for name in told.peers}
     try:
         listener = listen_at(_listen(told))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"listen: {told.party} cannot listen at {told.listen} ({error.strerror or error}); end "
+            f"listen: {told.party} cannot listen at {told.listen} ({why}); end "
             "who does, or name another port there and in the others' files"
         ) from error
     return Sockets.meet(
