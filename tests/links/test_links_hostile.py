@@ -139,16 +139,20 @@ def test_mutated_frames_leave_honest_peers_unaffected(frames: int, pair: Pair) -
         assert [vars(link)["_wire"] for link in links.values()] == wires[name]
 
 
+def read_to_the_end(connection: GrpcConnection) -> None:
+    """A relay may say something first."""
+    while True:
+        read_before(connection, time.monotonic() + 60)
+
+
 def test_of_a_stranger_no_long_frame_is_taken(pair: Pair) -> None:
     coming = [pair.come("ann")]
     until_somebody_listens(pair)
     for size in (MOST_UNPROVED + 1, MOST_SEALED):
         connection = dial(parse_address(pair.address), None, name=None)
         connection.send_bytes(bytes(size))
-        if pair.relay is not None:
-            connection.recv_bytes()  # its challenge
         with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
-            read_before(connection, time.monotonic() + 60)
+            read_to_the_end(connection)
         connection.close()
     coming.append(pair.come("bob"))
     for thread in coming:
