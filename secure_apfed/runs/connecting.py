@@ -18,7 +18,7 @@ from secure_apfed.exchange.grpc_link import Port, dial, warn_of_plaintext
 from secure_apfed.exchange.linked import Linked
 from secure_apfed.exchange.relay import PARTNER_S, through
 from secure_apfed.exchange.resumable_link import Connection
-from secure_apfed.exchange.sealed_connection import LocalEnd, prove
+from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, prove
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address
 from secure_apfed.runs.party_file import PartyFile
 
@@ -137,7 +137,7 @@ def _by_relay(
     return {peer: way(peer) for peer in told.peers}
 
 
-def _proved(connection: Connection, me: LocalEnd, peer: str) -> Connection:
+def _proved(connection: Carrier, me: LocalEnd, peer: str) -> Connection:
     try:
         return prove(connection, me, peer)[1]
     except BaseException:
