@@ -15,6 +15,7 @@ from experiments.report.audited import Audited
 from experiments.report.folder import ReportedRun
 from experiments.report.who_learns import COALITIONS, LIMITS, Coalition, Role, rule_for
 from protocols.psi import SET_INTERSECTIONS
+from secure_apfed.alignment import most_guesses
 from secure_apfed.data import find_dataset
 from secure_apfed.defences import DEFENCES, who_applies
 from secure_apfed.exchange import Kind
@@ -210,7 +211,13 @@ def alignment_leaks_of(run: ReportedRun) -> tuple[str, ...]:
     """Return what the set intersection reveals beyond its result, as it says itself."""
     if not any(flow.kind == Kind.ALIGNMENT for flow in run.flows):
         return ()
-    return SET_INTERSECTIONS[run.config.alignment.backend].leaks
+    settings = run.config.alignment
+    guesses = most_guesses(settings)
+    tried = (
+        f"With maximum_ids {settings.maximum_ids:,}, an active that deviates tries out up to "
+        f"{guesses.hub:,} guessed IDs in one intersection, a passive up to {guesses.member:,}."
+    )
+    return (*SET_INTERSECTIONS[settings.backend].leaks, tried)
 
 
 def coalitions_of(run: ReportedRun) -> tuple[Coalition, ...]:

@@ -24,6 +24,7 @@ from protocols.errors import LocalProtocolError
 from protocols.psi import SET_INTERSECTIONS
 from protocols.psi.interface import (
     Aligner,
+    Guesses,
     IntersectionAgreement,
     IntersectionTooSmallError,
     Membership,
@@ -32,6 +33,7 @@ from protocols.psi.interface import (
     SetIntersection,
 )
 from protocols.randomness import fresh_key
+from secure_apfed.alignment.buckets import bucket_count, capacity
 from secure_apfed.alignment.history import admit_run
 from secure_apfed.alignment.ids import IdColumn, encode_ids
 from secure_apfed.alignment.settings import AlignmentSettings
@@ -44,6 +46,7 @@ __all__ = [
     "choose_protocol",
     "count_common",
     "intersection",
+    "most_guesses",
     "share_membership",
 ]
 
@@ -108,6 +111,18 @@ def intersection(
     return SET_INTERSECTIONS[settings.backend](
         agreement, threads=settings.threads, progress=progress, admit=admit
     )
+
+
+def most_guesses(settings: AlignmentSettings) -> Guesses:
+    """How many IDs a deviating active (`hub`) or passive tries out in an intersection, at most.
+
+    A session plays `ecdh` in buckets, whose lists are filled up: a party may guess there, too.
+    """
+    most = settings.maximum_ids
+    if settings.backend != "ecdh":
+        return SET_INTERSECTIONS[settings.backend].most_guesses(most)
+    buckets = bucket_count(most)
+    return SET_INTERSECTIONS["ecdh"].most_guesses(buckets * capacity(most, buckets))
 
 
 def align(

@@ -15,10 +15,11 @@ import pytest
 
 from protocols.errors import RemoteProtocolError
 from protocols.identity import fresh_identity
-from secure_apfed.exchange.grpc_link import dial
+from secure_apfed.exchange.grpc_link import GrpcConnection, dial
 from secure_apfed.exchange.relay import Relay
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, read_before
 from secure_apfed.exchange.sockets import parse_address
-from tests.links.pair import Pair, say_and_hear
+from tests.links.pair import Pair, say_and_hear, until_somebody_listens
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -136,6 +137,46 @@ def test_mutated_frames_leave_honest_peers_unaffected(frames: int, pair: Pair) -
     assert max(took) < 5
     for name, links in before.items():
         assert [vars(link)["_wire"] for link in links.values()] == wires[name]
+
+
+def read_to_the_end(connection: GrpcConnection) -> None:
+    """A relay may say something first."""
+    while True:
+        read_before(connection, time.monotonic() + 60)
+
+
+def test_of_a_stranger_no_long_frame_is_taken(pair: Pair) -> None:
+    coming = [pair.come("ann")]
+    until_somebody_listens(pair)
+    for size in (MOST_UNPROVED + 1, MOST_SEALED):
+        connection = dial(parse_address(pair.address), None, name=None)
+        connection.send_bytes(bytes(size))
+        with pytest.raises(ConnectionRefusedError, match="above 4096 bytes before it proved"):
+            read_to_the_end(connection)
+        connection.close()
+    coming.append(pair.come("bob"))
+    for thread in coming:
+        thread.join()
+    say_and_hear(pair, bytes(MOST_SEALED))
+
+
+def test_of_a_stranger_one_frame_waits() -> None:
+    read, connection = list[int](), GrpcConnection()
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(100):
+            read.append(number)
+            yield b"\0" + bytes(MOST_UNPROVED)
+
+    threading.Thread(target=connection.carry, args=(pieces(),), daemon=True).start()
+    for got in range(1, 51):
+        assert connection.recv_bytes() == bytes(MOST_UNPROVED)
+        assert len(read) <= got + 2  # one waits, one is in the hands of who brings it
+    connection.trust()
+    for got in range(51, 101):
+        assert connection.recv_bytes() == bytes(MOST_UNPROVED)
+        assert len(read) <= got + 5
+    connection.close()
 
 
 def test_a_crowd_of_silent_strangers_keeps_nobody_out(pair: Pair) -> None:

@@ -1,8 +1,5 @@
 """Who does not belong is refused, each for its own reason; nobody else notices."""
 
-import contextlib
-import socket
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +13,7 @@ from secure_apfed.exchange.certificates import Credentials, make_authority
 from secure_apfed.exchange.grpc_link import dial
 from secure_apfed.exchange.sealed_connection import LocalEnd, prove
 from secure_apfed.exchange.sockets import parse_address
-from tests.links.pair import Pair, say_and_hear
+from tests.links.pair import Pair, say_and_hear, until_somebody_listens
 
 
 @pytest.fixture
@@ -26,7 +23,9 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     made.close()
 
 
-def test_those_who_belong_meet_and_speak(pair: Pair) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
+def test_those_who_belong_meet_and_speak(host: str, pair: Pair) -> None:
+    pair.listen_at(host)
     pair.meet()
     say_and_hear(pair)
     say_and_hear(pair, bytes(range(256)) * 12_000)
@@ -157,14 +156,6 @@ def call(pair: Pair, credentials: Credentials | None, name: str | None, me: Loca
         prove(connection, me, "ann")
     finally:
         connection.close()
-
-
-def until_somebody_listens(pair: Pair) -> None:
-    for _ in range(200):
-        with contextlib.suppress(OSError):
-            socket.create_connection(parse_address(pair.address)).close()
-            return
-        time.sleep(0.05)
 
 
 def someone(pair: Pair, name: str = "bob") -> LocalEnd:

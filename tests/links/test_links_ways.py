@@ -133,7 +133,9 @@ def test_a_proxy_that_is_asked_to_connect(pair: Pair) -> None:
         pair.met.clear()
 
 
-def test_parties_that_only_dial_meet_at_a_relay(relayed: Pair) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_parties_that_only_dial_meet_at_a_relay(host: str, relayed: Pair) -> None:
+    relayed.meet_at_a_relay(host)
     relayed.meet()
     say_and_hear(relayed, SECRET * 30_000)
 

@@ -26,6 +26,7 @@ from secure_apfed.alignment import (
     choose_protocol,
     count_common,
     intersection,
+    most_guesses,
     share_membership,
 )
 from secure_apfed.errors import DataError
@@ -270,6 +271,22 @@ def test_a_run_takes_what_its_settings_allow(given: dict[str, object], backend: 
     settings = AlignmentSettings.model_validate(given)
     assert settings.backend == backend
     assert settings.terms() == AlignmentSettings(protocol=backend).terms()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "most", "hub", "member"),
+    [
+        ("ecdh", 10**7, 16 * 630_988, 16 * 630_988),
+        ("vole", 2, 91, 2),
+        ("opprf", 1000, 1408, 3 * 1388),
+        ("circuit", 1000, 1408, 22 * 1408),
+    ],
+)
+def test_a_size_limit_bounds_the_guesses_of_who_deviates(
+    protocol: str, most: int, hub: int, member: int
+) -> None:
+    guesses = most_guesses(AlignmentSettings(protocol=protocol, maximum_ids=most))
+    assert (guesses.hub, guesses.member) == (hub, member)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from protocols.identity import Identity, fresh_identity
 from protocols.randomness import fresh_key
 from secure_apfed.exchange import Awaited, Kind, Links, Sockets, drive, play_one, silence
 from secure_apfed.exchange import sockets as module
-from secure_apfed.exchange.sockets import Address, listen_at, parse_address
+from secure_apfed.exchange.sockets import Address, listen_at, parse_address, spell_address
 
 NAMES = ("ann", "bob", "cid")
 _LENGTH = struct.Struct(">I")
@@ -24,10 +24,10 @@ _LENGTH = struct.Struct(">I")
 class Place:
     """Three parties of one machine, each to be met from a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self.identities: dict[str, Identity] = {name: fresh_identity() for name in NAMES}
         self.known = {name: one.public for name, one in self.identities.items()}
-        self.listeners = {name: listen_at(("127.0.0.1", 0)) for name in NAMES}
+        self.listeners = {name: listen_at((host, 0)) for name in NAMES}
         self.addresses: dict[str, Address] = {
             name: one.getsockname()[:2] for name, one in self.listeners.items()
         }
@@ -60,8 +60,8 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place()
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    made = Place(getattr(request, "param", "127.0.0.1"))
     yield made
     closing = [threading.Thread(target=one.close) for one in made.came.values()]
     for thread in closing:
@@ -76,6 +76,7 @@ def awaiting(me: str, *senders: str, least: int = 1) -> Awaited:
     return Awaited(me=me, senders=senders, kinds=(Kind.SUM,), step=3, least=least)
 
 
+@pytest.mark.parametrize("place", ["127.0.0.1", "::1", "::", "localhost"], indirect=True)
 def test_frames_arrive_whole_and_in_order_whatever_their_size(place: Place) -> None:
     came = place.all_come()
     frames = [bytes([at % 251]) * size for at, size in enumerate((0, 1, 5_000_000, 7, 300_000))]
@@ -366,7 +367,23 @@ def test_a_script_that_fails_tells_the_others_why(place: Place) -> None:
     assert stopped.value.left == ("ann",)
 
 
-@pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:0", "host:65536", "host:x"])
-def test_what_is_no_address_is_told(text: str) -> None:
-    with pytest.raises(LocalProtocolError, match="an address is host:port"):
+_NO_ADDRESSES = ("", "host", ":1", "host:", "host:0", "host:65536", "host:x", "[]:1", "[::1]")
+_BARE = ("::1:7001", "2001:db8::7:7001", "[127.0.0.1]:7001", "[host]:1", "[::1:1", "::1")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        *((text, "an address is host:port") for text in _NO_ADDRESSES),
+        *((text, "an IPv6 address stands in brackets") for text in _BARE),
+    ],
+)
+def test_what_is_no_address_is_told(text: str, says: str) -> None:
+    with pytest.raises(LocalProtocolError, match=says):
         parse_address(text)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:1", "bank.example:7001", "[::1]:7001", "[::]:65535"])
+def test_an_address_is_spelt_as_it_is_read(text: str) -> None:
+    assert spell_address(parse_address(text)) == text
+    assert "[" not in parse_address(text)[0]
