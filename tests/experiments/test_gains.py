@@ -1,7 +1,6 @@
 """Gains: paired by seed against a baseline that no test row chose; solo baselines are kept once."""
 
 import json
-import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from experiments.gains import CASES, HEADER, GainCase, cases_like, run_gains, stored_of
 from experiments.solo import fits_beside, keep_solo, read_solo, taught_alone
-from experiments.summary import Gain, Interval
+from experiments.summary import Gain
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
