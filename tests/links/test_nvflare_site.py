@@ -14,7 +14,8 @@ from protocols.errors import PartyLeftError
 from protocols.identity import fresh_identity
 from secure_apfed.errors import ConfigError
 from secure_apfed.runs.party_file import PartyFile
-from tests.links.jobs import OPEN, WAIT, Job, job_of, needs_nvflare, wait_until
+from tests.links.jobs import OPEN, WAIT, Job, job_of, needs_nvflare
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning"),
