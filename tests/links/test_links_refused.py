@@ -131,7 +131,10 @@ def test_a_refusal_is_read_though_the_connection_broke_under_a_write(writes: int
     known = {name: one.public for name, one in ends.items()}
     bob = LocalEnd(name="bob", identity=ends["bob"], known=known)
     ann = LocalEnd(
-        name="ann", identity=ends["ann"], known=known, revoked=lambda: {known["bob"].hex()}
+        name="ann",
+        identity=ends["ann"],
+        known=known,
+        revoked=lambda: frozenset({known["bob"].hex()}),
     )
     calls = HungUp(writes=1)
     with pytest.raises(EOFError):

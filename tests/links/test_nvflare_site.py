@@ -100,7 +100,7 @@ def test_after_the_end_of_the_job_no_session_begins(
     facade.context.abort_signal.triggered = True
     assert "NVFlare ended the job" in site.play()
     assert time.monotonic() - began < 20
-    wait_until(lambda: threading.active_count() <= before + 1, 20)  # nothing is left of them
+    wait_until(lambda: threading.active_count() <= before + 1)  # nothing is left of them
 
 
 def meet_twice(meet: Callable[..., Any], told: PartyFile) -> None:
