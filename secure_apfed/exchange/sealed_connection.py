@@ -133,7 +133,30 @@ def prove(
         return _proved(connection, me, peer, seen)
     except RemoteProtocolError as error:
         refuse(connection, f"{me.name} refuses this connection: {error}")
+        with contextlib.suppress(ConnectionRefusedError):
+            _hear_out(connection)  # until it has read why, and closes
         raise
+    except ConnectionRefusedError:
+        raise
+    except (OSError, EOFError):
+        _hear_out(connection)  # why it closed, where it said so before
+        raise
+
+
+def _hear_out(connection: Connection) -> None:
+    """Read what the other end says until it closes.
+
+    Raises:
+        ConnectionRefusedError: it refuses this party.
+    """
+    deadline = time.monotonic() + _PROOF_S
+    try:
+        while time.monotonic() < deadline:
+            read_before(connection, deadline)
+    except ConnectionRefusedError:
+        raise
+    except (OSError, EOFError):
+        return
 
 
 def _proved(

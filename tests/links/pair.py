@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from secure_apfed.exchange.sockets import parse_address, spell_address
 from secure_apfed.runs.connecting import connect
 from secure_apfed.runs.party_file import PartyFile, Peer, Tls
 from secure_apfed.runs.trial_links import free_addresses
+from tests.waiting import LONG_S, wait_until
 
 __all__ = ["Pair", "awaiting", "say_and_hear", "until_somebody_listens"]
 
@@ -36,7 +36,7 @@ class Pair:
         self.failed: dict[str, BaseException] = {}
         self.relay: Relay | None = None
         for name in ("ann", "bob"):
-            self.told[name] = {"tls": self.certify(name), "meet_s": 3.0, "reconnect_s": 10.0}
+            self.told[name] = {"tls": self.certify(name), "meet_s": LONG_S, "reconnect_s": 30.0}
         self.peers = {"ann": {"bob": self.peer("bob")}, "bob": {"ann": self.peer("ann")}}
         if relay:
             self.meet_at_a_relay("127.0.0.1")
@@ -109,7 +109,10 @@ class Pair:
         thread.start()
         return thread
 
-    def meet(self) -> None:
+    def meet(self, *, within_s: float | None = None) -> None:
+        """Let both come; `within_s`: how long they look for each other, where they are to fail."""
+        for told in self.told.values() if within_s else ():
+            told["meet_s"] = within_s
         for thread in [self.come(name) for name in ("ann", "bob")]:
             thread.join()
 
@@ -132,14 +135,14 @@ def say_and_hear(pair: Pair, body: bytes = b"hello") -> None:
     assert not pair.failed
     for one, other in (("ann", "bob"), ("bob", "ann")):
         pair.met[one].post(other, body)
-        assert pair.met[other].take(awaiting(other, one), 10) == (one, body)
+        assert pair.met[other].take(awaiting(other, one), LONG_S) == (one, body)
 
 
 def until_somebody_listens(pair: Pair) -> None:
-    deadline = time.monotonic() + 60
-    while True:
+    def listens() -> bool:
         with contextlib.suppress(ConnectionRefusedError):
             socket.create_connection(parse_address(pair.address)).close()
-            return
-        assert time.monotonic() < deadline, f"nobody listens at {pair.address}"
-        time.sleep(0.02)
+            return True
+        return False
+
+    wait_until(listens, f"that somebody listens at {pair.address}")
