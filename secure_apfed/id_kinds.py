@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache
 from itertools import zip_longest
 from typing import Any
 from uuid import UUID
@@ -194,14 +194,14 @@ _OF_TYPE = {one: kind.text for kind in KINDS for one in kind.types}
 def _other(value: Any, bits: int) -> str:
     if hasattr(value, "as_py"):  # a scalar of pyarrow
         value = value.as_py()
-        return _text_of(type(value))(value, bits)
+        return _text_of(value.__class__)(value, bits)
     try:
         return _whole(operator.index(value), bits)
     except TypeError:
         raise _RefusedError("type") from None
 
 
-@lru_cache
+@cache
 def _text_of(kind: type) -> Callable[[Any, int], str]:
     if kind.__name__ in _ABSENT:
         return _refuse("nobody")
@@ -303,7 +303,7 @@ class IdReader:
             return ""
 
     def _cell(self, value: Any, bits: int, *, part: bool) -> str:
-        text = _text_of(type(value))(value, bits)
+        text = _text_of(value.__class__)(value, bits)
         bare = text.strip()
         if bare in _NOBODY:
             raise _RefusedError("nobody")

@@ -96,9 +96,7 @@ def test_dates_are_days() -> None:
 def test_a_person_that_stands_twice_is_named(bunch: Any) -> None:
     own, _ = parties(bunch)
     lab = pd.DataFrame({"iron": [1.0, 2.0, 3.0]}, index=["p1", "p2", "p1"])
-    with pytest.raises(
-        DataError, match="^lab: 1 IDs occur more than once, the first in row 0 .*, row 2 "
-    ):
+    with pytest.raises(DataError, match=r"^lab: 1 IDs occur more than once, the first in row 0"):
         VerticalClassifier(passives={"lab": lab}, settings=HELPED).fit(own, bunch.target)
 
 

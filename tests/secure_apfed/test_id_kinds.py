@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -85,7 +86,7 @@ def test_what_is_taken_is_written_so(ids: Any, texts: list[str]) -> None:
 def _source(ids: "pd.Series") -> "pd.Series":
     """As its file said it, before it was read as floats."""
     table = "id\n" + "".join(f"{int(one)}\n" for one in ids)
-    return pd.read_csv(pd.io.common.StringIO(table), dtype={"id": "Int64"})["id"]
+    return pd.read_csv(StringIO(table), dtype={"id": "Int64"})["id"]
 
 
 def _floats(bits: int, dtype: str) -> "pd.Series":
@@ -96,7 +97,7 @@ def _floats(bits: int, dtype: str) -> "pd.Series":
 REFUSED: dict[str, tuple[Any, str, list[int], Callable[["pd.Series"], Any] | None]] = {
     "NaN": (pd.Series([1.0, np.nan, 3.0]), "nobody", [1], lambda ids: ids.drop([1])),
     "None": (pd.Series(["a", None, "c", None]), "nobody", [1, 3], lambda ids: ids.drop([1, 3])),
-    "NaT": (pd.Series(pd.to_datetime(["2026-01-31", None])), "nobody", [1],
+    "NaT": (pd.Series(pd.DatetimeIndex(["2026-01-31", pd.NaT])), "nobody", [1],
             lambda ids: ids.drop([1])),
     "pd.NA": (pd.Series([1, None], dtype="Int64"), "nobody", [1], lambda ids: ids.drop([1])),
     "blank": (pd.Series(["a", "", " \t"]), "nobody", [1, 2], lambda ids: ids.drop([1, 2])),
@@ -264,7 +265,8 @@ def test_whole_numbers_with_an_empty_cell_keep_their_digits(tmp_path: Path) -> N
 def test_floats_that_lost_digits_match_nobody_wherever_they_are(dtype: str, tmp_path: Path) -> None:
     bits = 24 if dtype == "f4" else 53
     exact = [2**bits + 4 * row + 1 for row in range(4)]
-    floats = pd.Series(exact, dtype="f4" if dtype == "f4" else "f8").astype(dtype)
+    floats: Any = pd.Series(exact, dtype="f4" if dtype == "f4" else "f8")
+    floats = floats.astype(dtype)
     table = pd.DataFrame({"id": floats, "x": [0.1, 0.7, 0.3, 0.2], "y": ["a", "b", "a", "b"]})
     lost = "holds whole numbers as floats too large to be exact in 4 rows"
     table.to_parquet(tmp_path / "in.parquet")
