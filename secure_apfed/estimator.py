@@ -29,7 +29,8 @@ from secure_apfed.data.cells import has_measures, name_of
 from secure_apfed.data.column_encoding import CellCounts, fit_columns
 from secure_apfed.data.frames import plain_cells
 from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
-from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.errors import ConfigError
+from secure_apfed.id_kinds import id_texts
 from secure_apfed.methods import METHODS
 from secure_apfed.party_frames import as_pandas
 from secure_apfed.runs import RunResult, SoloModel, run
@@ -273,11 +274,9 @@ def _check_cells(raw: NDArray[Any]) -> None:
 
 
 def _table(name: str, frame: pd.DataFrame, labels_N: torch.Tensor | None = None) -> PartyTable:
-    if frame.index.has_duplicates:
-        twice = frame.index[frame.index.duplicated()][0]
-        raise DataError(f"{name}: its index names people, and {twice!r} stands in it twice")
     frame = plain_cells(frame) if frame.columns.is_unique else frame
     texts = [str(name) for name, cells in frame.items() if not has_measures(cells)]
     encoding = fit_columns(frame, categorical=texts, missing="mean", source=name)
     features = encoding.encode(frame, source=name)
-    return PartyTable(name, tuple(map(str, frame.index)), features, labels_N, encoding)
+    ids = id_texts(frame.index, party=name, what="its index", strip=True, rows=True)
+    return PartyTable(name, tuple(ids), features, labels_N, encoding)

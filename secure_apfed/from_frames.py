@@ -20,9 +20,11 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor
 
 from protocols.errors import UnsafeChoiceWarning
+from secure_apfed.alignment import AlignmentSettings, IdNormalisation
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import ColumnEncoding
@@ -225,7 +227,9 @@ def run_frames(
         CheckpointError: the folder holds a run already. Others as `secure_apfed.runs.run`.
     """
     own = (settings.get("data") or {}).get("active", "active")
-    frames = checked_frames(active, passives, name=own, id_column=id, label=label)
+    frames = checked_frames(
+        active, passives, name=own, id_column=id, label=label, rules=_rules(settings)
+    )
     with ExitStack() as stack:
         place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
         if (place / _TABLES).exists():
@@ -245,6 +249,15 @@ def run_frames(
                 config, place, found, labels_by_text(frames[own], label), baselines=baselines,
                 keeps=folder is not None,
             )  # fmt: skip
+
+
+def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
+    """How IDs are compared, where the settings say; what is wrong there `_config` tells."""
+    alignment = settings.get("alignment") or {}
+    try:
+        return AlignmentSettings.model_validate(alignment).normalisation
+    except ValidationError:
+        return None
 
 
 def _ran(config: Config, folder: Path, frames: Mapping[str, pd.DataFrame]) -> RunResult:

@@ -68,6 +68,7 @@ def read_frame(
             frame = pd.read_parquet(path, pre_buffer=False)
             default_memory_pool().release_unused()
             frame = frame.reset_index(drop=frame.index.names == [None])
+            _restore_digits(frame, path, texts)
             names = frame.columns.to_series()
         else:
             names = _header(path)
@@ -114,6 +115,18 @@ def read_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]
             frame.columns = pd.Index(list(map(name_of, frame.columns)))
             _refuse_nested(frame, path, source)
             yield frame
+
+
+def _restore_digits(frame: pd.DataFrame, path: Path, texts: Sequence[str]) -> None:
+    """Read whole numbers anew that became floats, as all do where one is empty."""
+    from pyarrow import parquet, types
+
+    schema = parquet.read_schema(path)
+    for name in texts:
+        floats = name in frame and frame[name].dtype.kind == "f" and name in schema.names
+        if floats and types.is_integer(schema.field(name).type):
+            column = parquet.read_table(path, columns=[name]).column(0)
+            frame[name] = column.to_pandas(integer_object_nulls=True).to_numpy()
 
 
 def _batches(file: "ParquetFile", rows: int) -> Iterator[pd.DataFrame]:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from secure_apfed.data.column_encoding import CellCounts, ColumnEncoding
 from secure_apfed.data.encoding import FeatureEncoding, RawFeatures
 from secure_apfed.data.files import read_file
-from secure_apfed.data.frames import is_table, read_blocks, to_texts
+from secure_apfed.data.frames import is_table, read_blocks
 from secure_apfed.data.image_files import is_idx, parse_idx
 from secure_apfed.errors import DataError
+from secure_apfed.id_kinds import id_texts
 
 __all__ = ["load_blocks", "load_features"]
 
@@ -56,7 +57,7 @@ def load_blocks(
             break
         ids = None
         if isinstance(raw, pd.DataFrame):
-            parts = [[text or "" for text in to_texts(raw[name])] for name in id_columns]
+            parts = [_names(raw[name], first, source=source) for name in id_columns]
             ids = [" ".join(row) for row in zip(*parts, strict=True)] if parts else None
             raw = raw.drop(columns=list(id_columns))
         if isinstance(encoding, ColumnEncoding):
@@ -67,6 +68,15 @@ def load_blocks(
         first += len(features)
     if not first:
         raise DataError(f"{source}: it has no rows")
+
+
+def _names(column: "pd.Series", first: int, *, source: str) -> list[str]:
+    """What names the rows of a block, of which the first has this number."""
+    what = f"column {column.name!r}"
+    return id_texts(
+        column, party=source, what=what, strip=True, key="--id-column",
+        place=lambda row: f"row {first + row} (from 0)",
+    )  # fmt: skip
 
 
 def _tables(path: Path, id_columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:

@@ -28,6 +28,7 @@ from secure_apfed.data.records import check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.data.suspects import warn_of_ids, warn_of_labels
 from secure_apfed.errors import DataError, SuspectColumnWarning
+from secure_apfed.id_kinds import id_texts
 
 __all__ = ["RawTable", "party_path", "read_raw"]
 
@@ -96,7 +97,7 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     if not len(frame):
         raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
     label_texts = _labels(frame, label_column, settings, party=name)
-    ids = _complete(frame, id_columns, party=name)
+    ids = tuple(_ids(frame, id_columns, file=party.file, party=name))
     check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
     for column in {*frame.columns} - {*numeric, *categorical}:
         del frame[column]  # in place: of a long table there is no second copy
@@ -188,15 +189,14 @@ def _warn(what: str) -> None:
     warnings.warn(what, SuspectColumnWarning, stacklevel=2)
 
 
-def _complete(frame: pd.DataFrame, columns: tuple[str, ...], *, party: str) -> tuple[str, ...]:
-    """Return one text a row made of these columns; an empty cell is an error."""
-    parts = []
-    for name in columns:
-        texts = to_texts(frame[name])
-        if None in texts:
-            raise DataError(
-                f"{party}: column {name!r} is empty in {texts.count(None)} rows, first in "
-                f"{place_of(frame, texts.index(None))}; each row needs an ID"
-            )
-        parts.append([text for text in texts if text is not None])
-    return tuple(map(JOINT.join, zip(*parts, strict=True)))
+def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: Path, party: str) -> list[str]:
+    """One text a row made of these columns, by the rules of `secure_apfed.id_kinds`."""
+    parts = [
+        id_texts(
+            frame[name], party=party, what=f"column {name!r} of {file}",
+            place=lambda row: place_of(frame, row), strip=True, part=len(columns) > 1,
+            key=f"data.parties.{party}.id_column",
+        )
+        for name in columns
+    ]  # fmt: skip
+    return list(map(JOINT.join, zip(*parts, strict=True)))

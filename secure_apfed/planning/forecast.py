@@ -125,6 +125,7 @@ def forecast(config: Config) -> Forecast:
         ConfigError, DataError, ModelError: what would stop the run itself.
     """
     data = load_data(config.data, seed=config.seed)
+    data.compare_ids(config.alignment.normalisation.text)
     counts = _Counts.of(config, data)
     if counts.train < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
