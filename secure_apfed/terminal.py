@@ -143,6 +143,7 @@ def show_forecast(name: str, told: "Forecast") -> None:
     rows = [
         ("rows", ", ".join(f"{party} {count:,}" for party, count in told.rows.items())),
         ("active trains on", f"{told.train_rows:,}, tests on {told.test_rows:,}"),
+        ("learns from labels of", f"{told.labelled_rows:,} of {told.teaching_rows:,} rows"),
         ("steps", f"{told.steps:,}, each about {_duration(told.seconds_per_step)}"),
         ("time on this machine", f"about {_duration(told.seconds)}"),
     ]
