@@ -406,6 +406,8 @@ def execute(arguments: Sequence[str]) -> int:
         try:
             code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
         except TyperException as error:
+            if not error.format_message():  # no command was named, and the help stands there
+                return error.exit_code
             failure = terminal.Failure(
                 code=2, title="Usage", kind="UsageError", message=error.format_message()
             )

@@ -4,6 +4,7 @@ An error that is meant for people becomes one panel and one exit code, or one JS
 anything else is a fault of this program and keeps its traceback.
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 INTERRUPTED = 130
+_WIDEST = 100_000
 _USAGE, _DATA, _PROTOCOL, _BUDGET = 2, 3, 4, 5
 
 
@@ -122,7 +125,23 @@ def show_warning(
 
 
 def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stdout; columns of figures are right-aligned."""
+    """Print a table on stdout; columns of figures are right-aligned.
+
+    No word is cut: who does not write to a terminal gets lines as long as they are, and where a
+    terminal is too narrow for the longest words each row is lines of its own.
+    """
+    console = Console()
+    table = _table(title, columns, rows)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDEST
+    elif any(columns) and Measurement.get(console, console.options, table).minimum > console.width:
+        table = _lines_of(title, columns, rows)
+    with console.capture() as shown:
+        console.print(table)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in shown.get().splitlines())
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(
         title=Text(_printable(title)), title_justify="left", title_style="bold", box=None,
         pad_edge=False, show_header=any(columns),
@@ -135,11 +154,24 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
         )
     for row in rows:
         table.add_row(*(Text(_printable(cell)) for cell in row))
-    Console().print(table)
+    return table
 
 
-def show_forecast(name: str, told: "Forecast") -> None:
-    """Print a forecast on stdout."""
+def _lines_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Each row as a line for each cell that says something, with a line between rows."""
+    lines = [
+        line
+        for row in rows
+        for line in (
+            *((name, cell) for name, cell in zip(columns, row, strict=True) if cell),
+            ("", ""),
+        )
+    ]
+    return _table(title, ("", ""), lines[:-1])
+
+
+def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
+    """Print a forecast on stdout; `links`: what is sent on each, and not their sum by kind."""
     rows = [
         ("rows", ", ".join(f"{party} {count:,}" for party, count in told.rows.items())),
         ("active trains on", f"{told.train_rows:,}, tests on {told.test_rows:,}"),
@@ -155,13 +187,21 @@ def show_forecast(name: str, told: "Forecast") -> None:
         ]
     rows += [*privacy_rows(told), *passive_rows(told)]
     show_rows(f"Forecast of {name}", ("", ""), rows)
-    columns = ("from", "to", "kind", "messages", "bytes")
-    links = [
-        (one.sender, one.receiver, one.kind, f"{one.messages:,}", _size(one.wire_bytes))
-        for one in told.links
-    ]
-    if links:
-        show_rows("\nBy link", columns, links)
+    if told.links and links:
+        show_rows(
+            "\nBy link", ("from", "to", "kind", "messages", "bytes"),
+            [(one.sender, one.receiver, one.kind, f"{one.messages:,}", _size(one.wire_bytes))
+             for one in told.links],
+        )  # fmt: skip
+    elif told.links:
+        kinds = dict.fromkeys(one.kind for one in told.links)
+        of = {kind: [one for one in told.links if one.kind == kind] for kind in kinds}
+        show_rows(
+            "\nBy kind of message (--links tells each link)",
+            ("kind", "links", "messages", "bytes"),
+            [(kind, f"{len(some)}", f"{sum(one.messages for one in some):,}",
+              _size(sum(one.wire_bytes for one in some))) for kind, some in of.items()],
+        )  # fmt: skip
     if told.intersections:
         show_rows(
             "Set intersections for these tables; the run takes the marked one",

@@ -38,6 +38,9 @@ def plan(
     delta: Annotated[
         float | None, typer.Option(help="The config's, or 1e-5, unless given.")
     ] = None,
+    links: Annotated[
+        bool, typer.Option("--links", help="Tell what is sent on each link, not their sum.")
+    ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -52,7 +55,7 @@ def plan(
         planned: dict[str, Any] = {}
     else:
         config = _config(config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta)
-        calibrations, expected, planned = _forecast(config, quiet=as_json)
+        calibrations, expected, planned = _forecast(config, quiet=as_json, links=links)
         planned["help"] = _help_of(config, planned)
     if as_json:
         noise = [asdict(calibration) for calibration in calibrations]
@@ -87,14 +90,14 @@ def _config(
 
 
 def _forecast(
-    config: "Config", *, quiet: bool
+    config: "Config", *, quiet: bool, links: bool
 ) -> tuple[list["Calibration"], list[str], dict[str, Any]]:
     from secure_apfed.planning.calibration import calibrate
     from secure_apfed.planning.forecast import forecast
 
     planned = forecast(config)
     if not quiet:
-        terminal.show_forecast(config.name, planned)
+        terminal.show_forecast(config.name, planned, links=links)
         for warning in planned.warnings:
             terminal.show_note(f"note: {warning}")
     guard = config.guard

@@ -218,8 +218,8 @@ class ColumnEncoding(Settings):
         return only_columns(raw, names)
 
 
-def _check_complete(frame: pd.DataFrame, *, source: str) -> None:
-    """Refuse empty cells.
+def _check_complete(frame: pd.DataFrame, *, source: str, party: str = "") -> None:
+    """Refuse empty cells; `party`: whose encoding is fitted to them.
 
     Raises:
         DataError: names the columns and how many cells each lacks.
@@ -228,8 +228,8 @@ def _check_complete(frame: pd.DataFrame, *, source: str) -> None:
     lacking = [f"{name} ({count})" for name, count in counts.items() if count]
     if lacking:
         raise DataError(
-            f"{source}: empty cells in {', '.join(lacking)}; fill them, or train with missing: "
-            "mean or missing: drop"
+            f"{source}: empty cells in {', '.join(lacking)}; fill them, or train with "
+            f"data.parties.{party or 'PARTY'}.missing: mean, or drop, in the run's file"
         )
 
 
@@ -251,7 +251,7 @@ def fit_columns(
             f"{source}: no feature columns are left; name some as numeric or categorical"
         )
     if missing != "mean":
-        _check_complete(frame, source=source)
+        _check_complete(frame, source=source, party=source)
     columns = [
         _fit_categories(frame[name], rare or RareCategories(), source=source)
         if name in categorical
@@ -284,8 +284,9 @@ def _fit_categories(column: "pd.Series", rare: RareCategories, *, source: str) -
     if len(counts) > _CATEGORY_LIMIT and rare == RareCategories():
         raise DataError(
             f"{source}: column {column.name!r} has {len(counts)} categories, at most "
-            f"{_CATEGORY_LIMIT} are one-hot encoded; say rare_categories: {{most: 64, buckets: "
-            "16}} to encode the most frequent, declare it numeric, or put it under ignore"
+            f"{_CATEGORY_LIMIT} are one-hot encoded; drop it, group the rare ones, or in the run's "
+            f"file name it under data.parties.{source}.numeric or .ignore, or say "
+            f"data.parties.{source}.rare_categories: {{most: 64, buckets: 16}}"
         )
     most = sorted(counts, key=lambda text: (-counts[text], text))[: rare.most or _CATEGORY_LIMIT]
     return CategoricalColumn(

@@ -86,7 +86,9 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
     if party.missing == "drop":
         frame = frame[frame[[*numeric, *categorical]].notna().all(axis=1)]
     if not len(frame):
-        raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
+        raise DataError(
+            f"{name}: data.parties.{name}.missing: drop leaves no row of {party.file}; say mean"
+        )
     label_texts = _labels(frame, label_column, settings, party=name)
     ids = _complete(frame, id_columns, party=name)
     check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
