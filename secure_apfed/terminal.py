@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 INTERRUPTED = 130
-_WIDEST = 100_000
+_WIDEST, _GAP = 100_000, 2
 _USAGE, _DATA, _PROTOCOL, _BUDGET = 2, 3, 4, 5
 
 
@@ -108,7 +108,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 def show_note(text: str) -> None:
     """Print something worth knowing on stderr."""
-    Console(stderr=True).print(Text(_printable(text), style="dim"))
+    _console(stderr=True).print(Text(_printable(text), style="dim"))
 
 
 def _printable(text: str) -> str:
@@ -130,34 +130,48 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
     No word is cut: who does not write to a terminal gets lines as long as they are, and where a
     terminal is too narrow for the longest words each row is lines of its own.
     """
-    console = Console()
-    table = _table(title, columns, rows)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _WIDEST
-    elif any(columns) and Measurement.get(console, console.options, table).minimum > console.width:
-        table = _lines_of(title, columns, rows)
+    console = _console()
+    widths = _widths(columns, rows, console.width)
+    if any(columns) and sum(widths) > console.width:
+        columns, rows = ("", ""), _lines_of(columns, rows)
+        widths = _widths(columns, rows, console.width)
+    console.width = max(console.width, sum(widths))  # the terminal wraps the longest words
+    table = Table(
+        box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_header=any(columns),
+    )  # fmt: skip
+    for at, (name, width) in enumerate(zip(columns, widths, strict=True)):
+        figures = bool(rows) and all(row[at][:1].isdigit() for row in rows if row[at])
+        justify: Literal["left", "right"] = "right" if figures else "left"
+        table.add_column(
+            Text(_printable(name)), justify=justify, header_style="dim", width=width - _GAP
+        )
+    for row in rows:
+        table.add_row(*(Text(_printable(cell)) for cell in row))
     with console.capture() as shown:
+        console.print(Text(_printable(title), style="bold"))
         console.print(table)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in shown.get().splitlines())
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(
-        title=Text(_printable(title)), title_justify="left", title_style="bold", box=None,
-        pad_edge=False, show_header=any(columns),
-    )  # fmt: skip
-    for at, name in enumerate(columns):
-        figures = bool(rows) and all(row[at][:1].isdigit() for row in rows if row[at])
-        justify: Literal["left", "right"] = "right" if figures else "left"
-        table.add_column(
-            Text(_printable(name)), justify=justify, header_style="dim", overflow="fold"
-        )
-    for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
-    return table
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], most: int) -> list[int]:
+    """Of columns with the gap behind them: whole cells, or no less than the longest words."""
+    cells = [[_printable(cell) for cell in column] for column in zip(columns, *rows, strict=True)]
+    widths = [
+        _GAP + max(cell_len(word) for cell in column for word in ("", *cell.split()))
+        for column in cells
+    ]
+    needs = [
+        _GAP + max(cell_len(line) for cell in column for line in ("", *cell.split("\n"))) - width
+        for column, width in zip(cells, widths, strict=True)
+    ]
+    room = max(0, most - sum(widths))
+    for at in sorted(range(len(needs)), key=needs.__getitem__):
+        widths[at] += min(room, needs[at])
+        room -= min(room, needs[at])
+    return widths
 
 
-def _lines_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _lines_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
     """Each row as a line for each cell that says something, with a line between rows."""
     lines = [
         line
@@ -167,7 +181,15 @@ def _lines_of(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
             ("", ""),
         )
     ]
-    return _table(title, ("", ""), lines[:-1])
+    return lines[:-1]
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """For stdout unless said, of lines as long as they are where no terminal is."""
+    console = Console(stderr=stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDEST
+    return console
 
 
 def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:

@@ -184,7 +184,7 @@ def test_links_are_summed_by_kind_unless_they_are_asked_for(
         (at,) = [at for at, line in enumerate(lines) if line.startswith("By ")]
         table = lines[at + 2 : at + 2 + rows]
         assert lines[at + 1].split()[0] == header
-        assert all(line.split()[-1] in ("bytes", "kB", "MB") for line in table)
+        assert all(line.split()[-1] in ("B", "kB", "MB") for line in table)
         assert sum(int(line.split()[-3].replace(",", "")) for line in table) == sum(
             link["messages"] for link in links
         )
