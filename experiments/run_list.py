@@ -154,7 +154,7 @@ class ListedRun:
 
     def as_json(self) -> dict[str, Any]:
         """For programs; shares are of 1, and what is not known is null."""
-        config, best = self.config, None if self.alone is None else self.alone.best
+        config, alone = self.config, self.alone
         return {
             "folder": _legible(str(self.path)), "name": self.name, "state": self.state,
             "reason": self.reason,
@@ -163,8 +163,8 @@ class ListedRun:
             "dataset": None if config is None else config.data.dataset,
             "seed": None if config is None else config.seed,
             "accuracy": self.accuracy, "measure": self.measure.name, "value": self.value,
-            "best_alone": None if best is None else {
-                "name": best.name, "measure": self.alone.measure, "value": best.test,
+            "best_alone": None if alone is None else {
+                "name": alone.best.name, "measure": alone.measure, "value": alone.best.test,
             },
             "gain": self.gain, "epsilon": self.epsilon, "wire_bytes": self.wire_bytes,
             "attacked": self.attacked,

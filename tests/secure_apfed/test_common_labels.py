@@ -210,7 +210,10 @@ def test_the_plan_counts_the_labels_that_there_are(
         f"data: {{dataset: tables, active: bank, folder: '{tmp_path}', label_column: y, "
         "parties: {bank: {file: bank.csv, ignore: [u]}, shop: {file: shop.csv}}}\n"
     )
-    for labelled, case in ((400, "all rows labelled"), (28, "20 labelled rows")):
+    for labelled, case, here in (
+        (400, "all rows labelled", "300 of 300"),
+        (28, "20 labelled rows", "21 of 393"),
+    ):
         frame.assign(y=frame.y.where(frame.id < labelled, None)).to_csv(
             tmp_path / "bank.csv", index=False
         )
@@ -219,7 +222,7 @@ def test_the_plan_counts_the_labels_that_there_are(
         assert planned["labelled_rows"] == 0.75 * labelled
         assert planned["teaching_rows"] == 400 - 0.25 * labelled
         assert case in planned["help"][0]
-    assert planned["help"][0].endswith("Here 21 of 393 training rows have a label")
+        assert planned["help"][0].endswith(f"Here {here} training rows have a label")
 
 
 def test_other_organisations_hear_that_it_stops_and_not_why(tmp_path: Path) -> None:
