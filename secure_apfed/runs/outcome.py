@@ -10,7 +10,7 @@ from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.recording import Recording, no_recording
 
-__all__ = ["Progress", "RunResult", "scores_of"]
+__all__ = ["Progress", "RunResult", "measure_text", "scores_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
