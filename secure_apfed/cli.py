@@ -279,7 +279,7 @@ def _as_json(
         "method": result.method, "accuracy": dict(result.accuracy),
         "measure": result.measure, "measures": {
             name: dict(values) for name, values in result.measures.items()
-        }, "threshold": result.threshold,
+        }, "threshold": result.threshold, "undefined": result.undefined,
         "wire_bytes": result.wire_bytes, "privacy": asdict(result.privacy),
         "attacks": [attack.as_json() for attack in results],
         "contributions": {name: dict(one) for name, one in result.contributions.items()},
@@ -290,16 +290,18 @@ def _as_json(
 
 def _reached(result: "RunResult") -> list[tuple[str, str]]:
     from secure_apfed.measures import ACCURACY, MEASURES
+    from secure_apfed.runs.outcome import measure_text
 
     measure = MEASURES[result.measure]
     rows = [
         (f"accuracy, {name}", f"{100 * value:.2f} %")
         for name, value in result.accuracy.items() if not math.isnan(value)
     ]  # fmt: skip
-    if measure is not ACCURACY:
-        told = [(f"{measure.title}, {name}", measure.text(value))
-                for name, value in result.scores.items()]  # fmt: skip
-        rows = [*told, *rows]
+    told = [
+        (f"{measure.title}, {name}", measure_text(measure, name, value, result.undefined))
+        for name, value in result.scores.items() if measure is not ACCURACY or math.isnan(value)
+    ]  # fmt: skip
+    rows = [*told, *rows]
     if result.threshold is not None:
         rows.append(("threshold of the second class", f"{result.threshold:.3f}"))
     return rows
@@ -445,6 +447,8 @@ def execute(arguments: Sequence[str]) -> int:
         try:
             code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
         except TyperException as error:
+            if not error.format_message():  # no command was named, and the help stands there
+                return error.exit_code
             failure = terminal.Failure(
                 code=2, title="Usage", kind="UsageError", message=error.format_message()
             )

@@ -5,6 +5,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "FewTestRowsWarning",
     "ModelError",
     "NarrowBatchWarning",
     "NoHelpWarning",
@@ -31,6 +32,10 @@ class ModelError(ApfedError):
 
 class CheckpointError(ApfedError):
     """A checkpoint or run folder is truncated, altered, of another run, or not to be resumed."""
+
+
+class FewTestRowsWarning(UserWarning):
+    """A test with so few rows of a class that measures say little."""
 
 
 class NarrowBatchWarning(UserWarning):

@@ -29,7 +29,7 @@ from secure_apfed.data.cells import has_measures, name_of
 from secure_apfed.data.column_encoding import CellCounts, fit_columns
 from secure_apfed.data.frames import plain_cells
 from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.id_kinds import id_texts
 from secure_apfed.methods import METHODS
 from secure_apfed.party_frames import as_pandas

@@ -120,10 +120,15 @@ def tiles_of(run: ReportedRun, reference: ReportedRun | None) -> Iterator[Tile]:
     measure = outcome.judged_by
     if measure is not ACCURACY:
         for variant, value in outcome.scores.items():
-            yield Tile(f"{run.title_of(variant)} {measure.title}", measure.text(value), tested)
+            why = outcome.undefined.get(variant, {}).get(measure.name, tested)
+            title = f"{run.title_of(variant)} {measure.title}"
+            yield Tile(title, measure.text(value), why if math.isnan(value) else tested)
     classifies = run.config.task == Classification.name
     for variant, share in outcome.accuracy.items() if classifies else ():
-        yield Tile(f"{run.title_of(variant)} accuracy", words.percent(share), tested)
+        why = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
+        title = f"{run.title_of(variant)} accuracy"
+        yield Tile(title, ACCURACY.text(share) if math.isnan(share) else words.percent(share),
+                   why if math.isnan(share) else tested)  # fmt: skip
     if reference is not None and run.facts.method.has_passives:
         judged, other = ACCURACY if classifies else measure, reference.outcome
         reached = scores_of(judged.name, other.accuracy, other.measures)

@@ -89,7 +89,7 @@ def write_pictures(
 
 
 def _learning(run: ReportedRun) -> Drawn:
-    if not run.epochs:
+    if len(run.epochs) < 2:  # what is fitted in one go has no curve
         return None
     epochs = [row.epoch for row in run.epochs]
     figure = Figure(figsize=(_WIDTH, 3.1))
@@ -104,7 +104,9 @@ def _learning(run: ReportedRun) -> Drawn:
     ends: list[tuple[float, str, str]] = []
     for at, variant in enumerate(run.outcome.accuracy):
         points = [
-            (epoch, scale * values[variant]) for epoch, values in measured if variant in values
+            (epoch, scale * values[variant])
+            for epoch, values in measured
+            if math.isfinite(values.get(variant, math.nan))
         ]
         if points:
             color = OURS if at == 0 else OTHER
@@ -155,6 +157,9 @@ def _accuracy(run: ReportedRun, reference: ReportedRun | None) -> Drawn:
         (title, value, alone.test_rows, OTHER)
         for value in scores_of(measure.name, alone.accuracy, alone.measures).values()
     ]
+    rows = [row for row in rows if not math.isnan(row[1])]
+    if not rows:
+        return None
     figure = Figure(figsize=(_WIDTH, 0.9 + 0.48 * len(rows)))
     axes = figure.subplots()
     for place, (_, value, tested, color) in enumerate(rows):

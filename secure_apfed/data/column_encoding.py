@@ -368,13 +368,13 @@ class ColumnEncoding(Settings):
         return found if list(found.columns) == names else found.set_axis(names, axis=1)
 
 
-def _refuse_empty(counts: Mapping[str, int], *, source: str) -> None:
+def _refuse_empty(counts: Mapping[str, int], *, source: str, party: str = "PARTY") -> None:
     """Raise a DataError that names the columns and how many cells each lacks, if any does."""
     if counts:
         lacking = ", ".join(f"{name} ({count})" for name, count in counts.items())
         raise DataError(
-            f"{source}: empty cells in {lacking}; fill them, or train with missing: "
-            "mean or missing: drop"
+            f"{source}: empty cells in {lacking}; fill them, or train with "
+            f"data.parties.{party}.missing: mean, or drop, in the run's file"
         )
 
 
@@ -400,7 +400,9 @@ def fit_columns(
             str(name): int(is_empty(frame[name], BLANK if name in categorical else EMPTY).sum())
             for name in frame.columns
         }
-        _refuse_empty({name: count for name, count in empty.items() if count}, source=source)
+        _refuse_empty(
+            {name: count for name, count in empty.items() if count}, source=source, party=source
+        )
     columns = [
         _fit_categories(frame[name], rare or RareCategories(), source=source)
         if name in categorical
@@ -437,8 +439,9 @@ def _fit_categories(column: "pd.Series", rare: RareCategories, *, source: str) -
     if len(counts) > _CATEGORY_LIMIT and rare == RareCategories():
         raise DataError(
             f"{source}: column {column.name!r} has {len(counts)} categories, at most "
-            f"{_CATEGORY_LIMIT} are one-hot encoded; say rare_categories: {{most: 64, buckets: "
-            "16}} to encode the most frequent, declare it numeric, or put it under ignore"
+            f"{_CATEGORY_LIMIT} are one-hot encoded; drop it, group the rare ones, or in the run's "
+            f"file name it under data.parties.{source}.numeric or .ignore, or say "
+            f"data.parties.{source}.rare_categories: {{most: 64, buckets: 16}}"
         )
     most = sorted(counts, key=lambda text: (-counts[text], text))[: rare.most or _CATEGORY_LIMIT]
     return CategoricalColumn(

@@ -95,7 +95,9 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
         empty += [is_empty(frame[column], BLANK) for column in categorical]
         frame = frame[~np.any(empty, axis=0)]
     if not len(frame):
-        raise DataError(f"{name}: missing: drop leaves no row of {party.file}; try missing: mean")
+        raise DataError(
+            f"{name}: data.parties.{name}.missing: drop leaves no row of {party.file}; say mean"
+        )
     label_texts = _labels(frame, label_column, settings, party=name)
     ids = tuple(_ids(frame, id_columns, file=party.file, party=name))
     check_distinct(ids, party=name, place=lambda row: place_of(frame, row))

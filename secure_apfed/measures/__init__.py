@@ -4,7 +4,7 @@
 docs/measures.md.
 """
 
-from secure_apfed.measures.bootstrap import Estimate, estimates
+from secure_apfed.measures.bootstrap import FEWEST_ROWS, Estimate, estimates
 from secure_apfed.measures.imbalance import THRESHOLDS, balanced_weights, best_threshold
 from secure_apfed.measures.scored import Scored, probabilities_of, scored_by
 from secure_apfed.measures.shifts import (
@@ -21,10 +21,12 @@ from secure_apfed.measures.table import (
     find_measure,
     measure_all,
     names_of,
+    undefined_in,
 )
 
 __all__ = [
     "ACCURACY",
+    "FEWEST_ROWS",
     "MEASURES",
     "THRESHOLDS",
     "CalibrationPoint",
@@ -43,4 +45,5 @@ __all__ = [
     "rows_for_stability",
     "scored_by",
     "stability_index",
+    "undefined_in",
 ]

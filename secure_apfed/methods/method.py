@@ -401,6 +401,16 @@ class Method(ABC):
         """The network whose output this passive sends, before training; where it sends any."""
         raise LocalProtocolError(f"{passive} sends no output of a network in {self.facts.title}")
 
+    def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
+        """The active's rows whose labels it learns from; `aligned`: its row at each position."""
+        rows = held.labelled_rows
+        return rows[torch.isin(rows, aligned)] if self.facts.aligns else rows
+
+    def rows_tested(self, held: OwnData, aligned: Tensor) -> Tensor:
+        """The active's test rows that the model of the headline can say something of."""
+        rows = held.test_rows
+        return rows if self.facts.predicts_alone else rows[torch.isin(rows, aligned)]
+
     @abstractmethod
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
         """The active's role; `rows` are those of its table by position of the alignment."""

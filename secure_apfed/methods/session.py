@@ -20,6 +20,7 @@ from secure_apfed.exchange import InMemory, Kind, Links, Script, Transcript
 from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.alignment import align_as_active, align_as_passive, deal, needs_dealer
+from secure_apfed.methods.common_labels import require_labels
 from secure_apfed.methods.entering import enter, roles_of, standing
 from secure_apfed.methods.method import (
     Brought,
@@ -98,7 +99,8 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     """The active's script up to the first step: agree, align, set up, and stand where it goes on.
 
     Raises:
-        ConfigError, DataError, ModelError: settings, table or networks that do not fit.
+        ConfigError, DataError, ModelError: settings, table or networks that do not fit, or common
+            people whose labels are all of one class.
         CheckpointError: the active refused more sums of this run than it may go on after.
         IntersectionTooSmallError: fewer common IDs than agreed.
     """
@@ -113,6 +115,7 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
+    require_labels(method, own.config, own.held, rows)
     learner = method.learner(own, contract, rows)
     await learner.set_up(links)
     await meet_all(links, helpers)

@@ -24,6 +24,7 @@ from secure_apfed.measures import (
     ScoreRanges,
     best_threshold,
     measure_all,
+    undefined_in,
 )
 from secure_apfed.methods import Session
 from secure_apfed.methods.terms import task_of
@@ -59,9 +60,11 @@ class Judged:
     @property
     def told(self) -> dict[str, Any]:
         """What `RunResult` and `Outcome` say of it."""
+        undefined = {name: undefined_in(scored) for name, scored in self.said.items()}
         return {
             "measure": self.measure, "accuracy": dict(self.accuracy), "measures": self.measures,
             "threshold": self.threshold,
+            "undefined": {name: reasons for name, reasons in undefined.items() if reasons},
         }  # fmt: skip
 
 

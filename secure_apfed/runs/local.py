@@ -420,6 +420,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
         measure=outcome.measure,
         measures=outcome.measures,
         threshold=outcome.threshold,
+        undefined=outcome.undefined,
         wire_bytes=outcome.wire_bytes,
         privacy=read_outcome(run).privacy.spent(),
         folder=run.path,

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from secure_apfed.measures import ACCURACY
+from secure_apfed.measures import ACCURACY, Measure
 from secure_apfed.privacy import PrivacySpent
 from secure_apfed.runs.recording import Recording, no_recording
 
-__all__ = ["Progress", "RunResult", "scores_of"]
+__all__ = ["Progress", "RunResult", "measure_text", "scores_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class RunResult:
     Attributes:
         accuracy: on the test rows, by inference variant.
         measure: that the run is judged by; measures: all on the test rows, by variant and name.
+        undefined: why, by variant and name, of the measures that its test rows do not define.
         threshold: that the active's model decides at; None: it takes the likeliest class.
         privacy: what was spent by the party that spent most.
         contributions: by passive that adds noise of its own, what that cost it, in plain values.
@@ -61,6 +62,7 @@ class RunResult:
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     threshold: float | None = None
+    undefined: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def scores(self) -> dict[str, float]:
@@ -86,3 +88,11 @@ def scores_of(
     if measure == ACCURACY.name:
         return dict(accuracy)
     return {name: measures.get(name, {}).get(measure, math.nan) for name in accuracy}
+
+
+def measure_text(
+    measure: Measure, variant: str, value: float, undefined: Mapping[str, Mapping[str, str]]
+) -> str:
+    """A value as people read it, or why there is none."""
+    why = undefined.get(variant, {}).get(measure.name, "")
+    return f"{measure.text(value)}: {why}" if math.isnan(value) and why else measure.text(value)

@@ -111,6 +111,7 @@ class Outcome(Written):
     measure: str = ACCURACY.name
     measures: Mapping[str, Mapping[str, float]] = {}
     threshold: float | None = None
+    undefined: Mapping[str, Mapping[str, str]] = {}
 
     @property
     def judged_by(self) -> Measure:

@@ -161,11 +161,10 @@ def test_a_plan_finds_the_nearest_stored_case() -> None:
 
     stored = (case(), case(labelled=200), case(labelled=None), case(dataset="wine", labelled=30))
     config = GainCase(method="votes", data="digits", labelled=30).config
-    assert nearest_gain(config, stored) == stored[0]
-    every = GainCase(method="votes", data="digits", labelled=None).config
-    assert nearest_gain(every, stored) == stored[2]
+    assert nearest_gain(config, stored, labelled=30) == stored[0]
+    assert nearest_gain(config, stored, labelled=math.inf) == stored[2]
     other: Config = GainCase(method="imputation", data="digits", labelled=30).config
-    assert nearest_gain(other, stored) is None
+    assert nearest_gain(other, stored, labelled=30) is None
     assert all(one.seeds >= 5 for one in load_gains())
 
 

@@ -170,3 +170,21 @@ def test_any_noise_from_the_seed_is_warned_of(
     for noise, warned in (("reproducible_insecure", True), ("secret", False)):
         answer = told(capsys, "plan", config, *changes, "--set", f"guard.noise={noise}")
         assert any("knows the seed" in one for one in answer["warnings"]) is warned
+
+
+def test_links_are_summed_by_kind_unless_they_are_asked_for(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    links = told(capsys, "plan", config)["links"]
+    kinds = {link["kind"] for link in links}
+    assert len(kinds) < len(links)
+    for option, header, rows in (((), "kind", len(kinds)), (("--links",), "from", len(links))):
+        assert execute(["plan", str(config), *option]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (at,) = [at for at, line in enumerate(lines) if line.startswith("By ")]
+        table = lines[at + 2 : at + 2 + rows]
+        assert lines[at + 1].split()[0] == header
+        assert all(line.split()[-1] in ("B", "kB", "MB") for line in table)
+        assert sum(int(line.split()[-3].replace(",", "")) for line in table) == sum(
+            link["messages"] for link in links
+        )
