@@ -38,6 +38,8 @@ __all__ = [
 Role: TypeAlias = Literal["passive", "active", "aggregator", "eavesdropper", "outsider"]
 Behaviour: TypeAlias = Literal["curious", "malicious"]
 
+_CPU = torch.device("cpu")
+
 
 def _placed(values: Tensor, device: torch.device) -> Tensor:
     """Numbers on the device; positions, labels and masks, which are bookkeeping, stay."""
@@ -136,7 +138,7 @@ class Budget:
     """
 
     iterations: int = 300
-    device: torch.device = torch.device("cpu")
+    device: torch.device = _CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +176,9 @@ class Played:
 class AdversaryView:
     """Everything that an attack may use.
 
-    Numbers (features, representations, sums, networks) lie on `device`, those that `attacks.reading`
-    and its like read included, so that whatever torch computes of them is computed there.
-    Positions, labels and masks lie on the CPU and may index them.
+    Numbers (features, representations, sums, networks) lie on `device`, and so does what
+    `attacks.reading`, `attacks.requests` and `attacks.ballots` read: whatever torch makes of them
+    is computed there. Positions, labels and masks lie on the CPU, and may index them.
 
     Attributes:
         role: of the first party.

@@ -64,6 +64,8 @@ def discrete_gaussian(
     Raises:
         LocalProtocolError: a deviation out of range, or a key of the wrong length.
     """
+    if isinstance(deviation, np.integer):
+        deviation = int(deviation)
     if type(deviation) is not int or not 1 <= deviation <= MAX_DEVIATION:
         raise LocalProtocolError(
             f"the deviation of discrete noise is an integer from 1 to {MAX_DEVIATION}, "

@@ -91,9 +91,13 @@ class Regression:
         # Both are ascending, so the i-th of these pairs is the i-th shadow row of `positions`.
         pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)
         return cls(
-            pairs.double().numpy(force=True), shadow_N.numpy(), hidden, view.budget.iterations, seed,
+            pairs.double().numpy(force=True),
+            shadow_N.numpy(),
+            hidden,
+            view.budget.iterations,
+            seed,
             decoy=view.is_decoy,
-        )  # fmt: skip
+        )
 
     @property
     def unknown(self) -> Tensor:

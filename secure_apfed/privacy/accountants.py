@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from operator import index
 from types import ModuleType
 from typing import ClassVar, Protocol
 
@@ -87,7 +88,8 @@ class _OfGaussians(ABC):
             return 0.0
         if isinstance(mechanism, NoPrivacy):
             return _INFINITY
-        return self._gaussian(mechanism, releases, delta)
+        # NumPy's small integers would make of it figures of two bytes.
+        return self._gaussian(mechanism, index(releases), delta)
 
     @abstractmethod
     def _gaussian(self, mechanism: GaussianRelease, releases: int, delta: float) -> float:
