@@ -126,10 +126,16 @@ def collect(read: Callable[[int], Observed], epochs: Iterable[int]) -> Observed:
 
     Args:
         read: reads one epoch, such as `partial(representations, view)`.
-        epochs: in the order of preference, at least one.
+        epochs: in the order of preference.
+
+    Raises:
+        AttackError: there is none.
     """
     order = iter(epochs)
-    found = read(next(order))
+    first = next(order, None)
+    if first is None:
+        raise AttackError("no representation was recorded")
+    found = read(first)
     for epoch in order:
         seen = read(epoch)
         new_N = ~torch.isin(seen.positions, found.positions)

@@ -11,6 +11,7 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -23,12 +24,21 @@ __all__ = ["DEVICES", "DeviceError", "Pretended", "pretend_gpus"]
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 DEVICES = (torch.device("cuda:0"), torch.device("cuda:1"))
-_OURS = ("protocols", "secure_apfed", "attacks", "experiments")
+_ROOT = Path(__file__).parents[1]
+_OURS = tuple(
+    f"{_ROOT}/{name}/" for name in ("protocols", "secure_apfed", "attacks", "experiments")
+)
 _PLAIN = torch._C.DisableTorchFunctionSubclass
-_DEVICE = Tensor.device.__get__
+# Properties as what a call of theirs is known by.
+_DEVICE, _IS_CUDA, _IS_CPU = (
+    getattr(Tensor, name).__get__ for name in ("device", "is_cuda", "is_cpu")
+)
 
-# Who may have operands in two places: copies, and lengths of packed sequences, which the CPU keeps.
-_COPIES = {Tensor.copy_, torch._VF._pack_padded_sequence, torch._pack_padded_sequence}
+_COPIES = {Tensor.copy_}
+# Their second operand, of packed sequences, is the CPU's wherever the others lie.
+_PACKS = {torch._VF._pack_padded_sequence, torch._pack_padded_sequence}
+_LENGTHS = {*_PACKS, torch._VF.gru}
+_INDEXES = {Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_, Tensor.index_put}
 _READS = {Tensor.tolist, Tensor.item, Tensor.__bool__, Tensor.__int__, Tensor.__float__,
           Tensor.__len__, Tensor.__index__, Tensor.__repr__, Tensor.__format__}  # fmt: skip
 _LEARNS = {Tensor.backward, torch.autograd.backward, torch.autograd.grad}
@@ -44,9 +54,7 @@ class OnDevice(Tensor):
     at: torch.device
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _call(func, args, kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -56,7 +64,8 @@ class OnDevice(Tensor):
             if getattr(self, "_is_param", False):
                 copied._is_param = True
             memo[id(self)] = copied
-        return memo[id(self)]
+        placed: Tensor = memo[id(self)]
+        return placed
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return put(self, CPU).__reduce_ex__(protocol)
@@ -78,7 +87,8 @@ def _where(tensor: Tensor) -> torch.device:
     if isinstance(tensor, OnDevice):
         return tensor.at
     with _PLAIN():
-        return _DEVICE(tensor)
+        device: torch.device = _DEVICE(tensor)
+    return device
 
 
 def _device(said: Any) -> torch.device:
@@ -97,6 +107,10 @@ class Pretended:
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
         self.on: dict[torch.device, Counter[str]] = defaultdict(Counter)
         self.learnt_on_cpu: list[str] = []
 
@@ -106,9 +120,9 @@ _SEEN = Pretended()
 
 def _our_line() -> str:
     for frame in reversed(traceback.extract_stack()):
-        if any(f"/{package}/" in frame.filename for package in _OURS):
-            if "/tests/" not in frame.filename:
-                return f"{frame.filename}:{frame.lineno}: {frame.line}"
+        if frame.filename.startswith(_OURS):
+            path = Path(frame.filename).relative_to(_ROOT)
+            return f"{path}:{frame.lineno}: {frame.line}"
     return "a test"
 
 
@@ -134,30 +148,37 @@ def _call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if place in DEVICES and kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": CPU}
         found = func(*args, **kwargs)
+        if func in _PACKS:
+            return put(found[0], place), found[1]
         return found if place == META else tree_map(lambda value: put(value, place), found)
 
 
 def _place(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> torch.device:
     """Where the result lies; refuses operands that do not go together."""
-    given = _tensors((args, kwargs))
-    said = kwargs.get("device")
+    operands = (args[0], *args[2:]) if func in _LENGTHS else args
+    given = _tensors((operands, kwargs))
     places = {_where(one) for one in given if one.dim() or _where(one) != CPU}
+    said = None if kwargs.get("device") is None else _device(kwargs["device"])
+    drawn_at = said or next(iter(places), CPU)
     for one in tree_flatten((args, kwargs))[0]:
-        if isinstance(one, torch.Generator):
-            at = getattr(one, "at", CPU)
-            if at != (_device(said) if said is not None else next(iter(places), CPU)):
-                _refuse(f"a generator of {at} for another device", name)
+        if isinstance(one, torch.Generator) and getattr(one, "at", CPU) != drawn_at:
+            _refuse(f"a generator of {getattr(one, 'at', CPU)} for {drawn_at}", name)
     if said is not None:
-        return _device(said)
+        return said
     if func in (Tensor.numpy, Tensor.__array__):
         if places - {CPU} and not kwargs.get("force"):
             _refuse("numpy() of a tensor on a GPU", name)
         return CPU
-    if func in _READS:
-        return CPU
+    return CPU if func in _READS else _beside(func, name, args, kwargs, places)
+
+
+def _beside(
+    func: Any, name: str, args: Any, kwargs: dict[str, Any], places: set[torch.device]
+) -> torch.device:
+    """Of what has no place of its own: beside its operands."""
     if func in _COPIES:
         return _where(args[0])
-    if func in (Tensor.__getitem__, Tensor.__setitem__, Tensor.index_put_, Tensor.index_put):
+    if func in _INDEXES:
         return _indexed(func, name, args)
     if len(places) > 1:
         _refuse(f"tensors on {' and '.join(sorted(map(str, places)))}", name)
@@ -202,14 +223,17 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     moved = moved.to(*rest, copy=True) if rest or kwargs.get("copy") else moved
     if place == _where(tensor):
         same = moved.dtype == tensor.dtype and not kwargs.get("copy")
-        return tensor if same else put(moved, place)
-    return put(moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved, place)
+        moved = tensor if same else moved
+    elif moved.data_ptr() == tensor.data_ptr():
+        moved = moved.clone()
+    placed: Tensor = put(moved, place)
+    return placed
 
 
 _PROPERTIES: dict[Any, Callable[..., Any]] = {
-    Tensor.device.__get__: _where,
-    Tensor.is_cuda.__get__: lambda tensor: _where(tensor) != CPU,
-    Tensor.is_cpu.__get__: lambda tensor: _where(tensor) == CPU,
+    _DEVICE: _where,
+    _IS_CUDA: lambda tensor: _where(tensor) != CPU,
+    _IS_CPU: lambda tensor: _where(tensor) == CPU,
     Tensor.get_device: lambda tensor: -1 if _where(tensor) == CPU else _where(tensor).index,
     torch._has_compatible_shallow_copy_type: lambda *tensors: False,
 }
@@ -221,19 +245,29 @@ _MOVES: dict[Any, Callable[..., Any]] = {
 
 
 class _Everything(TorchFunctionMode):
-    """Sees what has no tensor of ours among its arguments, too: factories, and what the CPU does."""
+    """Sees what has no tensor of ours among its arguments: factories, and what the CPU does."""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _call(func, args, kwargs or {})
+
+
+def _load_from_state_dict(module: torch.nn.Module, *args: Any) -> None:
+    """Into the parameters that there are, as by default: only where they move they are others."""
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    try:
+        _LOAD(module, *args)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+
+
+_LOAD = torch.nn.Module._load_from_state_dict
 
 
 class _Generator(torch.Generator):
     at: torch.device
 
     def __new__(cls, device: Any = "cpu") -> "_Generator":
-        made = super().__new__(cls, "cpu")
+        made: _Generator = torch.Generator.__new__(cls, CPU)  # type: ignore[call-arg]
         made.at = _device(device)
         return made
 
@@ -249,7 +283,7 @@ def pretend_gpus() -> Iterator[Pretended]:
     global _SEEN
     before, _SEEN = _SEEN, Pretended()
     swaps = torch.__future__.get_swap_module_params_on_conversion()
-    cuda = {
+    cuda: dict[str, Any] = {
         "is_available": lambda: True, "device_count": lambda: len(DEVICES),
         "get_device_name": lambda *device: "a pretend GPU", "current_device": lambda: 0,
         "manual_seed_all": lambda seed: None, "get_rng_state": lambda device="cuda": torch.empty(0),
@@ -260,6 +294,7 @@ def pretend_gpus() -> Iterator[Pretended]:
         with (
             patch.multiple(torch.cuda, **cuda),
             patch.multiple(torch, autocast=_Autocast, Generator=_Generator),
+            patch.object(torch.nn.Module, "_load_from_state_dict", _load_from_state_dict),
             _Everything(),
         ):
             yield _SEEN

@@ -79,7 +79,7 @@ class Regression:
         """Take the shadow rows among `positions` (N,), which are ascending.
 
         Raises:
-            AttackError: fewer than two of them were observed.
+            AttackError: fewer than two of them were observed, or nobody else was.
         """
         shadow = view.knowledge.shadow
         shadow_N = torch.isin(positions, shadow.positions)
@@ -87,6 +87,11 @@ class Regression:
             raise AttackError(
                 f"{view.name} observed {int(shadow_N.sum())} of its {len(shadow)} shadow rows; "
                 "two are needed; raise shadow_rows"
+            )
+        if shadow_N.all():
+            raise AttackError(
+                f"{view.name} observed no row but its {len(shadow)} shadow rows, so that there is "
+                "none to guess; lower shadow_rows"
             )
         # Both are ascending, so the i-th of these pairs is the i-th shadow row of `positions`.
         pairs = shadow.values[torch.isin(shadow.positions, positions)].flatten(1)

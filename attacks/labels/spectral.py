@@ -83,4 +83,4 @@ def _top_projections(
     else:
         centred_NF = columns_NF.double() - columns_NF.double().mean(dim=0)
     left, sizes, _ = torch.linalg.svd(centred_NF, full_matrices=False)
-    return (left * sizes)[:, :vectors].numpy(force=True)
+    return np.asarray((left * sizes)[:, :vectors].numpy(force=True))

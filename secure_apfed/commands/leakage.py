@@ -35,7 +35,7 @@ def attack(
     seed: Annotated[int | None, typer.Option(min=0, help="The run's unless given.")] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Where they compute: auto, cpu, cuda or cuda:1; as the run unless given."),
+        typer.Option(help="Where: auto, cpu, cuda or one of several, as cuda:1; else as the run."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -46,7 +46,8 @@ def attack(
     chosen = _chosen(attacks or [], options or [])
     if not as_json:
         terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
-    results = mount_attacks(folder, chosen, seed=seed, device=device and find_device(device))
+    where = None if device is None else find_device(device)
+    results = mount_attacks(folder, chosen, seed=seed, device=where)
     page = report_if_possible(folder)
     if as_json:
         found = [result.as_json() for result in results]

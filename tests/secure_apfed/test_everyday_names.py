@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ def _charged(of: Callable[[Any], Any], log: Path) -> tuple[float, bytes]:
     )
     ledger.charge(step=of(3), rows=torch.arange(2), digest=b"x")
     return ledger.would_cost(of(5)), log.read_bytes()
+
+
+def _accounted(accountant: Any, of: Callable[[Any], Any]) -> Any:
+    return accountant.epsilon(GUARD.mechanism(), releases=of(3), delta=1e-5)
 
 
 def _sum(of: Callable[[Any], Any]) -> bytes:
@@ -123,9 +128,7 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
     ),
     "sigma": lambda of: secure_apfed.calibrate_sigma(of(8), 1e-5, of(5), of(1)),
     **{
-        f"accountant {name}": lambda of, one=accountant: (
-            one.epsilon(GUARD.mechanism(), releases=of(3), delta=1e-5)
-        )
+        f"accountant {name}": partial(_accounted, accountant)
         for name, accountant in ACCOUNTANTS.items() if accountant.available()
     },
     "noise under a sum": lambda of: calibrate_noise(
