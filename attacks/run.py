@@ -5,6 +5,7 @@ Run by: the experimenter, who holds the recording of all parties.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -60,7 +61,7 @@ def mount(
     *,
     seed: int,
     opened: Mapping[int, Tensor] | None = None,
-    device: str = "cpu",
+    device: torch.device | None = None,
     on_score: Callable[[AttackResult, Guess], None] | None = None,
 ) -> tuple[AttackResult, ...]:
     """Return one result for each chosen attack and adversary, in this order.
@@ -72,7 +73,7 @@ def mount(
         choices: names and options.
         seed: of the known rows and of the attacks.
         opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
-        device: where attacks compute that have networks, "cpu" or "cuda".
+        device: where attacks compute; by default where the run did.
         on_score: told of every result that applies, with the guess that it scores.
 
     Raises:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from protocols.conversation import Conversation
 from protocols.errors import LocalProtocolError
+from protocols.integers import take_numpy_integers
 
 __all__ = [
     "DEFAULT_MAXIMUM_IDS",
@@ -130,6 +131,7 @@ class IntersectionAgreement:
     ahead: bool = False
 
     def __post_init__(self) -> None:
+        take_numpy_integers(self)
         if not self.session:
             raise LocalProtocolError("an intersection needs a session name")
         if not 0 < self.maximum_ids < _POSITIONS:

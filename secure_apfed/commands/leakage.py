@@ -34,8 +34,9 @@ def attack(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="The run's unless given.")] = None,
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="Where attacks with networks compute.")
-    ] = "auto",
+        str | None,
+        typer.Option(help="Where: auto, cpu, cuda or one of several, as cuda:1; else as the run."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Mount attacks on a finished run, show them, and renew its report."""
@@ -45,7 +46,8 @@ def attack(
     chosen = _chosen(attacks or [], options or [])
     if not as_json:
         terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
-    results = mount_attacks(folder, chosen, seed=seed, device=find_device(device).type)
+    where = None if device is None else find_device(device)
+    results = mount_attacks(folder, chosen, seed=seed, device=where)
     page = report_if_possible(folder)
     if as_json:
         found = [result.as_json() for result in results]

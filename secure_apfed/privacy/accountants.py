@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from operator import index
 from types import ModuleType
 from typing import ClassVar, Protocol
 
@@ -88,7 +89,8 @@ class _OfGaussians(ABC):
             return 0.0
         if isinstance(mechanism, NoPrivacy):
             return _INFINITY
-        found = self._gaussian(mechanism, releases, delta)
+        # NumPy's small integers would make of it figures of two bytes.
+        found = self._gaussian(mechanism, index(releases), delta)
         if self.library and not math.isfinite(found):
             raise NoFigureError(f"its numerics end before delta {delta:.2g}: it says {found}")
         # Where the bound of RDP falls below 0, (0, delta) holds, too, and nothing better is meant.

@@ -8,6 +8,7 @@ same bytes again at the same step tells nobody anything new and is free.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ class PrivacyLedger:
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
         self._accountant, self._epsilon = _accountant_of(mechanism)
         self._counts = ReleaseCounts(
-            rows=rows, log=log, about={"noise_multiplier": _noise_multiplier(mechanism)}
+            rows=index(rows), log=log, about={"noise_multiplier": _noise_multiplier(mechanism)}
         )
         self._seeded, self.charges = seeded, 0
         self._others: Callable[..., None] | None = None
@@ -239,7 +240,7 @@ class PrivacyLedger:
                 f"row positions lie in 0..{total - 1}, got {sent.min()}..{sent.max()}"
             )
         free = again.numpy() & (self._counts.of_row_N[sent] > 0)
-        return Release(step, digest, np.sort(sent[~free]))
+        return Release(index(step), digest, np.sort(sent[~free]))
 
     @property
     def _bare(self) -> bool:
