@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attacks.interface import AttackResult
-from experiments.solo import FILE as SOLO
 from experiments.solo import SoloRecord, read_solo
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError
@@ -67,10 +66,10 @@ def read_finished_run(path: Path) -> FinishedRun:
         )
         raise CheckpointError(f"{path}: has no result.json: {reason}")
     folder.check(folder.config, folder.result)
-    attacks, solo, config = path / "attacks.json", path / SOLO, folder.load_config()
+    attacks, config = path / "attacks.json", folder.load_config()
     return FinishedRun(
         config=config,
         outcome=read_outcome(folder),
         attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
-        solo=read_solo(config, solo) if solo.is_file() else None,
+        solo=read_solo(config, folder.solo) if folder.solo.is_file() else None,
     )

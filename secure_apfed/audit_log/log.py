@@ -44,7 +44,12 @@ class Meter(Protocol):
 
     @property
     def epsilon(self) -> float:
-        """epsilon_x of all of them; infinite without a guard."""
+        """Of all of them; infinite without noise."""
+        ...
+
+    @property
+    def figure(self) -> str:
+        """What `epsilon` is called, of `secure_apfed.privacy_rows.FIGURES`."""
         ...
 
 
@@ -118,7 +123,10 @@ class AuditLog:
             CheckpointError, OSError: it does not; nothing may be sent then.
         """
         epsilon = self._epsilon_of(envelope.payload)
-        self._write(Frame.of("sent", envelope, frame, at=self._clock(), epsilon=epsilon))
+        figure = None if epsilon is None else self._meter.figure
+        self._write(
+            Frame.of("sent", envelope, frame, at=self._clock(), epsilon=epsilon, figure=figure)
+        )
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
         """See `LinkObserver`."""

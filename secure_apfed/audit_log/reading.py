@@ -55,7 +55,8 @@ class Summary:
         first_at, last_at: seconds since 1970, by the party's clock.
         cut: bytes of torn lines that were cut off; torn: bytes of one at the end now.
         unsigned: lines after the last signature; of a log that was closed, 0.
-        epsilon: the last figure of what its releases cost; 0 where it released nothing.
+        figure, epsilon: the last figure of what it let out, and how it is called; 0 where that was
+            nothing.
     """
 
     path: Path
@@ -71,6 +72,7 @@ class Summary:
     cut: int = 0
     torn: int = 0
     unsigned: int = 0
+    figure: str = "epsilon_x"
     epsilon: float = 0.0
     _flows: dict[tuple[str, str, Kind | None], Flow] = field(default_factory=dict, repr=False)
 
@@ -125,6 +127,7 @@ class Summary:
             kind = line.kind
             if line.epsilon is not None:
                 self.epsilon = math.inf if line.epsilon == "inf" else line.epsilon
+                self.figure = line.figure or "epsilon_x"
         key = line.peer, line.event, kind
         past = self._flows.get(key) or Flow(
             peer=line.peer, event=line.event, kind=kind, envelopes=0, size=0

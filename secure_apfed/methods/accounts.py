@@ -86,6 +86,7 @@ def open_ledger(
     delta: float,
     budget: float | None,
     rows: int,
+    figure: str = "epsilon_x",
 ) -> PrivacyLedger:
     """An account of this session, whose write-ahead log is `ledger-NAME.jsonl`."""
     ledger = PrivacyLedger(
@@ -95,6 +96,7 @@ def open_ledger(
         rows=rows,
         log=log_file(own.logs, "ledger", name, "jsonl") if own.logs else None,
         seeded=own.config.guard.noise != "secret",
+        figure=figure,
     )
     if own.brought.keeper is not None:
         own.brought.keeper.opened(name, ledger)

@@ -203,7 +203,13 @@ def vote_noise(own: Own, release: SummedRelease | None, *, rows: int) -> Contrib
         deviation=release.deviation,
         key=derive_key(own.noise_key, b"secure-apfed vote noise v1"),
         ledger=open_ledger(
-            own, own.name, release, delta=votes.delta, budget=votes.epsilon, rows=rows
+            own,
+            own.name,
+            release,
+            delta=votes.delta,
+            budget=votes.epsilon,
+            rows=rows,
+            figure="epsilon_v",
         ),
         secret=own.config.guard.noise == "secret",
     )

@@ -14,6 +14,8 @@ __all__ = ["FakeMeter", "Pair"]
 class FakeMeter:
     """What releases cost, as a test says."""
 
+    figure = "epsilon_x"
+
     def __init__(self) -> None:
         self.charges, self.epsilon = 0, 0.0
 

@@ -150,7 +150,10 @@ def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
     capsys.readouterr()
     assert execute(["plan", str(config), *changes]) == 0
     shown = capsys.readouterr().out
-    assert re.search(rf"epsilon of passive-1, in sums +\S+ at delta 1e-05, T {epochs}", shown)
+    assert re.search(
+        rf"epsilon_c of passive-1, contributions of one person +\S+ at delta 1e-05, T {epochs}",
+        shown,
+    )
 
 
 def test_without_noise_under_the_sum_no_passive_is_told_an_epsilon(

@@ -22,12 +22,12 @@ from secure_apfed.exchange import (
     StatusKeeper,
     drive,
 )
-from secure_apfed.exchange.status import SILENT_AFTER_S
 from secure_apfed.live_view import Board, Shown
 from secure_apfed.runs import Progress
 from tests.secure_apfed.audit_pair import FakeMeter
 
 Answer = Frame | PartyLeftError
+UNIT_S = 30  # of patience; a peer is silent after half of it
 
 
 class Clock:
@@ -90,7 +90,7 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
             await links.receive(name or ("bob", "cid"), Kind.CONTRIBUTION, least=1, patience=4)
 
     try:
-        drive(script(), transport, timeout_s=30, observer=keeper)
+        drive(script(), transport, timeout_s=UNIT_S, observer=keeper)
     except PartyLeftError:
         keeper.end(failed=True)
     else:
@@ -99,7 +99,7 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
 
 
 def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
-    short, long = SILENT_AFTER_S / 2, SILENT_AFTER_S + 3
+    short, long = UNIT_S / 2 - 1, UNIT_S / 2 + 1
     _, frame = frame_of("bob", Kind.CONTRIBUTION)
     answers: list[tuple[float, Answer]] = [
         (short, ("bob", frame)),
@@ -125,12 +125,12 @@ def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
 
 def test_a_word_of_one_does_not_make_the_other_less_silent() -> None:
     answers: list[tuple[float, Answer]] = [
-        (3.0, frame_of("bob", Kind.CONTRIBUTION)),
-        (3.0, frame_of("cid", Kind.CONTRIBUTION)),
+        (8.0, frame_of("bob", Kind.CONTRIBUTION)),
+        (8.0, frame_of("cid", Kind.CONTRIBUTION)),
     ]
     (_, second), _ = stood(answers, "", "")
-    assert second.peers["cid"].silent_s == pytest.approx(6.0)
-    assert second.peers["bob"].silent_s == pytest.approx(3.0)
+    assert second.peers["cid"].silent_s == pytest.approx(16.0)
+    assert second.peers["bob"].silent_s == pytest.approx(8.0)
 
 
 def test_who_left_is_left_whether_it_said_so_or_not() -> None:
