@@ -16,8 +16,8 @@ __all__ = ["FIGURES", "cross_check_rows", "figure_title", "passive_rows", "priva
 
 FIGURES: Mapping[str, tuple[str, str]] = {
     "epsilon_x": ("one row's releases", "encoder"),
-    "epsilon_v": ("votes on one person", "labeller"),
-    "epsilon_c": ("contributions of one person", "networks"),
+    "epsilon_v": ("one person's votes", "labeller"),
+    "epsilon_c": ("one person in sums", "networks"),
     "epsilon_y": ("one training label", ""),
     "epsilon_model": ("one whole record", ""),
 }
@@ -34,7 +34,7 @@ def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
 
     Example:
         >>> figure_title("epsilon_v", of="shop", fixed=True)
-        'epsilon_v of shop, votes on one person, labeller held fixed'
+        "epsilon_v of shop, one person's votes, labeller held fixed"
     """
     what, held = FIGURES[figure]
     whose = f" of {of}" if of else ""
