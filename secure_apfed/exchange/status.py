@@ -16,7 +16,7 @@ from secure_apfed.exchange.links import Awaited
 
 __all__ = ["PeerStatus", "Status", "StatusKeeper", "Waiting"]
 
-_SILENT_SHARE = 0.5  # of a unit of patience: a peer that computes is silent for a while, too
+_SILENT_SHARE = 0.5  # of the patience: a peer that computes is silent for a while, too
 
 PeerState: TypeAlias = Literal["expected", "connected", "awaited", "silent", "left"]
 
@@ -30,7 +30,7 @@ class PeerStatus(_Told):
 
     Attributes:
         state: expected (it has not connected yet), connected, awaited, silent (awaited, and nothing
-            came from it for half a unit of patience; see `Awaited`), or left.
+            came from it for half of the patience), or left.
         silent_s: seconds since it is awaited without a word; null where it is not awaited.
         sent_bytes, received_bytes: to it and from it in this session.
     """
@@ -109,7 +109,7 @@ class StatusKeeper:
         self._party, self._phase = "", "connecting"
         self._step: int | None = None
         self._awaited: Awaited | None = None
-        self._since = self._patience_s = self._silent_after_s = self._epsilon = 0.0
+        self._since = self._patience_s = self._epsilon = 0.0
         self._meter: _Meter | None = None
         self._connected = False
         self._bytes: dict[str, list[int]] = {}
@@ -160,7 +160,6 @@ class StatusKeeper:
         with self._lock:
             now, past = self._clock(), self._unheard_since
             self._awaited, self._since, self._patience_s = awaited, now, timeout_s
-            self._silent_after_s = _SILENT_SHARE * timeout_s / awaited.patience
             self._unheard_since = {name: past.get(name, now) for name in awaited.senders}
             self._phase = awaited.phase
 
@@ -191,7 +190,7 @@ class StatusKeeper:
         silent_s, state = None, self._state(name)
         if state == "awaited":
             silent_s = now - self._unheard_since[name]
-            state = "silent" if silent_s >= self._silent_after_s else "awaited"
+            state = "silent" if silent_s >= _SILENT_SHARE * self._patience_s else "awaited"
         return PeerStatus(state=state, silent_s=silent_s, sent_bytes=sent, received_bytes=received)
 
     def _state(self, name: str) -> PeerState:

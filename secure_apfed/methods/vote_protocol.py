@@ -52,6 +52,8 @@ def unless_untold(active: str) -> Iterator[None]:
     try:
         yield
     except PartyLeftError as silence:
+        if silence.gone:
+            raise
         raise PartyLeftError(
             f"{silence}; or {active}, who asks them, asked others and not them",
             left=(*silence.left, active),

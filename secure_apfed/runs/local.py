@@ -22,7 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
+from protocols.errors import (
+    LocalProtocolError,
+    PartyLeftError,
+    RemoteProtocolError,
+    RunStoppedError,
+)
 from protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_config, dump_settings
@@ -369,9 +374,13 @@ def _failures(processes: Sequence[_Process]) -> Exception | None:
     if not failed:
         return None
     leading = next((one for one in failed if one.said and not _follows(one)), None)
-    lines = [f"{one.name}: {_why(one)}" for one in failed]
-    if leading is not None:
-        lines.insert(0, lines.pop(failed.index(leading)))
+    # First the cause, then who missed it, then who only heard of it.
+    heard = [one for one in failed if one.said.get("kind") == RunStoppedError.__name__]
+    told = [one for one in failed if one not in heard] or heard
+    told.sort(key=lambda one: (one is not leading, bool(one.said)))
+    lines = [f"{one.name}: {_why(one)}" for one in told]
+    if told is not heard and heard:
+        lines.append(f"{' and '.join(one.name for one in heard)} heard of it, and stopped")
     kinds = {kind.__name__: kind for kind in _ERRORS}
     kind = kinds.get(leading.said.get("kind", ""), PartyLeftError) if leading else PartyLeftError
     return kind("\n".join(lines))

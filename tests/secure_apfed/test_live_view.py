@@ -27,7 +27,8 @@ from secure_apfed.runs import Progress
 from tests.secure_apfed.audit_pair import FakeMeter
 
 Answer = Frame | PartyLeftError
-UNIT_S = 30  # of patience; a peer is silent after half of it
+PATIENCE, UNIT_S = 4, 30
+SILENT_S = PATIENCE * UNIT_S / 2
 
 
 class Clock:
@@ -87,7 +88,9 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
         meter.charge(2.5)
         links.send("bob", Kind.REPRESENTATIONS, 7, b"z")
         for name in asked:
-            await links.receive(name or ("bob", "cid"), Kind.CONTRIBUTION, least=1, patience=4)
+            await links.receive(
+                name or ("bob", "cid"), Kind.CONTRIBUTION, least=1, patience=PATIENCE
+            )
 
     try:
         drive(script(), transport, timeout_s=UNIT_S, observer=keeper)
@@ -99,7 +102,7 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
 
 
 def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
-    short, long = UNIT_S / 2 - 1, UNIT_S / 2 + 1
+    short, long = SILENT_S - 1, SILENT_S + 1
     _, frame = frame_of("bob", Kind.CONTRIBUTION)
     answers: list[tuple[float, Answer]] = [
         (short, ("bob", frame)),
@@ -125,12 +128,12 @@ def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
 
 def test_a_word_of_one_does_not_make_the_other_less_silent() -> None:
     answers: list[tuple[float, Answer]] = [
-        (8.0, frame_of("bob", Kind.CONTRIBUTION)),
-        (8.0, frame_of("cid", Kind.CONTRIBUTION)),
+        (32.0, frame_of("bob", Kind.CONTRIBUTION)),
+        (32.0, frame_of("cid", Kind.CONTRIBUTION)),
     ]
     (_, second), _ = stood(answers, "", "")
-    assert second.peers["cid"].silent_s == pytest.approx(16.0)
-    assert second.peers["bob"].silent_s == pytest.approx(8.0)
+    assert second.peers["cid"].silent_s == pytest.approx(64.0)
+    assert second.peers["bob"].silent_s == pytest.approx(32.0)
 
 
 def test_who_left_is_left_whether_it_said_so_or_not() -> None:
