@@ -16,6 +16,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.runs import RunFolder
 from secure_apfed.runs.record import Outcome, read_outcome
+from secure_apfed.runs.spending import shown_figure
 
 __all__ = ["FinishedRun", "read_finished_run"]
 
@@ -36,15 +37,20 @@ class FinishedRun:
     solo: SoloRecord | None = None
 
     @property
+    def figure(self) -> str:
+        """What `epsilon` is called, of `secure_apfed.privacy_rows.FIGURES`."""
+        return shown_figure(self.config, None, None)[0]
+
+    @property
     def epsilon(self) -> float:
         """Of one row's releases where representations are sent or nobody is asked, else of a
-        person's contributions at the passive where they cost most; inf: nothing is promised.
+        person's votes or contributions at the passive where they cost most; inf: nothing is
+        promised.
         """
-        facts = self.config.facts
-        if facts.representations_from is not None or not facts.has_passives:
-            return self.outcome.privacy.epsilon_x
         spent = self.outcome.contributions.values()
-        return max((account.epsilon for account in spent), default=math.inf)
+        passives = max((account.epsilon for account in spent), default=math.inf)
+        _, epsilon = shown_figure(self.config, self.outcome.privacy.epsilon_x, passives)
+        return math.inf if epsilon is None else epsilon
 
 
 def read_finished_run(path: Path) -> FinishedRun:
