@@ -25,6 +25,7 @@ from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.cells import is_date
 from secure_apfed.data.column_encoding import fit_columns
 from secure_apfed.data.frames import is_numeric, plain_cells
+from secure_apfed.data.labels import require_one_spelling, warn_of_empty_words
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.methods import METHODS
 from secure_apfed.runs import RunResult, SoloModel, run
@@ -77,7 +78,8 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             y: labels (N,).
 
         Raises:
-            ConfigError, DataError: as `secure_apfed.runs.run`.
+            ConfigError, DataError: as `secure_apfed.runs.run`, and for labels that are spelled in
+                several ways.
         """
         self._require_index(X)
         X = _storable(X)
@@ -86,6 +88,10 @@ class VerticalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, numbers_N = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"Classifier can't train when only one class is present: {labels[0]}")
+        if self.classes_.dtype.kind not in "biuf":
+            texts = [str(label) for label in labels.tolist()]
+            require_one_spelling(texts, where="the labels y", remedy="number them")
+            warn_of_empty_words(texts, party="VerticalClassifier", column="y", count=False)
         config = self._config()
         data = VerticalData(
             active=_table(_ACTIVE, frame, torch.from_numpy(numbers_N).long()),

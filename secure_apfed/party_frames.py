@@ -88,7 +88,9 @@ def checked_frames(
 
 def labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
     """The labels as the frame has them, by the texts that name classes in a run."""
-    return {cell_text(one): one for one in frame[label].dropna().unique().tolist()}
+    found = frame[label].dropna().unique().tolist()
+    # Of texts that differ in surrounding blanks, the one without stands for all.
+    return {cell_text(one): one for one in sorted(found, key=lambda one: cell_text(one) == one)}
 
 
 def names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:

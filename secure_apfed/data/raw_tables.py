@@ -4,7 +4,6 @@ Run by: that party. IDs are compared as text, "007" and "7" differ.
 """
 
 import difflib
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +21,11 @@ from secure_apfed.data.frames import (
     read_frame,
     to_texts,
 )
+from secure_apfed.data.labels import warn_of_empty_words
 from secure_apfed.data.records import check_distinct
 from secure_apfed.data.settings import DataSettings, PartySettings
 from secure_apfed.data.suspects import warn_of_ids, warn_of_labels
-from secure_apfed.errors import DataError, SuspectColumnWarning
+from secure_apfed.errors import DataError
 
 __all__ = ["RawTable", "party_path", "read_raw"]
 
@@ -109,19 +109,14 @@ def _labels(
     if column is None:
         return (None,) * len(frame)
     texts = to_texts(frame[column])
-    if not is_csv(frame):
-        return tuple(texts)
-    empty = EMPTY.difference(settings.classes or ())
-    read = {text: texts.count(text) for text in sorted(empty & set(texts)) if text}
-    if read and not settings.labels_are_numbers:
-        counts = ", ".join(f"{text!r} ({count})" for text, count in read.items())
-        warnings.warn(
-            f"{party}: labels {counts} of column {column!r} count as empty; list them under "
-            "data.classes if they are classes",
-            SuspectColumnWarning,
-            stacklevel=2,
-        )
-    return tuple(None if text in empty else text for text in texts)
+    if settings.labels_are_numbers:
+        empty = EMPTY if is_csv(frame) else frozenset[str]()
+    else:
+        empty = warn_of_empty_words(
+            texts, party=party, column=column, listed=settings.classes or (),
+            count=is_csv(frame),
+        )  # fmt: skip
+    return tuple(None if text == "" or text in empty else text for text in texts)
 
 
 def _guess(absent: str, frame: pd.DataFrame) -> str:

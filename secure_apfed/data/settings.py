@@ -144,6 +144,13 @@ class DataSettings(Settings):
         """The active party's name: built-in sets have parties of their own."""
         return self.active if self.dataset == TABLES else BUILT_IN_ACTIVE
 
+    @field_validator("classes")
+    @classmethod
+    def _classes_differ(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if names is not None and len(set(map(str.strip, names))) < len(names):
+            raise ValueError(f"a class is named twice among {', '.join(names)}; name each once")
+        return None if names is None else tuple(map(str.strip, names))
+
     @field_validator("dataset")
     @classmethod
     def _dataset_exists(cls, name: str) -> str:

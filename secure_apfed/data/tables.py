@@ -19,6 +19,7 @@ from pyarrow import default_memory_pool
 
 from secure_apfed.data.column_encoding import ColumnEncoding
 from secure_apfed.data.encoding import parse_encoding
+from secure_apfed.data.labels import anomaly_labels, class_labels
 from secure_apfed.data.partition import choose_labelled, generator, passive_labels, split_rows
 from secure_apfed.data.raw_tables import RawTable, party_path, read_raw
 from secure_apfed.data.records import UNLABELLED, OwnData, PartyTable, VerticalData
@@ -155,11 +156,11 @@ def _labels_of(
         numbers = read_numbers(raw.labels, party=party, column=settings.label_column)
         return numbers, np.where(np.isnan(numbers), UNLABELLED, 0), ()
     _check_two(raw.labels, party=party)
+    column = settings.label_column
     if settings.anomaly is not None:
-        told = _anomalies(raw.labels, settings.anomaly, party=party)
+        told = anomaly_labels(raw.labels, settings.anomaly, party=party, column=column)
         return told, told, settings.class_names(())
-    classes = settings.classes or _infer_classes(raw.labels)
-    labels = _number(raw.labels, classes, party=party)
+    labels, classes = class_labels(raw.labels, settings.classes, party=party, column=column)
     return labels, labels, classes
 
 
@@ -198,10 +199,12 @@ def load_passive(settings: DataSettings, name: str, *, seed: int) -> PartyTable:
     encoding, views = _encoding_of(settings, name, raw, rows=np.arange(len(raw.ids)))
     labels = None
     if settings.holds_labels(name):
+        told, _ = class_labels(
+            raw.labels, settings.classes or (), party=name, column=settings.label_column
+        )
         known = passive_labels(
-            _number(raw.labels, settings.classes or (), party=name), settings.labelled, seed=seed,
-            choice=settings.labelled_choice, party=name,
-        )  # fmt: skip
+            told, settings.labelled, seed=seed, choice=settings.labelled_choice, party=name
+        )
         labels = torch.from_numpy(known)
     features = encoding.encode(raw.features, source=name)
     return PartyTable(name, raw.ids, features, labels, encoding, views)
@@ -258,23 +261,6 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
     return own
 
 
-def _anomalies(labels: tuple[str | None, ...], anomaly: str, *, party: str) -> NDArray[np.int64]:
-    """1 of anomalies, 0 of others."""
-    if anomaly not in labels:
-        found = sorted({label for label in labels if label is not None})
-        raise DataError(
-            f"{party}: no label is {anomaly!r}, which data.anomaly names; labels are "
-            f"{', '.join(found[:5])}"
-        )
-    return np.array([UNLABELLED if one is None else one == anomaly for one in labels], np.int64)
-
-
-def _infer_classes(labels: tuple[str | None, ...]) -> tuple[str, ...]:
-    found = {label for label in labels if label is not None}
-    whole = all(label.lstrip("-").isdecimal() for label in found)
-    return tuple(sorted(found, key=int)) if whole else tuple(sorted(found))
-
-
 def _check_two(labels: tuple[str | None, ...], *, party: str) -> None:
     known = [label for label in labels if label is not None]
     if not known:
@@ -284,19 +270,6 @@ def _check_two(labels: tuple[str | None, ...], *, party: str) -> None:
         )
     if len(set(known)) < 2:
         raise DataError(
-            f"{party}: all {len(known)} labels are {known[0]}; two classes are needed, so "
+            f"{party}: all {len(known)} labels are {known[0]:.40}; two classes are needed, so "
             "add rows of another one"
         )
-
-
-def _number(
-    labels: tuple[str | None, ...], classes: tuple[str, ...], *, party: str
-) -> NDArray[np.int64]:
-    places: dict[str | None, int] = {label: place for place, label in enumerate(classes)}
-    outside = [label for label in labels if label is not None and label not in places]
-    if outside:
-        raise DataError(
-            f"{party}: {len(outside)} labels lie outside the classes {', '.join(classes)}, such as "
-            f"{', '.join(sorted(set(outside))[:5])}; mend them, or add the class"
-        )
-    return np.array([places.get(label, UNLABELLED) for label in labels], dtype=np.int64)

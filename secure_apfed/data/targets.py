@@ -5,6 +5,7 @@ and tell of their labels; they lie in the active's model card, so that predictio
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -21,6 +22,8 @@ __all__ = ["UNLABELLED", "TargetScale", "read_numbers"]
 UNLABELLED = -100
 """In place of a label that is not known, or that training may not know."""
 
+# of what Python reads as a number, no digits of other scripts and no underscores
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _FARTHEST = 99.0  # deviations; UNLABELLED is no target
 
 
@@ -79,10 +82,7 @@ def read_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDA
     for row, text in enumerate(texts):
         if text is None:
             continue
-        try:
-            found[row] = float(text)
-        except ValueError:
-            found[row] = math.inf
+        found[row] = float(text) if _NUMBER.fullmatch(text) else math.inf
         if not math.isfinite(found[row]):
             raise DataError(
                 f"{party}: column {column!r} holds numbers to predict, and row {row} (from 0) has "

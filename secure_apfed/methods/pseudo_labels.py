@@ -206,7 +206,7 @@ class PseudoLabels(Method):
         party = PseudoLabelActive(
             own.name,
             contract,
-            view=self._view(own, rows, classes),
+            view=self._view(own, contract, rows, classes),
             common_NC=common_NC,
             pull=self._pull(own, rows),
             zetas=self._zetas(own, contract),
@@ -223,7 +223,7 @@ class PseudoLabels(Method):
         party = PseudoLabelPassive(
             own.name,
             contract,
-            view=self._view(own, rows, classes),
+            view=self._view(own, contract, rows, classes),
             zetas=self._zetas(own, contract),
             contributor=secure_sum.contributor(own.name),
             clip=clip_of(own.config),
@@ -236,15 +236,15 @@ class PseudoLabels(Method):
         secure_sum = agreed_sum(own, contract)
         return ApfedAggregator(contract, secure_sum.combiner(), rounds=secure_sum.rounds)
 
-    def _view(self, own: Own, rows: Tensor, classes: int) -> ViewModel:
-        """One party's view of the aligned people at its start."""
+    def _view(self, own: Own, contract: Contract, rows: Tensor, classes: int) -> ViewModel:
+        """One party's view of the aligned people at its start, with the zeta_k that was agreed."""
         config, order = own.config, rows.argsort().numpy()
         view = ViewModel.begin(
             own.rows.features[rows].flatten(1).double().numpy(),
             classes,
             np.random.default_rng(derive_seed(own.seed, own.name, "view")),
             beta=self._weighting.beta(config),
-            zeta=self._weighting.zeta(config),
+            zeta=self._zetas(own, contract)[own.name],
             tolerance=config.multiview.tolerance,
             most_rounds=config.multiview.most_rounds,
         )
@@ -257,6 +257,7 @@ class PseudoLabels(Method):
         return pull_of(own, rows, eta=self._weighting.eta(own.config), own=self._weighting.own)
 
     def _zetas(self, own: Own, contract: Contract) -> dict[str, float]:
+        """zeta_k of every party, in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8, 13) as in Z."""
         zeta = self._weighting.zeta(own.config)
         weights = {name: terms.weight for name, terms in contract.passives.items()}
         return {name: zeta * weight for name, weight in {own.active: 1.0, **weights}.items()}

@@ -1,18 +1,26 @@
 """The circuit on programmed values: dealt ahead, several members, and what a value gives away."""
 
+from collections.abc import Generator, Sequence
+
 import numpy as np
 import pytest
 
 from protocols.errors import RemoteProtocolError
+from protocols.psi.circuit import programmed
 from protocols.psi.circuit.backend import CircuitIntersection
+from protocols.psi.circuit.bits import Words
 from protocols.psi.circuit.dealer import deal_request
 from protocols.psi.circuit.hashing import bins_for
-from protocols.psi.circuit.messages import Desk, Kind
+from protocols.psi.circuit.meeting import Meeting
+from protocols.psi.circuit.messages import Desk, Inbox, Kind
 from protocols.psi.circuit.opprf_backend import OpprfIntersection
 from protocols.psi.circuit.programmed import Programmed, ProgrammedStocking
 from protocols.psi.interface import IntersectionAgreement, Output
-from protocols.psi.script import ScriptedRole
+from protocols.psi.script import ScriptedRole, Turn
+from protocols.psi.supply import Supply
+from protocols.psi.vole.dealing import HubShare
 from protocols.psi.vole.messages import DEAL
+from protocols.psi.vole.store import DENSE, Rows, cells_for, decode, targets_of
 from tests.protocols.scripted import play
 
 IDS = [b"person %d" % k for k in range(400)]
@@ -78,6 +86,64 @@ def test_hints_are_as_long_whatever_the_sets_share() -> None:
     assert len(hints[0]) == len(hints[1])
     cells = np.frombuffer(b"".join(hint[22:] for hint in hints), "<u8")
     assert len(np.unique(cells)) == len(cells)
+
+
+class _Probing(Programmed):
+    """A hub that would read in which of its IDs a bin's value is that of a member.
+
+    Puts one of its IDs into every bin where it has some, and takes off what it can of all of the
+    words that the store has for all of its IDs.
+    """
+
+    def __init__(self) -> None:
+        self.put: dict[int, int] = {}
+        self.read: dict[tuple[int, int], int] = {}
+        self.tags_B = np.empty(0, np.uint64)
+
+    def at_hub(
+        self, desk: Desk, members: Sequence[str], meeting: Meeting, supply: Supply | None
+    ) -> Generator[Turn, Inbox, Words]:
+        (dealt,) = yield from programmed._dealt_to_hub(desk, meeting.sizes[0], 1, supply)
+        self.put = {bin_: row for row, bins in enumerate(meeting.bins_of.tolist()) for bin_ in bins}
+        digests = programmed._digests(meeting.tokens, meeting.key)
+        points = np.zeros((len(meeting.row_of_bin), 2), np.uint64)
+        points[list(self.put)] = targets_of(digests)[list(self.put.values())]
+        share, cells = HubShare.of(dealt), cells_for(meeting.sizes[1])
+        inbox = yield desk.turn(Kind.VECTOR, {members[0]: share.masked(points)}, members)
+        hints = desk.read_words(inbox, members[0], Kind.HINT, (cells + DENSE, 3))
+        words = decode(hints, Rows.of(digests, cells))
+        words ^= programmed._function(share.c, meeting.key)[meeting.bins_of]
+        for row, (bins, found) in enumerate(zip(meeting.bins_of, words, strict=True)):
+            self.read |= {(int(bin_), row): int(t) for bin_, t in zip(bins, found, strict=True)}
+        return np.zeros((1, len(points)), np.uint64)
+
+    def at_member(
+        self, desk: Desk, hub: str, meeting: Meeting, supply: Supply | None
+    ) -> Generator[Turn, Inbox, Words]:
+        self.tags_B = (yield from super().at_member(desk, hub, meeting, supply))[0]
+        return self.tags_B[None]
+
+
+def test_a_hub_that_deviates_reads_no_membership_before_the_circuit() -> None:
+    """Where it has two IDs of a member in one bin, it takes F off one of the two words alone."""
+    probing = _Probing()
+
+    class Backend(OpprfIntersection):
+        def _comparing(self) -> Programmed:
+            return probing
+
+    backend = Backend(IntersectionAgreement(session="s", dealer="dealer"))
+    play({
+        "hub": backend.hub("hub", ["p"], IDS),
+        "p": backend.member("p", "hub", IDS[:300]),
+        "dealer": backend.dealer("hub", ["p"]),
+    }, refusing=True)  # fmt: skip
+    true = {place for place, t in probing.read.items() if t == probing.tags_B[place[0]]}
+    assert true == {(bin_, row) for bin_, row in probing.put.items() if row < 300}
+    assert len(true) > 200
+    # what would name people: equal values of two IDs in one bin, which 2^-64 has elsewhere
+    in_one_bin = [(bin_, t) for (bin_, _), t in probing.read.items()]
+    assert len(in_one_bin) == len(set(in_one_bin)) == 3 * len(IDS)
 
 
 def test_an_order_beyond_the_agreement_is_refused() -> None:

@@ -60,7 +60,7 @@ def test_products_are_those_of_the_field() -> None:
 
 
 def test_what_the_dealer_hands_out_is_a_vector_ole() -> None:
-    hubs, members = deal(20)
+    hubs, members = deal(vector_elements(20))
     hub, member = HubShare.of(hubs), MemberShare.of(members, dealer="d")
     store = random_elements(fresh_key(), b"store", vector_elements(20))
     assert len(hub.c) == len(store)

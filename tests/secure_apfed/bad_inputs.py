@@ -140,6 +140,7 @@ CASES: tuple[Case, ...] = (
     Case("an empty ID", _cell("id", 9, None), ("'id'", "line 11", "needs an ID")),
     Case("labels of one class", _csv(y="no"), ("two classes", "add rows")),
     Case("no label at all", _csv(y=None), ("label column", "label_column")),
+    Case("a label in two spellings", _cell("y", 4, "Yes"), ("'Yes' (1 rows)", "data.classes")),
     Case("a label that is no class", _cell("y", 4, "maybe"), ("maybe", "add the class")),
     Case("a text among numbers", _cell("age", 7, "unknown"),
          ("bank.csv", "'age'", "line 9", "mend")),

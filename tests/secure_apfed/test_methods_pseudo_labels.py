@@ -12,17 +12,19 @@ from protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.exchange import Kind, Links, pack
-from secure_apfed.learning.multiview import Pull, ViewModel, iterate, joint_scores
+from secure_apfed.learning.multiview import Pull
 from secure_apfed.methods import METHODS, Simulation, open_session
 from secure_apfed.methods.pseudo_labels import PseudoLabelLearner
 from secure_apfed.runs import run
 from tests.secure_apfed.small_runs import interrupted, small_config
+from tests.with_crypten import pair_of, usable_secure_sums
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
 METHODS_OF_VIEWS = [
     name for name, method in METHODS.items() if method.facts.averages == "pseudo-labels"
 ]
+ROUNDS = 6
 CLEAR = {"scheme": "plain", "masks": "none", "clip": None}
 
 
@@ -40,70 +42,98 @@ def session_of(method: str, **changes: Any) -> Simulation:
     return open_session(config, load_data(config.data, seed=config.seed))
 
 
-def copies(session: Simulation) -> tuple[list[ViewModel], Any]:
-    """Every party's view, the active's first, and the active."""
-    helpers: list[Any] = [one for one in session.helpers.values() if one.name != "aggregator"]
-    active: Any = session.learner
-    views = [active.party.view, *(one.party.view for one in helpers)]
-    rows = active.training_rows.numpy()
-    return [
-        ViewModel(
-            x_NF=one.x_NF[rows],
-            beta=one.beta,
-            zeta=one.zeta,
-            weights_FC=one.weights_FC.copy(),
-            labels_NC=one.labels_NC[rows].copy(),
-            tolerance=one.tolerance,
-            most_rounds=one.most_rounds,
-        )
-        for one in views
-    ], active
+def parties_of(session: Simulation) -> list[Any]:
+    """The active, and the passives in the contract's order."""
+    seats: list[Any] = [
+        session.learner,
+        *(session.helpers[name] for name in session.contract.passives),
+    ]
+    return [seat.party for seat in seats]
+
+
+class Paper:
+    """Both papers' equations in numpy, on one table.
+
+    It knows nothing of the product but the parties' rows and random starts.
+    """
+
+    def __init__(
+        self, session: Simulation, *, zetas: list[float], eta: float, beta: float, own: bool
+    ) -> None:
+        active: Any = session.learner
+        parties = parties_of(session)
+        self.rows, self.asked = active.training_rows.numpy(), active._test_positions.numpy()
+        self.beta, self.zeta, self.own = beta, np.array(zetas), own
+        self.views = [one.view.x_NF.copy() for one in parties]
+        self.w = [one.view.weights_FC.copy() for one in parties]
+        self.z_k = [one.view.labels_NC[self.rows].copy() for one in parties]
+        self.z = active.party.common_NC[self.rows].copy()
+        people = active._aligned[active.training_rows]
+        told = np.isin(people.numpy(), active._own.labelled_rows.numpy())
+        labels = active._own.rows.labels[people].numpy()
+        self.y = np.eye(self.z.shape[1])[np.where(told, labels, 0)] * told[:, None]
+        self.pull = eta * told[:, None]
+
+    def step(self) -> None:
+        for k, zeta in enumerate(self.zeta):
+            x = self.views[k][self.rows]
+            for _ in range(ROUNDS):  # Eqs. 7 and 8 of MMVFL
+                a = np.diag(1 / (2 * (np.sqrt((self.w[k] ** 2).sum(1)) + 1e-10)))
+                self.w[k] = np.linalg.solve(x.T @ x + self.beta * a, x.T @ self.z_k[k])
+            drawn = self.pull if self.own and k == 0 else 0.0  # Eq. 11, or 12; FedMV's 8
+            said = x @ self.w[k] + zeta * self.z + drawn * self.y
+            self.z_k[k] = said / (1 + zeta + drawn)
+        drawn = 0.0 if self.own else self.pull  # Eq. 14; FedMV's 10
+        said = sum(zeta * one for zeta, one in zip(self.zeta, self.z_k, strict=True))
+        self.z = (said + drawn * self.y) / (self.zeta.sum() + drawn)
+
+    def together(self) -> np.ndarray:
+        """FedMV's Eqs. 12 and 13 for the test rows, as often as it takes."""
+        scores = [x[self.asked] @ w for x, w in zip(self.views, self.w, strict=True)]
+        z: np.ndarray = np.zeros_like(scores[0])
+        for _ in range(3000):
+            each = [(s + zeta * z) / (1 + zeta) for s, zeta in zip(scores, self.zeta, strict=True)]
+            z = np.tensordot(self.zeta, each, 1) / self.zeta.sum()
+        return z
 
 
 @pytest.mark.parametrize("labelled", [None, 20])
+@pytest.mark.parametrize("name", [*usable_secure_sums(), "plain, any length"])
 @pytest.mark.parametrize("method", METHODS_OF_VIEWS)
-def test_it_is_multi_view_learning_on_one_table(method: str, labelled: int | None) -> None:
-    data = {"dataset": "breast_cancer", "overlap": 0.8, "limit": 120, "labelled": labelled}
-    session = session_of(method, data=data)
-    views, active = copies(session)
-    rows, party = active.training_rows, active.party
-    pull: Pull = party._pull
-    pooled = Pull(pull.truth_NC[rows.numpy()], pull.eta_N1[rows.numpy()], pull.own)
-    aligned = torch.isin(active._own.labelled_rows, active._aligned).sum()
-    assert (pooled.eta_N1 > 0).sum() == aligned
-    assert (int(aligned) < len(rows)) is (labelled is not None)
-    common = party.common_NC[rows.numpy()].copy()
-    for step in range(3):
-        session.step(step, rows)
-        common = iterate(views, common, pooled)
-    np.testing.assert_allclose(party.common_NC[rows.numpy()], common, atol=1e-10)
-    np.testing.assert_allclose(party.view.weights_FC, views[0].weights_FC, atol=1e-10)
-
-    accuracy = session.evaluate(next_step=3, final=True)
-    asked = active._test_positions
-    others: list[Any] = [one for one in session.helpers.values() if one.name != "aggregator"]
-    for view, one in zip(views, [active, *others], strict=True):
-        view.x_NF = one.party.view.x_NF[asked.numpy()]
-    found = joint_scores(views, np.arange(len(asked))).argmax(1)
-    labels_N = active._own.rows.labels[active._aligned[asked]].numpy()
-    assert accuracy[f"{method}_together"] == pytest.approx((found == labels_N).mean())
-
-
-@pytest.mark.parametrize("scheme", ["masked", "ckks"])
-def test_a_secure_sum_changes_nothing_beyond_its_rounding(scheme: str) -> None:
-    masks = {"scheme": "plain", "masks": "pairwise"} if scheme == "masked" else {"scheme": scheme}
-    plain, secure = (
-        session_of("v_fedmv", secure_sum=said) for said in (CLEAR, {**masks, "clip": 4.0})
+def test_parties_compute_what_the_papers_say(method: str, name: str, labelled: int | None) -> None:
+    """With weights other than 1, under every secure sum."""
+    secure_sum = (
+        CLEAR if name == "plain, any length" else {**pair_of(name), "clip": 4.0, "bits": 24}
     )
-    rounding = secure.learner.rounding
-    assert rounding is not None
-    for step in range(2):
-        for session in (plain, secure):
-            session.step(step, session.learner.training_rows)
-    ones: Any = [one.learner for one in (plain, secure)]
-    first, second = (one.party.common_NC[one.training_rows.numpy()] for one in ones)
-    # The sum is of zeta_k Z_k / zetas, and Z gets at most 1 of it; two rounds add up.
-    assert np.abs(first - second).max() < 10 * rounding
+    session = session_of(
+        method,
+        data={"dataset": "digits", "views": 3, "limit": 160, "labelled": labelled},
+        secure_sum=secure_sum,
+        passives={"default": {"weight": 3.0}, "passive-2": {"weight": 0.25}},
+        multiview={
+            "beta": 2.0, "zeta": 4.0, "eta": 6.0, "tolerance": 1e-300, "most_rounds": ROUNDS,
+        },
+    )  # fmt: skip
+    active = session.learner
+    assert isinstance(active, PseudoLabelLearner)
+    assert list(session.contract.passives) == ["passive-1", "passive-2"]
+    own = method == "mmvfl"
+    paper = Paper(session, zetas=[4.0, 12.0, 1.0], eta=6.0, beta=2.0, own=own)
+    assert (paper.pull > 0).sum() < len(paper.rows) or labelled is None
+    for step in range(3):
+        session.step(step, active.training_rows)
+        paper.step()
+    # The sum is of zeta_k Z_k / zetas, and Z gets at most 1 of it; rounds add up.
+    apart = 1e-9 + 20 * (active.rounding or 0.0)
+    assert apart < 1e-4
+    np.testing.assert_allclose(active.party.common_NC[paper.rows], paper.z, atol=apart)
+    for party, z_k, w in zip(parties_of(session), paper.z_k, paper.w, strict=True):
+        np.testing.assert_allclose(party.view.labels_NC[paper.rows], z_k, atol=apart)
+        np.testing.assert_allclose(party.view.weights_FC, w, atol=apart)
+
+    accuracy = session.evaluate(next_step=3, final=True)[f"{method}_together"]
+    truth = active._own.rows.labels[active._aligned[active._test_positions]].numpy()  # type: ignore[index]
+    assert float(accuracy) == pytest.approx((paper.together().argmax(1) == truth).mean())
 
 
 def test_the_model_alone_is_the_active_s_own_view(tmp_path: Path) -> None:

@@ -2,21 +2,28 @@
 
 Run by: all parties of `protocols.psi.circuit.opprf_backend`. B bins, M members.
 
-1. The hub has one ID in a bin at most (x in the j-th of its three), a member each of its IDs y in
-   all three. By the vector OLE of `protocols.psi.vole` the hub gets F(x, j) for these n pairs
-   alone, the member computes F(y, j) for all 3 n of its own: the hub's store has H(x) + j at x, and
-   F(y, j) = hash(Decode(K, y) + Delta (H(y) + j)). What F(x, j) and F(x, i) are made of differs
-   by a multiple of Delta, which the hub does not know.
+1. The hub has one ID x in a bin b at most, a member each of its IDs y in all three of its bins. The
+   hub sends a vector P of one element a bin, masked by the vector OLE of `protocols.psi.vole`:
+   P_b = H(x), 128 bits, random in an empty bin. So it gets F(b, x) = hash(C_b), the member
+   F(b, y) = hash(C_b + Delta (P_b + H(y))) for each of its own.
 2. The member draws a random value t for each bin, and sends a store in which y has three words,
-   t + F(y, j) for j = 0, 1, 2, t that of the j-th bin of y.
-3. The hub adds F(x, j) to the j-th word that the store has for x: t where the member has x, else a
-   random number. The words of its IDs for other bins tell it nothing: it has no F of these.
+   t + F(b, y), one for each of its three bins b.
+3. The hub adds F(b, x) to that of the three words which the store has for x in bin b: t where the
+   member has x, else a random number.
 
 The circuit compares 64 bits a bin then, however many IDs a member has there. A bin in which IDs
 differ passes for equal with probability 2^-64.
-Source: Pinkas, Schneider, Tkachenko and Yanai, EUROCRYPT 2019 (OPPRF, circuit); Rindal and
-Schoppmann, EUROCRYPT 2021, section 6 (by vector OLE and a store). That the three values of an ID
-lie in one cell is ours: a third of the rows to solve, for as many bytes.
+
+Whatever the hub sends, it learns nothing before the circuit: P_b is one element, so that in each
+bin it knows F(b, y) for the y with H(y) = P_b alone, and two IDs with one H take a search of 2^64
+hashes under a key that nobody chose. Every other F(b, y) differs by a multiple of Delta, which the
+hub does not know (the hash is correlation robust). So all words of the store look random, but for
+at most one a bin, which its own t masks; t masks nothing else that the hub could take off. In the
+circuit it has one value a bin, right or wrong, as in `protocols.psi.circuit.backend`, whose
+caveats hold. A member that sends what it likes has a store of as many equations as cells.
+Source: Pinkas, Schneider, Tkachenko and Yanai, EUROCRYPT 2019 (OPPRF, circuit; one oblivious PRF a
+bin); Rindal and Schoppmann, EUROCRYPT 2021, section 6 (by vector OLE and a store). That the three
+values of an ID lie in one cell is ours: a third of the rows to solve, for as many bytes.
 """
 
 from collections.abc import Generator, Sequence
@@ -38,7 +45,7 @@ from protocols.psi.script import Script, Turn
 from protocols.psi.sizes import agreed_size, largest_size
 from protocols.psi.supply import Supply
 from protocols.psi.vole.dealing import HubShare, MemberShare, deal, ordered_size
-from protocols.psi.vole.field import Elements
+from protocols.psi.vole.field import Elements, random_elements
 from protocols.psi.vole.messages import (
     DEAL,
     hub_dealt_bytes,
@@ -69,12 +76,12 @@ _CHUNK = 2**12
 class Programmed:
     """One slot a bin, of a programmed value; see `protocols.psi.circuit.comparing.Comparing`."""
 
-    version = VERSION + 1
+    version = VERSION + 2
 
     def longest(self, agreement: IntersectionAgreement) -> int:
         most = largest_size(agreement)
         hints = _CHOICES * WORD.itemsize * vector_elements(most)
-        dealt = Framing.size(1, max(hints, hub_dealt_bytes(most)))
+        dealt = Framing.size(1, max(hints, hub_dealt_bytes(bins_for(most))))
         return max(dealt, longest_message(agreement, self.slots))
 
     def slots(self, member_size: int, bins: int) -> int:
@@ -90,11 +97,10 @@ class Programmed:
         dealt = yield from _dealt_to_hub(desk, hub_size, len(members), supply)
         used, own, choice = _placed(meeting)
         digests = _digests(meeting.tokens[own], meeting.key)
-        rows = StoreRows.of(digests, cells_for(hub_size))
-        targets = targets_of(digests) ^ _choices()[choice]
-        store = _encoded(desk.me, Encoder(rows, cells_for(hub_size)), targets)
+        points = random_elements(fresh_key(), b"points", len(meeting.row_of_bin))
+        points[used] = targets_of(digests)
         shares = [HubShare.of(one) for one in dealt]
-        vectors = {m: one.masked(store) for m, one in zip(members, shares, strict=True)}
+        vectors = {m: one.masked(points) for m, one in zip(members, shares, strict=True)}
         inbox = yield desk.turn(Kind.VECTOR, vectors, members)
         tags_MB = random_words(fresh_key(), b"empty", len(members) * len(meeting.row_of_bin))
         tags_MB = tags_MB.reshape(len(members), -1).copy()
@@ -103,7 +109,7 @@ class Programmed:
             hints = desk.read_words(inbox, member, Kind.HINT, shape)
             hinted = decode(hints, StoreRows.of(digests, cells_for(size)))
             own_hint = np.take_along_axis(hinted, choice[:, None], axis=1)[:, 0]
-            tags_B[used] = own_hint ^ _function(decode(share.c, rows), meeting.key)
+            tags_B[used] = own_hint ^ _function(share.c[used], meeting.key)
         return tags_MB
 
     def at_member(
@@ -111,9 +117,8 @@ class Programmed:
     ) -> Generator[Turn, Inbox, Words]:
         hub_size, size = meeting.sizes[0], meeting.sizes[1 + meeting.place]
         dealer = desk.agreement.dealer
-        # what takes no message of others is done while the hub encodes
+        # what takes no message of others is done while it comes
         digests = _digests(meeting.tokens, meeting.key)
-        rows = StoreRows.of(digests, cells_for(hub_size))
         hints = Encoder(StoreRows.of(digests, cells_for(size)), cells_for(size))
         inbox = yield Turn((), [hub] if supply else [hub, dealer])
         dealt = (
@@ -122,13 +127,13 @@ class Programmed:
             else desk.read(inbox, dealer, Kind.CORRELATED, member_dealt_bytes())
         )
         share = MemberShare.of(dealt, dealer=dealer)
-        vector = desk.read(inbox, hub, Kind.VECTOR, vector_bytes(hub_size))
-        values = decode(share.unmasked(hub, vector), rows)
-        values ^= share.delta.times(targets_of(digests))
+        vector = desk.read(inbox, hub, Kind.VECTOR, vector_bytes(bins_for(hub_size)))
+        values_B = share.unmasked(hub, vector)
+        addends = share.delta.times(targets_of(digests))
         tags_B = random_words(fresh_key(), b"bins", bins_for(hub_size))
         programmed = tags_B[meeting.bins_of]
-        for choice, addend in enumerate(share.delta.times(_choices())):
-            programmed[:, choice] ^= _function(values ^ addend, meeting.key)
+        for choice, bins in enumerate(meeting.bins_of.T):
+            programmed[:, choice] ^= _function(values_B[bins] ^ addends, meeting.key)
         store = _encoded(desk.me, hints, programmed)
         yield desk.turn(Kind.HINT, {hub: store.astype(WORD, copy=False).tobytes()}, ())
         return tags_B[None]
@@ -168,7 +173,7 @@ def _dealt_to_hub(
     desk: Desk, hub_size: int, members: int, supply: Supply | None
 ) -> Generator[Turn, Inbox, list[bytes]]:
     """The hub's part of the vector OLE with each member: from its supply, or ordered now."""
-    dealer, length, dealt = desk.agreement.dealer, hub_dealt_bytes(hub_size), []
+    dealer, length, dealt = desk.agreement.dealer, hub_dealt_bytes(bins_for(hub_size)), []
     if supply is not None:
         return [supply.take(length) for _ in range(members)]
     for _ in range(members):
@@ -192,7 +197,7 @@ def _deal(desk: Desk, hub: str, members: Sequence[str]) -> Generator[Turn, Inbox
             told = ", ".join(map(str, sorted(sizes)))
             raise RemoteProtocolError(f"{hub} orders for sets of {told} IDs, it has one")
         (size,) = sizes
-        hubs, members_own = deal(size)
+        hubs, members_own = deal(bins_for(size))
         yield desk.turn(Kind.CORRELATED, {hub: hubs, member: members_own}, ())
     return size
 
@@ -204,11 +209,6 @@ def _placed(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
     bins_of = meeting.bins_of.take(own, axis=0)
     choice = np.where(bins_of[:, 0] == used, 0, np.where(bins_of[:, 1] == used, 1, 2))
     return used, own, choice
-
-
-def _choices() -> Elements:
-    """What j = 0, 1, 2 adds to H, shape (3, 2)."""
-    return np.array([[choice, 0] for choice in range(_CHOICES)], np.uint64)
 
 
 def _digests(tokens: NDArray[np.uint8], key: bytes) -> Digests:

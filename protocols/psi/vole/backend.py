@@ -66,6 +66,7 @@ from protocols.psi.vole.messages import (
     member_dealt_bytes,
     tag_bytes,
     vector_bytes,
+    vector_elements,
 )
 from protocols.psi.vole.output import Tags, hub_tags, match, member_tags
 from protocols.psi.vole.store import (
@@ -220,7 +221,8 @@ def _dealt(
     The first order is answered in `inbox`.
     """
     if supply is not None:
-        return {member: HubShare.of(supply.take(hub_dealt_bytes(size))) for member in members}
+        length = hub_dealt_bytes(vector_elements(size))
+        return {member: HubShare.of(supply.take(length)) for member in members}
     shares, dealer = dict[str, HubShare](), desk.agreement.dealer
     for member in members:
         if shares:
@@ -279,7 +281,7 @@ def _member_script(desk: Desk, hub: str, ids: Sequence[bytes], supply: Supply | 
     inbox = yield Turn((), [hub] if supply else [hub, agreement.dealer])
     dealt = supply.take(member_dealt_bytes()) if supply else dealt_to_member(desk, inbox)
     share = MemberShare.of(dealt, dealer=agreement.dealer)
-    body = desk.read(inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(hub_size))
+    body = desk.read(inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size)))
     store = share.unmasked(hub, memoryview(body)[KEY_BYTES:])
     output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
     del inbox, body

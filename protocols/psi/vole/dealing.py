@@ -63,7 +63,7 @@ class HubShare:
         return cls(dealing, seed, from_bytes(c))
 
     def masked(self, store: Elements, *, head: bytes = b"") -> bytes:
-        """What the hub sends for a store P, behind `head`: A + P."""
+        """What the hub sends for a vector P, behind `head`: A + P."""
         vector = store.copy()
         add_random(vector, self.seed, b"a")
         return b"".join((head, self.dealing, vector.data.cast("B")))
@@ -115,14 +115,13 @@ def _parts(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
     return bytes(content[:DEALING_BYTES]), bytes(content[DEALING_BYTES:end]), content[end:]
 
 
-def deal(hub_size: int) -> tuple[bytes, bytes]:
-    """Make one vector OLE; return what the hub gets, and what the member gets."""
+def deal(elements: int) -> tuple[bytes, bytes]:
+    """Make one vector OLE so long; return what the hub gets, and what the member gets."""
     dealing, seed_a, seed_b = fresh_key()[:DEALING_BYTES], fresh_key(), fresh_key()
     delta = bytes(ELEMENT_BYTES)
     while not any(delta):
         delta = fresh_key()[:ELEMENT_BYTES]
-    count = vector_elements(hub_size)
-    c = Multiplier(delta).times(random_elements(seed_a, b"a", count))
+    c = Multiplier(delta).times(random_elements(seed_a, b"a", elements))
     add_random(c, seed_b, b"b")
     return dealing + seed_a + to_bytes(c), dealing + seed_b + delta
 
@@ -153,14 +152,15 @@ def dealer_script(desk: Desk, hub: str, members: Sequence[str]) -> Script:
     for member in members:
         inbox = yield Turn((), [hub])
         size = ordered_size(desk.agreement, hub, desk.read(inbox, hub, Kind.DEAL, DEAL.size))
-        hubs, members_own = deal(size)
+        hubs, members_own = deal(vector_elements(size))
         yield desk.turn(Kind.DEALT, {hub: hubs, member: members_own}, ())
     return Opened()
 
 
 def dealt_to_hub(desk: Desk, inbox: Inbox, size: int) -> bytes:
     """What the dealer sent for one member."""
-    return desk.read(inbox, desk.agreement.dealer, Kind.DEALT, hub_dealt_bytes(size))
+    length = hub_dealt_bytes(vector_elements(size))
+    return desk.read(inbox, desk.agreement.dealer, Kind.DEALT, length)
 
 
 def dealt_to_member(desk: Desk, inbox: Inbox) -> bytes:

@@ -83,14 +83,14 @@ def vector_elements(hub_size: int) -> int:
     return cells_for(hub_size) + DENSE
 
 
-def vector_bytes(hub_size: int) -> int:
-    """What the hub sends a member: the name of the dealing, and its masked store."""
-    return DEALING_BYTES + ELEMENT_BYTES * vector_elements(hub_size)
+def vector_bytes(elements: int) -> int:
+    """What the hub sends a member: the name of the dealing, and a masked vector so long."""
+    return DEALING_BYTES + ELEMENT_BYTES * elements
 
 
-def hub_dealt_bytes(hub_size: int) -> int:
+def hub_dealt_bytes(elements: int) -> int:
     """What the dealer sends the hub for one member: the name of the dealing, a seed, and C."""
-    return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES * vector_elements(hub_size)
+    return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES * elements
 
 
 def member_dealt_bytes() -> int:
@@ -111,5 +111,5 @@ def tag_bytes(hub_size: int, member_size: int) -> int:
 def longest_message(agreement: IntersectionAgreement) -> int:
     """Bytes of the longest message of an intersection under this agreement, or of its dealing."""
     most = largest_size(agreement)
-    tags = KEY_BYTES + tag_bytes(most, most) * most
-    return Framing.size(1, max(tags, hub_dealt_bytes(most), KEY_BYTES + vector_bytes(most)))
+    tags, elements = KEY_BYTES + tag_bytes(most, most) * most, vector_elements(most)
+    return Framing.size(1, max(tags, hub_dealt_bytes(elements), KEY_BYTES + vector_bytes(elements)))

@@ -1,0 +1,184 @@
+"""Labels as files, frames and callers have them, and the classes that they become.
+
+Run by: whoever holds labels, on its own. Labels are compared as texts without surrounding blanks.
+Texts that people take for one label ("1" and "1.0", "Yes" and "yes") would be classes of their own
+without a word, so they are refused unless all of them are listed as classes.
+"""
+
+import re
+import unicodedata
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_apfed.alignment.id_files import EMPTY
+from secure_apfed.data.targets import UNLABELLED
+from secure_apfed.errors import DataError, SuspectColumnWarning
+
+__all__ = ["anomaly_labels", "class_labels", "require_one_spelling", "warn_of_empty_words"]
+
+_SHOWN, _WIDTH = 5, 40
+_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
+_WHOLE = re.compile(r"-?[0-9]+")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?")
+_BETWEEN_WORDS = re.compile(r"(?<=\w)[\s_-]+(?=\w)")
+# As columns of truths are written; a letter stands for its word only beside that word.
+_TRUTHS = {"true": "1", "yes": "1", "false": "0", "no": "0"}
+_LETTERS = {"t": "true", "y": "yes", "f": "false", "n": "no"}
+
+
+def require_one_spelling(
+    labels: Iterable[str | None], *, where: str, remedy: str = "list all under data.classes",
+    listed: Sequence[str] = (), about: Collection[str] | None = None,
+) -> None:  # fmt: skip
+    """Refuse texts that differ only in how one label is spelled.
+
+    Told alike are letters of either case, composed and decomposed, wide and narrow, blanks, numbers
+    of one value ("1", "1.0", "1,0", "01", "+1", "1e0") and words of truth ("True", "T", "1").
+
+    Args:
+        labels: of rows; None where there is none.
+        where: whose they are, for errors.
+        remedy: what to do where they are different classes.
+        listed: labels that settings name, whether rows have them or not.
+        about: labels whose spellings alone matter; None: those of all.
+
+    Raises:
+        DataError: says the spellings, and how many rows have each.
+    """
+    counts = Counter(label for label in labels if label is not None)
+    plain = {label: _plain(label) for label in (*counts, *listed)}
+    words, alike = set(plain.values()), defaultdict[object, list[str]](list)
+    for label, text in plain.items():
+        alike[_meaning(text, words)].append(label)
+    found = [
+        " and ".join(f"{_short(one)} ({counts[one]} rows)" for one in spelled[:_SHOWN])
+        for spelled in alike.values()
+        if len(spelled) > 1 and (about is None or not set(about).isdisjoint(spelled))
+    ]
+    if found:
+        more = f", and {len(found) - _SHOWN} labels more" if len(found) > _SHOWN else ""
+        raise DataError(
+            f"{where} spells one label in several ways, each of which would be a class of its own: "
+            f"{'; '.join(found[:_SHOWN])}{more}; write each label in one way, or {remedy} if they "
+            "are different classes"
+        )
+
+
+def warn_of_empty_words(
+    labels: Sequence[str | None],
+    *,
+    party: str,
+    column: str,
+    listed: Sequence[str] = (),
+    count: bool,
+) -> frozenset[str]:
+    """Warn of labels that say "NA", "None" or the like; `count`: whether they count as empty.
+
+    Returns:
+        All words that do, but for those that are listed as classes.
+    """
+    empty = EMPTY.difference(listed)
+    read = {text: labels.count(text) for text in sorted(empty.intersection(labels)) if text}
+    if read:
+        counts = ", ".join(f"{text!r} ({rows})" for text, rows in read.items())
+        taken = "count as empty" if count else "are a class each, and do not count as empty"
+        warnings.warn(
+            f"{party}: labels {counts} of column {column!r} {taken}; list them under data.classes "
+            "if they are classes, else leave their cells empty",
+            SuspectColumnWarning,
+            stacklevel=3,
+        )
+    return empty if count else frozenset()
+
+
+def _short(label: str) -> str:
+    """A label as messages show it: with escapes where letters alone do not tell two apart."""
+    text = ascii(label) if not unicodedata.is_normalized("NFKC", label) else repr(label)
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}... ({len(label)} characters)"
+
+
+def _plain(label: str) -> str:
+    """Without what nobody sees or minds."""
+    text = unicodedata.normalize("NFKC", label).translate(_DASHES)
+    text = "".join(one for one in text if unicodedata.category(one) != "Cf")
+    return unicodedata.normalize("NFKC", text.casefold()).strip()
+
+
+def _meaning(text: str, words: set[str]) -> object:
+    """What people read in it: the same for spellings of one label."""
+    word = _LETTERS.get(text, text)
+    text = word if word in words else text
+    text = _TRUTHS.get(text, text)
+    point = text.replace(",", ".") if text.count(",") == 1 and "." not in text else text
+    if _NUMBER.fullmatch(point):
+        try:
+            return Decimal(point)
+        except InvalidOperation:  # its exponent lies beyond all bounds
+            return text
+    return _BETWEEN_WORDS.sub(" ", text)
+
+
+def class_labels(
+    labels: Sequence[str | None], listed: tuple[str, ...] | None, *, party: str, column: str
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Each row's class (N,), `UNLABELLED` where it has no label, and the names of the classes.
+
+    Args:
+        labels: of a party's rows; None where there is none.
+        listed: the classes; None: they are those of the labels, numbers in their order.
+        party: whose labels they are.
+        column: that holds them.
+
+    Raises:
+        DataError: labels outside of the listed classes, or several spellings of one.
+    """
+    where = f"{party}: column {column!r}"
+    if listed is None:
+        require_one_spelling(labels, where=where)
+    classes = _found(labels) if listed is None else listed
+    places: dict[str | None, int] = {label: place for place, label in enumerate(classes)}
+    outside = Counter(label for label in labels if label is not None and label not in places)
+    if outside:
+        require_one_spelling(labels, where=where, listed=classes, about=outside)
+        raise DataError(
+            f"{party}: {outside.total()} labels lie outside the classes "
+            f"{', '.join(map(_cut, classes))}, such as "
+            f"{', '.join(map(_cut, sorted(outside)[:_SHOWN]))}; mend them, or add the class"
+        )
+    return np.array([places.get(label, UNLABELLED) for label in labels], np.int64), classes
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= _WIDTH else _short(label)
+
+
+def _found(labels: Sequence[str | None]) -> tuple[str, ...]:
+    found = {label for label in labels if label is not None}
+    whole = all(map(_WHOLE.fullmatch, found))
+    return tuple(sorted(found, key=Decimal)) if whole else tuple(sorted(found))
+
+
+def anomaly_labels(
+    labels: Sequence[str | None], anomaly: str, *, party: str, column: str
+) -> NDArray[np.int64]:
+    """1 of anomalies, 0 of others, `UNLABELLED` where there is no label.
+
+    Raises:
+        DataError: no label is `anomaly`, or some are another spelling of it.
+    """
+    require_one_spelling(
+        labels, where=f"{party}: with data.anomaly, column {column!r}", listed=(anomaly,),
+        about=(anomaly,), remedy="rename the others",
+    )  # fmt: skip
+    if anomaly not in labels:
+        found = sorted({label for label in labels if label is not None})
+        raise DataError(
+            f"{party}: no label is {anomaly!r}, which data.anomaly names; labels are "
+            f"{', '.join(map(_cut, found[:_SHOWN]))}"
+        )
+    return np.array([UNLABELLED if one is None else one == anomaly for one in labels], np.int64)
