@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS
-from secure_apfed.names import Name
+from secure_apfed.names import Name, ReleaseFigure
 
 __all__ = [
     "FILE_NAME",
@@ -115,12 +115,12 @@ class Frame(_Written):
     size: _Count
     digest: _Hex32
     epsilon: Annotated[float, Field(ge=0)] | Literal["inf"] | None = None
-    figure: Literal["epsilon_x", "epsilon_v", "epsilon_c"] | None = None
+    figure: ReleaseFigure | None = None
 
     @classmethod
     def of(
         cls, event: Literal["sent", "received"], envelope: Envelope, frame: bytes, *, at: float,
-        epsilon: float | Literal["inf"] | None = None, figure: str | None = None,
+        epsilon: float | Literal["inf"] | None = None, figure: ReleaseFigure | None = None,
     ) -> "Frame":  # fmt: skip
         """What the log says of an envelope."""
         peer = envelope.receiver if event == "sent" else envelope.sender

@@ -29,6 +29,7 @@ from secure_apfed.audit_log.lines import (
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope
+from secure_apfed.names import ReleaseFigure
 from secure_apfed.regular_file import open_regular
 
 __all__ = ["AuditLog", "Meter"]
@@ -48,7 +49,7 @@ class Meter(Protocol):
         ...
 
     @property
-    def figure(self) -> str:
+    def figure(self) -> ReleaseFigure:
         """What `epsilon` is called, of `secure_apfed.privacy_rows.FIGURES`."""
         ...
 

@@ -28,6 +28,7 @@ from secure_apfed.audit_log.lines import (
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind
 from secure_apfed.folder_files import open_plain
+from secure_apfed.names import ReleaseFigure
 
 __all__ = ["Flow", "Summary", "log_at", "read_lines", "verify_log"]
 
@@ -72,7 +73,7 @@ class Summary:
     cut: int = 0
     torn: int = 0
     unsigned: int = 0
-    figure: str = "epsilon_x"
+    figure: ReleaseFigure = "epsilon_x"
     epsilon: float = 0.0
     _flows: dict[tuple[str, str, Kind | None], Flow] = field(default_factory=dict, repr=False)
 

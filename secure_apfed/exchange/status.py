@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
+from secure_apfed.names import ReleaseFigure
 
 __all__ = ["PeerStatus", "Status", "StatusKeeper", "Waiting"]
 
@@ -72,7 +73,7 @@ class Status(_Told):
     waits: Waiting | None
     peers: dict[str, PeerStatus]
     epsilon: float
-    figure: str = "epsilon_x"
+    figure: ReleaseFigure = "epsilon_x"
 
     @property
     def sent_bytes(self) -> int:
@@ -94,7 +95,7 @@ class _Meter(Protocol):
     def epsilon(self) -> float: ...
 
     @property
-    def figure(self) -> str: ...
+    def figure(self) -> ReleaseFigure: ...
 
 
 class StatusKeeper:

@@ -8,13 +8,13 @@ the passive's word: a passive that deviates may say anything, of its own people'
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from protocols.errors import RemoteProtocolError
-from secure_apfed.names import UPDATES
+from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy import PrivacyLedger, PrivacySpent
 
 __all__ = ["Charged", "pack_charged", "read_charged"]
@@ -33,7 +33,7 @@ class Charged(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    figure: Literal["epsilon_x", "epsilon_v", "epsilon_c"]
+    figure: ReleaseFigure
     epsilon: Annotated[float, Field(ge=0)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     releases: Annotated[int, Field(ge=0, lt=2**31)]

@@ -16,6 +16,7 @@ import torch
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, ConfigError
+from secure_apfed.names import ReleaseFigure
 from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, GridTooLargeError
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.gdp import Mechanism, NoPrivacy, compose
@@ -108,7 +109,7 @@ class PrivacyLedger:
         rows: int,
         log: Path | None,
         seeded: bool = False,
-        figure: str = "epsilon_x",
+        figure: ReleaseFigure = "epsilon_x",
     ) -> None:
         if not 0 < delta < 1:
             raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")

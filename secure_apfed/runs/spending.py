@@ -11,7 +11,7 @@ from dataclasses import replace
 from secure_apfed.config import Config
 from secure_apfed.defences import statements
 from secure_apfed.methods import Session
-from secure_apfed.names import UPDATES
+from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy import LabelMechanism, PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.contributions import contributions_statement
 from secure_apfed.privacy.guarantee import guarantee_of
@@ -46,7 +46,7 @@ class ReleaseMeter:
         self._known = -1, 0.0
 
     @property
-    def figure(self) -> str:
+    def figure(self) -> ReleaseFigure:
         """What `epsilon` is called; a party lets out one thing at most."""
         return next((ledger.figure for ledger in self._ledgers.values()), "epsilon_x")
 

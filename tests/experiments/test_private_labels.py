@@ -25,6 +25,7 @@ from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy import LabelResponse, MultiStageResponse
 from secure_apfed.runs.writing import RunWriter
+from secure_apfed.solo import BASELINES
 from tests.experiments.own_tables import own_tables
 
 RESPONSE = {"labels": {"mechanism": "randomised_response", "epsilon": 0.01}}
@@ -77,8 +78,9 @@ def told(
     if flipped is not None:
         row = int(load_data(config.data, seed=config.seed).labelled_rows[flipped])
         frame = pd.read_csv(tables / "active.csv")
-        frame.loc[row, "label"] = {"yes": "no", "no": "yes"}[frame.loc[row, "label"]]
-        frame.to_csv(tables / "active.csv", index=False)
+        labels = frame["label"].tolist()
+        labels[row] = {"yes": "no", "no": "yes"}[labels[row]]
+        frame.assign(label=labels).to_csv(tables / "active.csv", index=False)
     (folder / "run.yaml").write_text(dump_config(config))
     place = folder / f"w{0 if flipped is None else flipped}"
     capsys.readouterr()
@@ -99,8 +101,8 @@ def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
 def few_baselines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them once: each takes seconds."""
     if "alone" not in request.node.name:
-        few = ("ridge", "logistic")
-        monkeypatch.setattr(solo, "BASELINES", {name: solo.BASELINES[name] for name in few})
+        few = {name: BASELINES[name] for name in ("ridge", "logistic")}
+        monkeypatch.setattr(solo, "BASELINES", few)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,7 +124,9 @@ def fitted_on_true_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = solo._measured
 
     def planted(config: Any, path: Path, own: Any, **more: Any) -> Any:
-        return measured(config, path, load_data(config.data, seed=config.seed).own("active"))
+        known = load_data(config.data, seed=config.seed).own("active")
+        assert known is not None
+        return measured(config, path, known)
 
     monkeypatch.setattr(solo, "_measured", planted)
 

@@ -260,6 +260,8 @@ def test_one_thing_costs_the_same_by_the_same_name_wherever_it_is_told(
         assert (folder / "report.html").is_file()
     assert told[0] == told[1]
     memory, apart = runs["memory"], runs[over]
+    assert memory.solo is not None
+    assert apart.solo is not None
     assert memory.solo == apart.solo.model_copy(update={"files": memory.solo.files})
     assert memory.outcome.contributions == apart.outcome.contributions
     # What the passives said at the end stands in the active's own folder, too.
