@@ -7,7 +7,7 @@ the passive's word: a passive that deviates may say anything, of its own people'
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgpack
@@ -17,7 +17,7 @@ from protocols.errors import RemoteProtocolError
 from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy import PrivacyLedger, PrivacySpent
 
-__all__ = ["Charged", "pack_charged", "read_charged"]
+__all__ = ["Charged", "pack_charged", "read_charged", "said_of"]
 
 _MOST_BYTES = 4096
 
@@ -74,6 +74,33 @@ def pack_charged(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
             )  # fmt: skip
     packed: bytes = msgpack.packb(told)
     return packed
+
+
+def said_of(
+    charged: Mapping[str, Sequence[Charged]], *, among: Iterable[str], silent: Mapping[str, int]
+) -> dict[str, dict[str, Any]]:
+    """The accounts of votes or contributions of parties that are played elsewhere.
+
+    Args:
+        charged: by party, what it last said.
+        among: those that help; of one that said nothing, where others did, nothing is promised.
+        silent: who fell silent, and in which step.
+    """
+    said = {
+        name: one.account(name)
+        for name, accounts in charged.items()
+        for one in accounts
+        if one.figure != "epsilon_x"
+    }
+    if said:
+        unknown = {**next(iter(said.values())), "epsilon": math.inf, "releases": 0}
+        for name in among:
+            if name not in charged:
+                said[name] = {**unknown, "trace": [f"{name} never said what it charged"]}
+    for name in said.keys() & silent.keys():
+        since = f"it fell silent in step {silent[name]}, and what it charged since is not known"
+        said[name]["trace"].append(since)
+    return said
 
 
 def read_charged(payload: bytes, *, sender: str) -> Sequence[Charged]:

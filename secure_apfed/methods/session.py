@@ -20,7 +20,7 @@ from secure_apfed.exchange import InMemory, Kind, Links, Script, Transcript
 from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.accounts import freshly_brought
 from secure_apfed.methods.alignment import align_as_active, align_as_passive, deal, needs_dealer
-from secure_apfed.methods.charged import Charged, pack_charged
+from secure_apfed.methods.charged import Charged, pack_charged, said_of
 from secure_apfed.methods.entering import enter, roles_of, standing
 from secure_apfed.methods.method import (
     Brought,
@@ -261,12 +261,8 @@ class Session:
         """By passive that adds noise to what it lets out, what that cost it: as its ledger counts
         where it is played here, else as it last said.
         """
-        return {name: ledger.account() for name, ledger in self.contributions.items()} | {
-            name: one.account(name)
-            for name, accounts in self.charged.items()
-            for one in accounts
-            if one.figure != "epsilon_x"
-        }
+        said = said_of(self.charged, among=self.contract.passives, silent=self.learner.left)
+        return {**{name: one.account() for name, one in self.contributions.items()}, **said}
 
     @property
     def secure_sum(self) -> dict[str, object]:

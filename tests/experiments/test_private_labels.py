@@ -44,10 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Of every run its own, whatever the labels are.
 DRAWN = re.compile(r"[0-9a-f]{32,}|\"seconds\": [0-9.e+-]+|[0-9.]+\u202fs\b|/[^\"<\s]*/w\d")
-COMPARED = (
-    "result.json", "solo.json", "model.json", "model.safetensors", "metrics.jsonl",
-    "test-scores.safetensors", "privacy.json", "report.html", "config.yaml",
-)  # fmt: skip
+DRAWN_FILES = ("identity.pem", "events.out.*", "answers-*", "alignment.*", "transcript.msgpack")
 
 
 def config_of(**settings: Any) -> Config:
@@ -86,9 +83,10 @@ def told(
     capsys.readouterr()
     assert execute(["run", str(folder / "run.yaml"), "--output", str(place), "--json"]) == 0
     found = {"printed": capsys.readouterr().out}
-    for name in COMPARED:
-        if (place / name).is_file():
-            found[name] = (place / name).read_bytes().decode("utf-8", "backslashreplace")
+    for path in place.rglob("*"):
+        if path.is_file() and not any(path.match(drawn) for drawn in DRAWN_FILES):
+            name = path.relative_to(place).as_posix()
+            found[name] = path.read_bytes().decode("utf-8", "backslashreplace")
     return {name: DRAWN.sub("", text) for name, text in found.items()}
 
 
