@@ -34,6 +34,7 @@ from secure_apfed.data.settings import DataSettings
 from secure_apfed.errors import ApfedError, CheckpointError
 from secure_apfed.folder_files import read_json
 from secure_apfed.plain_json import to_json
+from secure_apfed.privacy.settings import LabelSettings
 from secure_apfed.runs import RunFolder, resumable, run
 from secure_apfed.runs.aligned_once import PastAlignment, aligned_once
 from secure_apfed.runs.folder import own_subfolder, write_atomically
@@ -143,8 +144,9 @@ class Trial:
 
     @property
     def alone(self) -> Config:
-        """What the solo baselines are measured with."""
-        return (self.point.alone or self.config).model_copy(update={"seed": self.seed})
+        """What the solo baselines are measured with: without privacy, since nothing is sent."""
+        shown = {"seed": self.seed, "labels": LabelSettings(), "dp_sgd": None}
+        return (self.point.alone or self.config).model_copy(update=shown)
 
     @property
     def keeps_figures(self) -> bool:

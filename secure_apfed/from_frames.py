@@ -116,7 +116,8 @@ class FramesResult:
     Attributes:
         config: of the run, complete; run: what it told, with what was sent and spent.
         measures: of the test rows, with 95 % intervals over these rows.
-        alone: what the active does without anybody, by every solo baseline; None: not asked for.
+        alone: what the active does without anybody, by every solo baseline; None: not asked for, or
+            under dp_sgd, whose noise would not cover it.
         attacks: results of those that the settings name.
         who_learns: by party, what it received of each kind and can read of it; empty without the
             extra `experiments`.
@@ -299,12 +300,12 @@ def _result(
 ) -> FramesResult:  # fmt: skip
     """What the finished run's folder says."""
     from experiments.finish import mount_attacks
-    from experiments.solo import FILE, keep_solo
+    from experiments.solo import beside_run
 
     variant = next(iter(found.accuracy))
     scored = read_scored(RunFolder(folder), variant, threshold=found.threshold)
     attacks = mount_attacks(folder) if config.attacks else ()
-    alone = keep_solo(config, folder / FILE) if baselines else None
+    alone = beside_run(config, folder, found.trained) if baselines else None
     who_learns, page = _reported(folder, draws=keeps)
     model = None
     if config.facts.predicts_alone:

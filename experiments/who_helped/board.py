@@ -119,6 +119,11 @@ class Board:
             f"{_epsilon(self.epsilon_y)}, at delta {self.delta:.2g}."
         )
         told = [charged]
+        if self.config.labels_are_private:
+            told.append(
+                "Worth compares with true labels that the active holds back, of other rows with "
+                "each seed, which no epsilon counts."
+            )
         if never := self.game.never_asked:
             names = "; ".join(", ".join(sorted(one)) for one in never[:10])
             more = f" and {len(never) - 10} more" if len(never) > 10 else ""

@@ -315,7 +315,9 @@ class ApfedAggregator(Helper):
         gone = [name for name in error.left or awaited if name in self._present]
         if isinstance(error, RunStoppedError) and self._contract.silent_passive != "recover":
             raise error
-        unasked = f"{error}; or {self._contract.active} did not ask for it"
+        unasked = str(error)
+        if not error.gone:  # who left was not merely not asked
+            unasked += f"; or {self._contract.active} did not ask for it"
         if self._contract.silent_passive != "recover":
             raise PartyLeftError(
                 f"{unasked}; the contract says to {self._contract.silent_passive} when a passive "

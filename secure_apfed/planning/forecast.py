@@ -70,7 +70,8 @@ class Forecast:
         epsilon_y: of one training label; infinite without a label mechanism or private training.
         epsilon_model: of one whole record; infinite where none is claimed.
         delta, releases: at which they hold, and T, the planned releases of one row.
-        epsilon_passives: by passive, of one person's features there, where noise is under the sum.
+        figure_passives, epsilon_passives: how what passives add noise to is called, and by passive
+            what it costs one person there.
         delta_passives, releases_passives: at which these hold, and T of one person; null without.
         intersections: what each protocol would take to align these tables.
         warnings: what is worth knowing before the run.
@@ -94,6 +95,7 @@ class Forecast:
     delta: float
     releases: int
     epsilon_passives: Mapping[str, float]
+    figure_passives: str
     delta_passives: float | None
     releases_passives: int | None
     intersections: tuple[IntersectionCost, ...]
@@ -183,6 +185,9 @@ def forecast(config: Config) -> Forecast:
         epsilon_model=privacy.epsilon_model,
         delta=privacy.delta,
         releases=privacy.releases,
+        figure_passives=next(
+            (ledger.figure for ledger in played.contributions.values()), "epsilon_c"
+        ),
         epsilon_passives={
             name: ledger.would_cost(releases) for name, ledger in played.contributions.items()
         },

@@ -17,6 +17,7 @@ import torch
 
 from protocols.errors import LocalProtocolError
 from secure_apfed.errors import ApfedError, ConfigError
+from secure_apfed.names import ReleaseFigure
 from secure_apfed.privacy.accountants import ACCOUNTANTS, EXACT, Accountant, NoFigureError
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.gdp import Mechanism, NoPrivacy, compose
@@ -32,7 +33,8 @@ class PrivacySpent:
     """What a party has given away so far, for the run, its report and its result.
 
     Attributes:
-        epsilon_x: one row's releases together, replace-one, encoder held fixed.
+        epsilon_x: one row's releases together, replace-one, encoder held fixed; of a ledger of
+            votes or contributions its own figure (`PrivacyLedger.figure`).
         epsilon_y: one training label, in all that is sent and in the finished model; infinite
             unless a label mechanism stood before training (then at delta 0) or it was private.
         epsilon_model: whole records in the trained model; infinite where nothing is claimed.
@@ -89,6 +91,7 @@ class PrivacyLedger:
             that a rolled-back checkpoint forgets what was sent since; for simulations.
         seeded: whether noise depends on the step alone. Two different releases of one step then
             differ by no noise at all, so that nothing is claimed after the second.
+        figure: by which of `secure_apfed.privacy_rows.FIGURES` what it counts is called.
 
     Attributes:
         charges: batches that this object allowed to be sent, repeats included.
@@ -107,6 +110,7 @@ class PrivacyLedger:
         rows: int,
         log: Path | None,
         seeded: bool = False,
+        figure: ReleaseFigure = "epsilon_x",
     ) -> None:
         if not 0 < delta < 1:
             raise ConfigError(f"delta lies between 0 and 1, both excluded, got {delta}")
@@ -122,7 +126,7 @@ class PrivacyLedger:
         self._counts = ReleaseCounts(
             rows=index(rows), log=log, about={"noise_multiplier": _noise_multiplier(mechanism)}
         )
-        self._seeded, self.charges = seeded, 0
+        self._seeded, self.charges, self.figure = seeded, 0, figure
         self._others: Callable[..., None] | None = None
 
     def ask_before_charging(self, others: Callable[..., None]) -> None:
@@ -173,7 +177,7 @@ class PrivacyLedger:
         trace = (
             f"one release: {self._mechanism}",
             f"releases of one row: {self._counts.most} at most, no amplification by subsampling",
-            f"{self._accountant} accountant: epsilon_x {epsilon:.4g} at delta {self._delta:g}",
+            f"{self._accountant} accountant: {self.figure} {epsilon:.4g} at delta {self._delta:g}",
         )
         return PrivacySpent(
             epsilon_x=epsilon,
@@ -188,6 +192,7 @@ class PrivacyLedger:
         """What all releases so far cost, in plain values: one mechanism's figures and no others."""
         spent = self.spent()
         return {
+            "figure": self.figure,
             "epsilon": spent.epsilon_x,
             "delta": spent.delta,
             "releases": spent.releases,

@@ -73,8 +73,9 @@ class Attendance(Written):
 
 
 class Contributions(Written):
-    """What one passive's contributions to noisy sums cost it."""
+    """What one passive's votes or contributions to sums cost it; figure: what epsilon is called."""
 
+    figure: str = "epsilon_c"
     epsilon: Epsilon
     delta: float
     releases: Count

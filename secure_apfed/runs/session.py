@@ -117,7 +117,8 @@ def _play(
         **judged.told,
         wire_bytes=session.transcript.wire_bytes,
         privacy=privacy,
-        contributions={name: one.account() for name, one in session.contributions.items()},
+        contributions=session.contributed,
+        trained=labels.data(),
         recorded=experimenter.recording(),
         folder=writer.folder.path if writer else None,
     )

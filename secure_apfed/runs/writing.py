@@ -161,8 +161,8 @@ class RunWriter:
             wire_bytes=transcript.wire_bytes,
             privacy=Privacy.of(privacy),
             contributions={
-                passive: Contributions.model_validate(ledger.account())
-                for passive, ledger in session.contributions.items()
+                passive: Contributions.model_validate(account)
+                for passive, account in session.contributed.items()
             },
             seconds=seconds,
             aligned_rows=0 if aligned is None else len(aligned),

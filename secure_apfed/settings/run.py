@@ -111,6 +111,11 @@ class RunSettings(Settings, ABC):
     attacks: tuple[AttackChoice, ...] = ()
 
     @property
+    def labels_are_private(self) -> bool:
+        """Whether figures of the run may depend on training labels only through noise."""
+        return self.labels.mechanism != "none" or self.dp_sgd is not None
+
+    @property
     @abstractmethod
     def facts(self) -> MethodFacts:
         """What the method is; ask for these, never for its name."""

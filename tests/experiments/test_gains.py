@@ -1,6 +1,7 @@
 """Gains: paired by seed against a baseline that no test row chose; solo baselines are kept once."""
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from experiments.run_list import HEADER, ListedRun, State, list_runs, settings_in
-from experiments.solo import FILE, SoloRecord, settings_digest, solo_file
+from experiments.solo import SoloRecord, settings_digest, solo_file
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.errors import DataError
@@ -21,6 +21,7 @@ from secure_apfed.runs.folder import own_subfolder
 from secure_apfed.solo.choice import BaselineResult
 from tests.experiments.run_folder import attack_result, config_of, write_run
 
+SOLO = "solo.json"
 DAY = datetime(2025, 3, 1, 12, tzinfo=UTC)
 
 
@@ -46,7 +47,7 @@ def top(tmp_path: Path) -> Path:
     guarded = write_run(
         top / "guarded", config, accuracy={"apfed_c": 0.7}, epsilon=7.98, attacks=attacks
     )
-    write_solo(guarded / FILE, config, 0.65)
+    write_solo(guarded / SOLO, config, 0.65)
     (guarded / "report.html").write_text("")
     in_study = config_of("single_view")
     study = write_run(top / "study" / "alone", in_study, accuracy={"single_view": 0.5})
@@ -124,16 +125,16 @@ def test_a_broken_folder_is_a_row_that_names_the_file(top: Path, name: str, said
 
 @pytest.mark.parametrize("text", ['"measure": "x"', '"baselines": []'])
 def test_baselines_that_are_none_are_a_row_that_says_so(top: Path, text: str) -> None:
-    file = top / "guarded" / FILE
+    file = top / "guarded" / SOLO
     record = json.loads(file.read_text())
     file.write_text(json.dumps({**record, **json.loads(f"{{{text}}}")}))
     run = by_name(top)["guarded"]
     assert run.state is State.BROKEN
-    assert FILE in run.reason
+    assert SOLO in run.reason
 
 
 def test_a_run_is_told_by_the_measure_that_judges_it(top: Path) -> None:
-    file, result = top / "guarded" / FILE, top / "guarded" / "result.json"
+    file, result = top / "guarded" / SOLO, top / "guarded" / "result.json"
     told = {**json.loads(file.read_text()), "measure": "brier"}
     file.write_text(json.dumps(told))
     run = by_name(top)["guarded"]

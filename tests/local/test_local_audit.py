@@ -106,7 +106,7 @@ def test_a_stopped_party_is_silent_in_the_views_of_those_who_wait_for_it(tmp_pat
             raise AssertionError(f"the launcher ended: {before[-4:]}")
         assert "passive-1" in status["waits"]["senders"]
         assert status["waits"]["since_s"] <= status["waits"]["patience_s"]
-        assert status["peers"]["passive-1"]["silent_s"] >= 2
+        assert status["peers"]["passive-1"]["silent_s"] >= 15  # half of the patience
     finally:
         if stopped:
             os.kill(stopped, signal.SIGCONT)

@@ -134,8 +134,10 @@ def test_what_cannot_be_planned_is_refused(
 
 @pytest.mark.parametrize(("method", "epochs"), [("apfed_r", 2), ("apfed_c", 3)])
 def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
-    method: str, epochs: int, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    method: str, epochs: int, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "120")
     text = config.read_text().replace(
         "scheme: plain", "scheme: plain, masks: pairwise, noise: {sigma: 4.0}"
     )
@@ -150,7 +152,8 @@ def test_passives_forecast_what_their_noise_costs_and_the_run_agrees(
     capsys.readouterr()
     assert execute(["plan", str(config), *changes]) == 0
     shown = capsys.readouterr().out
-    assert re.search(rf"epsilon of passive-1, in sums +\S+ at delta 1e-05, T {epochs}", shown)
+    row = rf"epsilon_c of passive-1, one person in sums +\S+ at delta 1e-05, T {epochs}"
+    assert re.search(row, shown)
 
 
 def test_without_noise_under_the_sum_no_passive_is_told_an_epsilon(
