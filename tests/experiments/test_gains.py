@@ -156,7 +156,7 @@ def test_a_plan_finds_the_nearest_stored_case() -> None:
     def case(**changes: object) -> StoredGain:
         usual = {
             "method": "votes", "dataset": "digits", "active_view": 1, "labelled": 20, "seeds": 10,
-            "baseline": "mixmatch", "gain": 10.0, "low": 8.0, "high": 12.0,
+            "baseline": "mixmatch", "gain": 10.0, "low": 8.0, "high": 12.0, "shared": 0.0,
         }  # fmt: skip
         return StoredGain.model_validate({**usual, **changes})
 
