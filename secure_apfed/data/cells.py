@@ -27,6 +27,7 @@ from secure_apfed.errors import DataError
 __all__ = [
     "BLANK",
     "LINES",
+    "RESPELT",
     "TRUTHS",
     "ColumnName",
     "are_padded_codes",
@@ -40,6 +41,7 @@ __all__ = [
     "name_of",
     "numbers_of",
     "place_of",
+    "plain_text",
     "refuse_look_alikes",
     "spans_of",
     "texts_of",
@@ -58,8 +60,16 @@ BLANK = frozenset({""})
 LINES = "lines of the file"
 """Attribute of a frame whose rows are lines of a CSV file."""
 
-_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ][\d:.]+(Z|[+-]\d{2}:?\d{2})?)?")
-_SPAN = re.compile(r"-?\d+ days?( [+-]?\d{1,2}:\d{2}:\d{2}(\.\d+)?)?")  # as pandas writes durations
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ][\d:.]+(Z|[+-]\d{2}:?\d{2})?)?", re.ASCII)
+# As pandas writes durations.
+_SPAN = re.compile(r"-?\d+ days?( [+-]?\d{1,2}:\d{2}:\d{2}(\.\d+)?)?", re.ASCII)
+# What programs write in several ways: numbers with a fraction or an exponent, times and moments.
+_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?(e[+-][0-9]{1,3})?"
+_TIME = r"[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]+"
+_MOMENT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.]+(Z|[+-][0-9]{2}:?[0-9]{2})?"
+RESPELT = rf"-?(0|[1-9][0-9]*)((\.[0-9]+)?e[+-][0-9]{{1,3}}|\.[0-9]*0)|-0(\.0+)?|{_TIME}|{_MOMENT}"
+"""Pattern of the texts that `plain_text` may change."""
+
 _DAY = datetime.timedelta(days=1)
 _MOSTLY = 0.5
 # What a number or a date looks like where nobody reads it as one, and what to write instead.
@@ -218,12 +228,40 @@ def _text(cell: Any) -> str:
     if isinstance(cell, bytes):
         return cell.decode(errors="backslashreplace").strip()
     if isinstance(cell, decimal.Decimal) and cell.is_finite():
-        text = format(cell, "f")
-        return text.rstrip("0").rstrip(".") if "." in text else text
+        return plain_text(format(cell, "f"))
     if isinstance(cell, datetime.datetime) and cell is not pd.NaT:
-        midnight = cell.tzinfo is None and cell.time() == datetime.time()
-        return cell.date().isoformat() if midnight else cell.isoformat(" ")
+        return _moment_text(cell)
     return cell_text(cell)
+
+
+def plain_text(text: str) -> str:
+    """A number, a time or a moment in one of its spellings; any other text as it is.
+
+    Digits behind leading zeros, or with an exponent without sign, are codes and no numbers. Moments
+    are in UTC where they have a time zone, and a midnight without one is its date.
+
+    Example:
+        >>> [plain_text(one) for one in ("1.50", "-0.0", "1e-07", "007", "2026-01-31T00:00:00.000")]
+        ['1.5', '0', '0.0000001', '007', '2026-01-31']
+    """
+    if not re.fullmatch(RESPELT, text):
+        return text
+    if re.fullmatch(_NUMBER, text):
+        whole, _, fraction = format(decimal.Decimal(text), "f").partition(".")
+        digits = f"{whole}.{fraction}".rstrip("0").rstrip(".")
+        return "0" if digits == "-0" else digits
+    if re.fullmatch(_TIME, text):
+        return text.rstrip("0").rstrip(".")
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        return _moment_text(moment.astimezone(datetime.UTC) if moment.tzinfo else moment)
+    except (ValueError, OverflowError):  # none that there is, or beyond the years that have one
+        return text
+
+
+def _moment_text(moment: datetime.datetime) -> str:
+    midnight = moment.tzinfo is None and moment.time() == datetime.time()
+    return moment.date().isoformat() if midnight else moment.isoformat(" ")
 
 
 def _nfc(text: str) -> str:

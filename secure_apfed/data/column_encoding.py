@@ -6,11 +6,10 @@ when the model predicts: how a column was learnt says how its cells are read, wh
 they come from and however many rows at once. Letters: N rows, F features.
 """
 
-import re
 import unicodedata
 import warnings
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, NamedTuple
 
@@ -30,6 +29,7 @@ from secure_apfed.data.cells import (
     is_empty,
     name_of,
     numbers_of,
+    plain_text,
     spans_of,
     texts_of,
 )
@@ -177,7 +177,7 @@ class CategoricalColumn(Settings):
 
     Where there are no buckets an unknown cell is a row of zeros, as an empty one always is. The
     hash is MurmurHash3 of the UTF-8 text, modulo the buckets; of 1.50 that of 1.5, of TRUE that of
-    True.
+    True, see `secure_apfed.data.cells.plain_text`.
 
     Attributes:
         words: of those that mean an empty cell (such as NA), what is a text here, as every category
@@ -202,17 +202,43 @@ class CategoricalColumn(Settings):
 
     @property
     def spellings(self) -> dict[str, str]:
-        """Every text that stands for a category, itself first: of truths, numbers and letters with
-        accents also as other programs write them. What would stand for two stands for none.
+        """Texts as programs write them that stand for a category, which they name."""
+        return self.known(text for one in self.categories for text in self._written(one))
+
+    def known(self, texts: Iterable[str]) -> dict[str, str]:
+        """The category that each of these stands for: itself, or the one that has its meaning, as a
+        number, a moment or, where all are true or false or 1 or 0, a truth. Of texts that could
+        stand for two, none is there.
         """
-        found = {category: category for category in self.categories}
-        shared = set()
-        truths = {TRUTHS.get(_plain(one), _BITS.get(_plain(one))) for one in self.categories}
-        for category in self.categories:
-            for text in _spellings(category, truths=None not in truths):
-                if found.setdefault(text, category) != category:
-                    shared.add(text)
-        return {one: own for one, own in found.items() if one == own or one not in shared}
+        own, alike = {name_of(one): one for one in self.categories}, defaultdict[str, set[str]](set)
+        for one, category in own.items():
+            alike[self._meaning(one)].add(category)
+        found = {}
+        for text in texts:
+            same = {own[name_of(text)]} if name_of(text) in own else alike[self._meaning(text)]
+            if len(same) == 1:
+                (found[text],) = same
+        return found
+
+    def _meaning(self, text: str) -> str:
+        """The same of texts that stand for one thing."""
+        truth = _truth_of(text) if self._truths else None
+        return plain_text(name_of(text)) if truth is None else str(truth)
+
+    @property
+    def _truths(self) -> bool:
+        return None not in map(_truth_of, self.categories)
+
+    def _written(self, category: str) -> Iterator[str]:
+        """How programs commonly write a category."""
+        yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
+        plain = [plain_text(category)]
+        if self._truths:
+            truth = _truth_of(category)
+            yield from (text for text, one in TRUTHS.items() if one == truth)
+            plain = [str(int(bool(truth)))]
+        for text in plain:
+            yield from (text, f"{text}.0")
 
     @property
     def texts(self) -> frozenset[str]:
@@ -222,15 +248,16 @@ class CategoricalColumn(Settings):
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return (N, categories and buckets)."""
         own = {category: at for at, category in enumerate(self.categories)}
-        places = {text: own[category] for text, category in self.spellings.items()}
         texts = texts_of(column, words=self.texts)
+        distinct = {text for text in texts if text is not None}
+        places = {text: own[category] for text, category in self.known(distinct).items()}
         empty_N = np.array([text is None for text in texts], dtype=bool)
         if self.buckets:
             from sklearn.utils import murmurhash3_32
 
-            for other in {text for text in texts if text is not None} - places.keys():
-                one = str(TRUTHS[other]) if other in TRUTHS else _plain(other)
-                bucket = murmurhash3_32(one, positive=True) % self.buckets
+            for other in distinct - places.keys():
+                plain = str(TRUTHS[other]) if other in TRUTHS else plain_text(other)
+                bucket = murmurhash3_32(plain, positive=True) % self.buckets
                 places[other] = len(self.categories) + bucket
         hot_NF = np.zeros((len(column), len(self.features)))
         for row, text in enumerate(texts):
@@ -240,31 +267,8 @@ class CategoricalColumn(Settings):
         return _Encoded(np.ones_like(hot_NF) if self.constant else hot_NF, empty_N, ignored_N)
 
 
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
-_BITS = {"0": False, "1": True}
-
-
-def _plain(category: str) -> str:
-    """A number without the zeros behind its point; another text as it is."""
-    if _NUMBER.fullmatch(category) and "." in category:
-        return category.rstrip("0").rstrip(".")
-    return category
-
-
-def _spellings(category: str, *, truths: bool) -> set[str]:
-    """How a category is written elsewhere. Digits behind leading zeros are no number, but a code.
-
-    Args:
-        category: as it was learnt.
-        truths: whether every category is true or false, or 1 or 0.
-    """
-    found = {category, *(unicodedata.normalize(form, category) for form in ("NFC", "NFD"))}
-    numbers = {_plain(category)} if _NUMBER.fullmatch(category) else set()
-    if truths:
-        (bit,) = {TRUTHS.get(_plain(category), _BITS.get(_plain(category)))}
-        found |= {text for text, truth in TRUTHS.items() if truth == bit}
-        numbers.add(str(int(bool(bit))))
-    return found | numbers | {f"{text}.0" for text in numbers if "." not in text}
+def _truth_of(text: str) -> bool | None:
+    return TRUTHS.get(text, {"0": False, "1": True}.get(plain_text(text)))
 
 
 Column = Annotated[

@@ -210,7 +210,8 @@ def _refuse_separators(names: "pd.Series", path: Path, source: str) -> None:
 def plain_cells(
     frame: pd.DataFrame, *, but: Sequence[str] = (), source: str = "the input"
 ) -> pd.DataFrame:
-    """The same with decimals, and objects that are all numbers, as floats, else categories.
+    """The same with decimals, and objects that are all numbers, as floats, else categories;
+    half precision as single.
 
     Args:
         frame: as read.
@@ -224,7 +225,9 @@ def plain_cells(
     for name in frame.columns:
         column = frame[name]
         kind = "" if name in but else _kind_of(column)
-        if kind in ("integer", "floating", "mixed-integer-float"):
+        if column.dtype == np.float16:  # of which pandas can make no groups
+            plain[name] = column.astype(np.float32)
+        elif kind in ("integer", "floating", "mixed-integer-float"):
             plain[name] = pd.to_numeric(column)
         elif kind == "decimal":
             try:

@@ -88,7 +88,7 @@ def read_raw(settings: DataSettings, name: str) -> RawTable:
             "which a passive must not train on; put it under ignore or rename it"
         )
     for column in categorical:
-        if is_csv(frame):
+        if is_csv(frame) and party.encoding is None:
             frame[column] = _without_words(frame[column], source=name)
     if party.missing == "drop":
         empty = [is_empty(frame[column]) for column in numeric]

@@ -9,8 +9,9 @@ both float64.
 An empty number is NaN, an empty category one of the texts that mean so in a file. A graph can
 refuse nothing: of a row that `secure_apfed.data.ColumnEncoding` refuses what is told is NaN, and
 its label the empty text. So it is, too, of a text that a graph cannot bring into the form that was
-learnt: with blanks at its ends, or an unknown one with a mark that form NFC composes; and, where
-unknown texts share buckets, of 1.0 and TRUE, which have the bucket of 1 and True.
+learnt: with blanks at its ends, or an unknown one with a mark that form NFC composes, or whose
+number, time or moment `secure_apfed.data.cells.plain_text` may write otherwise; and, where unknown
+texts share buckets, of TRUE, which has the bucket of True.
 """
 
 import functools
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 
 from secure_apfed.alignment.id_files import EMPTY
 from secure_apfed.data import ColumnEncoding, ImageEncoding
-from secure_apfed.data.cells import BLANK
+from secure_apfed.data.cells import BLANK, RESPELT
 from secure_apfed.data.column_encoding import CategoricalColumn, Column
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.runs.folder import write_atomically
@@ -244,9 +245,9 @@ class _Graph:
         )  # fmt: skip
         known = self.node("Flatten", [hot], f"{own}_known", axis=1)
         other = self._other(own, known, empty)
-        pattern = f"(?s){blank}.*|.*{blank}|{_uncomposed()}"
+        pattern = f"(?s){blank}.*|.*{blank}|{_uncomposed()}|{RESPELT}"
         if column.buckets:  # their hash is that of another spelling
-            pattern += r"|-?(0|[1-9]\d*)\.\d*0|true|TRUE|false|FALSE"
+            pattern += "|true|TRUE|false|FALSE"
         odd = self._matches(column, pattern, f"{own}_odd")
         self._refused.append(self.node("And", [odd, other], f"{own}_refused"))
         if column.constant:

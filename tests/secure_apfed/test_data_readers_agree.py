@@ -9,6 +9,7 @@ import io
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from secure_apfed.data.column_encoding import (
     fit_columns,
 )
 from secure_apfed.data.tables import load_own_tables
-from secure_apfed.errors import DataError, SuspectColumnWarning
+from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
 from secure_apfed.party_frames import as_pandas
 from secure_apfed.runs import SoloModel
 from secure_apfed.runs.onnx_file import write_onnx
@@ -234,6 +235,20 @@ def test_codes_with_leading_zeros_are_categories_unless_they_are_called_numbers(
     assert typed(pd.Series(["0", "0.50", "10"])).dtype == float
 
 
+def test_a_table_with_a_given_encoding_is_read_as_that_says(tmp_path: Path) -> None:
+    frame = people()[["id", "label", "stufe", "Größe"]]
+    learnt = own_table(tmp_path, frame, "t.parquet").encoding
+    (tmp_path / "encoding.json").write_text(learnt.model_dump_json())
+    own = own_table(tmp_path, frame, "t.csv", encoding=Path("encoding.json"))
+    assert own.encoding == learnt
+    stufe = next(one for one in learnt.columns if one.name == "stufe")
+    np.testing.assert_array_equal(own.features.numpy()[:, -3:].argmax(1), [2, 0, 1] * 13 + [2])
+    assert stufe.categories == ("Mild", "NA", "None")
+    other = frame.assign(stufe="Severe")
+    with pytest.warns(UnseenCellsWarning, match="active: 40 of 40 cells of column 'stufe' hold"):
+        own_table(tmp_path, other, "t.csv", encoding=Path("encoding.json"))
+
+
 def test_words_that_count_as_empty_are_told(tmp_path: Path) -> None:
     with pytest.warns(SuspectColumnWarning, match=r"cells 'NA' \(13\), 'None' \(14\) of column"):
         own_table(tmp_path, people()[["id", "label", "stufe"]], "t.csv", missing="mean")
@@ -279,6 +294,11 @@ def test_cells_of_another_kind_are_refused_by_every_reader(
     ([True, False], [1.0, 0.0]), (["1", "0"], [True, False]), ([1, 0], ["TRUE", "false"]),
     ([3, 4], ["3.0", "4"]), (["3.50", "4.0"], [3.5, 4]), (["é", "e"], ["e\u0301", "e "]),
     (["01", "1"], ["01", 1.0]), (np.array([0.1, 0.2], np.float32), ["0.1", "0.2"]),
+    ([Decimal("1.50"), Decimal("3.00")], ["1.50", "3"]), (["1.50", "3.00"], [1.5, Decimal("3.0")]),
+    ([3e7, 1e-7], ["3e+07", "1e-7"]), (["-0.0", "2"], [0, 2.0]),
+    ([datetime.time(10), datetime.time(0, 30)], ["10:00:00.000", "00:30:00.000000000"]),
+    ([DAY, datetime.datetime(2026, 1, 31, 5)], ["2026-01-31T00:00:00.000", "2026-01-31 05:00:00"]),
+    (["2026-01-31 05:00:00+01:00", "x"], [pd.Timestamp("2026-01-31 04:00:00Z"), "x"]),
 ])  # fmt: skip
 def test_spellings_of_a_category(fitted: Any, new: Any) -> None:
     encoding = fit_columns(Frame({"x": fitted}), categorical=["x"], source="p")
@@ -290,7 +310,7 @@ def test_spellings_of_a_category(fitted: Any, new: Any) -> None:
 
 @pytest.mark.parametrize(("fitted", "new"), [
     (["01234", "80331"], [1234, "1234"]), (["1", "1.0"], ["1.00", "2"]), (["no", "yes"], [0, True]),
-    (["a", "b"], ["A", "B"]),
+    (["a", "b"], ["A", "B"]), (["1e3", "2"], ["1000", "1"]), (["007", "7"], ["07", "7.5"]),
 ])  # fmt: skip
 def test_what_no_training_row_held_counts_for_nothing_and_is_told(fitted: Any, new: Any) -> None:
     encoding = fit_columns(Frame({"x": fitted}), categorical=["x"], source="p")
@@ -312,6 +332,7 @@ def test_columns_of_one_name_are_refused() -> None:
 ODD = (
     *WORDS, "", " ", "\u00a0", "a", " a", "a\u3000", "köln", "ko\u0308ln", "k\u0308", "\u212b", "Å",
     "1", "1.0", "1.00", "2.50", "2.5", "True", "TRUE", "01", "\u1112\u1161", "a\nb", "日本",
+    "2.500", "-0", "2.5e+0", "10:00:00", "10:00:00.0", "2026-01-31", "2026-01-31 00:00:00", "1e3",
 )  # fmt: skip
 
 
