@@ -154,6 +154,13 @@ def _refuse(why: str) -> Callable[[Any, int], str]:
     return refuse
 
 
+def _is_valid(text: str) -> bool:
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(frozen=True)
 class IdKind:
     """Values of some types, and the text of one.
@@ -228,6 +235,7 @@ class IdReader:
         self._part, self._rows, self._key = part, rows, f" ({key})" if key else ""
         self._read = 0
         self._refused: dict[str, list[int]] = {}
+        self._types = set[str]()
 
     def texts(self, column: Iterable[object]) -> list[str]:
         """One a row of this piece of the column; unless `all_taken`, they are of no use.
@@ -258,7 +266,9 @@ class IdReader:
     def _quick(self, values: list[Any], *, part: bool) -> list[str] | None:
         """The texts where all cells are text or small whole numbers, and nothing is refused."""
         kinds = {*map(type, values)}
-        if kinds == {str} and not (part and any(JOINT in text for text in values)):
+        if kinds == {str} and _is_valid("".join(values)):
+            if part and any(JOINT in text for text in values):
+                return None
             bare = list(map(str.strip, values))
             return (bare if self._strip else values) if _NOBODY.isdisjoint(bare) else None
         if kinds == {int} and max(map(int.bit_length, values)) <= _QUICK_BITS:
@@ -281,6 +291,7 @@ class IdReader:
         told = []
         for why in sorted(self._refused, key=list(REFUSALS).index):
             what, remedy = REFUSALS[why]
+            what += f" ({', '.join(sorted(self._types))})" if why == "type" else ""
             rows = self._refused[why]
             remedy = remedy.format(key=self._key)
             told.append(f"{what} in {len(rows)} rows, first in {self._places(rows)}; {remedy}")
@@ -300,6 +311,7 @@ class IdReader:
             return JOINT.join([self._cell(cell, bits, part=several) for cell in value])
         except _RefusedError as refused:
             self._refused.setdefault(str(refused), []).append(row)
+            self._types.add(type(value).__name__)
             return ""
 
     def _cell(self, value: Any, bits: int, *, part: bool) -> str:
@@ -307,6 +319,8 @@ class IdReader:
         bare = text.strip()
         if bare in _NOBODY:
             raise _RefusedError("nobody")
+        if not _is_valid(text):
+            raise _RefusedError("unicode")
         if part and JOINT in text:
             raise _RefusedError("joint")
         return bare if self._strip else text
@@ -386,8 +400,8 @@ def _values(ids: Any, whose: str) -> tuple[list[Any], int]:
             break
     if isinstance(ids, str | bytes | bytearray | memoryview) or not isinstance(ids, Iterable):
         raise DataError(
-            f"{whose} is a {type(ids).__name__}; give a list, array, Series or DataFrame with one "
-            "ID a row"
+            f"{whose} is of type {type(ids).__name__}; give a list, array, Series or DataFrame "
+            "with one ID a row"
         )
     return list(ids), bits
 

@@ -16,7 +16,7 @@ from pydantic import field_validator
 from protocols.errors import LocalProtocolError
 from protocols.psi.interface import check_ids
 from secure_apfed.errors import DataError
-from secure_apfed.id_kinds import JOINT, REFUSALS, text_pieces
+from secure_apfed.id_kinds import JOINT, text_pieces
 from secure_apfed.settings import Settings
 
 __all__ = [
@@ -95,14 +95,12 @@ class IdNormalisation(Settings):
             text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()
         if self.unicode_nfc:
             text = unicodedata.normalize("NFC", text)
-        if JOINT in text:
-            return JOINT.join(map(self._part, text.split(JOINT)))
-        return self._part(text)
-
-    def _part(self, text: str) -> str:
-        """The agreed form of a column's text, whose letters are united."""
-        text = text.strip() if self.strip else text
-        return self._value(text) if self.whole_numbers or self.date_formats else text
+        parts = text.split(JOINT)
+        if self.strip:
+            parts = [part.strip() for part in parts]
+        if self.whole_numbers or self.date_formats:
+            parts = list(map(self._value, parts))
+        return JOINT.join(parts)
 
     def _value(self, text: str) -> str:
         """The agreed form of a number or a date; other texts stay."""
@@ -165,21 +163,18 @@ def encode_pieces(
 
 
 def _framed(party: str, row: int, text: str) -> bytes:
-    try:
-        if JOINT not in text:
-            part = text.encode()
-            return b"\0\1" + len(part).to_bytes(4, "big") + part
-        parts = [part.encode() for part in text.split(JOINT)]
-    except UnicodeEncodeError as error:
-        what, remedy = REFUSALS["unicode"]
-        raise DataError(f"{party}: its ID column {what} in row {row} (from 0); {remedy}") from error
+    parts = text.encode().split(b"\x1f")
+    if len(parts) == 1:
+        return b"\0\1" + len(parts[0]).to_bytes(4, "big") + parts[0]
     if len(parts) > _MOST_COLUMNS:
         raise DataError(
             f"{party}, row {row}: an ID of {len(parts)} columns, at most {_MOST_COLUMNS} are "
             "taken; give one ID a row"
         )
-    framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return len(parts).to_bytes(2, "big") + framed
+    framed = [len(parts).to_bytes(2, "big")]
+    for part in parts:
+        framed += (len(part).to_bytes(4, "big"), part)
+    return b"".join(framed)
 
 
 def text_of(identity: bytes) -> str:

@@ -121,6 +121,7 @@ REFUSED: dict[str, tuple[Any, str, list[int], Callable[["pd.Series"], Any] | Non
     "truths": (pd.Series([True, False]), "truth", [0, 1], lambda ids: pd.Series(["a", "b"])),
     "numpy truths": ([1, np.True_], "truth", [1], None),
     "bytes": (pd.Series([b"a", b"\xff\x00"]), "bytes", [1], lambda ids: ids.map(bytes.hex)),
+    "surrogates": (["a", "é\ud800"], "unicode", [1], None),
     "digits": (pd.Series([1, 10**4000], dtype=object), "digits", [1], lambda ids: ids.map(hex)),
     "lists": (pd.Series([[1, 2], [3, 4]]), "nested", [0, 1],
               lambda ids: pd.DataFrame(ids.tolist())),
@@ -135,8 +136,9 @@ REFUSED: dict[str, tuple[Any, str, list[int], Callable[["pd.Series"], Any] | Non
 
 @pytest.mark.parametrize(("ids", "why", "rows", "advised"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused_is_counted_and_the_advice_works(
-    ids: Any, why: str, rows: list[int], advised: Callable[[Any], Any] | None
-) -> None:
+    ids: Any, why: str, rows: list[int], advised: Callable[[Any], Any] | None,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
     what, remedy = REFUSALS[why]
     nested = why != "nested"
     if isinstance(ids, pd.DataFrame):
@@ -147,7 +149,8 @@ def test_what_is_refused_is_counted_and_the_advice_works(
             id_texts(ids, party="bank", rows=nested, key="id")
     said = str(caught.value)
     places = f"row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows))} (from 0); "
-    assert f" {what} in {len(rows)} rows, first in {places}" in said
+    came = {"times": " (time)", "durations": " (Timedelta)"}.get(request.node.callspec.id, "")
+    assert f" {what}{came} in {len(rows)} rows, first in {places}" in said
     assert said.endswith(remedy.format(key=" (id)") if nested else " (id)")
     if advised:
         mended = advised(ids)
@@ -157,7 +160,7 @@ def test_what_is_refused_is_counted_and_the_advice_works(
 
 
 def test_every_reason_is_tried() -> None:
-    assert {why for _, why, _, _ in REFUSED.values()} == {*REFUSALS} - {"unicode"}
+    assert {why for _, why, _, _ in REFUSED.values()} == {*REFUSALS}
 
 
 def test_all_reasons_are_told_with_all_rows_beyond_a_piece() -> None:
