@@ -44,7 +44,9 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # Of every run its own, whatever the labels are.
 DRAWN = re.compile(r"[0-9a-f]{32,}|\"seconds\": [0-9.e+-]+|[0-9.]+\u202fs\b|/[^\"<\s]*/w\d")
-DRAWN_FILES = ("identity.pem", "events.out.*", "answers-*", "alignment.*", "transcript.msgpack")
+DRAWN_FILES = (
+    "identity.pem", "events.out.*", "answers-*", "ledger-*", "alignment.*", "transcript.msgpack",
+)  # fmt: skip
 
 
 def config_of(**settings: Any) -> Config:
