@@ -138,7 +138,7 @@ def run(
     if prepare:
         _prepare(config, folder, timeout, transport, as_json=as_json)
         return
-    _check_attacks(config)
+    _check_what_follows(config, folder)
     if json_events and transport is TransportName.memory:
         raise typer.BadParameter("--json-events tells of parties that run apart; use --json here")
     quiet = as_json or json_events
@@ -147,10 +147,12 @@ def run(
     result = _train(config, folder, resume=resume, shown=shown, how=how)
     solo = _alone(config, folder, quiet=quiet) if baselines else None
     results, page = _finish(config, folder, result, quiet=quiet)
-    if quiet:
-        terminal.print_json(_as_json(result, results, solo, page))
-    else:
+    if not quiet:
         _show_result(result, results, solo, page)
+    board = leakage.study_of_run(config, folder / "tradeoff", quiet=quiet)
+    if quiet:
+        points = None if board is None else board.as_json()
+        terminal.print_json({**_as_json(result, results, solo, page), "tradeoff": points})
 
 
 def _prepare(
@@ -170,12 +172,22 @@ def _prepare(
         typer.echo(f"secure-apfed party --config {file}")
 
 
-def _check_attacks(config: "Config") -> None:
-    """Refuse a misspelt attack before hours of training, not after them."""
-    from attacks.run import prepare
+def _check_what_follows(config: "Config", folder: Path) -> None:
+    """Refuse a misspelt attack or study before hours of training, not after them."""
+    from attacks.run import expand
+    from secure_apfed.errors import ConfigError
 
-    for choice in config.attacks:
-        prepare(choice)
+    expand(config.attacks)
+    if not config.tradeoff:
+        return
+    try:
+        from experiments.tradeoff import points_of, tradeoff_of
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"tradeoff: {error.name}, which draws it, is not installed; leave it out, or "
+            "pip install 'secure-apfed[experiments]'"
+        ) from None
+    points_of(tradeoff_of(config), folder)
 
 
 def _train(
@@ -226,7 +238,8 @@ def _finish(
             )
         return (), leakage.report_if_possible(folder)
     if config.attacks and not quiet:
-        terminal.show_note(f"mounting {', '.join(choice.name for choice in config.attacks)}")
+        names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
+        terminal.show_note(f"mounting attacks: {names}")
     return mount_attacks(folder), leakage.report_if_possible(folder)
 
 
