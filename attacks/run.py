@@ -19,7 +19,10 @@ from secure_apfed.runs import Recording
 from secure_apfed.settings import unknown_name
 from secure_apfed.torch_state import undisturbed
 
-__all__ = ["full_suite", "headlines", "mount", "prepare"]
+__all__ = ["ALL", "expand", "full_suite", "headlines", "mount", "prepare"]
+
+ALL = "all"
+"""The name that stands for every attack, as in `attacks: all`."""
 
 
 def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...]:
@@ -33,6 +36,25 @@ def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...
         for name in names
         for options in type(prepare(AttackChoice(name=name))).suite
     )
+
+
+def expand(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
+    """Return the same choices, checked, with the full suite in the place of "all".
+
+    Raises:
+        ConfigError: an unknown attack or option, or a value out of range.
+    """
+    found: list[AttackChoice] = []
+    for choice in choices:
+        if choice.name == ALL and choice.options:
+            raise ConfigError(
+                f"attacks: {ALL} mounts each attack with its usual options and takes none, got "
+                f"{', '.join(choice.options)}; name the attack that they are of beside it"
+            )
+        found += full_suite() if choice.name == ALL else [choice]
+    for choice in found:
+        prepare(choice)
+    return tuple(found)
 
 
 def prepare(choice: AttackChoice) -> Attack:
@@ -70,7 +92,7 @@ def mount(
 
     Args:
         recording: of a finished run.
-        choices: names and options.
+        choices: names and options; "all" is the full suite.
         seed: of the known rows and of the attacks.
         opened: step -> (B, D) sums as the active decoded them, instead of those recorded.
         device: where attacks compute; by default where the run did.
@@ -79,7 +101,7 @@ def mount(
     Raises:
         ConfigError: an unknown attack or option, or a value out of range.
     """
-    attacks = [prepare(choice) for choice in choices]
+    attacks = [prepare(choice) for choice in expand(choices)]
     return tuple(
         Trial(
             attack, recording, parties, victim, seed=seed,

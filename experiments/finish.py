@@ -7,7 +7,7 @@ import torch
 
 from attacks.interface import AttackResult, Guess
 from attacks.recorded import truth_of
-from attacks.run import mount
+from attacks.run import expand, mount
 from experiments.reconstructions import (
     Reconstruction,
     keep_examples,
@@ -53,7 +53,7 @@ def mount_attacks(
     recording = recording or load_recording(folder, data=data)
     make_private(folder)
     config = recording.config
-    chosen = tuple(config.attacks if choices is None else choices)
+    chosen = expand(config.attacks if choices is None else choices)
     examples: dict[str, Reconstruction] = {}
 
     def keep(result: AttackResult, guess: Guess) -> None:

@@ -146,7 +146,7 @@ def run(
     if prepare:
         _prepare(config, folder, timeout, transport, as_json=as_json)
         return
-    _check_attacks(config)
+    _check_what_follows(config, folder)
     if seeds is not None:
         if transport is not TransportName.memory or resume or json_events:
             raise typer.BadParameter(
@@ -206,12 +206,22 @@ def _run_seeds(
     typer.echo(folder)
 
 
-def _check_attacks(config: "Config") -> None:
-    """Refuse a misspelt attack before hours of training, not after them."""
-    from attacks.run import prepare
+def _check_what_follows(config: "Config", folder: Path) -> None:
+    """Refuse a misspelt attack or study before hours of training, not after them."""
+    from attacks.run import expand
+    from secure_apfed.errors import ConfigError
 
-    for choice in config.attacks:
-        prepare(choice)
+    expand(config.attacks)
+    if not config.tradeoff:
+        return
+    try:
+        from experiments.tradeoff import points_of, tradeoff_of
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"tradeoff: {error.name}, which draws it, is not installed; leave it out, or "
+            "pip install 'secure-apfed[experiments]'"
+        ) from None
+    points_of(tradeoff_of(config), folder)
 
 
 def _train(

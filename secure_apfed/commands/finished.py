@@ -25,10 +25,13 @@ def tell(config: "Config", result: "RunResult", *, baselines: bool, quiet: bool)
     """Measure and write what belongs beside a finished run, and print all of it."""
     solo = alone(config, result, quiet=quiet) if baselines else None
     results, page = _finish(config, result, quiet=quiet)
-    if quiet:
-        terminal.print_json(_as_json(result, results, solo, page))
-    else:
+    if not quiet:
         _show_result(result, results, solo, page)
+    assert result.folder is not None
+    board = leakage.study_of_run(config, result.folder / "tradeoff", quiet=quiet)
+    if quiet:
+        points = None if board is None else board.as_json()
+        terminal.print_json({**_as_json(result, results, solo, page), "tradeoff": points})
 
 
 def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord | None":
@@ -59,7 +62,8 @@ def _finish(
             )
         return (), leakage.report_if_possible(folder)
     if config.attacks and not quiet:
-        terminal.show_note(f"mounting {', '.join(choice.name for choice in config.attacks)}")
+        names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
+        terminal.show_note(f"mounting attacks: {names}")
     return mount_attacks(folder), leakage.report_if_possible(folder)
 
 

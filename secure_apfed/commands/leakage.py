@@ -14,9 +14,10 @@ from secure_apfed.commands import AsJson, RunFolder
 
 if TYPE_CHECKING:
     from attacks.interface import AttackResult
-    from secure_apfed.config import AttackChoice
+    from experiments.tradeoff import Board, TradeOff
+    from secure_apfed.config import AttackChoice, Config
 
-__all__ = ["attack", "report_if_possible", "tradeoff"]
+__all__ = ["attack", "report_if_possible", "study_of_run", "tradeoff"]
 
 
 def attack(
@@ -98,7 +99,7 @@ def _show_attacks(results: "Sequence[AttackResult]") -> None:
 def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
     """Return what to mount: the attacks with options given once each, the others' full suites."""
     from attacks import ATTACKS
-    from attacks.run import full_suite, prepare
+    from attacks.run import ALL, full_suite, prepare
     from secure_apfed.config import AttackChoice
     from secure_apfed.errors import ConfigError
 
@@ -106,7 +107,9 @@ def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice
     if names and not wanted:
         raise ConfigError("--attacks: no name is given; leave it out for all attacks")
     given = _options_by_attack(options)
-    named = list(dict.fromkeys([*(wanted or ([] if given else ATTACKS)), *given]))
+    if ALL in wanted or not (wanted or given):
+        wanted = list(ATTACKS)
+    named = list(dict.fromkeys([*wanted, *given]))
     chosen: list[AttackChoice] = []
     for name in named:
         if name in given:
@@ -146,23 +149,42 @@ def tradeoff(
     as_json: AsJson = False,
 ) -> None:
     """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
-    from experiments.tradeoff import load_tradeoff, run_tradeoff
+    from experiments.tradeoff import load_tradeoff
 
     study = load_tradeoff(study_file)
     folder = output or Path("runs", study.name)
-    with progress_bars.counting(f"{study.name}: trials", quiet=as_json) as on_done:
-        board = run_tradeoff(study, folder, jobs=jobs, backend=backend, on_done=on_done)
+    board = _played(study, folder, jobs, backend, quiet=as_json)
     if as_json:
         failures = {failure.trial: failure.message for failure in board.failures}
         terminal.print_json({
             "study": study.name, "points": board.as_json(), "failures": failures, "folder": folder,
         })  # fmt: skip
-    else:
+    if board.failures:
+        raise typer.Exit(3)  # as for data or files; the same command tries them again
+
+
+def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | None":
+    """Play the study that the settings of a run ask for, if they do."""
+    if not config.tradeoff:
+        return None
+    from experiments.tradeoff import tradeoff_of
+
+    return _played(tradeoff_of(config), folder, 2, "loky", quiet=quiet)
+
+
+def _played(
+    study: "TradeOff", folder: Path, jobs: int, backend: Literal["loky", "ray"], *, quiet: bool
+) -> "Board":
+    """Run a study and show its board."""
+    from experiments.tradeoff import run_tradeoff
+
+    with progress_bars.counting(f"{study.name}: trials", quiet=quiet) as on_done:
+        board = run_tradeoff(study, folder, jobs=jobs, backend=backend, on_done=on_done)
+    if not quiet:
         terminal.show_rows(
             f"Trade-off {study.name}: accuracy, and the worst attack's advantage", *board.summary()
         )
         for failure in board.failures:
             terminal.show_note(f"failed, its point left out: {failure.trial}: {failure.message}")
         typer.echo(folder / "index.html")
-    if board.failures:
-        raise typer.Exit(3)  # as for data or files; the same command tries them again
+    return board

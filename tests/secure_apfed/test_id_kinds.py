@@ -319,6 +319,9 @@ def test_frames_of_floats_and_ints_match_and_texts_of_floats_are_told() -> None:
     wrong = lab.assign(id=lab["id"].astype(str))
     with pytest.raises(DataError, match=r'\.astype\("Int64"\)'):
         checked_frames(own, {"lab": wrong}, name="bank", id_column="id", label="y")
+    mended = lab.assign(id=lab["id"].astype("Int64"))
+    found = checked_frames(own, {"lab": mended}, name="bank", id_column="id", label="y")
+    assert found["lab"]["id"].tolist() == found["bank"]["id"].tolist()
     rules = IdNormalisation(whole_numbers=True)
     checked_frames(own, {"lab": wrong}, name="bank", id_column="id", label="y", rules=rules)
 
