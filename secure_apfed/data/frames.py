@@ -6,13 +6,14 @@ CSV (also .gz, .bz2, .xz, .zst) with a header line.
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 from pandas.api.types import is_object_dtype
 from pyarrow import ArrowException, default_memory_pool
 
@@ -29,6 +30,8 @@ __all__ = [
 
 # As texts, of which a blank one alone is empty.
 _TEXTS: Any = {"dtype": str, "keep_default_na": False, "na_values": [""], "index_col": False}
+# Whole numbers would become floats, which lack digits, where one is empty.
+_WHOLE: Mapping[Any, Any] = {pyarrow.int64(): pd.Int64Dtype(), pyarrow.uint64(): pd.UInt64Dtype()}
 _PACKINGS = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -132,7 +135,7 @@ def _restore_digits(frame: pd.DataFrame, path: Path, texts: Sequence[str]) -> No
 def _batches(file: "ParquetFile", rows: int) -> Iterator[pd.DataFrame]:
     first = 0
     for batch in file.iter_batches(batch_size=rows):
-        frame = batch.to_pandas()
+        frame = batch.to_pandas(types_mapper=_WHOLE.get)
         frame = frame.reset_index(drop=frame.index.names == [None])
         frame.index = pd.RangeIndex(first, first + len(frame))
         first += len(frame)

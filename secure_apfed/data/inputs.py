@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from secure_apfed.data.cells import name_of
 from secure_apfed.data.column_encoding import CellCounts, ColumnEncoding
 from secure_apfed.data.encoding import FeatureEncoding, RawFeatures
 from secure_apfed.data.files import read_file
@@ -51,7 +52,7 @@ def load_blocks(
 
     Cells of columns that are empty, or count for nothing, are added to `counts`.
     """
-    source, first = path.name, 0
+    source, first, id_columns = path.name, 0, [name_of(name) for name in id_columns]
     for raw in _tables(path, id_columns, rows) if is_table(path) else (_array(path),):
         if not len(raw):
             break

@@ -199,10 +199,11 @@ def test_a_file_that_trains_predicts_the_same_in_the_other_format(
     plain = {"plz": [int(code) for code in kept["plz"]]}
     for again in ("u.csv", "u.parquet"):
         renamed = kept.rename(columns=lambda name: unicodedata.normalize("NFD", name))
+        renamed = renamed.rename(columns={"id": "pe\u0301rson"})
         renamed.to_csv(tmp_path / again, index=False) if "csv" in again else renamed.to_parquet(
             tmp_path / again
         )
-        ids, features = load_features(tmp_path / again, own.encoding, id_columns=("id",))
+        ids, features = load_features(tmp_path / again, own.encoding, id_columns=("pe\u0301rson",))
         assert ids == own.ids
         assert torch.equal(features, own.features), again
     stufe = next(one for one in own.encoding.columns if one.name == "stufe")
@@ -317,6 +318,13 @@ def test_what_no_training_row_held_counts_for_nothing_and_is_told(fitted: Any, n
     counts = CellCounts()
     assert not encoding.encode(Frame({"x": pd.Series(new, dtype=object)}), counts=counts).any()
     assert (counts.rows, counts.ignored, counts.empty) == (2, {"x": 2}, {})
+
+
+def test_whole_numbers_keep_their_digits_beside_empty_cells(tmp_path: Path) -> None:
+    codes = pd.Series([2**53, 2**53 + 1, None], dtype="Int64")
+    encoding = fit_columns(Frame({"x": codes}), categorical=["x"], missing="mean", source="p")
+    for features in in_files(Frame({"x": codes}), encoding, tmp_path):
+        assert features.tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
 
 
 def test_columns_of_one_name_are_refused() -> None:
