@@ -107,7 +107,8 @@ class FramesResult:
 
     Attributes:
         config: of the run, complete; run: what it told, with what was sent and spent.
-        measures: of the test rows, with 95 % intervals over these rows.
+        measures: of the test rows, with 95 % intervals over these rows; `run.undefined` says why
+            others are not among them.
         alone: what the active does without anybody, by every solo baseline; None: not asked for.
         attacks: results of those that the settings name.
         who_learns: by party, what it received of each kind and can read of it; empty without the
@@ -152,9 +153,9 @@ class FramesResult:
     @property
     def gain(self) -> float | None:
         """How much better than the best that the active does alone, by the headline measure; None:
-        not measured. One run shows no gain, only several seeds do.
+        not measured, or not defined by the test rows. One run shows no gain, only several seeds do.
         """
-        if self.alone is None:
+        if self.alone is None or math.isnan(self.score.value):
             return None
         return self.judged_by.gain(self.score.value, self.alone.best.test)
 
