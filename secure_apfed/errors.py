@@ -5,7 +5,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
-    "FewTestRowsWarning",
+    "FewRowsWarning",
     "ModelError",
     "NarrowBatchWarning",
     "NoHelpWarning",
@@ -34,8 +34,8 @@ class CheckpointError(ApfedError):
     """A checkpoint or run folder is truncated, altered, of another run, or not to be resumed."""
 
 
-class FewTestRowsWarning(UserWarning):
-    """A test with so few rows of a class that measures say little."""
+class FewRowsWarning(UserWarning):
+    """So few rows of a class that nothing is learnt of it, or that measures say little."""
 
 
 class NarrowBatchWarning(UserWarning):

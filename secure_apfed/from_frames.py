@@ -115,7 +115,8 @@ class FramesResult:
 
     Attributes:
         config: of the run, complete; run: what it told, with what was sent and spent.
-        measures: of the test rows, with 95 % intervals over these rows.
+        measures: of the test rows, with 95 % intervals over these rows; `run.undefined` says why
+            others are not among them.
         alone: what the active does without anybody, by every solo baseline; None: not asked for, or
             under dp_sgd, whose noise would not cover it.
         attacks: results of those that the settings name.
@@ -161,10 +162,10 @@ class FramesResult:
     @property
     def gain(self) -> float | None:
         """How much better than the best that the active does alone, by the headline measure; None:
-        not measured. One run shows no gain, only several seeds do: `seed` draws the split, and
+        not measured, or not defined by the test rows. One run shows no gain, only several seeds do: `seed` draws the split, and
         each party its initial weights from a secret seed unless `party_seeds` says otherwise.
         """
-        if self.alone is None:
+        if self.alone is None or math.isnan(self.score.value):
             return None
         return self.judged_by.gain(self.score.value, self.alone.best.test)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from secure_apfed.data import UNLABELLED, OwnData
-from secure_apfed.errors import DataError, FewTestRowsWarning
+from secure_apfed.errors import DataError, FewRowsWarning
 from secure_apfed.measures import FEWEST_ROWS
 from secure_apfed.methods.method import Method
 from secure_apfed.settings.run import RunSettings
@@ -34,8 +34,9 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
         aligned: its row at each position of the alignment; means nothing where nothing is aligned.
 
     Warns:
-        FewTestRowsWarning: one of two classes has fewer than `FEWEST_ROWS` test rows, or none is
-            of common people where all parties predict.
+        FewRowsWarning: one of two classes has fewer than `FEWEST_ROWS` test rows; one of several
+            has none, or no label among common people; or no test row is of common people where
+            all parties predict.
 
     Raises:
         DataError: says how many rows have a label, and what to do.
@@ -44,18 +45,28 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
     every = held.labelled_rows
     learnt = method.labels_learnt(config, held, aligned)
     among = f" (of {len(every)}; the others are not among {common})" if method.facts.aligns else ""
-    if config.task != Anomaly.name:  # which learns from no label
-        counts = _counts(held, learnt)
-        if not counts:
+    taught = _counts(held, learnt)
+    # Passives with labels of their own may know other classes; of anomalies no label is learnt.
+    if not config.data.labels_at and config.task != Anomaly.name:
+        if not taught:
             raise DataError(
                 f"{owner}: none of its {len(every)} labelled training rows is among {common}, so "
                 f"there is nothing to learn; {_MORE}"
             )
-        if len(counts) < 2:
+        if len(taught) < 2:
             raise DataError(
                 f"{owner}: the {len(learnt)} labelled training rows that {method.facts.title} "
-                f"learns from{among} are all {_name(held, counts)}, so there is nothing to learn; "
+                f"learns from{among} are all {_name(held, taught)}, so there is nothing to learn; "
                 f"{_MORE}"
+            )
+        lost = set(_counts(held, every)) - set(taught)
+        if lost and config.task != Regression.name:
+            few = ", ".join(held.classes[int(one)] for one in sorted(lost))
+            warnings.warn(
+                f"{owner}: {method.facts.title} learns nothing of class {few}: none of its "
+                f"labelled training rows is among {common}; {_MORE}",
+                FewRowsWarning,
+                stacklevel=2,
             )
     tested = method.rows_tested(held, aligned)
     if not len(held.test_rows):
@@ -66,7 +77,7 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
             f"{owner}: {len(tested)} of its {len(held.test_rows)} test rows are among {common}, "
             f"and passives answer {asked} at least, so nothing measures {method.facts.title} with "
             f"all parties; {_TEST}",
-            FewTestRowsWarning,
+            FewRowsWarning,
             stacklevel=2,
         )
         return
@@ -78,13 +89,17 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
             f"{owner}: the {len(tested)} rows that {method.facts.title} is tested on are all "
             f"{_name(held, counts)}: whoever always says so is always right; {_TEST}"
         )
-    rarest, rows = min(counts.items(), key=lambda one: one[1])
-    if len(held.classes) == 2 and rows < FEWEST_ROWS:
+    rarest, rows = min((dict.fromkeys(taught, 0) | counts).items(), key=lambda one: one[1])
+    if rows < (FEWEST_ROWS if len(held.classes) == 2 else 1):
+        few = (
+            f"{rows} are {_name(held, [rarest])}, fewer than {FEWEST_ROWS}: its measures say "
+            "little, and their intervals are widened; raise data.test_fraction, or add rows"
+        )
+        none = f"none is {_name(held, [rarest])}, so nothing tells how well it is found; {_TEST}"
         warnings.warn(
-            f"{owner}: of the {len(tested)} rows that {method.facts.title} is tested on {rows} are "
-            f"{_name(held, [rarest])}, fewer than {FEWEST_ROWS}: its measures say little, and "
-            "their intervals are widened; raise data.test_fraction, or add rows",
-            FewTestRowsWarning,
+            f"{owner}: of the {len(tested)} rows that {method.facts.title} is tested on "
+            f"{few if rows else none}",
+            FewRowsWarning,
             stacklevel=2,
         )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
-from secure_apfed.errors import DataError, FewTestRowsWarning
+from secure_apfed.errors import DataError, FewRowsWarning
 from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.measures import FEWEST_ROWS
 from secure_apfed.methods import METHODS
@@ -53,7 +53,8 @@ def where_common(data: VerticalData, rows: Tensor) -> VerticalData:
     def of(table: PartyTable) -> PartyTable:
         kept = [row for row, one in enumerate(table.ids) if one in known]
         ids = tuple(table.ids[row] for row in kept)
-        return replace(table, ids=ids, features=table.features[kept])
+        labels_N = None if table.labels is None else table.labels[kept]
+        return replace(table, ids=ids, features=table.features[kept], labels=labels_N)
 
     return replace(data, passives=tuple(map(of, data.passives)))
 
@@ -133,10 +134,47 @@ def test_a_test_of_one_class_is_refused() -> None:
 def test_a_test_of_few_rows_of_a_class_is_told() -> None:
     config = config_of("tvfl")
     with warnings.catch_warnings():
-        warnings.simplefilter("error", FewTestRowsWarning)
+        warnings.simplefilter("error", FewRowsWarning)
         run(config, None, data=data_of(config, all_but(0, FEWEST_ROWS)))
-    with pytest.warns(FewTestRowsWarning, match=rf" {FEWEST_ROWS - 1} are of class malignant"):
+    with pytest.warns(FewRowsWarning, match=rf" {FEWEST_ROWS - 1} are of class malignant"):
         run(config, None, data=data_of(config, all_but(0, FEWEST_ROWS - 1)))
+
+
+def test_of_several_classes_each_that_is_learnt_is_tested_or_it_is_told() -> None:
+    config = config_of("single_view")
+    wine = config.data.model_copy(update={"dataset": "wine", "labelled": None})
+    config = config.model_copy(update={"data": wine})
+    data = load_data(wine, seed=0)
+    assert data.active.labels is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FewRowsWarning)
+        run(config, None, data=data)
+    everybody, tvfl = torch.arange(len(data.active.ids)), config_of("tvfl")
+    lost = data.train_rows[data.active.labels[data.train_rows] == 2]
+    with pytest.warns(FewRowsWarning, match="learns nothing of class class_2: none of"):
+        run(
+            tvfl.model_copy(update={"data": wine}),
+            None,
+            data=where_common(data, everybody[~torch.isin(everybody, lost)]),
+        )
+    test = data.test_rows[data.active.labels[data.test_rows] != 2]
+    with pytest.warns(FewRowsWarning, match="tested on none is of class"):
+        run(config, None, data=replace(data, test_rows=test))
+
+
+def test_where_passives_have_labels_too_the_active_may_know_one_class() -> None:
+    def common(data: VerticalData) -> Tensor:
+        assert data.active.labels is not None
+        known = torch.zeros(len(data.active.ids), dtype=torch.bool)
+        known[data.labelled_rows] = True
+        return torch.nonzero(~known | (data.active.labels == 1)).flatten()
+
+    config = config_of("mmvfl")
+    with pytest.raises(DataError, match="all of class benign"):
+        run(config, None, data=data_of(config, common))
+    helped = config.data.model_copy(update={"labels_at": ("passive-1",)})
+    config = config.model_copy(update={"data": helped})
+    assert "mmvfl" in run(config, None, data=data_of(config, common)).accuracy
 
 
 def test_a_measure_that_no_row_defines_is_a_sentence(
@@ -150,7 +188,7 @@ def test_a_measure_that_no_row_defines_is_a_sentence(
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
     assert stored["undefined"]["joint_teacher_together"]["auc"] == told
     tvfl = config_of("tvfl")
-    with pytest.warns(FewTestRowsWarning, match="0 of its 142 test rows are among the 427 common"):
+    with pytest.warns(FewRowsWarning, match="0 of its 142 test rows are among the 427 common"):
         result = run(tvfl, None, data=data_of(tvfl, lambda data: data.train_rows))
     assert result.undefined["tvfl"]["accuracy"] == "no row was tested"
 
