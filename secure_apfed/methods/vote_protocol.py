@@ -211,7 +211,7 @@ def vote_noise(own: Own, release: SummedRelease | None, *, rows: int) -> Contrib
             delta=votes.delta,
             budget=votes.epsilon,
             rows=rows,
-            figure="epsilon_v",
+            figure=own.config.facts.passives_figure,
         ),
         secret=own.config.guard.noise == "secret",
     )

@@ -185,9 +185,7 @@ def forecast(config: Config) -> Forecast:
         epsilon_model=privacy.epsilon_model,
         delta=privacy.delta,
         releases=privacy.releases,
-        figure_passives=next(
-            (ledger.figure for ledger in played.contributions.values()), "epsilon_c"
-        ),
+        figure_passives=config.facts.passives_figure,
         epsilon_passives={
             name: ledger.would_cost(releases) for name, ledger in played.contributions.items()
         },

@@ -23,7 +23,7 @@ __all__ = [
 
 def shown_figure(
     config: Config, epsilon_x: float | None, epsilon_passives: float | None
-) -> tuple[str, float | None]:
+) -> tuple[ReleaseFigure, float | None]:
     """What a display of progress shows of a run: the name of the figure of what leaves a party, and
     its value; None while nobody said it.
 
@@ -35,7 +35,7 @@ def shown_figure(
     facts = config.facts
     if facts.representations_from is not None or not facts.has_passives:
         return "epsilon_x", epsilon_x
-    return ("epsilon_v" if facts.opens_votes else "epsilon_c"), epsilon_passives
+    return facts.passives_figure, epsilon_passives
 
 
 class ReleaseMeter:
