@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from secure_apfed.config import problems
 from secure_apfed.config.file import load_config, load_config_text
 from secure_apfed.config.plain_yaml import MOST_BYTES
 from secure_apfed.errors import ConfigError
+from secure_apfed.settings import did_you_mean
 from tests.secure_apfed.test_config_file import GOOD
 
 LAUGHS = "a0: &a0 [x]\n" + "".join(
@@ -99,13 +99,13 @@ def test_a_large_file_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
 def test_a_file_of_unknown_keys_is_refused_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sentence looks for the nearest known key; a hundred are enough to mend."""
     text = "\n".join(f"k{number}: 1" for number in range(MOST_BYTES // 12))
-    looked_for, genuine = list[str](), problems.did_you_mean
+    looked_for = list[str]()
 
     def counted(given: str, *known: Any, **how: Any) -> str:
         looked_for.append(given)
-        return genuine(given, *known, **how)
+        return did_you_mean(given, *known, **how)
 
-    monkeypatch.setattr(problems, "did_you_mean", counted)
+    monkeypatch.setattr("secure_apfed.config.problems.did_you_mean", counted)
     lines = refusal_of(text).splitlines()
     assert len(looked_for) <= 100
     assert len(lines) == 101
