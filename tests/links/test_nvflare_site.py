@@ -2,7 +2,6 @@
 
 import importlib
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,7 +88,6 @@ def test_after_the_end_of_the_job_no_session_begins(
     before = threading.active_count()
     aborting = threading.Timer(1.0, lambda: setattr(facade.context.abort_signal, "triggered", True))
     aborting.start()
-    began = time.monotonic()
     assert "NVFlare ended the job" in module.Site().play()
     assert "NVFlare ended the job" in job.said("active")
     told = PartyFile.read(job.files["active"])
@@ -99,7 +97,6 @@ def test_after_the_end_of_the_job_no_session_begins(
     )
     facade.context.abort_signal.triggered = True
     assert "NVFlare ended the job" in site.play()
-    assert time.monotonic() - began < 20
     wait_until(lambda: threading.active_count() <= before + 1)  # nothing is left of them
 
 

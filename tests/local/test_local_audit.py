@@ -17,6 +17,7 @@ from secure_apfed.exchange import Kind
 from tests.local.processes import Harm, Parties
 from tests.local.test_local_command import LONG, command, processes_of
 from tests.secure_apfed.small_runs import small_config
+from tests.waiting import LONG_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -89,7 +90,7 @@ def test_a_stopped_party_is_silent_in_the_views_of_those_who_wait_for_it(tmp_pat
     stopped = 0
     before: list[dict[str, Any]] = []
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + LONG_S
         for line in launcher.stdout:
             assert time.monotonic() < deadline, before[-4:]
             status = json.loads(line).get("status")

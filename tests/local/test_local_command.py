@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.runs import TRANSPORTS, load_recording, run
 from tests.local.processes import model_digests
 from tests.secure_apfed.small_runs import small_config
+from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::protocols.errors.UnsafeChoiceWarning")
 
@@ -57,22 +57,20 @@ def training(tmp_path: Path) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]
         command(config, folder, "--timeout", "5", "--json"), stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )  # fmt: skip
-    deadline = time.monotonic() + 180
     metrics = folder / "parties" / "active" / "metrics.jsonl"
-    while not (metrics.exists() and metrics.read_bytes()):
-        assert time.monotonic() < deadline
+
+    def trains() -> bool:
         assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
+        return metrics.exists() and bool(metrics.read_bytes())
+
+    wait_until(trains, "training")
     yield folder, process
     process.kill()
     process.communicate()
 
 
-def gone_within(folder: Path, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while processes_of(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not processes_of(folder)
+def wait_until_gone(folder: Path) -> None:
+    wait_until(lambda: not processes_of(folder), "that no process is left")
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds processes as on Linux")
@@ -83,7 +81,7 @@ def test_a_killed_launcher_leaves_no_process(
     assert set(processes_of(folder)) == {"active", "passive-1", "passive-2", "aggregator"}
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    assert gone_within(folder, 20)
+    wait_until_gone(folder)
 
 
 @pytest.mark.slow
@@ -94,12 +92,12 @@ def test_a_killed_party_is_named_and_nothing_is_left_running(
 ) -> None:
     folder, launcher = training
     os.kill(processes_of(folder)[name], signal.SIGKILL)
-    out, _ = launcher.communicate(timeout=60)
+    out, _ = launcher.communicate(timeout=LONG_S)
     assert launcher.returncode == 4
     message = json.loads(out)["error"]["message"]
     assert f"{name}: its process was ended by SIGKILL" in message
     assert f"{name} closed its link" in message or f"the link to {name} broke" in message
-    assert gone_within(folder, 1)
+    wait_until_gone(folder)
 
 
 @pytest.mark.slow
@@ -109,10 +107,10 @@ def test_a_launcher_whose_active_is_stopped_ends_all_the_same(
 ) -> None:
     folder, launcher = training
     os.kill(processes_of(folder)["active"], signal.SIGSTOP)
-    out, _ = launcher.communicate(timeout=200)
+    out, _ = launcher.communicate(timeout=LONG_S)
     assert launcher.returncode == 4
     assert "nothing came for 40 s" in json.loads(out)["error"]["message"]
-    assert gone_within(folder, 1)
+    wait_until_gone(folder)
 
 
 @pytest.mark.slow
@@ -121,10 +119,10 @@ def test_an_interrupted_launcher_says_how_to_go_on(
 ) -> None:
     folder, launcher = training
     launcher.send_signal(signal.SIGINT)
-    out, _ = launcher.communicate(timeout=60)
+    out, _ = launcher.communicate(timeout=LONG_S)
     assert launcher.returncode == 130
     assert json.loads(out)["error"]["message"].endswith("--resume --transport local")
-    assert gone_within(folder, 1)
+    wait_until_gone(folder)
 
 
 @pytest.fixture(scope="module")

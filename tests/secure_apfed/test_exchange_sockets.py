@@ -16,6 +16,7 @@ from protocols.randomness import fresh_key
 from secure_apfed.exchange import Awaited, Kind, Links, Sockets, drive, play_one, silence
 from secure_apfed.exchange import sockets as module
 from secure_apfed.exchange.sockets import Address, listen_at, parse_address, spell_address
+from tests.waiting import LONG_S
 
 NAMES = ("ann", "bob", "cid")
 _LENGTH = struct.Struct(">I")
@@ -119,17 +120,16 @@ def test_silence_ends_and_names_all_who_were_waited_for(place: Place) -> None:
     came, began = place.all_come(), time.monotonic()
     with pytest.raises(PartyLeftError, match=r"from bob or cid; nothing came for 0\.3 s") as told:
         came["ann"].take(awaiting("ann", "bob", "cid"), 0.3)
-    assert 0.3 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.3
     assert told.value.left == ("bob", "cid")
 
 
 def test_too_few_that_are_left_are_told_at_once(place: Place) -> None:
-    came, began = place.all_come(), time.monotonic()
+    came = place.all_come()
     came.pop("bob").close()
     with pytest.raises(PartyLeftError, match="bob closed its link") as told:
-        came["ann"].take(awaiting("ann", "bob", "cid", least=2), 30)
+        came["ann"].take(awaiting("ann", "bob", "cid", least=2), LONG_S)
     assert told.value.left == ("bob",)
-    assert time.monotonic() - began < 10
     came["cid"].post("ann", b"still here")
     assert came["ann"].take(awaiting("ann", "bob", "cid"), 10) == ("cid", b"still here")
 
@@ -137,18 +137,17 @@ def test_too_few_that_are_left_are_told_at_once(place: Place) -> None:
 def test_where_a_third_has_left_who_is_awaited_has_time_for_last_words(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "_LAST_WORDS_S", 0.5)
+    monkeypatch.setattr(silence, "_LAST_WORDS_S", LONG_S)
     came = place.all_come()
     came.pop("cid").close()
     came["bob"].post("ann", b"cid is gone")
     waiting = Awaited(me="ann", senders=("bob",), kinds=(Kind.SUM,), step=0, needed=("cid",))
-    assert came["ann"].take(waiting, 30) == ("bob", b"cid is gone")
-    began = time.monotonic()
+    assert came["ann"].take(waiting, LONG_S) == ("bob", b"cid is gone")
+    monkeypatch.setattr(silence, "_LAST_WORDS_S", 0.5)
     said = r"from bob; nothing came, and cid closed its link"
     with pytest.raises(PartyLeftError, match=said) as told:
-        came["ann"].take(waiting, 30)
+        came["ann"].take(waiting, LONG_S)
     assert told.value.left == ("cid",)
-    assert time.monotonic() - began < 10
     with pytest.raises(PartyLeftError, match=r"nothing came for 1 s"):  # nobody needs cid here
         came["ann"].take(awaiting("ann", "bob"), 1)
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 from collections.abc import Collection
 from typing import Any
 
@@ -25,6 +24,7 @@ from secure_apfed.exchange import (
 from secure_apfed.live_view import Board, Shown
 from secure_apfed.runs import Progress
 from tests.secure_apfed.audit_pair import FakeMeter
+from tests.waiting import wait_until
 
 Answer = Frame | PartyLeftError
 PATIENCE, UNIT_S = 4, 30
@@ -176,12 +176,19 @@ def shown(how: Shown, *moments: Status, terminal: bool = False) -> str:
     """What people read while the party stands so, one moment after another."""
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=200)
-    board = Board(lambda: now)
     now: tuple[Status, ...] = ()
+    reads = [0]
+
+    def read() -> tuple[Status, ...]:
+        reads[0] += 1
+        return now
+
+    board = Board(read)
     with live_view.showing(board, how, console=console):
         for moment in moments:
             now = (moment,)
-            time.sleep(0.3)
+            before = reads[0]
+            wait_until(lambda: reads[0] > before + 1, "that it is shown")  # noqa: B023 - at once
     return out.getvalue()
 
 
@@ -215,7 +222,7 @@ def test_a_panel_shows_every_peer_and_several_parties_show_each_other() -> None:
     with live_view.showing(
         board, Shown.TO_PEOPLE, console=Console(file=out, force_terminal=True, width=200)
     ):
-        time.sleep(0.05)
+        pass
     for words in ("epoch 2/9", "bob silent for 4 s", "set-up", "sum of step 3 from bob"):
         assert words in out.getvalue()
 
