@@ -228,6 +228,8 @@ class AdversaryView:
 
     def __post_init__(self) -> None:
         """Place all numbers; networks are moved as they are."""
+        if self.is_decoy:  # made of a view, which has done so
+            return
         device = self.device
         placed = {
             "features": {name: _placed(rows, device) for name, rows in self.features.items()},
