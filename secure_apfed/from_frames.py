@@ -162,8 +162,9 @@ class FramesResult:
     @property
     def gain(self) -> float | None:
         """How much better than the best that the active does alone, by the headline measure; None:
-        not measured, or not defined by the test rows. One run shows no gain, only several seeds do: `seed` draws the split, and
-        each party its initial weights from a secret seed unless `party_seeds` says otherwise.
+        not measured, or not defined by the test rows. One run shows no gain, only several seeds
+        do: `seed` draws the split, and each party its initial weights from a secret seed unless
+        `party_seeds` says otherwise.
         """
         if self.alone is None or math.isnan(self.score.value):
             return None
